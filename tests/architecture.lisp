@@ -12,7 +12,6 @@
 (in-package #:clgrpc.tests.architecture)
 
 (def-suite :clgrpc.architecture :description "The arrows between the folders of src/.")
-(in-suite :clgrpc.architecture)
 
 (defparameter *arrows*
   '(("kernel")

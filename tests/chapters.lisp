@@ -13,7 +13,6 @@
 (in-package #:clgrpc.tests.chapters)
 
 (def-suite :clgrpc.chapters :description "The examples and tables in README.md and doc/.")
-(in-suite :clgrpc.chapters)
 
 (defmacro define-chapters (&rest paths)
   "Define a test for each of PATHS, files of the project, that runs its examples."

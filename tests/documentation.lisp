@@ -8,7 +8,6 @@
 (in-package #:clgrpc.tests.documentation)
 
 (def-suite :clgrpc.documentation :description "Docstrings of exported symbols.")
-(in-suite :clgrpc.documentation)
 
 (defparameter *packages*
   '(#:clgrpc #:clgrpc.kernel #:clgrpc.base #:clgrpc.option #:clgrpc.loop #:clgrpc.async

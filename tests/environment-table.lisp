@@ -2,7 +2,6 @@
 ;;;; others.
 
 (in-package #:clgrpc.tests.documentation)
-(in-suite :clgrpc.documentation)
 
 (defparameter *environment-folders*
   '("src/" "async/" "sim/" "etcd/" "cluster/" "tools/")

@@ -5,7 +5,6 @@
 ;;;; file's name stands in one folder.
 
 (in-package #:clgrpc.tests.architecture)
-(in-suite :clgrpc.architecture)
 
 (defparameter *most-own-words* 40
   "How many words of our own the glossary may have.")

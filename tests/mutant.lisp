@@ -18,7 +18,6 @@
 (in-package #:clgrpc.tests.mutants)
 
 (def-suite :clgrpc.mutants :description "Promises, their tests, and what breaks them.")
-(in-suite :clgrpc.mutants)
 
 (defstruct (promise (:copier nil))
   "What a text promises, and how a test shows that it is kept."

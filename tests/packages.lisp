@@ -4,7 +4,6 @@
 ;;;; fork.
 
 (in-package #:clgrpc.tests.architecture)
-(in-suite :clgrpc.architecture)
 
 (defun tests-of (asd)
   "The names of the systems that ASDF:TEST-SYSTEM of ASD tests."

@@ -2,7 +2,6 @@
 ;;;; crosses from one package to another, and that it is what doc/architecture.md draws, in order.
 
 (in-package #:clgrpc.tests.architecture)
-(in-suite :clgrpc.architecture)
 
 (defparameter *crossings* '(("Client" 55) ("Server" 42))
   "How often the path of a unary call crosses from one package to another at each end. Lower a number

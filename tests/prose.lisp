@@ -4,7 +4,6 @@
 ;;;; the bounds may only fall.
 
 (in-package #:clgrpc.tests.documentation)
-(in-suite :clgrpc.documentation)
 
 (defparameter *marks*
   '(("whoever|whomever|whosoever" 0 0)

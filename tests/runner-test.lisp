@@ -8,7 +8,6 @@
 (in-package #:clgrpc.tests.runner)
 
 (def-suite :clgrpc.runner :description "The runner of the tests.")
-(in-suite :clgrpc.runner)
 
 (test suites-of-the-runner-s-lists-exist
   (let ((words (mapcar #'tests::suite-word (tests::chosen-suites '()))))

@@ -3,7 +3,6 @@
 ;;;; there where a slot is added. The sources are read as text, since no reader keeps comments.
 
 (in-package #:clgrpc.tests.architecture)
-(in-suite :clgrpc.architecture)
 
 (defun next-form (text start)
   "The position of the next form of TEXT from START on, or of what closes the list around; NIL at

@@ -2,7 +2,6 @@
 ;;;; be.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (test lookups-that-need-nobody
   (let ((answers '()))

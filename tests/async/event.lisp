@@ -1,7 +1,6 @@
 ;;;; Timers for users.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (defun run-turns (loop count)
   (dotimes (i count) (settle loop)))

@@ -1,7 +1,6 @@
 ;;;; The examples of users of the loop, run.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (test delayed-answers
   (let* ((answers '())

@@ -10,4 +10,3 @@
 (in-package #:clgrpc.tests.async)
 
 (def-suite :clgrpc.async :description "cl-async's verbs: programs, timers, sockets, servers.")
-(in-suite :clgrpc.async)

@@ -1,7 +1,6 @@
 ;;;; Programs on a loop: when they end, errors in callbacks, signals, statistics; handles as well.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (defun call-with-program (arguments function)
   (let ((descriptors (os:open-descriptor-count))

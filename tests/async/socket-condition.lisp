@@ -1,7 +1,6 @@
 ;;;; What callers and event callbacks are told, by the names of cl-async.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (test names-of-conditions
   (dolist (row '((socket-eof tcp-eof) (socket-reset tcp-reset) (socket-timeout tcp-timeout)

@@ -1,7 +1,6 @@
 ;;;; Sockets as Gray streams: what is read and written, lines, back-pressure, the end.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (defun text-of (octets)
   (octets-string (coerce octets 'octets)))

@@ -1,7 +1,6 @@
 ;;;; Servers and clients for users: addresses, pipes, TLS, several loops, what can go wrong.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (defun push-safely (item cell)
   (sb-ext:atomic-push item (car cell)))

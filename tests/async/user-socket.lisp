@@ -1,7 +1,6 @@
 ;;;; Sockets for users: what comes and goes, back-pressure, time-outs, closing.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (defmacro with-server ((server read-cb &rest arguments) &body body)
   "A program with SERVER, which callbacks may mention, on loopback."

@@ -1,7 +1,6 @@
 ;;;; Idlers, notifiers, descriptors of the user's.
 
 (in-package #:clgrpc.tests.async)
-(in-suite :clgrpc.async)
 
 (test idlers
   (let ((count 0) (idler nil))

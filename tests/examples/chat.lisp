@@ -1,7 +1,6 @@
 ;;;; The chat: what its service does, and its page, two of which talk to each other in a browser.
 
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defun say (channel name text)
   (chat.chat:say channel (chat:make-line :name name :text text) :timeout 10))

@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defun near-p (metres from to)
   (< (abs (- metres (distance-metres from to))) 1))

@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defun greet (channel name)
   (helloworld:hello-reply-message

@@ -7,7 +7,6 @@
 ;;;; print a line with TEXT.
 
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defun guide-steps (file)
   "The steps of the guide FILE in order: (:file NAME LINES), (:run LINE-NUMBER LINES)."

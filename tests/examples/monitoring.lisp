@@ -3,7 +3,6 @@
 ;;;; Prometheus finds for the dashboard's expressions the conformance suite `metrics` looks at.
 
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defun monitoring-file (name)
   (support:root-file (concatenate 'string "examples/monitoring/" name)))

@@ -2,7 +2,6 @@
 ;;;; lines in them, and the script restarts what it is to restart.
 
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defun production-file (name)
   (support:root-file (concatenate 'string "examples/production/" name)))

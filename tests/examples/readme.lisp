@@ -1,7 +1,6 @@
 ;;;; The hello world of the README is extracted and run.
 
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defun readme-block (heading)
   "The text of the first lisp block below HEADING in the README."

@@ -2,7 +2,6 @@
 ;;;; builds.
 
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defun release-complaint (clone &rest arguments)
   "What `scripts/release ARGUMENTS` in the folder CLONE refuses, or nil if it does not."

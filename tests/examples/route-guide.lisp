@@ -1,7 +1,6 @@
 ;;;; RouteGuide's semantics, and the client's report of them.
 
 (in-package #:clgrpc.tests.examples)
-(in-suite :clgrpc.examples)
 
 (defparameter *berkshire* "Berkshire Valley Management Area Trail, Jefferson, NJ, USA")
 

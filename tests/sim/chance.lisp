@@ -1,7 +1,6 @@
 ;;;; Random numbers from a seed.
 
 (in-package #:clgrpc.tests.sim)
-(in-suite :clgrpc.sim)
 
 (defun numbers-of (seed)
   (let ((chance (sim:make-chance seed)))

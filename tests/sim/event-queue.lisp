@@ -1,7 +1,6 @@
 ;;;; What is to happen when.
 
 (in-package #:clgrpc.tests.sim)
-(in-suite :clgrpc.sim)
 
 (test plans-come-by-time-and-then-in-order
   (let ((event-queue (sim::make-event-queue))

@@ -1,7 +1,6 @@
 ;;;; What the mix has found, each as a test of its own that needs virtual time.
 
 (in-package #:clgrpc.tests.sim)
-(in-suite :clgrpc.sim)
 
 (test a-connection-that-is-being-made-is-not-idle
   "The server's SETTINGS take longer than connections may be idle."

@@ -2,7 +2,6 @@
 ;;;; (tests/src/loop/dns/server.lisp), in datagrams of a host. It has no TCP.
 
 (in-package #:clgrpc.tests.sim)
-(in-suite :clgrpc.sim)
 
 (defun add-name-server (&optional (name "names"))
   "Return a DNS server without records, for DNS-TESTS:SET-RECORDS and its like, on a new host called

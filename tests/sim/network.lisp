@@ -1,7 +1,6 @@
 ;;;; The virtual network, and what goes wrong on it.
 
 (in-package #:clgrpc.tests.sim)
-(in-suite :clgrpc.sim)
 
 (defun start-echo (&rest options &key (listen "server:50051") &allow-other-keys)
   "A server whose ASK answers with the note it gets, and whose WATCH never ends."

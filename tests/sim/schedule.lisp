@@ -1,7 +1,6 @@
 ;;;; Virtual time, and who runs.
 
 (in-package #:clgrpc.tests.sim)
-(in-suite :clgrpc.sim)
 
 (test time-passes-while-the-body-waits
   (let ((start (monotonic-ns)))

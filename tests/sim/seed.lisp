@@ -2,7 +2,6 @@
 ;;;; some hundred seeds of the mix, and a thousand in make endurance.
 
 (in-package #:clgrpc.tests.sim)
-(in-suite :clgrpc.sim)
 
 (defun story-of (count)
   "The story of the first of COUNT seeds for which the mix fails, or nil."

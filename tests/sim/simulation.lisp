@@ -2,7 +2,6 @@
 ;;;; left when it ends.
 
 (in-package #:clgrpc.tests.sim)
-(in-suite :clgrpc.sim)
 
 (defun mix-trace (seed)
   (let ((trace nil) (digest nil))

@@ -1,7 +1,6 @@
 ;;;; Identities, patterns of them, and permissions.
 
 (in-package #:clgrpc.tests.authority)
-(in-suite :clgrpc.authority)
 
 (test identities-of-certificates
   "A SPIFFE identity counts with its trust domain and path; the common name only without others."

@@ -2,7 +2,6 @@
 ;;;; it returns all is well again but what users have to recover from.
 
 (in-package #:clgrpc.tests.faults)
-(in-suite :clgrpc.faults)
 
 (defvar *faults* '() "Lists of a fault's name, what it needs (nil, :proxy, :disk or :cluster), its
 function and what it does.")

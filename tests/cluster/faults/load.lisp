@@ -3,7 +3,6 @@
 ;;;; complaint.
 
 (in-package #:clgrpc.tests.faults)
-(in-suite :clgrpc.faults)
 
 (defstruct (trial (:copier nil))
   "A load under way."

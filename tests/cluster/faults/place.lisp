@@ -4,7 +4,6 @@
 ;;;; needs the proxy is passed over.
 
 (in-package #:clgrpc.tests.faults)
-(in-suite :clgrpc.faults)
 
 (defstruct (place (:copier nil))
   "See above."

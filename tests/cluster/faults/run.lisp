@@ -1,7 +1,6 @@
 ;;;; Loads and faults together.
 
 (in-package #:clgrpc.tests.faults)
-(in-suite :clgrpc.faults)
 
 (defun summary (trial)
   "What the users of TRIAL have done, as text."

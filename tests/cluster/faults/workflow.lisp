@@ -6,7 +6,6 @@
 ;;;; before.
 
 (in-package #:clgrpc.tests.faults)
-(in-suite :clgrpc.faults)
 
 (defconstant +steps+ 5 "Tasks of each workflow; a time follows them.")
 (defconstant +node-lease-seconds+ 10 "How long a node stays a member that is not heard of.")

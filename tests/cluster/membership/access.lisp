@@ -1,7 +1,6 @@
 ;;;; Who may join, renew, leave and read by calls of the service.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (defun call-with-tls-service (function allow)
   "Call FUNCTION with a function that calls another one with a channel to a service for which ALLOW

@@ -1,7 +1,6 @@
 ;;;; Members: what they may say of themselves, and their messages.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (test members-are-checked
   "A member has a proper name and address, and no more of anything than the limits say."

@@ -1,7 +1,6 @@
 ;;;; The service, as callers see it.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (test callers-join-renew-and-leave
   (with-store (store)

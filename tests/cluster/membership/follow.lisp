@@ -1,7 +1,6 @@
 ;;;; Following a cluster from outside, while nodes go.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (defun follow-in-thread (channel note &rest arguments)
   "Follow the cluster that CHANNEL leads to in a thread, and call NOTE with what is told, in order:

@@ -1,7 +1,6 @@
 ;;;; What is decided about memberships, without a store.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (test joins-are-decided
   "Who may join where there is somebody of the name already."

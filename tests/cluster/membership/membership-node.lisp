@@ -1,7 +1,6 @@
 ;;;; Nodes: they join, know each other, leave, are lost, come back, and are superseded.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (defun await-names (node &rest names)
   "Wait until NODE knows the members NAMES; return true if it does."

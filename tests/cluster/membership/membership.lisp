@@ -1,7 +1,6 @@
 ;;;; Memberships in the store.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (test members-join-and-leave
   "Who joins is there, with a generation that grows; who leaves as a former generation changes

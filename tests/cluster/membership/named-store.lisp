@@ -1,7 +1,6 @@
 ;;;; Stores by name; a cluster without etcd.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (test stores-have-names
   (dolist (name '("" "etcd:" "127.0.0.1:2379" "memory:" :memory nil))

@@ -1,7 +1,6 @@
 ;;;; What a node knows: changes, what it remembers of them, and what it has forgotten.
 
 (in-package #:clgrpc.tests.cluster)
-(in-suite :clgrpc.cluster)
 
 (defun generation (number &rest arguments)
   (apply #'member-of "a" :generation number arguments))

@@ -4,7 +4,6 @@
 ;;;; happen at any time after its call, or never.
 
 (in-package #:clgrpc.tests.raft-example)
-(in-suite :clgrpc.raft-example)
 
 (defstruct (operation (:copier nil))
   "What a client has done to a key."

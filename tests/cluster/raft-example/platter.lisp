@@ -3,7 +3,6 @@
 ;;;; of the process is good for nothing from then on. It may come in the middle of any operation.
 
 (in-package #:clgrpc.tests.raft-example)
-(in-suite :clgrpc.raft-example)
 
 (define-condition disk-gone (error) ()
   (:report "The machine has crashed.")

@@ -2,7 +2,6 @@
 ;;;; the group must come to work again, with the same store everywhere.
 
 (in-package #:clgrpc.tests.raft-example)
-(in-suite :clgrpc.raft-example)
 
 (define-condition wrong-group (error)
   ((text :initarg :text :reader wrong-group-text)) ; what is not as it should be

@@ -2,7 +2,6 @@
 ;;;; crashes at once after an answer.
 
 (in-package #:clgrpc.tests.raft-example)
-(in-suite :clgrpc.raft-example)
 
 (defun platter-node (platter)
   "The node a of the group a, b, c, with what is on PLATTER; and its disk."

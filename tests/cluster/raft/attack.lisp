@@ -4,7 +4,6 @@
 ;;;; other, and installs nothing but what has the check sum of its header.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defclass wary (member)
   ((inside :initform 0 :accessor wary-inside) ; threads in the methods for snapshots

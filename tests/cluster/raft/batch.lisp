@@ -1,7 +1,6 @@
 ;;;; What is sent as one request.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defun batches (requests &key (entries 1000) (octets 1000000))
   "REQUESTS as they are sent: a list of lists of the indices of their entries."

@@ -1,7 +1,6 @@
 ;;;; CRC-32C, by RFC 3720's examples (appendix B.4).
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defun filled (count function)
   (let ((octets (make-octets count)))

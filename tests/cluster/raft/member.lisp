@@ -2,7 +2,6 @@
 ;;;; a follower does that has nothing but its log.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defclass member ()
   ((term :initarg :term :initform 1 :accessor member-term)

@@ -1,7 +1,6 @@
 ;;;; The pipeline: order, at most once, bounds, what comes of a stream that breaks.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defun give-entries (peer count &key (octets 10) (previous 0) wait)
   "Give PEER COUNT requests of an entry each; return a function that returns what their functions

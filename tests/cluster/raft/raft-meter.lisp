@@ -1,7 +1,6 @@
 ;;;; What is measured.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defun points (metrics name)
   "Of the instrument NAME among METRICS lists of the values of attributes, and the count or value."

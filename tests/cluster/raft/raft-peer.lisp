@@ -1,7 +1,6 @@
 ;;;; Peers: connected from the start, and again.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (test a-peer-connects-by-itself-and-again
   (with-simulated-member (simulation peer host (make-instance 'member) (:seed 3))

@@ -1,7 +1,6 @@
 ;;;; The service, as a client without peers meets it.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defun send-snapshot-parts (channel &rest parts)
   "Send PARTS, messages, as a snapshot; return the responses."

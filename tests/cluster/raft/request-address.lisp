@@ -2,7 +2,6 @@
 ;;;; reaches a state machine.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defclass witness (member)
   ((calls :initform '() :accessor witness-calls)) ; what each method was given as :CALL

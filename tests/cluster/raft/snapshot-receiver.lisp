@@ -1,7 +1,6 @@
 ;;;; What came of a snapshot.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (defun chunk (offset data &rest arguments)
   "A SnapshotChunk with DATA at OFFSET, addressed as HEADER is."

@@ -1,7 +1,6 @@
 ;;;; Snapshots: sent whole, and on behind a cut.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (test a-snapshot-is-installed
   (over-transports (peer member (make-instance 'member))

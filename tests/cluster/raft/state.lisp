@@ -1,7 +1,6 @@
 ;;;; What is not handled.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (test messages-without-a-method
   (with-member (peer "no state machine")

@@ -1,7 +1,6 @@
 ;;;; Messages that are sent alone.
 
 (in-package #:clgrpc.tests.raft)
-(in-suite :clgrpc.raft)
 
 (test unary-calls-are-answered
   (over-transports (peer member (make-instance 'member))

@@ -2,7 +2,6 @@
 ;;;; channels without any option but that they call all nodes by turns.
 
 (in-package #:clgrpc.tests.simulation)
-(in-suite :clgrpc.simulation)
 
 (defun boot-hands ()
   "Do steps at once, eight of them at a time."

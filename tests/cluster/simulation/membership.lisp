@@ -9,7 +9,6 @@
 ;;;; - Nothing is logged as an error, no task ends by one, and nothing is left in the end.
 
 (in-package #:clgrpc.tests.simulation)
-(in-suite :clgrpc.simulation)
 
 (defconstant +quiet-seconds+ 40 "After so long without faults all is well again.")
 

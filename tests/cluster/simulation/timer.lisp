@@ -1,7 +1,6 @@
 ;;;; Many timers of one moment, and dates that are wrong, on a slow way to the store.
 
 (in-package #:clgrpc.tests.simulation)
-(in-suite :clgrpc.simulation)
 
 (defun boot-dated-node (name ahead)
   "Serve workflows at the host NAME, whose date is AHEAD seconds ahead."

@@ -9,7 +9,6 @@
 ;;;; - Nothing is logged as an error, no task ends by one, and nothing is left in the end.
 
 (in-package #:clgrpc.tests.simulation)
-(in-suite :clgrpc.simulation)
 
 (defstruct (shop (:include lab) (:copier nil))
   "All that a seed says."

@@ -1,7 +1,6 @@
 ;;;; Who may start, work, read and operate, and what one session may have.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun call-with-memory-node (function &rest arguments)
   "Call FUNCTION with a node, of ARGUMENTS, whose store is in memory."

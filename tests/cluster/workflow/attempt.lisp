@@ -1,7 +1,6 @@
 ;;;; Attempts: how long they may take, what is done alone, and who is told that a task is lost.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (test attempts-end-that-take-too-long
   "An attempt whose step has no limit of its own ends when its worker is heard of after the node's."

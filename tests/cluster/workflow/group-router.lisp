@@ -1,7 +1,6 @@
 ;;;; Routers: which group a workflow is of, and that all that is asked about it goes there.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (test ids-have-groups
   "The group follows from the id and the names alone; another group takes its share from all."

@@ -1,7 +1,6 @@
 ;;;; What a node counts, and under which names.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (test steps-are-counted-by-kind
   "A task by its own kind, any other step by what it waits for."

@@ -9,7 +9,6 @@
 ;;;; store, in which nothing is left in the end.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 ;;; The store, by the hand of a case
 

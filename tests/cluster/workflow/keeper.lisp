@@ -1,7 +1,6 @@
 ;;;; The keeper and the timers of a node, step by step, on a store that is full for a while.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun call-with-idle-node (function octets &rest arguments &key (clock #'loop:unix-ns)
                                                            &allow-other-keys)

@@ -1,7 +1,6 @@
 ;;;; The service on etcd: what it answers, claims that wait, sessions that end, times, watches.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defvar *parts* '() "Names of functions that test a part of the service each, the last one first.")
 

@@ -4,7 +4,6 @@
 ;;;; session ends while its worker is heard of, and each ends in time once it is not.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 ;;; One node, step by step
 

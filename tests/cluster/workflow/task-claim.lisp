@@ -2,7 +2,6 @@
 ;;;; costs.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun node-with-task-queue ()
   (make-instance 'workflow-service :root "" :limits (workflow::make-limits)))

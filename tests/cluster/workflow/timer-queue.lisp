@@ -1,7 +1,6 @@
 ;;;; Due keys, as a node reads them from its store.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (test pages-of-due-keys-go-on-behind-what-is-no-item
   "A key of another form among them, which another program has put there, hides nothing of what is

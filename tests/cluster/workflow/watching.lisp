@@ -1,7 +1,6 @@
 ;;;; Watches of workflows: what a change costs, and watches whose threads are unwound.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun changes-of-two ()
   "Changes of a store by which two workflows have begun, as a watch brings them."

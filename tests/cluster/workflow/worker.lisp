@@ -1,7 +1,6 @@
 ;;;; Workers: steps done, failed, added; workers that die, stall and stop.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (define-step "t-add" (task) (format nil "~A+~A" (task-text task) (task-name task)))
 

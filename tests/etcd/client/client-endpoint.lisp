@@ -1,7 +1,6 @@
 ;;;; Several endpoints, names and addresses mixed; members that are gone.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (test endpoints
   (flet ((target (&rest endpoints) (clgrpc.etcd::endpoints-target endpoints)))

@@ -1,7 +1,6 @@
 ;;;; Elections: one leads, and says something; with etcdctl's.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun says (entry)
   (and entry (etcd:entry-text entry)))

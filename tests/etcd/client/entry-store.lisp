@@ -1,7 +1,6 @@
 ;;;; Entries and ranges of them.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (store-test entries-are-put-fetched-and-removed
   (with-store (store)

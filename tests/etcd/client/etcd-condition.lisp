@@ -1,7 +1,6 @@
 ;;;; Which condition stands for what etcd says.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (test conditions-of-etcd
   (loop for (status text type . done)

@@ -1,7 +1,6 @@
 ;;;; What a client counts.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun figure (metrics name)
   "The number that NAME has in METRICS; of a histogram how many were recorded."

@@ -1,7 +1,6 @@
 ;;;; Keys and ranges of them.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (test ranges-of-keys
   (flet ((range (&rest arguments)

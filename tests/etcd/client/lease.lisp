@@ -1,7 +1,6 @@
 ;;;; Leases: what is put with one ends with it; kept alive, lost, revoked.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun lease-end (lease)
   "When LEASE ends unless it is renewed, by our clock."

@@ -1,7 +1,6 @@
 ;;;; Locks: one at a time, in turn, with etcdctl's; lost with their leases.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun count-up (etcd)
   "Read the number at the key count, and write the next one."

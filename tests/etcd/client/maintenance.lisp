@@ -1,7 +1,6 @@
 ;;;; Upkeep: status, alarms and the room that ends them, backups.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (test the-status-of-a-member
   (with-store (store)

@@ -1,7 +1,6 @@
 ;;;; Members: listed, added as learners, promoted, removed; three, one of which is killed.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun settled ()
   "*ETCD*, once the last change of its members is over for Raft, too. etcd drops one that is proposed

@@ -1,7 +1,6 @@
 ;;;; Mirrors: all entries, then each change; all again after a compaction.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun copy-of (events)
   "What a table is, as an alist of keys and values sorted by key, that EVENTS of a mirror, the

@@ -1,7 +1,6 @@
 ;;;; etcd beside the tests: one member on free ports of the loopback, with data of its own.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defvar *etcd* nil "The client of the etcd that WITH-STORE has started.")
 

@@ -3,7 +3,6 @@
 ;;;; lost answer or another store behind the same address does is tested at once, each time alike.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defclass stand-in (pb:kv pb:lease pb:watch pb:auth)
   ((engine :initarg :engine :accessor stand-in-engine) ; that answers

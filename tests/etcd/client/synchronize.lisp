@@ -1,7 +1,6 @@
 ;;;; Endpoints that follow the list of members.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (test endpoints-of-members
   (let ((members '((:name "one" :clients ("http://10.0.0.1:2379" "https://one:2379/"))

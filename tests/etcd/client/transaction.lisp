@@ -1,7 +1,6 @@
 ;;;; Transactions.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (store-test transactions
   (with-store (store)

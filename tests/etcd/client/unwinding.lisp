@@ -3,7 +3,6 @@
 ;;;; returned to its user is gone then; what was to end has ended, or ends when it is told so again.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun held-by (etcd)
   "What ETCD, a client, holds for its users: a list of numbers by name."

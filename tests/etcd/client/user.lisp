@@ -1,7 +1,6 @@
 ;;;; Users, roles and permissions; tokens that end, in calls, watches and leases.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun enable-users (&key (root "secret"))
   "Give *ETCD* a root with that password, and ada (password \"countess\"), whose role permits all of

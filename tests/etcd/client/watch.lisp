@@ -1,7 +1,6 @@
 ;;;; Watches: every change once, in order, whatever breaks.
 
 (in-package #:clgrpc.tests.etcd)
-(in-suite :clgrpc.etcd)
 
 (defun told (change)
   (list (etcd:change-kind change) (etcd:entry-key (etcd:change-entry change))

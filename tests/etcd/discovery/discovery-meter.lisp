@@ -1,7 +1,6 @@
 ;;;; What is counted of discovery.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (defun points (metrics name)
   "The points of the instrument NAME of METRICS: a list of (value attribute…), sorted by text."

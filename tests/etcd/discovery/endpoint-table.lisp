@@ -1,7 +1,6 @@
 ;;;; What is known of a name, from entries of the store.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (defun entry (key text &optional (revision 1))
   (flet ((octets (text)

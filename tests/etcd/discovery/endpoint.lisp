@@ -1,7 +1,6 @@
 ;;;; What is said of a server, as text in the store.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (defun parsed (text)
   "What TEXT says of a server, a list, or why it says nothing."

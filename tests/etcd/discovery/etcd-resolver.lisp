@@ -1,7 +1,6 @@
 ;;;; Channels to etcd:///NAME.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (defclass answering (helloworld:greeter)
   ((name :initarg :name :reader answering-name)))

@@ -1,7 +1,6 @@
 ;;;; Which etcd a target names.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (test places-of-targets
   (is (null (clgrpc.discovery::target-authority "etcd:///greeter")))

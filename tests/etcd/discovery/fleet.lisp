@@ -2,7 +2,6 @@
 ;;;; at a fixed rate. `scripts/storm fleet` does the same with ten, and longer.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (defun start-members (store number)
   "NUMBER new servers, programs that are registered as \"bench\"."

@@ -1,7 +1,6 @@
 ;;;; Names of hosts, looked up by a resolver of the tests' own.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (defstruct (book (:copier nil))
   "What names mean to a resolver of a test's."

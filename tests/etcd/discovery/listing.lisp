@@ -1,7 +1,6 @@
 ;;;; What is asked of the store, and put there.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (test which-etcd
   "Without an etcd, given or by default, the error says how to name one."

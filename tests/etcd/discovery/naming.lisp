@@ -1,7 +1,6 @@
 ;;;; Beside etcd's own package for Go: each finds what the other has registered.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (defun naming-lines (program &rest arguments)
   "What PROGRAM prints, a list of lines."

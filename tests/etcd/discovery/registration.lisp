@@ -1,7 +1,6 @@
 ;;;; Registrations, while etcd and the lease are there and when they are not.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (defun listed (name)
   "What is registered as NAME: a list of (address state)."

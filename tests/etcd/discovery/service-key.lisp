@@ -1,7 +1,6 @@
 ;;;; Names and keys.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (test names-of-services
   (is (string= "clgrpc/service-config/prod/greeter" (discovery:service-config-key "prod/greeter")))

@@ -1,7 +1,6 @@
 ;;;; Service watchers, when what they watch has been compacted, and whatever others put.
 
 (in-package #:clgrpc.tests.discovery)
-(in-suite :clgrpc.discovery)
 
 (test what-breaks-is-fetched-anew
   "A service watcher whose mirrors begin anew knows everything, and what follows."

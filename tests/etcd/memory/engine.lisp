@@ -1,7 +1,6 @@
 ;;;; The engine itself: its clock, its thread, its end.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (defun threads-named (name)
   (count name (sb-thread:list-all-threads) :key #'sb-thread:thread-name :test #'string=))

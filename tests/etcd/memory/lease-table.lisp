@@ -1,7 +1,6 @@
 ;;;; Leases of a store, whose time is an argument.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (defun at (seconds)
   (base:seconds-ns seconds))

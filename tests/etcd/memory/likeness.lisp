@@ -2,7 +2,6 @@
 ;;;; tell the same changes.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (defvar *random* nil "What requests are made from.")
 

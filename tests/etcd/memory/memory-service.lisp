@@ -2,7 +2,6 @@
 ;;;; done with the engine within the image, and over a connection.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (test what-etcd-is-tested-with
   (shared:run-store-tests (lambda (function) (with-engine (engine) (funcall function)))))

@@ -17,7 +17,6 @@
 (in-package #:clgrpc.tests.memory)
 
 (def-suite :clgrpc.memory :description "The engine in memory.")
-(in-suite :clgrpc.memory)
 
 (defun call-with-engine (function &rest options)
   (let ((engine (let ((base:*log-function* nil)) (apply #'memory:make-engine options))))

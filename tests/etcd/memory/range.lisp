@@ -1,7 +1,6 @@
 ;;;; What those who read ranges are answered.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (defun fruit ()
   "A store with some items."

@@ -1,7 +1,6 @@
 ;;;; Revisions, compaction and limits of a store.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (test revisions-can-be-read
   (let ((store (new-store)))

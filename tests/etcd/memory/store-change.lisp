@@ -1,7 +1,6 @@
 ;;;; Transactions of a store; what etcd says to the like is in likeness.lisp.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (defun put-op (key &optional (value "x") &rest more)
   (pb:make-request-op :request-put (apply #'pb:make-put-request :key (string-octets key)

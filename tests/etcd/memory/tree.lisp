@@ -1,7 +1,6 @@
 ;;;; Trees of items.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (defun item (key &optional (version 1))
   (memory::make-item (string-octets key) (octets-of) 1 1 version 0))

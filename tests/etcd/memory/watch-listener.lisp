@@ -1,7 +1,6 @@
 ;;;; Listeners and their watches: whom a change concerns, and who calls them.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (defstruct (ear (:include memory::listener)) "A listener of tests.")
 

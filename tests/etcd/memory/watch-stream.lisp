@@ -1,7 +1,6 @@
 ;;;; Streams of watches.
 
 (in-package #:clgrpc.tests.memory)
-(in-suite :clgrpc.memory)
 
 (defun create (call &rest arguments)
   (rpc:send call (pb:make-watch-request

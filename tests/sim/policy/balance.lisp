@@ -2,7 +2,6 @@
 ;;;; outlier_detection, random_subsetting.
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (defun share (results number)
   "Which share of RESULTS the backend NUMBER gave."

@@ -1,7 +1,6 @@
 ;;;; Service configs: what they say of methods, and which are invalid (A21, A6).
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (define-scenario sc-wait-for-ready
     ("service_config.proto, wait_for_ready: a call that says nothing waits for the backend."

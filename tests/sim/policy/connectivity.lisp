@@ -1,7 +1,6 @@
 ;;;; States of channels, what happens to calls meanwhile, and keepalive.
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (define-scenario state-idle-until-used
     ("Connectivity semantics, A62: a new channel is :idle and connects to nobody.")

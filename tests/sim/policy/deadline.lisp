@@ -1,7 +1,6 @@
 ;;;; Deadlines and cancellation.
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (define-scenario deadline-exceeded
     ("PROTOCOL-HTTP2, Timeout: ended at 500 ms, grpc-timeout at most that, the stream is reset."

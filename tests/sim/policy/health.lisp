@@ -1,7 +1,6 @@
 ;;;; Health checks of clients (gRFC A17).
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (defparameter *watchful*
   (json "{'loadBalancingConfig':[{'round_robin':{}}],'healthCheckConfig':{'serviceName':'svc'}}")

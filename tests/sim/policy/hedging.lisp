@@ -1,7 +1,6 @@
 ;;;; Hedging (gRFC A6).
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (defun cancelled-p (attempt)
   (and (eq :cancelled (attempt-ended attempt)) (eq :cancel (attempt-reset-code attempt))))

@@ -1,7 +1,6 @@
 ;;;; Names and configs of the DNS (doc/naming.md, A2, A21).
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (defun open-with-texts (&optional config)
   "A channel that takes its service config from TXT records, CONFIG by default."

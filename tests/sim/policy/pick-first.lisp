@@ -1,7 +1,6 @@
 ;;;; pick_first (A61, A62) and round_robin.
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (define-scenario pf-first-address
     ("Load balancing, pick_first: without a config every call goes to the first address."

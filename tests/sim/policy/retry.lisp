@@ -1,7 +1,6 @@
 ;;;; Retries (gRFC A6), their throttling among them.
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (define-scenario retry-succeeds-second
     ("A6 Retryable Status Codes, Exposed Retry Metadata: :unavailable once, then OK."

@@ -2,7 +2,6 @@
 ;;;; the limit of calls (A32).
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (defun scaling (connections)
   (json "{'connectionScaling':{'maxConnectionsPerSubchannel':~D}}" connections))

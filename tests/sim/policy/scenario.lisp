@@ -3,7 +3,6 @@
 ;;;; say how long packets take and who goes first.
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (defparameter *seeds* '(1 2 3) "What scenarios run for.")
 

@@ -1,7 +1,6 @@
 ;;;; That no scenario of the public suite is missing.
 
 (in-package #:clgrpc.tests.policy)
-(in-suite :clgrpc.policy)
 
 (defparameter *public-names*
   '(backoff-grows call-waits-while-connecting cancel-reaches-server circuit-frees-at-the-end

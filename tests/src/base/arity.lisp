@@ -1,7 +1,6 @@
 ;;;; Functions that users give are refused where they are given, if they cannot be called.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defgeneric weigh-toy (toy scale))
 

@@ -1,7 +1,6 @@
 ;;;; The clocks go on, agree with the system's own, and allocate nothing.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test clocks
   (let* ((first (monotonic-ns))

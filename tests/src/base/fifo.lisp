@@ -1,7 +1,6 @@
 ;;;; The plain queue.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test first-come-first-gone
   (let ((fifo (make-fifo)))

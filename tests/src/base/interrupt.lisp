@@ -1,7 +1,6 @@
 ;;;; Interrupts: what is announced is taken back, wherever an interrupt unwinds the thread.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test what-begins-is-undone-wherever-an-interrupt-comes
   (let ((announced (list 0)) (inside 0))

@@ -2,7 +2,6 @@
 ;;;; that they do not have.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (define-keyword-function (open-toy :hint "a size is the value of :SIZE")
     (name &rest arguments &key (size 1) &allow-other-keys)

@@ -1,7 +1,6 @@
 ;;;; Numbers that somebody else has said.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defparameter *infinities*
   (list sb-ext:double-float-positive-infinity sb-ext:double-float-negative-infinity

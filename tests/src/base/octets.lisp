@@ -1,7 +1,6 @@
 ;;;; Octets: copies, few by words, many by lanes, within one vector in either direction; buffers.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defun numbered-octets (length)
   (let ((octets (make-octets length)))

@@ -1,7 +1,6 @@
 ;;;; What calls may keep of their requests.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test replays-keep-what-fits
   "Within the call's budgets of octets and messages, and the channel's."

@@ -1,7 +1,6 @@
 ;;;; Rings: links come at the end and go from anywhere.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test rings
   (let ((head (make-ring)) (a (make-ring)) (b (make-ring)))

@@ -1,7 +1,6 @@
 ;;;; Names that a misspelt one probably means.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test suggestions-are-near
   "A name that begins with what was written, or is near to it; a short one that shares little with

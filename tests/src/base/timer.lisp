@@ -2,7 +2,6 @@
 ;;;; plain sorted list over random schedules.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defconstant +tick-ns+ 1048576)
 

@@ -2,7 +2,6 @@
 ;;;; that one can end in.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defparameter *stages*
   '(:resolve :connect :handshake :back-off :queue :wait :receive :answer :send))

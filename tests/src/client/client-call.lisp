@@ -1,7 +1,6 @@
 ;;;; What a call on the client says of itself while it waits.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test what-a-call-for-a-stream-waits-for
   "The limits of all connections, if they are reached, and the first of them by name."

@@ -1,7 +1,6 @@
 ;;;; Stubs: what they take and return, deadlines, limits, and what becomes of a call that is left.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test what-invoke-takes
   "The text says what is wanted, and what was likely meant; over the network and within the image,

@@ -1,7 +1,6 @@
 ;;;; Connections that channels share.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defmacro with-sharers ((channels server count &rest options) (&rest handlers) &body body)
   "Evaluate BODY with CHANNELS bound to COUNT channels to SERVER, a server of a probe with HANDLERS,

@@ -1,7 +1,6 @@
 ;;;; What a channel does on its loop: when its resolver is asked, which calls wait, go or fail.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun begin-ask (core &rest options)
   "A call on CORE that has begun; its future."

@@ -1,7 +1,6 @@
 ;;;; Channels described: plists and text, while the channel lives and after.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun facts-of (addresses key)
   "What ADDRESSES, a list that CHANNEL-ADDRESSES returns, have for KEY."

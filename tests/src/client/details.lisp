@@ -1,7 +1,6 @@
 ;;;; Details of a status, as handlers send and callers read them, and calls made again.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun bad-request (field)
   (google.rpc:make-bad-request

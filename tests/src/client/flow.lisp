@@ -1,7 +1,6 @@
 ;;;; Back-pressure: who does not read stops who sends, nobody else, and nothing is lost.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defparameter *small-windows* '(:stream-window-octets 65535)
   "Options of a receiver that makes a sender stop soon.")

@@ -1,7 +1,6 @@
 ;;;; Calls without waiting.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test many-futures
   "A thousand calls under way at once, awaited in any order, also twice and from several threads."

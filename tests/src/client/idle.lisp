@@ -1,7 +1,6 @@
 ;;;; Idle mode, and the end of waits.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun look-for-idleness (core seconds)
   "What CORE does if its idle timer comes due SECONDS later."

@@ -1,7 +1,6 @@
 ;;;; Internal calls by themselves; health and load reports, which use them, have tests of their own.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test reports-that-come-faster-than-they-are-used-are-skipped
   "A server that reports a thousand times at once: the loop gets the newest, and no other waits for

@@ -1,7 +1,6 @@
 ;;;; What a call costs and leaves behind: threads, descriptors, octets.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test connections-leave-nothing
   "Two hundred times connect, call, disconnect."

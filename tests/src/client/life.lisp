@@ -2,7 +2,6 @@
 ;;;; connections.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defclass eager () ()
   (:documentation "A service whose clients ask every half second."))

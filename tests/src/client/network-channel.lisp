@@ -1,7 +1,6 @@
 ;;;; Channels: what they take, their states, and their end with whatever is open.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test wrong-targets-are-misuse
   (dolist (bad (list "" "host:" ":80" "host:0" "host:65536" "http://host:80"

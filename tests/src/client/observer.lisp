@@ -2,7 +2,6 @@
 ;;;; the calls.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun recorder ()
   "An observer that records what it is told, and the list whose car has that, newest first."

@@ -1,7 +1,6 @@
 ;;;; The policy round-robin: its states and turns without sockets, then with servers.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun wake-with (core puppet &rest addresses)
   (client::wake core)

@@ -1,7 +1,6 @@
 ;;;; Which loops channels have, and how long these live.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun channel-loop (channel)
   (client:core-loop (client::channel-core channel)))

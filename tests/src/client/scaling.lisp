@@ -1,7 +1,6 @@
 ;;;; More than one connection to a server (gRFC A105).
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun connections-of (channel)
   (getf (first (grpc:channel-addresses channel)) :connections))

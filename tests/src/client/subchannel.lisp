@@ -1,7 +1,6 @@
 ;;;; Connections that do not come about, break or are left, and the calls on them.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test refused
   "Nobody listens: :unavailable, never sent, at once, also while waiting for the next attempt."

@@ -2,7 +2,6 @@
 ;;;; listeners at once, what :authority and the peer's address are, and what failures say.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun ipv6-p ()
   "True if this machine has the address ::1."

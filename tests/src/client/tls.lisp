@@ -2,7 +2,6 @@
 ;;;; is said of it, and certificates that are renewed under connections.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun certificates (name)
   (list (support:certificate-file (format nil "~A.pem" name))

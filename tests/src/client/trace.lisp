@@ -2,7 +2,6 @@
 ;;;; connections, and only while it is on.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun call-with-tracers (names function)
   (let ((before (grpc:tracers)))

@@ -1,7 +1,6 @@
 ;;;; The clock of what calls wait for.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test wait-clock
   "What a call has waited for is what the clock adds from when it began to when it stopped."

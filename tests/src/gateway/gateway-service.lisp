@@ -1,7 +1,6 @@
 ;;;; Calls through a gateway to a probe, whose methods it knows or not.
 
 (in-package #:clgrpc.tests.gateway)
-(in-suite :clgrpc.gateway)
 
 (defun bench-methods ()
   "The methods of the probe, as a gateway knows them."

@@ -1,7 +1,6 @@
 ;;;; On whose thread handlers run, and when they begin.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test unary-handlers-run-on-the-callers-thread
   (let ((thread nil))

@@ -1,7 +1,6 @@
 ;;;; How calls end: deadlines, cancellation, limits, who hears of it.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test late-returns
   "The caller of a handler that computes past the deadline gets :deadline-exceeded, when the handler

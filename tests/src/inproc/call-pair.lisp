@@ -1,7 +1,6 @@
 ;;;; The two ends of a call, and the call pair between them.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test call-pairs-are-made-up-when-needed
   "A unary call has none, at either end; asking for one gives the other end, with the same status."

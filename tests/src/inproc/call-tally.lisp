@@ -1,7 +1,6 @@
 ;;;; Counts of calls.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test many-callers
   "Threads that call at once; every call is counted."

@@ -1,7 +1,6 @@
 ;;;; Whose handlers, restarts, current call and deadline hold while whose code runs.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (defun restart-names ()
   (mapcar #'restart-name (compute-restarts)))

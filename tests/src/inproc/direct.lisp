@@ -1,7 +1,6 @@
 ;;;; Service objects called directly, and redefinition.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (defmacro with-service ((service &rest handlers) &body body)
   `(let ((,service (make-probe ,@handlers)))

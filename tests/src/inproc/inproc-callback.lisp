@@ -1,7 +1,6 @@
 ;;;; Callbacks, and on whose thread they run.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test callbacks-of-what-another-thread-sends
   "None is lost, whoever looks when: messages come while the callbacks of those before run, and

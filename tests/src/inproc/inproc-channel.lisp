@@ -1,7 +1,6 @@
 ;;;; Channels by name and by server: their states, their servers' ends, their options.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (defun server-at (address &rest handlers)
   (start-probe handlers :listen address))

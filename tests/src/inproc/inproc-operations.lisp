@@ -1,7 +1,6 @@
 ;;;; What the ends do for the operations of the contract, where it is particular to them.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test headers-are-sent-once
   (let ((misuses 0))

@@ -1,7 +1,6 @@
 ;;;; Where methods lead within the image.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test methods-remember-their-route
   "For one callee at a time; a method that the services have not has none."

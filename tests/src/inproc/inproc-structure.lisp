@@ -1,7 +1,6 @@
 ;;;; How what calls are made of shows itself, and the call pair that few calls need.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test callees-say-what-they-serve
   (let ((text (princ-to-string (inproc::make-callee :name "inproc:shown"

@@ -1,7 +1,6 @@
 ;;;; Unary calls: what they return, what their errors say, what they allocate.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test second-values-are-calls
   (with-inproc (channel)

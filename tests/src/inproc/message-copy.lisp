@@ -1,7 +1,6 @@
 ;;;; Messages as they pass: limits, copies.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test limits-count-to-the-octet
   "A message as long as either end may send or receive passes, and one longer does not: requests and

@@ -1,7 +1,6 @@
 ;;;; What is on its way between two threads.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test bidi-in-two-threads
   (let ((thread nil))

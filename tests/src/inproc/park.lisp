@@ -1,7 +1,6 @@
 ;;;; Waiting, and driving a loop meanwhile.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (defun call-with-loop (attended function)
   "Call FUNCTION with a loop that runs, with a thread of its own unless it is ATTENDED."

@@ -2,7 +2,6 @@
 ;;;; all transports is tested in tests/whole/transports.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test handlers-see-which-attempt-it-is
   "All on the thread of a caller that waits, with the metadata of the call and its deadline."

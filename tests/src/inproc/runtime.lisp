@@ -1,7 +1,6 @@
 ;;;; Timers and threads of channels.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test timers-end-with-their-calls
   (let ((ran nil))

@@ -1,7 +1,6 @@
 ;;;; Streams in one thread.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test streams-are-lazy
   "The handler is as far as the consumer."

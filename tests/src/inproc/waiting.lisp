@@ -1,7 +1,6 @@
 ;;;; Calls that are opened and left alone.
 
 (in-package #:clgrpc.tests.inproc)
-(in-suite :clgrpc.inproc)
 
 (test calls-left-alone-begin
   "A client may wait for what the handler does otherwise than by waiting for the call."

@@ -3,7 +3,6 @@
 ;;;; server and of a client; behind it two others of the same loop must go on as before.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun call-with-bystanders (role function)
   "Call FUNCTION with a loop on which two sessions of ROLE are established, another loop, and a

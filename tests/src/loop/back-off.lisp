@@ -1,7 +1,6 @@
 ;;;; The waits between attempts.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun waits (count &rest options)
   "The COUNT waits of attempts that fail one after another, in seconds, as OPTIONS of a channel

@@ -2,7 +2,6 @@
 ;;;; CLOSED is called exactly once each time.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defstruct (watched (:constructor make-watched ()))
   "A connection whose end is watched."

@@ -1,7 +1,6 @@
 ;;;; Futures that no call stands behind.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun outcome (future)
   "The values of FUTURE as a list, or the type of its error."

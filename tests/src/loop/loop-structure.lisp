@@ -1,7 +1,6 @@
 ;;;; Flags in a word.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defstruct thing (flags 0 :type (unsigned-byte 3)))
 (define-flags thing flags

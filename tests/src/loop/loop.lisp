@@ -1,7 +1,6 @@
 ;;;; Turns, posts, deferred functions, timers, errors, signals, and the ends of a loop.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 ;;; Posts
 

@@ -22,4 +22,3 @@
 (in-package #:clgrpc.tests.loop)
 
 (def-suite :clgrpc.loop :description "The event loop, connections, listeners, reserve threads.")
-(in-suite :clgrpc.loop)

@@ -1,7 +1,6 @@
 ;;;; Sessions that are resumed, in TLS 1.3 and 1.2: only where a full handshake would succeed now.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defconstant +no-check-time+ #x200000
   "X509_V_FLAG_NO_CHECK_TIME: a full handshake takes certificates that are over, as if it had been

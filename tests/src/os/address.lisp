@@ -1,7 +1,6 @@
 ;;;; Addresses as text and back, and names.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (test addresses
   (loop for (host port text) in '(("127.0.0.1" 50051 "127.0.0.1:50051") ("0.0.0.0" 0 "0.0.0.0:0")

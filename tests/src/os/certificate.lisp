@@ -1,7 +1,6 @@
 ;;;; Certificates: what they say, and what is said of PEM that is none.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (defun certificate-text (name)
   (uiop:read-file-string (support:certificate-file name)))

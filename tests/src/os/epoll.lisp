@@ -1,7 +1,6 @@
 ;;;; Events: tokens, edges, wake-ups.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (defun events (epoll area timeout-ms)
   "The (token . flags) that EPOLL has now."

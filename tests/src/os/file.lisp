@@ -1,7 +1,6 @@
 ;;;; Files for their owner alone.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (test a-file-is-made-for-those-it-is-for-and-only-once
   (uiop:with-temporary-file (:pathname pathname)

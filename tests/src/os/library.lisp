@@ -1,7 +1,6 @@
 ;;;; Libraries: one that is there, one that is not, one that lacks a function.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (os:define-library **absent** ("libclgrpc-absent.so.1") ()
   (call-absent "absent" sb-alien:int))

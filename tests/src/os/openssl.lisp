@@ -1,7 +1,6 @@
 ;;;; OpenSSL: it is opened when it is wanted, and says what went wrong.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (test openssl-opens
   (os:open-openssl)

@@ -7,7 +7,6 @@
 (in-package #:clgrpc.tests.os)
 
 (def-suite :clgrpc.os :description "Sockets, epoll, eventfd, signals.")
-(in-suite :clgrpc.os)
 
 (defun wait-readable (&rest descriptors)
   "Wait until one of DESCRIPTORS, or what it may be written to, has changed."

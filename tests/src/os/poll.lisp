@@ -1,7 +1,6 @@
 ;;;; poll(2): what is so of a descriptor, and the eventfd that it watches.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (test polling-an-eventfd
   (let ((descriptor (os:open-eventfd)) (area (os:make-poll-area 1)))

@@ -1,7 +1,6 @@
 ;;;; What the kernel says of this process, beside what others know of it.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (test the-process-is-told-of
   (let ((process (os:read-process)))

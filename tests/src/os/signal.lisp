@@ -1,7 +1,6 @@
 ;;;; Signals reach their function.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (defun send-signal (signal)
   "Send SIGNAL to this process."

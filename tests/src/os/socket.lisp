@@ -2,7 +2,6 @@
 ;;;; errors.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (defun listening-socket (host)
   "A socket that listens on a free port of HOST, or NIL if this machine has no such address."

@@ -1,7 +1,6 @@
 ;;;; The kernel's constants against its headers, and errnos.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (defparameter *headers*
   '("errno.h" "signal.h" "stddef.h" "stdio.h" "sys/types.h" "sys/socket.h" "netinet/in.h"

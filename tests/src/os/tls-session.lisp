@@ -1,7 +1,6 @@
 ;;;; TLS between two ends of ours, whose octets a test carries from one to the other.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (defstruct (side (:copier nil)) ssl area (names '()) (choice nil))
 

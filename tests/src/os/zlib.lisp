@@ -2,7 +2,6 @@
 ;;;; comes to.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (defun noise (length random)
   "LENGTH octets, some stretches of which repeat."

@@ -1,7 +1,6 @@
 ;;;; libzstd: there and back, frames written by hand, and what broken or hostile input comes to.
 
 (in-package #:clgrpc.tests.os)
-(in-suite :clgrpc.os)
 
 (defun zstd-compressed (octets &key (level 1))
   (multiple-value-bind (result end) (os:zstd-octets level octets 0 (length octets) 0)

@@ -1,7 +1,6 @@
 ;;;; The program of examples/program, built and run, and the files around it.
 
 (in-package #:clgrpc.tests.program)
-(in-suite :clgrpc.program)
 
 (defun example-file (name)
   (support:root-file (format nil "examples/program/~A" name)))

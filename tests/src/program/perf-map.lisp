@@ -1,7 +1,6 @@
 ;;;; The names of functions in a map for perf.
 
 (in-package #:clgrpc.tests.program)
-(in-suite :clgrpc.program)
 
 (test names-of-functions-are-one-line-each
   "Of any form, however long it is."

@@ -1,7 +1,6 @@
 ;;;; RUN-SERVER: processes, what they print, and with which code they end.
 
 (in-package #:clgrpc.tests.program)
-(in-suite :clgrpc.program)
 
 (defun main-thread-waits-p (program)
   "True if the main thread of PROGRAM computes nothing, be it for want of a processor."

@@ -1,7 +1,6 @@
 ;;;; What a service manager hears of a program, and what SIGHUP does.
 
 (in-package #:clgrpc.tests.program)
-(in-suite :clgrpc.program)
 
 (defmacro with-managed-greeter ((program address next abstract &rest arguments) &body body)
   "Run BODY while greeter.lisp, told of a service manager, runs with ARGUMENTS; NEXT waits for the

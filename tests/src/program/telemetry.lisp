@@ -1,7 +1,6 @@
 ;;;; The lines that a program prints about its telemetry.
 
 (in-package #:clgrpc.tests.program)
-(in-suite :clgrpc.program)
 
 (test lines-say-what-is-recorded-and-where-it-goes
   (loop for (sample collector . lines)

@@ -3,7 +3,6 @@
 ;;;; times as long, where a square would take sixty-four.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun set-of (files)
   (serialize (google.protobuf:make-file-descriptor-set :file files)))

@@ -1,7 +1,6 @@
 ;;;; Lisp names of proto names.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test names-in-lisp
   (loop for (proto lisp) in '(("HelloReply" "HELLO-REPLY") ("HTTPRoute" "HTTP-ROUTE")

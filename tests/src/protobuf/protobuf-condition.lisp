@@ -1,7 +1,6 @@
 ;;;; What errors say: each with and without what may be unknown of it.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun said (type &rest initargs)
   (princ-to-string (apply #'make-condition type initargs)))

@@ -1,7 +1,6 @@
 ;;;; The texts in which a call is described.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (test stages-are-told-if-they-were-long
   "From half a millisecond on, without the sum of all and the time that is left."

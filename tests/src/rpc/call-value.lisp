@@ -1,7 +1,6 @@
 ;;;; Values on a call, whatever carries it.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (test values-are-kept-by-symbol
   (let ((call (new-call)))

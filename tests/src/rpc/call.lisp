@@ -1,7 +1,6 @@
 ;;;; Calls without a transport: the queue, the end, waiting.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (defstruct (test-call (:include rpc:call)))
 

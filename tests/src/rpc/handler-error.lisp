@@ -1,7 +1,6 @@
 ;;;; Errors in user code.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (test user-code
   "Errors become conditions, of any kind; *CALL* is bound."

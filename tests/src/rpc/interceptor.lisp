@@ -1,7 +1,6 @@
 ;;;; What may be a list of interceptors. How they are called is tested where calls are.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (defun method-named (symbol) (method:stub-method symbol))
 

@@ -1,7 +1,6 @@
 ;;;; What users do with a call, on one without a transport (call.lisp), and what is misuse.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (test leaving-messages
   "DO-MESSAGES leaves a call only if it is left early; its result form comes at the end."

@@ -1,7 +1,6 @@
 ;;;; Observers by themselves: what may be given, who is told, what an error in one does.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (test observers-are-told-what-they-ask-for
   (let* ((told '())

@@ -1,7 +1,6 @@
 ;;;; The parts of a call: made when they are needed, and once, whoever asks first.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (test parts-are-made-when-needed
   (let ((call (new-call)))

@@ -1,7 +1,6 @@
 ;;;; Which callback of a call is due, and how often.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (defun due (call)
   "What the callback of CALL that is due returns, or nil."

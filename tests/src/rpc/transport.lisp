@@ -1,7 +1,6 @@
 ;;;; The contract of transports: what is checked when an end is declared, and what is not carried.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (defun essential-operations (end)
   "A plist of the operations that an END must give, since they have no default."

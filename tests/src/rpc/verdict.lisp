@@ -1,7 +1,6 @@
 ;;;; Why calls end, and the rules that lead there.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
 
 (test verdicts-have-a-status-and-a-text
   (is (equal '(:deadline-exceeded "the deadline passed")

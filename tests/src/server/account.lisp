@@ -2,7 +2,6 @@
 ;;;; ends; and who gives way when all hold too much.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun failure-of (link)
   "The text with which the server has ended LINK, or nil."

@@ -1,7 +1,6 @@
 ;;;; What our server makes of compressed requests, and when it compresses, frame by frame.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defmacro with-raw-calls ((peer &rest options) (&rest handlers) &body body)
   "WITH-PROBE with PEER, a raw client, instead of a channel."

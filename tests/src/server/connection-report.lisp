@@ -1,7 +1,6 @@
 ;;;; What a server reports of its connections.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (test connections-are-reported-by-loop
   "In the order of the loops, each with its own connections."

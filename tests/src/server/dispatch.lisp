@@ -2,7 +2,6 @@
 ;;;; only.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defmacro with-raw-probe ((peer channel &rest options) (&rest handlers) &body body)
   "WITH-PROBE with a raw client besides. After BODY both must still be served."

@@ -1,7 +1,6 @@
 ;;;; The end of a connection, GOAWAY by GOAWAY.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun drain (server-loop)
   "Have the links of SERVER-LOOP drain."

@@ -1,7 +1,6 @@
 ;;;; Ways into a server besides its listeners.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defclass door ()
   ((busy :initform nil :accessor door-busy)

@@ -1,7 +1,6 @@
 ;;;; Services whose handler is one function, and calls of methods that no code was made for.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun call-with-generic (function service &rest services)
   (call-with-log

@@ -3,7 +3,6 @@
 ;;;; is charged must be as much, but for a factor.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defparameter *others*
   '(loop:event-loop server::server-loop server:wire-server options http2:sink http2:pool

@@ -2,7 +2,6 @@
 ;;;; of one that does see http/http1.lisp.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defmacro with-plain-socket ((socket address) &body body)
   `(let ((,socket (connect-socket ,address)))

@@ -1,7 +1,6 @@
 ;;;; Calls that wait for room for their answers.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (test calls-wait-for-room
   "Where answers would be longer than the heap has room for, one call begins all the same; the next

@@ -2,7 +2,6 @@
 ;;;; trailers-only, statuses.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (test metadata-of-a-call-without-any
   (with-probe (channel) (:ask #'double :watch #'count-up)

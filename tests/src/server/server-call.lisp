@@ -2,7 +2,6 @@
 ;;;; and deadlines as a handler learns of them, errors in handlers.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 ;;; The four kinds, blocking
 

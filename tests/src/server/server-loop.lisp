@@ -1,7 +1,6 @@
 ;;;; The links of a server loop, and what it counts of them.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (test links-of-a-server-loop
   "Links come and go in any order; each is where its place says."

@@ -1,7 +1,6 @@
 ;;;; Routes and executions.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (test executions
   "What :execution may be, and what it means for each method."

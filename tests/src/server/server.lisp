@@ -2,7 +2,6 @@
 ;;;; serving.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun open-descriptors () (os:open-descriptor-count))
 

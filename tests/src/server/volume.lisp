@@ -1,7 +1,6 @@
 ;;;; Long messages, and many octets that nobody reads: both must leave other calls alone.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defparameter *large* (* 16 1024 1024) "The size of the long messages of the coarser tests.")
 

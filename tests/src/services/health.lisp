@@ -1,7 +1,6 @@
 ;;;; Health: what Check, List and Watch say, as callers and grpc-health-probe see it.
 
 (in-package #:clgrpc.tests.services)
-(in-suite :clgrpc.services)
 
 (defun call-with-health (function)
   "Call FUNCTION with a server of a probe and a health service, that service, and a channel."

@@ -1,7 +1,6 @@
 ;;;; Metrics over plain HTTP, as curl gets them.
 
 (in-package #:clgrpc.tests.services)
-(in-suite :clgrpc.services)
 
 (test metrics-over-plain-http
   "In both formats, compressed, by HEAD, over both versions of HTTP; not by POST."

@@ -1,7 +1,6 @@
 ;;;; Reflection: what both versions say of the server's services and their files.
 
 (in-package #:clgrpc.tests.services)
-(in-suite :clgrpc.services)
 
 (defun call-with-reflection (function)
   "Call FUNCTION with a channel to a server of a probe with reflection."

@@ -1,7 +1,6 @@
 ;;;; When the head of an answer goes out whose handler is silent.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defparameter *watch-requests*
   `((:connect "POST /lab.Bench/Watch" "application/connect+json"

@@ -3,7 +3,6 @@
 ;;;; 400 to 499, reaches no handler, and leaves nothing behind.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defparameter *bench-rules*
   '((:selector "lab.Bench.Ask" :post "/v1/ask" :body "*" :additional-bindings ((:get "/v1/ask")))

@@ -3,7 +3,6 @@
 ;;;; TLS. clients/page.js makes the calls and says in words what became of each.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defun file-answer (folder name)
   "The answer to a request for the file NAME in FOLDER."

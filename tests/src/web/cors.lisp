@@ -1,7 +1,6 @@
 ;;;; Pages of other origins.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defun preflight-of (server origin &rest arguments)
   (apply #'curl-text server "/lab.Bench/Ask" "-i" "-X" "OPTIONS"

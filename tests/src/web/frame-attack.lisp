@@ -3,7 +3,6 @@
 ;;;; come in parts, streams that are reset or stand still. None reaches a handler.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defun refused-p (forms)
   "True if stream 1 was refused in FORMS: answered with 400 to 499, reset, or ended with its

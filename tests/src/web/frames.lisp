@@ -1,7 +1,6 @@
 ;;;; Requests over HTTP/2, frame by frame, and what a server answers.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defun whole-frames-end (octets)
   "Where the last frame ends that OCTETS have whole."

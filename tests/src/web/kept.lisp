@@ -2,7 +2,6 @@
 ;;;; tests/src/server/kept.lisp has it of gRPC's.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defun speak-all (server-loop)
   "SERVER-LOOP, in memory, speaks all protocols."

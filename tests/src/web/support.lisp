@@ -1,7 +1,6 @@
 ;;;; A server of a probe that speaks the protocols of the web, and what curl says of it.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defun double (request call)
   (declare (ignore call))

@@ -1,7 +1,6 @@
 ;;;; Callbacks of calls: what runs, when, and what an error in one does.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test callbacks-get-messages-in-order
   "Those that wait, those that come, and the half-close after the last."

@@ -1,7 +1,6 @@
 ;;;; The names of encodings, in headers and to users.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (defun shown (encodings)
   (mapcar #'princ-to-string encodings))

@@ -1,7 +1,6 @@
 ;;;; The timers of a call.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test deadlines-end-calls
   "When they pass and not before; a call that has ended has none."

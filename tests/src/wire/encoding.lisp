@@ -1,7 +1,6 @@
 ;;;; Which messages of a call are compressed, and what becomes of those that come so.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (defun encoded-octets (call size compress)
   "What goes out for a letter of SIZE zeros; COMPRESS as for SEND."

@@ -1,7 +1,6 @@
 ;;;; The frames that tracers are told.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test frames-are-told-both-ways
   "Each once, with its kind, whole or in pieces; nothing while the tracer is off."

@@ -1,7 +1,6 @@
 ;;;; Messages put together from pieces.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (defun put-together (octets sizes)
   "Give a PARTIAL the OCTETS, a message with its prefix, in pieces of SIZES in turn. Return the body

@@ -1,7 +1,6 @@
 ;;;; From the payload of DATA to messages, and the window that is given back for it.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test messages-cut-anywhere
   "In two pieces, whatever the place, and octet by octet."

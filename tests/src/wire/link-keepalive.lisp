@@ -1,7 +1,6 @@
 ;;;; What becomes of links as time passes.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (defparameter *keepalive* `(:ping ,wire::+keepalive-ping+))
 

@@ -1,7 +1,6 @@
 ;;;; What waits is charged, and never more than the options say.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test what-waits-is-charged-until-it-is-taken
   (with-link (link)

@@ -1,7 +1,6 @@
 ;;;; Links: their beginning and their end, and how much of a read they take in one turn.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test links-begin
   (with-link (link :shaken nil)

@@ -1,7 +1,6 @@
 ;;;; Metadata as header fields: what comes back of what was sent.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (defun through-hpack (metadata)
   "METADATA as the other end would see it, and the field list it came in."

@@ -1,7 +1,6 @@
 ;;;; Messages on their way out.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test messages-go-out-behind-the-headers
   "Once each, those of a turn in one frame of DATA; the headers once."

@@ -1,7 +1,6 @@
 ;;;; Where the time of a call went.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test what-is-told-of-a-call
   "How long it has taken in all, its stages but the shortest, what it has sent and not sent."

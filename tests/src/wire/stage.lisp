@@ -1,7 +1,6 @@
 ;;;; Spans and marks.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test spans
   "From nothing to a century, true to one part in eight thousand, and in order."

@@ -1,7 +1,6 @@
 ;;;; What a call on a link knows of it.
 
 (in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
 
 (test what-a-call-knows-of-its-link
   (with-link (link)

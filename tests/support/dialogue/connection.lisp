@@ -2,7 +2,6 @@
 ;;;; that are wrong by their header alone (RFC 9113 sections 3.4, 4.1, 4.2, 5.4, 5.5, 6.5 to 6.8).
 
 (in-package #:clgrpc.tests.dialogue)
-(in-suite :clgrpc.dialogue)
 
 ;;; Preface
 

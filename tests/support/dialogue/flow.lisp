@@ -2,7 +2,6 @@
 ;;;; writers.
 
 (in-package #:clgrpc.tests.dialogue)
-(in-suite :clgrpc.dialogue)
 
 (defun send-zeros (id count &key end)
   (h2:send-data (find-stream id) (make-octets count) 0 count end))

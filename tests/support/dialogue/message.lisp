@@ -2,7 +2,6 @@
 ;;;; (4.3, 6.2, 6.10).
 
 (in-package #:clgrpc.tests.dialogue)
-(in-suite :clgrpc.dialogue)
 
 (define-dialogue unary-call-at-the-server (:server)
   "Headers, one message, end; headers, one message, trailers."

@@ -8,7 +8,6 @@
 ;;;;   misuse       of what we send: MISUSE is signalled
 
 (in-package #:clgrpc.tests.dialogue)
-(in-suite :clgrpc.dialogue)
 
 (defun enter-state (state)
   "Bring stream 1 into STATE."

@@ -3,12 +3,13 @@
 
 (defpackage #:clgrpc.tests.form
   (:use #:cl #:fiveam)
-  (:shadow #:test)
-  (:export #:test #:with-replaced)
-  (:documentation "FiveAM, with a TEST whose body is compiled with its file."))
+  (:shadow #:test #:in-suite)
+  (:export #:test #:in-suite #:with-replaced)
+  (:documentation "FiveAM, with a TEST whose body is compiled with its file, in the suite of its
+package."))
 
 (do-external-symbols (symbol '#:fiveam)
-  (unless (eq symbol 'fiveam:test)
+  (unless (member symbol '(fiveam:test fiveam:in-suite))
     (export symbol '#:clgrpc.tests.form)))
 
 (defpackage #:clgrpc.tests.support

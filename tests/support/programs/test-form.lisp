@@ -2,6 +2,27 @@
 
 (in-package #:clgrpc.tests.form)
 
+(defvar *suite-of-file* nil
+  "The file with the last IN-SUITE, and its suite.")
+
+(defun this-file ()
+  "The file that is compiled or loaded."
+  (or *compile-file-truename* *load-truename*))
+
+(defmacro in-suite (suite)
+  "Define the tests of the rest of this file in SUITE. In other files a test is in the suite that is
+named as its package: :clgrpc.base is that of clgrpc.tests.base."
+  (setf *suite-of-file* (cons (this-file) suite))
+  '(progn))
+
+(defun suite-here ()
+  "The name of the suite in which TEST defines a test now."
+  (if (and *suite-of-file* (equal (this-file) (car *suite-of-file*)))
+      (cdr *suite-of-file*)
+      (intern (format nil "CLGRPC~A" (subseq (package-name *package*)
+                                             (length "CLGRPC.TESTS")))
+              '#:keyword)))
+
 (defmacro test (name &body body)
   "Define the test NAME, or, if NAME is a list, that of its first element with FiveAM's options that
 are its rest. BODY may begin with a sentence that says what it shows.
@@ -9,13 +30,13 @@ are its rest. BODY may begin with a sentence that says what it shows.
 FiveAM's own form has a test compiled each time that its fasl is loaded; here it is a function of
 its file, `TEST NAME`, which FiveAM calls."
   (let ((name (if (consp name) (first name) name))
-        (options (if (consp name) (rest name) '()))
+        (options (append (when (consp name) (rest name)) (list :suite (suite-here))))
         (sentence (when (and (stringp (first body)) (rest body)) (list (pop body)))))
     (let ((function (intern (format nil "TEST ~A" name))))
       `(progn
          (defun ,function () ,@body)
          (let ((sb-ext:*evaluator-mode* :interpret)) ; FiveAM evaluates a call of the function
-           (def-test ,name (,@options) ,@sentence (,function)))))))
+           (def-test ,name ,options ,@sentence (,function)))))))
 
 (defun call-with-replaced (rows function)
   "Call FUNCTION as WITH-REPLACED says; ROWS are lists of a name and a stand-in."

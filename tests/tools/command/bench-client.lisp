@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (test every-manner-calls
   (with-offer (channel "bench")

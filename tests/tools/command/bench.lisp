@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defmacro with-offer ((channel name) &body body)
   "Run BODY with CHANNEL to a server of what `serve NAME` serves, each method where it runs there."

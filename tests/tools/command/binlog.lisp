@@ -1,7 +1,6 @@
 ;;;; `binlog` of a file, of none, of one that is cut.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (test binlog-prints-entries-as-json
   (uiop:with-temporary-file (:pathname path)

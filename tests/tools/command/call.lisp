@@ -1,7 +1,6 @@
 ;;;; `list`, `describe` and `call` against servers with reflection, in this process and as programs.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defmacro with-reflected ((address &key (services '(make-instance 'clgrpc.examples:route-guide))
                                      (reflection '(grpc:reflection-services)) observer)

@@ -1,7 +1,6 @@
 ;;;; `channelz` and `top`, against servers of this process.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun call-with-channelz-server (function &optional (service 'grpc:channelz-service))
   "Call FUNCTION with the address of a server of the greeter and of channelz, by the class SERVICE,

@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (test demo
   (multiple-value-bind (code output error-output) (run-line "demo")

@@ -2,7 +2,6 @@
 ;;;; has and the others reach.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defmacro with-cluster-node ((program address name store &rest arguments) &body body)
   "Run BODY while the node NAME, on STORE, listens at ADDRESS."

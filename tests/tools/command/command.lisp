@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun refused-p (complaint &rest arguments)
   "True if the command line ARGUMENTS ends with code 2, nothing on standard output, and COMPLAINT in

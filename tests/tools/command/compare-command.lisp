@@ -1,7 +1,6 @@
 ;;;; `compare`, of reports in files.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun call-with-report (function median-ns seeds)
   "Call FUNCTION with the path of a file that has the report of a run of several rounds, one for

@@ -1,7 +1,6 @@
 ;;;; What shells complete, asked of the shells themselves, and the pages for man.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun shell-lines (shell script)
   "The lines that SHELL prints when it reads `clgrpc completion SHELL` and then SCRIPT."

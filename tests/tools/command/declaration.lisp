@@ -2,7 +2,6 @@
 ;;;; reflection may tell.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun many (count function)
   (loop for i from 1 to count collect (funcall function i)))

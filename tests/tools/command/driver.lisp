@@ -1,7 +1,6 @@
 ;;;; Several workers of gRPC's benchmarks driven as one.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun call-with-workers (count function)
   "Call FUNCTION with the addresses of COUNT workers and that of a server for them to call."

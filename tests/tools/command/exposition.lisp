@@ -1,7 +1,6 @@
 ;;;; What a process tells Prometheus, read back, and what `top` makes of it.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (test samples-are-read
   (flet ((read-line-of (line) (multiple-value-list (tools::parse-sample line))))

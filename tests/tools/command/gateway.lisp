@@ -1,7 +1,6 @@
 ;;;; `clgrpc gateway` in front of `clgrpc serve`.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defmacro with-gateway-program ((program address target &rest arguments) &body body)
   "Run BODY while `bin/clgrpc gateway TARGET ARGUMENTS` listens at ADDRESS, on a free port."

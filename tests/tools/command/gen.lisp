@@ -1,7 +1,6 @@
 ;;;; `gen` and the plug-in as programs; protoc's view of the plug-in where there is a protoc.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun call-with-directory (function)
   (let ((directory (uiop:ensure-directory-pathname

@@ -1,7 +1,6 @@
 ;;;; grpc.testing.TestService as our own client sees it; `make conformance` shows it to grpc-go's.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (test interop-unary
   (with-offer (channel "interop")

@@ -1,7 +1,6 @@
 ;;;; The command `load`: the knee of a server, and what a server counted itself.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (test the-knee-is-found
   "By doubling and halving, to within five per cent, from below and from above, in few steps."

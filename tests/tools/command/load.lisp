@@ -2,7 +2,6 @@
 ;;;; may do to it is in tests/tools/load/misbehaviour.lisp.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defparameter *route-guide* "routeguide.RouteGuide/")
 

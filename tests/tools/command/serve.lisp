@@ -1,7 +1,6 @@
 ;;;; The saved core as users run it.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (test serve-and-end
   (dolist (signal (list sb-unix:sigterm sb-unix:sigint))

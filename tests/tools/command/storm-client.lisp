@@ -1,7 +1,6 @@
 ;;;; `storm-client`: how calls at a fixed rate have ended.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (test a-storm-client-reports
   (with-serve (program address "bench")

@@ -1,7 +1,6 @@
 ;;;; The conformance testee, request by request and over a pipe of octets.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun conform (output &rest arguments)
   (testee::answer-conformance

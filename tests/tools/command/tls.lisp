@@ -1,7 +1,6 @@
 ;;;; TLS between saved cores, and what the options for it refuse.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defun libraries (program)
   "The files that PROGRAM, running, has mapped, as one text."

@@ -1,7 +1,6 @@
 ;;;; The worker of gRPC's benchmarks, driven as their driver does.
 
 (in-package #:clgrpc.tests.tools)
-(in-suite :clgrpc.tools)
 
 (defmacro with-worker ((channel &rest options) &body body)
   "Evaluate BODY with CHANNEL one to a worker."

@@ -1,7 +1,6 @@
 ;;;; Who may look: this machine, by a name of its own, with the token.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (test secrets-are-compared-whole
   (is-true (console::secrets-equal-p "abcdef" "abcdef"))

@@ -5,7 +5,6 @@
 ;;;; doc/tools/console.md; then calls are made for a while before.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (defun make-calls (channel seconds)
   "Calls of all kinds, for SECONDS, on several threads: short ones, some that take long, some that

@@ -2,7 +2,6 @@
 ;;;; options.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (test the-page-is-one-file
   (with-shown (console server channel)

@@ -1,7 +1,6 @@
 ;;;; The console as an observer: what it counts and keeps of calls, on every transport.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (test consoles-are-checked
   (signals grpc:misuse (console:make-console :path "console/"))

@@ -1,7 +1,6 @@
 ;;;; The last hour: looks that nobody has to be there for.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (defun hour-counts (hour-object series)
   "How many calls each frame of HOUR-OBJECT, as viewers read it, has; SERIES are all rows so far."

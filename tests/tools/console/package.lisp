@@ -10,7 +10,6 @@
 (in-package #:clgrpc.tests.console)
 
 (def-suite :clgrpc.console :description "The console: what it keeps, who sees it, the page.")
-(in-suite :clgrpc.console)
 
 ;;; What several tests need
 

@@ -1,7 +1,6 @@
 ;;;; Which calls are kept: the slowest of a minute, and the last that failed, within bounds.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (defun offer (sample-set name ns &key (ok t) (now 0) (described (list 0)))
   "Tell SAMPLE-SET of a call NAME that took NS; DESCRIBED is a cell that counts those looked at

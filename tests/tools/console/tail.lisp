@@ -1,7 +1,6 @@
 ;;;; The log's tail: the last events, as text, within bounds.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (defun say-number (tail number)
   (console::add-event tail :info :number (list :number number)))

@@ -1,7 +1,6 @@
 ;;;; Updates: that they say what the metrics do, and after the first only what has changed.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (defun update-of (console update-stream)
   "The next update of CONSOLE as its viewers read it."

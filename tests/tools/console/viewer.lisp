@@ -1,7 +1,6 @@
 ;;;; Who looks: all that there is at first, then an update each second, and nothing for nobody.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (defun next-update (stream)
   (multiple-value-bind (name update) (next-event stream)

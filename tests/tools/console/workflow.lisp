@@ -2,7 +2,6 @@
 ;;;; makes of it.
 
 (in-package #:clgrpc.tests.console)
-(in-suite :clgrpc.console)
 
 (defun call-with-workflow-page (function)
   "Call FUNCTION with a console that shows the workflows of a node, a server of it, and the node."

@@ -2,7 +2,6 @@
 ;;;; client. Every call has a time-out, so that nothing can hang unnoticed.
 
 (in-package #:clgrpc.tests.interop)
-(in-suite :clgrpc.interop)
 
 (defparameter *limit-seconds* 60
   "The time-out of calls that should end by themselves.")

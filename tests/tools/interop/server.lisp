@@ -3,7 +3,6 @@
 ;;;; asked to.
 
 (in-package #:clgrpc.tests.interop)
-(in-suite :clgrpc.interop)
 
 (defun complaints (lines)
   "The lines of a peer's report that are not `ok`."

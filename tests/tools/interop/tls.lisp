@@ -1,7 +1,6 @@
 ;;;; TLS with grpc-go at the other end, which has Go's own TLS and not OpenSSL.
 
 (in-package #:clgrpc.tests.interop)
-(in-suite :clgrpc.interop)
 
 (defun tls-arguments (certificate roots-option)
   "The options for a program that shows CERTIFICATE, if it is not nil, and gets the root of the

@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defun values-at (seconds &rest arguments)
   (let ((schedule (apply #'load:make-schedule arguments)))

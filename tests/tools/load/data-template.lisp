@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defun expand (text &rest arguments)
   (load:expand-template (load:compile-template text)

@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defun histogram-of (values)
   (let ((histogram (load:make-histogram)))

@@ -3,7 +3,6 @@
 ;;;; says of such delays, and what the server has really done.
 
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defclass known (routeguide:route-guide)
   ((due :initarg :due :reader known-due) ; (number now-ns) returns when to answer

@@ -1,7 +1,6 @@
 ;;;; Runs against servers in this process, over loopback.
 
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defun route-method (name)
   (method:stub-method name))

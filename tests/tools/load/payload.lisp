@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defun frames-of (payload &optional (number 0))
   (let ((maker (load::payload-maker payload)))

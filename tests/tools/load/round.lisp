@@ -1,7 +1,6 @@
 ;;;; Several runs as one.
 
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defun round-of (latencies &key (interval-seconds 1) (seconds 2) (failed 0))
   "A run whose calls took LATENCIES, nanoseconds, and FAILED of them 1 ms, which failed."

@@ -1,7 +1,6 @@
 ;;;; Rows of seconds, and what becomes of them in a run of hours.
 
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defun row-of (number)
   "A row in which NUMBER calls succeeded, in NUMBER microseconds each."

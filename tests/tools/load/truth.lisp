@@ -7,7 +7,6 @@
 ;;;; were on time, as both of them note; if there are none such the test is skipped.
 
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
 
 (defparameter *true-rounds* 3 "If so many rounds that count are not true, the tool is not.")
 (defparameter *most-rounds* 8)

@@ -1,7 +1,6 @@
 ;;;; What is read out of docstrings.
 
 (in-package #:clgrpc.tests.manual)
-(in-suite :clgrpc.manual)
 
 (defun parsed (text)
   (manual:parse-docstring text))

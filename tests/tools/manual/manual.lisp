@@ -1,7 +1,6 @@
 ;;;; The whole site: every public name, every chapter, links, and what a browser says of each page.
 
 (in-package #:clgrpc.tests.manual)
-(in-suite :clgrpc.manual)
 
 (defun call-with-site (function)
   "Call FUNCTION with the directory of a manual, which is deleted afterwards."

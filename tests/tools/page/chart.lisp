@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.page)
-(in-suite :clgrpc.page)
 
 (defun drawn (layer &key (height 100))
   (page:markup-text (funcall layer height)))

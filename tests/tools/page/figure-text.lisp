@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.page)
-(in-suite :clgrpc.page)
 
 (test digits-that-count
   (loop for (value text) in '((0 "0") (4.1234d0 "4.12") (41.236d0 "41.2") (412.3d0 "412")

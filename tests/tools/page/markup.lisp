@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.page)
-(in-suite :clgrpc.page)
 
 (test elements-and-attributes
   (loop for (node text)

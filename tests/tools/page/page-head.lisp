@@ -2,7 +2,6 @@
 ;;;; The environment variable CLGRPC_PICTURES names a directory for pictures of what is looked at.
 
 (in-package #:clgrpc.tests.page)
-(in-suite :clgrpc.page)
 
 (defun look-with-browser (page name)
   "What a browser has seen of PAGE, a string, as JSON. NAME begins the names of pictures."

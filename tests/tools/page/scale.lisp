@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.page)
-(in-suite :clgrpc.page)
 
 (defun tick-texts (scale) (mapcar #'cdr (page:scale-ticks scale)))
 

@@ -1,7 +1,6 @@
 ;;;; What frames and stacks belong to.
 
 (in-package #:clgrpc.tests.profile)
-(in-suite :clgrpc.profile)
 
 (test areas-of-lisp-functions
   (loop for (name area)

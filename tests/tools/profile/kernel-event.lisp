@@ -1,7 +1,6 @@
 ;;;; What perf script prints of tracepoints.
 
 (in-package #:clgrpc.tests.profile)
-(in-suite :clgrpc.profile)
 
 (defun recorded-events ()
   (lines

@@ -1,7 +1,6 @@
 ;;;; Stacks for other tools, and the difference of two flame graphs.
 
 (in-package #:clgrpc.tests.profile)
-(in-suite :clgrpc.profile)
 
 (defun tree (name ns &rest children)
   (profile::object "name" name "ns" ns "children" (coerce children 'vector)))

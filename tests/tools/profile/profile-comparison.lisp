@@ -1,7 +1,6 @@
 ;;;; Two profiles side by side.
 
 (in-package #:clgrpc.tests.profile)
-(in-suite :clgrpc.profile)
 
 (defun some-profile (&key (calls 1000) (server-ns 100000000) (extra '()))
   "A profile as JSON has it, with three subsystems."

@@ -1,7 +1,6 @@
 ;;;; Profiles as pages.
 
 (in-package #:clgrpc.tests.profile)
-(in-suite :clgrpc.profile)
 
 (defun node (name area ns &rest children)
   `(("name" . ,name) ("area" . ,area) ("ns" . ,ns)

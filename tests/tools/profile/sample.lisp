@@ -1,7 +1,6 @@
 ;;;; What perf script prints of samples.
 
 (in-package #:clgrpc.tests.profile)
-(in-suite :clgrpc.profile)
 
 (defun lines (&rest lines)
   (make-string-input-stream (format nil "~{~A~%~}" lines)))

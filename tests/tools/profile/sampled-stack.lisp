@@ -1,7 +1,6 @@
 ;;;; What SBCL's profiler has seen.
 
 (in-package #:clgrpc.tests.profile)
-(in-suite :clgrpc.profile)
 
 (defun recorded-stacks ()
   (lines (format nil "3~{~C~A~}" '(#\Tab "clgrpc server 1" #\Tab "sb-vm::alloc-tramp" #\Tab

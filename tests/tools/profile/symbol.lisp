@@ -1,7 +1,6 @@
 ;;;; Names for addresses.
 
 (in-package #:clgrpc.tests.profile)
-(in-suite :clgrpc.profile)
 
 (test ranges
   (let ((ranges (profile::rows-ranges '((#x200 16 "b") (#x100 32 "a") (#x210 8 "c")))))

@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (defun verdict (better before after)
   (report:comparison-verdict (report:compare-values "x" :time better before after)))

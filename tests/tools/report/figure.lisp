@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (defun near (a b share)
   "True if the numbers A and B differ by at most SHARE of B."

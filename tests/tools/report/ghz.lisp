@@ -2,7 +2,6 @@
 ;;;; API.
 
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (defun seen-by-ghz (run)
   "The lines that ghz's reader prints of RUN's report, and its exit code."

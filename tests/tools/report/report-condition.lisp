@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (defun broken (text run)
   (report:broken-conditions (report:parse-conditions text) run))

@@ -2,7 +2,6 @@
 ;;;; doc/tools/load.md.
 
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (test the-page-has-it-all
   (let ((text (report-text :html (sample-run :seconds 10 :limited "the core was <full>")

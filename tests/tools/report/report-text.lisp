@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (defun report-text (format run &key before)
   (with-output-to-string (stream)

@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (test every-format-is-written
   (let ((run (sample-run :seconds 1)))

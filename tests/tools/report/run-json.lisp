@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (defun member-at (json &rest path)
   "The value in JSON at the end of the names PATH."

@@ -1,5 +1,4 @@
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (defun json-text (run)
   (base:write-json (report:run-json run)))

@@ -2,7 +2,6 @@
 ;;;; stall, failures, two backends and four stages.
 
 (in-package #:clgrpc.tests.report)
-(in-suite :clgrpc.report)
 
 (defun histogram-of (values)
   "A histogram of VALUES, nanoseconds."

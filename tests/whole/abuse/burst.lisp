@@ -3,7 +3,6 @@
 ;;;; grow by, or send back, much more than it is.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defparameter *burst-octets* 100000)
 (defparameter *most-stall-seconds* 0.25

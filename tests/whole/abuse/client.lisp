@@ -2,7 +2,6 @@
 ;;;; within its time; what may be repeated safely must be said so; and the channel must close.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defparameter *kinds* '(:ask :watch :collect :chat))
 

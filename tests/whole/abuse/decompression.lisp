@@ -2,7 +2,6 @@
 ;;;; time for them, and then these wait, and nothing else does.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defun compressed-frame (octets)
   "OCTETS as a message in gzip, with its prefix."

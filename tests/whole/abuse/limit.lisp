@@ -3,7 +3,6 @@
 ;;;; back.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defun connected-count (server)
   (getf (grpc:server-statistics server) :connections))

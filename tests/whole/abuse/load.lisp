@@ -3,7 +3,6 @@
 ;;;; code go out, and memory, threads and connections come back.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 ;;; Floods
 

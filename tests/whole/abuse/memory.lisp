@@ -2,7 +2,6 @@
 ;;;; since it is one that must not end.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defmacro with-small-server ((address megabytes) &body body)
   "Evaluate BODY with ADDRESS bound to that of `clgrpc-testee serve interop`, which has a heap of so many

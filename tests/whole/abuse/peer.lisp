@@ -2,7 +2,6 @@
 ;;;; come from another address, are served, the largest user gives way, and the log says so.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defparameter *other* #(127 0 0 2) "The address of those who come from elsewhere.")
 

@@ -3,7 +3,6 @@
 ;;;; connection with the right code; and a bystander on a connection of its own never notices.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 ;;; The victim
 

@@ -2,7 +2,6 @@
 ;;;; without a word. What they asked for must not pile up, nor be waited for without end.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defun answer-at-length (note call)
   "As many KB as the number says, if that is not a bystander's."

@@ -2,7 +2,6 @@
 ;;;; loop, and that counts for its connection like those of handlers that began on a thread.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defun most-running (server)
   "How many threads the peer that has most holds."

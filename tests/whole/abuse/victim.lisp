@@ -2,7 +2,6 @@
 ;;;; ends nobody else.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
 
 (defun call-with-lisp-server (function megabytes system form)
   "Call FUNCTION with a program, a Lisp with a heap of so many MEGABYTES that loads SYSTEM and

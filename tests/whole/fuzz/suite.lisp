@@ -1,7 +1,6 @@
 ;;;; Some thousand inputs for each decoder, and checks that findings would be found.
 
 (in-package #:clgrpc.tests.fuzz)
-(in-suite :clgrpc.fuzz)
 
 (defparameter *suite-inputs* 20000 "How many inputs each decoder is given here.")
 

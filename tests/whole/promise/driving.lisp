@@ -2,7 +2,6 @@
 ;;;; who runs the loop when they do not.
 
 (in-package #:clgrpc.tests.promise)
-(in-suite :clgrpc.promise)
 
 (defun client-loop (channel)
   (client:core-loop (client::channel-core channel)))

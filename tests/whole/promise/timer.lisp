@@ -8,7 +8,6 @@
 ;;;; flusher of what was gathered; user code on the loop that waits and drives on.
 
 (in-package #:clgrpc.tests.promise)
-(in-suite :clgrpc.promise)
 
 (defparameter *timely-ms* 10 "How late a timer may be.")
 (defparameter *give-up-ms* 400 "A timer that is so late is not waited for.")

@@ -2,7 +2,6 @@
 ;;;; the end of a server.
 
 (in-package #:clgrpc.tests.transports)
-(in-suite :clgrpc.transports)
 
 ;;; Deadlines
 

@@ -1,7 +1,6 @@
 ;;;; Calls that are tried again while an attempt runs (gRFC A6).
 
 (in-package #:clgrpc.tests.transports)
-(in-suite :clgrpc.transports)
 
 (defun hedging-config (&key (attempts 3) (delay 0.02) more)
   "The keywords of a channel whose service config has a hedging policy for all methods."

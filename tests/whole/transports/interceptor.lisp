@@ -1,7 +1,6 @@
 ;;;; Interceptors of attempts: what they see, change and prevent, with a policy and without.
 
 (in-package #:clgrpc.tests.transports)
-(in-suite :clgrpc.transports)
 
 (defun ends-recorder ()
   "An interceptor that notes how attempts end, and a function that waits until COUNT have ended and

@@ -6,7 +6,6 @@
 ;;;; `make endurance` does it some 100,000 times in all.
 
 (in-package #:clgrpc.tests.transports)
-(in-suite :clgrpc.transports)
 
 (defun interruptions ()
   "How often threads are interrupted in a test of this file."

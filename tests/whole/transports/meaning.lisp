@@ -1,7 +1,6 @@
 ;;;; What goes with a call: messages, metadata, status, details, errors, interceptors, limits.
 
 (in-package #:clgrpc.tests.transports)
-(in-suite :clgrpc.transports)
 
 (define-case four-kinds ()
   (with-transport (channel) (:ask #'double :watch #'count-up :collect #'add-up :chat #'echo)

@@ -1,7 +1,6 @@
 ;;;; Calls that are made again (gRFC A6), and what else a service config says of a method.
 
 (in-package #:clgrpc.tests.transports)
-(in-suite :clgrpc.transports)
 
 (defun retry-config (&key (attempts 3) (initial 0.01) (codes '(:unavailable)) more)
   "The keywords of a channel whose service config has a retry policy for all methods."

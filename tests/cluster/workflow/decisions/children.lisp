@@ -1,7 +1,6 @@
 ;;;; Workflows that start others: one by one as decisions, and by nodes and workers.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (define-step "t-double" (task) (format nil "~A~:*~A" (task-text task)))
 (define-step "t-join" (task) (format nil "~{~A~^+~}" (mapcar #'octets-string (task-results task))))

@@ -1,7 +1,6 @@
 ;;;; Workflows that begin again as their next run.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (define-workflow counting "t-count")
 

@@ -1,7 +1,6 @@
 ;;;; What a state and an event make, one by one.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun limits (&rest arguments)
   (apply #'workflow::make-limits arguments))

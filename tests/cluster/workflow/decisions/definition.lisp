@@ -1,7 +1,6 @@
 ;;;; Steps as they are written.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (define-workflow parcel
   (:task "pack" :attempts 3 :backoff 1/2 :max-backoff 5 :factor 3 :attempt-timeout 30 :timeout 60

@@ -1,7 +1,6 @@
 ;;;; Schedules: cron expressions, what becomes of a schedule, that each time starts one workflow.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun unix-ms (year month day hour minute &optional (second 0))
   (* 1000 (- (encode-universal-time second minute hour day month year 0)

@@ -1,7 +1,6 @@
 ;;;; Changes: what a node remembers of them.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun remembered-octets (node)
   "How long the states are together that NODE remembers."

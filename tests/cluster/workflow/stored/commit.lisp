@@ -2,7 +2,6 @@
 ;;;; claimed, as a node knows them.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun commit-of (ids &key (octets 10) (operations 1) (when '()))
   "A commit about the workflows IDS."

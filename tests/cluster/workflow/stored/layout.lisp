@@ -1,7 +1,6 @@
 ;;;; How states are in the store: what is apart comes together again, and does not change there.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun apart-and-together (state)
   "STATE, after it was in a store."

@@ -1,7 +1,6 @@
 ;;;; Workflows that have ended: which are deleted at the limit of their octets, and what that reads.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun ended-entries-read (function)
   "How many entries of ended workflows in the index stores in memory read while FUNCTION runs."

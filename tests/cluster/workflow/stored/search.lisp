@@ -1,7 +1,6 @@
 ;;;; Searches: pages, the newest first, by status, type and times, and what a call looks at.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun ids-found (node &rest search)
   (let ((ids '()))

@@ -1,7 +1,6 @@
 ;;;; Room in the store: what is refused for lack of it, what goes on, and what makes room.
 
 (in-package #:clgrpc.tests.workflow)
-(in-suite :clgrpc.workflow)
 
 (defun call-with-small-store (function octets &rest arguments)
   "Call FUNCTION with a node, of ARGUMENTS, on a store in memory that takes OCTETS."

@@ -1,7 +1,6 @@
 ;;;; Journals: lines, and logging that never waits.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test wrong-arguments-of-a-writer
   "The text says what was likely meant."

@@ -1,7 +1,6 @@
 ;;;; The log never signals and never calls itself.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defun errors-written (function)
   "What is written to the standard error while FUNCTION runs with the default log function."

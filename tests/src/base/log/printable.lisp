@@ -1,7 +1,6 @@
 ;;;; Text of peers that is shown: visible, and bounded.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test what-is-not-to-be-seen-is-escaped
   (flet ((shown (&rest codes) (printable-text (map 'string #'code-char codes))))

@@ -1,7 +1,6 @@
 ;;;; Tracers: what switches them, and that those that are off cost nothing.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defmacro with-tracers-kept (&body body)
   `(let ((before (tracers)))

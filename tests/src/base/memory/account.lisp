@@ -1,7 +1,6 @@
 ;;;; Accounts tell those above in steps, nothing is lost, and who holds too much is told.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test accounts-tell-in-steps
   "What is above knows of a connection's charges up to a step, and of all of them once it is closed."

@@ -1,7 +1,6 @@
 ;;;; TUNE-COLLECTOR does what it says; the image is left as it was.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defun resident-octets ()
   (with-open-file (in "/proc/self/statm")

@@ -2,7 +2,6 @@
 ;;;; which may not survive it.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defun run-in-small-heap (megabytes source)
   "What a fresh SBCL with so large a heap prints that has loaded clgrpc/base and evaluates the form

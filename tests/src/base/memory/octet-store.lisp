@@ -1,7 +1,6 @@
 ;;;; The store of long vectors: lengths, owning alone, the limit, many threads.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test store-lengths
   "Never too short, never more than a quarter too long, and a shelf's own length is a fixed point."

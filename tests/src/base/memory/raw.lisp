@@ -1,7 +1,6 @@
 ;;;; Vectors that nobody zeroes are vectors like others, also to the collector.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test raw-vectors-are-vectors
   (macrolet ((check (type value)

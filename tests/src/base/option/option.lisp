@@ -1,7 +1,6 @@
 ;;;; The options table, row by row: what takes which option, and which values.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defparameter *makers*
   '((:connection make-options) (:server make-server-options) (:channel make-channel-options)

@@ -1,7 +1,6 @@
 ;;;; Base64: the vectors of RFC 4648 section 10, both paddings, and everything that must be refused.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defparameter *base64-vectors*
   '(("" "") ("f" "Zg==") ("fo" "Zm8=") ("foo" "Zm9v") ("foob" "Zm9vYg==") ("fooba" "Zm9vYmE=")

@@ -2,7 +2,6 @@
 ;;;; two neighbours, where a second rounding would show.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defun float-bits (float)
   (etypecase float

@@ -1,7 +1,6 @@
 ;;;; JSON: the shapes values take, what is refused and where, the limits, and doubles both ways.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defun json-round-trip (text)
   (write-json (parse-json text)))

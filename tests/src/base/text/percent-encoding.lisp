@@ -1,7 +1,6 @@
 ;;;; Percent-encoding: escapes that are right and wrong.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test percents-are-decoded-as-utf-8
   (is (string= "a b" (percent-decoded-text "a%20b")))

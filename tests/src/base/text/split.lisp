@@ -1,7 +1,6 @@
 ;;;; Characters in texts, wherever they are in a word.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test characters-are-found
   "In strings of both widths, at each place, from and to each place; no character is taken for one

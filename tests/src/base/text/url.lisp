@@ -1,7 +1,6 @@
 ;;;; The parts of URLs.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (test urls-have-parts
   (loop for (text . parts)

@@ -1,7 +1,6 @@
 ;;;; UTF-8 against SBCL's own coders, at every length and place, and what must be refused.
 
 (in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
 
 (defparameter *alphabets*
   '("abcdefgh" "abcdefghé" "aéдb" "éдü" "éдüж€" "é€𝄞a" "日本語")

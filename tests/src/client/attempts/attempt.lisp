@@ -2,7 +2,6 @@
 ;;;; call at once, whichever answers, and what has been sent, sent again.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun try-beside (call)
   "Have CALL tried on its link once more. Return the attempt, or nil."

@@ -2,7 +2,6 @@
 ;;;; answers that come late, never, wrong or not at all.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defclass told-credentials (grpc:call-credentials)
   ((answer :initarg :answer) ; a function of the request and how many came before it

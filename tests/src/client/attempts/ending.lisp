@@ -1,7 +1,6 @@
 ;;;; How calls end whose deadline has passed, whoever says so first.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun end-after-deadline (ending timeout)
   "The error that a call with TIMEOUT ends with whose server ends it as ENDING says when its deadline

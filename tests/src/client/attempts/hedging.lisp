@@ -2,7 +2,6 @@
 ;;;; while it runs, and one attempt has it.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun hedging-config (&key (attempts 3) (delay "0.02s") (more ""))
   "The JSON of a service config that has a hedging policy for all methods."

@@ -1,7 +1,6 @@
 ;;;; Interceptors at both ends, filters of messages, call credentials.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun path-of (call) (method:rpc-method-path (grpc:call-rpc-method call)))
 

@@ -1,7 +1,6 @@
 ;;;; Compression between our two ends, and what our client makes of servers that compress.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun tell (note call)
   "A note that says whether NOTE came compressed, and its body, compressed."

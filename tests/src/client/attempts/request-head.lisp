@@ -1,7 +1,6 @@
 ;;;; What a request's headers are on the wire.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test request-on-the-wire
   "The fields of a request, in gRPC's order, and its message."

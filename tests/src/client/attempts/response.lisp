@@ -1,7 +1,6 @@
 ;;;; What our client makes of a server's answers, good and bad, frame by frame.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun call-with-answer (script options function)
   (with-raw-server (address) (lambda (peer exchange)

@@ -2,7 +2,6 @@
 ;;;; not seen are made again, once; others as the service config says.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun refusing (times counter)
   "A script that refuses the first TIMES requests, counted in the car of COUNTER, and answers others

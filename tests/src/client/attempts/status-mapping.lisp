@@ -1,7 +1,6 @@
 ;;;; The encoding of grpc-message, and what codes of HTTP mean.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test status-message-encoding
   "Percent-encoding as gRPC over HTTP/2 has it, and decoding that never fails."

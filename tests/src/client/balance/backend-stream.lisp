@@ -1,7 +1,6 @@
 ;;;; Side calls that are kept up, on a subchannel whose links have no streams, and over sockets.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defun call-with-backend-stream (core function)
   "Call FUNCTION with a backend stream on the subchannel of the server 1, which is ready and has no

@@ -1,7 +1,6 @@
 ;;;; Children with names: what makes, keeps and ends them, and whose backends are whose.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test backends-are-of-the-child-that-their-path-says
   "gRFC A56, hierarchical addresses."

@@ -1,7 +1,6 @@
 ;;;; Health checking: what a server says and what becomes of it, also over sockets.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test health-vetoes
   (with-core (core)

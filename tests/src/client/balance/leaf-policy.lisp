@@ -1,7 +1,6 @@
 ;;;; What policies with a subchannel for each server have in common: members, states, large fleets.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test a-leaf-policy-stays-failed-until-one-is-ready
   (with-core (core)

@@ -1,7 +1,6 @@
 ;;;; least_request: which server is picked, configs.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test least-request-prefers-who-has-fewer-calls
   (with-core (core)

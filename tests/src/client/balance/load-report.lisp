@@ -1,7 +1,6 @@
 ;;;; Load reports of servers: how they are read, and the stream of them.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defun report-trailers (&rest values)
   "Trailers whose load reports are VALUES, text."

@@ -1,7 +1,6 @@
 ;;;; outlier_detection: who is ejected, for how long, configs.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defun outliers (fields)
   (format nil "[{\"outlier_detection_experimental\":{\"interval\":\"1s\",

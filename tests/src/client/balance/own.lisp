@@ -1,7 +1,6 @@
 ;;;; Policies of users: one as doc/fleets.md has it, errors; and the change of policy.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test another-policy-takes-over-when-it-is-ready
   (with-core (core)

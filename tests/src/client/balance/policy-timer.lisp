@@ -1,7 +1,6 @@
 ;;;; Timers of balancers.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test timers-ring-once-unless-they-are-stopped
   (with-core (core)

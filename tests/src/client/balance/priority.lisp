@@ -1,7 +1,6 @@
 ;;;; priority: which child serves, configs.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defun prioritized (&rest names)
   (format nil "[{\"priority_experimental\":{\"children\":{~{~A~^,~}},

@@ -1,7 +1,6 @@
 ;;;; random_subsetting: subsets, configs.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test subsets
   "Of the size that is wanted; one server that comes or goes changes one member; seeds differ."

@@ -1,7 +1,6 @@
 ;;;; ring_hash: rings, which server a call goes to, states, configs.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defvar *core*)
 

@@ -1,7 +1,6 @@
 ;;;; round_robin: turns. Its states, and servers, are in tests/src/client/policies.lisp.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test turns-are-even
   (with-core (core)

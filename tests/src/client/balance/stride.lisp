@@ -1,7 +1,6 @@
 ;;;; Picks by weight.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test strides-pick-as-weights-say
   (dolist (weights '((1 1) (1 2 3) (9 1) (100 250 399 777) (5 5 5 6)))

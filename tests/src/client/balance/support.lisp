@@ -1,7 +1,6 @@
 ;;;; A channel without sockets or threads, whose loop a test turns and whose time it tells.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defun parse (json)
   "The POLICY-CONFIG of JSON, a loadBalancingConfig."

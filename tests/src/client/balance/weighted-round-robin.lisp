@@ -1,7 +1,6 @@
 ;;;; weighted_round_robin: weights of reports, when they count, configs.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defun report (&rest fields)
   (apply #'orca:make-orca-load-report fields))

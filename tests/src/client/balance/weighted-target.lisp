@@ -1,7 +1,6 @@
 ;;;; weighted_target: shares, targets that come and go, configs.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defun weighted (&rest rows)
   (format nil "[{\"weighted_target_experimental\":{\"targets\":{~{~A~^,~}}}}]"

@@ -1,7 +1,6 @@
 ;;;; Policies with one child: what goes up and down between the two.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (defparameter *wrapped*
   "[{\"random_subsetting_experimental\":{\"subsetSize\":5,\"childPolicy\":[{~A}]}}]")

@@ -1,7 +1,6 @@
 ;;;; XXH64, by vectors of its specification.
 
 (in-package #:clgrpc.tests.balance)
-(in-suite :clgrpc.balance)
 
 (test xxh64-vectors
   (flet ((hash (text &optional (seed 0)) (balance:xxh64 (string-octets text) seed)))

@@ -1,7 +1,6 @@
 ;;;; The list of policies of which the first one known is taken.
 
 (in-package #:clgrpc.tests.config)
-(in-suite :clgrpc.config)
 
 (defun chosen (source)
   "The keyword and the own config of the policy that SOURCE, a config, chooses."

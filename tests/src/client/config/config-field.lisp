@@ -1,7 +1,6 @@
 ;;;; The JSON mapping of Protocol Buffers, field by field, and its like in Lisp data.
 
 (in-package #:clgrpc.tests.config)
-(in-suite :clgrpc.config)
 
 (defun duration (text)
   "The nanoseconds of a timeout that TEXT is, or :wrong."

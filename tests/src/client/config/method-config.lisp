@@ -1,7 +1,6 @@
 ;;;; What a config says of methods: which entry is whose, and the policies of gRFC A6.
 
 (in-package #:clgrpc.tests.config)
-(in-suite :clgrpc.config)
 
 (test the-most-specific-entry-is-a-methods
   (let ((config (config:parse-service-config

@@ -1,7 +1,6 @@
 ;;;; The config as a whole, from JSON and from Lisp data.
 
 (in-package #:clgrpc.tests.config)
-(in-suite :clgrpc.config)
 
 (test what-is-no-object-is-no-config
   (dolist (source '("" "[]" "3" "null" "{" "{\"a\":1}}" "{'a':1}" "not json"))

@@ -1,7 +1,6 @@
 ;;;; Which service config a client takes of those in TXT records (gRFC A2).
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun chosen (number &rest texts)
   "The full names of the methods that the config chosen by a client that has NUMBER has something to

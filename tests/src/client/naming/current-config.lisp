@@ -2,7 +2,6 @@
 ;;;; sockets where no message must travel.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defparameter *ask-path* "/lab.Bench/Ask")
 

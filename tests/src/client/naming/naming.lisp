@@ -1,7 +1,6 @@
 ;;;; Names that a DNS server of our own looks up: when, how often, and what becomes of answers.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun call-with-name-resolver (function arguments)
   "Call FUNCTION with a DNS server, a resolver of x.test:80 that asks it, has the options ARGUMENTS

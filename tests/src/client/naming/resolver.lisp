@@ -1,7 +1,6 @@
 ;;;; Resolvers: those of the schemes that there are, and those of users.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun resolver-of (target)
   (client:make-resolver target (make-channel-options)))

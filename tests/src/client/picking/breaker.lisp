@@ -1,7 +1,6 @@
 ;;;; Circuit breakers, without a channel.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun a-breaker (&rest options)
   (client::make-breaker (apply #'make-channel-options options)))

@@ -1,7 +1,6 @@
 ;;;; What guards refuse: calls beyond a channel's limit, and those of servers that fail too many.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test no-guard-without-a-limit
   (with-probe (channel) (:ask #'double)

@@ -1,7 +1,6 @@
 ;;;; The policy pick-first, without sockets.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (test pick-first-has-one-subchannel-which-is-the-picker
   (with-core (core puppet :pick-first)

@@ -2,7 +2,6 @@
 ;;;; have ended are gone.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun call-with-full-servers (function)
   "Call FUNCTION with a core and two servers of it that are ready and have no stream."

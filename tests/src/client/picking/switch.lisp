@@ -1,7 +1,6 @@
 ;;;; Balancers as a tree, changes of policy, vetoes and listeners, without sockets.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 (defun change-policy (core puppet policy &rest addresses)
   "Have CORE balance by POLICY, a keyword, from the next answer of PUPPET, ADDRESSES, on."

@@ -2,7 +2,6 @@
 ;;;; calls by proxies of other people's, by HTTP's CONNECT and by SOCKS5.
 
 (in-package #:clgrpc.tests.client)
-(in-suite :clgrpc.client)
 
 ;;; Which proxy
 

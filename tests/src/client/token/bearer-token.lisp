@@ -1,7 +1,6 @@
 ;;;; Tokens that the program has.
 
 (in-package #:clgrpc.tests.token)
-(in-suite :clgrpc.token)
 
 (defun sent-token (token)
   "The metadata that BEARER-TOKEN sends for TOKEN."

@@ -2,7 +2,6 @@
 ;;;; endless, or speak something else.
 
 (in-package #:clgrpc.tests.token)
-(in-suite :clgrpc.token)
 
 (test urls-of-endpoints
   (loop for (url secure host port path)

@@ -1,7 +1,6 @@
 ;;;; Token endpoints for tests: one that answers as a test says, and sockets that misbehave.
 
 (in-package #:clgrpc.tests.token)
-(in-suite :clgrpc.token)
 
 (defparameter *request*
   (credentials::make-credentials-request "/shop.Shop/Buy" "shop.example:443" t)

@@ -1,7 +1,6 @@
 ;;;; Tokens that are kept: one fetch at a time, before they expire; failures and their back-off.
 
 (in-package #:clgrpc.tests.token)
-(in-suite :clgrpc.token)
 
 (defclass test-credentials (grpc:token-credentials)
   ((answer :initarg :answer :accessor test-answer) ; a function of how many came before

@@ -1,7 +1,6 @@
 ;;;; Tokens from an authorization server: what it is asked, what it may answer, how it misbehaves.
 
 (in-package #:clgrpc.tests.token)
-(in-suite :clgrpc.token)
 
 (test client-tokens
   (let ((seen '()))

@@ -1,7 +1,6 @@
 ;;;; Tokens in files (gRFC A97): read when needed, read again, absent, damaged, huge.
 
 (in-package #:clgrpc.tests.token)
-(in-suite :clgrpc.token)
 
 (defun web-token (seconds &optional (name "t"))
   "A JSON Web Token, signed by nobody, that expires in SECONDS."

@@ -2,7 +2,6 @@
 ;;;; openssl judges), which keys sign.
 
 (in-package #:clgrpc.tests.token)
-(in-suite :clgrpc.token)
 
 (defun generated-key (directory name &rest arguments)
   "The file of a new private key that openssl makes with ARGUMENTS, and that of its public half."

@@ -1,7 +1,6 @@
 ;;;; The date of an answer, as text.
 
 (in-package #:clgrpc.tests.exchange)
-(in-suite :clgrpc.exchange)
 
 (test dates-have-two-digits
   "As RFC 9110 section 5.6.7 writes them, in days, hours, minutes and seconds."

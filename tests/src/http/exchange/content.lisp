@@ -1,7 +1,6 @@
 ;;;; What a handler may answer, and what becomes of it.
 
 (in-package #:clgrpc.tests.exchange)
-(in-suite :clgrpc.exchange)
 
 (defun answered (http-status headers body)
   "Status, headers and body of the answer for the values of a handler; :wrong if they are not ones."

@@ -1,7 +1,6 @@
 ;;;; What is read out of a plain request.
 
 (in-package #:clgrpc.tests.exchange)
-(in-suite :clgrpc.exchange)
 
 (test parts-of-a-request
   (let ((request (request-for "/a/b?c=d&e")))

@@ -1,7 +1,6 @@
 ;;;; What a connection speaks, by ALPN or by its first octets.
 
 (in-package #:clgrpc.tests.exchange)
-(in-suite :clgrpc.exchange)
 
 (test what-a-connection-speaks
   "What ALPN has agreed on counts, else the first octets: \"PRI \" is HTTP/2, other text is HTTP/1.1,

@@ -1,7 +1,6 @@
 ;;;; Which handler is for which path, and what is no handler.
 
 (in-package #:clgrpc.tests.exchange)
-(in-suite :clgrpc.exchange)
 
 (defun tell (request)
   "A handler that is not called."

@@ -2,7 +2,6 @@
 ;;;; random blocks, from which nothing but HPACK-ERROR may come.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (defun bad-p (text &key (decoder (make-decoder)))
   "True if the block of hexadecimal TEXT is refused with a condition that reports on one line."

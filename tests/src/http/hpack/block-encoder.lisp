@@ -1,7 +1,6 @@
 ;;;; The encoder: modes, size updates, and its table in step with a decoder's whatever is sent.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (test modes
   (let ((encoder (make-encoder)) (field (string-field "x" "y")))

@@ -1,7 +1,6 @@
 ;;;; The caches by raw octets: what is found again, and what must not be kept.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (defun literal-field (decoder octets)
   "The field of the literal OCTETS, decoded without looking for the block as a whole."

@@ -1,7 +1,6 @@
 ;;;; Fields: their parts, their strings, how they print.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (test field-parts
   (let ((field (string-field "grpc-status" "0")))

@@ -1,7 +1,6 @@
 ;;;; The Huffman code: complete, the one of the RFC, and strict about how a string ends.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (defun unhuff (octets)
   (hpack::decode-huffman octets 0 (length octets)))

@@ -1,7 +1,6 @@
 ;;;; The unchecked leaves: every octet counts, at every length and alignment, and none outside.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (defun sees-p (raw shift)
   "True if RAW, moved by SHIFT, matches and hashes as before, but not with any octet changed."

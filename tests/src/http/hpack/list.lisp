@@ -1,7 +1,6 @@
 ;;;; Field lists: filling, searching, clearing, and the memo of a repeated block.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (test field-lists
   (let ((list (make-field-list))

@@ -1,7 +1,6 @@
 ;;;; The static table: ends and middle of RFC 7541 appendix A, and the search in it.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (test static-entries
   (loop for (index name value) in '((1 ":authority" "") (2 ":method" "GET") (3 ":method" "POST")

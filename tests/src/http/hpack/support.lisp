@@ -4,7 +4,6 @@
 (in-package #:clgrpc.tests.hpack)
 
 (def-suite :clgrpc.hpack :description "RFC 7541: header compression.")
-(in-suite :clgrpc.hpack)
 
 (defun hex (text)
   "The octets that the hexadecimal digits of TEXT stand for; spaces do not count."

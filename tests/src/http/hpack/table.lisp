@@ -1,7 +1,6 @@
 ;;;; The dynamic table by itself: numbering, growth of the ring, eviction.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (defun numbered (i)
   (string-field (format nil "n~D" i) "v"))

@@ -2,7 +2,6 @@
 ;;;; through decoder and encoder.
 
 (in-package #:clgrpc.tests.hpack)
-(in-suite :clgrpc.hpack)
 
 (defun words (line &key (limit nil))
   "The words of LINE, at most LIMIT, the last of which is then the whole rest."

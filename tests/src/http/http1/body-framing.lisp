@@ -2,7 +2,6 @@
 ;;;; of smuggling a request behind another.
 
 (in-package #:clgrpc.tests.http1)
-(in-suite :clgrpc.http1)
 
 (test bodies-of-a-length
   (is-said '(("POST" "/" (":authority: a" "content-length: 5") 5 t) "hello" :end

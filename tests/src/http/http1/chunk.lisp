@@ -1,7 +1,6 @@
 ;;;; Chunked bodies: their lines, extensions and trailers.
 
 (in-package #:clgrpc.tests.http1)
-(in-suite :clgrpc.http1)
 
 (defun chunked (body)
   "A chunked request with BODY as it is sent."

@@ -1,7 +1,6 @@
 ;;;; Heads: what is read of good ones, and those that two readers might read differently.
 
 (in-package #:clgrpc.tests.http1)
-(in-suite :clgrpc.http1)
 
 (test requests-are-read
   (is-said '(("GET" "/healthz?full=1" (":authority: a.example:80" "accept: */*") 0 t) :end)

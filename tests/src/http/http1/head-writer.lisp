@@ -1,7 +1,6 @@
 ;;;; The writer, and that the parser reads what it has written.
 
 (in-package #:clgrpc.tests.http1)
-(in-suite :clgrpc.http1)
 
 (defun written (function &rest arguments)
   "The text that FUNCTION appends to a buffer, called with it and ARGUMENTS."

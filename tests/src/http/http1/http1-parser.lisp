@@ -2,7 +2,6 @@
 ;;;; which nothing but HTTP1-ERROR may come, the same in whatever portions.
 
 (in-package #:clgrpc.tests.http1)
-(in-suite :clgrpc.http1)
 
 (test connections-end-between-messages
   (flet ((end (text &key (role :server) requests)

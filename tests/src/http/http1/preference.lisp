@@ -1,7 +1,6 @@
 ;;;; The weights in a peer's preferences.
 
 (in-package #:clgrpc.tests.http1)
-(in-suite :clgrpc.http1)
 
 (defun preferences (field)
   "What DO-PREFERENCES finds in FIELD: a list of names and weights."

@@ -7,7 +7,6 @@
 ;;;; only in HTTP/2 are not among them.
 
 (in-package #:clgrpc.tests.http1)
-(in-suite :clgrpc.http1)
 
 (defun with-codes (control &rest codes)
   (apply #'format nil control (mapcar #'code-char codes)))

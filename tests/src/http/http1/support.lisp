@@ -4,7 +4,6 @@
 (in-package #:clgrpc.tests.http1)
 
 (def-suite :clgrpc.http1 :description "RFC 9112: HTTP/1.1.")
-(in-suite :clgrpc.http1)
 
 (defun wire (text)
   "The octets of TEXT, of which each | is CR LF."

@@ -2,7 +2,6 @@
 ;;;; are not released cost their structure.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (defparameter *message* (ascii-octets "0123456789"))
 

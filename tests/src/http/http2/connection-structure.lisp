@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/connection-structure.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test printing
   "Each object prints as one useful line."

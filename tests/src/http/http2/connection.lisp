@@ -2,7 +2,6 @@
 ;;;; tests/support/dialogue/connection.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test identifiers-run-out
   "The last identifier is 2^31-1; then no stream can be opened (5.1.1)."

@@ -2,7 +2,6 @@
 ;;;; tests/support/dialogue/flow.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (defun sent-content (octets)
   "The content of all DATA frames in OCTETS, one after the other."

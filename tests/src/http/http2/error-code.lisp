@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/error-code.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test error-names
   "Codes have the numbers and names of RFC 9113 section 7; unknown ones a description."

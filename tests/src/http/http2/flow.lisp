@@ -2,7 +2,6 @@
 ;;;; tests/support/dialogue/flow.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test raising-windows
   "A window ends at 2^31-1 and may come from below 0 (6.9.1, 6.9.2)."

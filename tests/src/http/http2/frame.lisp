@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/frame.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test frame-header-round-trip
   "What is written as a frame header is read again; the reserved bit is dropped."

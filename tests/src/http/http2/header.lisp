@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/header.lisp; malformed messages are in tests/support/dialogue/message.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (defun kind (name value)
   (h2:field-kind-of (hpack:string-field name value)))

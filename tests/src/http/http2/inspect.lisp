@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/inspect.lisp: frames described for people.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (defun described (&rest octets)
   (let ((octets (coerce octets 'octets)))

@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/output.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test answers-are-counted-until-sent
   "The count begins anew only when the output was empty, not when it was merely lent again."

@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/rate-credit.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (defun calls-and-resets (count served)
   "CALMED-BY for COUNT pairs of calls, of which the first gets an answer, a good one if SERVED, and

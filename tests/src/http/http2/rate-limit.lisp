@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/rate-limit.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (defun second-ns (seconds) (round (* seconds 1000000000)))
 

@@ -2,7 +2,6 @@
 ;;;; in tests/whole/fuzz/http2.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (defun session-octets ()
   "A session that is right, as a client sends it."

@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/reset.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test resets-that-are-forgotten
   "The memory of resets is bounded; below the newest forgotten one everything counts as reset."

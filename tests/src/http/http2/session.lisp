@@ -3,7 +3,6 @@
 ;;;; end.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (defstruct call
   "What a stream has sent and received so far."

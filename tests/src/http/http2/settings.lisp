@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/settings.lisp; conversations are in tests/support/dialogue/connection.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test our-settings
   "Only what differs from the defaults of RFC 9113 section 6.5.2 is sent, and always the limits."

@@ -2,7 +2,6 @@
 ;;;; tests/support/dialogue/state.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test state-table-is-complete
   "Every state has every input once, and the compiled table says what the rows say."

@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/stream-table.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test table-grows-and-shrinks
   "Streams are found whatever was added and removed around them."

@@ -4,7 +4,6 @@
 (in-package #:clgrpc.tests.http2)
 
 (def-suite :clgrpc.http2 :description "RFC 9113: the connection as a state machine.")
-(in-suite :clgrpc.http2)
 
 (defstruct (end (:constructor make-end (connection buffer)))
   "A connection and the buffer of its output."

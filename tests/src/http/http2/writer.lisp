@@ -1,7 +1,6 @@
 ;;;; See src/http/http2/writer.lisp.
 
 (in-package #:clgrpc.tests.http2)
-(in-suite :clgrpc.http2)
 
 (test blocks-of-any-size
   "A header block split at the peer's largest frame is read again as it was."

@@ -1,7 +1,6 @@
 ;;;; What answers come to: records, aliases, and the ways of having nothing.
 
 (in-package #:clgrpc.tests.dns)
-(in-suite :clgrpc.dns)
 
 (defun outcome-of (type code &rest records)
   "The outcome of asking after TYPE of x, answered with CODE and RECORDS, and the data."

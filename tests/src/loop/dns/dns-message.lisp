@@ -1,7 +1,6 @@
 ;;;; Messages: those that we send, those that servers send, and those that nobody should.
 
 (in-package #:clgrpc.tests.dns)
-(in-suite :clgrpc.dns)
 
 (defun parsed (octets)
   (parse-message octets 0 (length octets)))

@@ -1,7 +1,6 @@
 ;;;; Asking a server: over UDP and TCP, with what is lost, late, wrong or forged.
 
 (in-package #:clgrpc.tests.dns)
-(in-suite :clgrpc.dns)
 
 (defun server-address (server)
   (multiple-value-bind (host port) (os:parse-address (name-server-address server))

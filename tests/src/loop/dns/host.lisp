@@ -1,7 +1,6 @@
 ;;;; The addresses of both families.
 
 (in-package #:clgrpc.tests.dns)
-(in-suite :clgrpc.dns)
 
 (defun addresses-of (loop server name &key (seconds 10))
   "The texts of NAME's addresses, the outcome and the failure."

@@ -1,7 +1,6 @@
 ;;;; Names: their text, their octets, and pointers in messages.
 
 (in-package #:clgrpc.tests.dns)
-(in-suite :clgrpc.dns)
 
 (test names-as-text
   (loop for (text octets) in `(("a" #(1 97 0))

@@ -14,4 +14,3 @@
 (in-package #:clgrpc.tests.dns)
 
 (def-suite :clgrpc.dns :description "DNS: messages, answers, and asking a server.")
-(in-suite :clgrpc.dns)

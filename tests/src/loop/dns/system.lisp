@@ -1,7 +1,6 @@
 ;;;; The servers of a resolv.conf.
 
 (in-package #:clgrpc.tests.dns)
-(in-suite :clgrpc.dns)
 
 (defun servers-of (&rest lines)
   (mapcar #'os:address-text (parse-servers (format nil "~{~A~%~}" lines))))

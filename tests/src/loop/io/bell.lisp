@@ -1,7 +1,6 @@
 ;;;; The bell: a move of a baton wakes a watchdog that sleeps, and costs nothing while it is awake.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun call-with-sleeper (function)
   "Call FUNCTION while a thread sleeps as the watchdog does; return true if that was woken."

@@ -2,7 +2,6 @@
 ;;;; answer crosswise.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun check-echo (address)
   (with-loops (loop) ()

@@ -2,7 +2,6 @@
 ;;;; called exactly once.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun connect-and-wait (loop host port &key (seconds 10))
   "Connect; return the byte channel and the condition."

@@ -2,7 +2,6 @@
 ;;;; well.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun records (octets &key (kind 22) (size 16384))
   "OCTETS, a list, in records of KIND of SIZE octets at most."

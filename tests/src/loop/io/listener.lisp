@@ -1,7 +1,6 @@
 ;;;; Listening: addresses, limits, running out of descriptors, closing.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (test listener-addresses
   (with-loops (loop) ()

@@ -2,7 +2,6 @@
 ;;;; loop that spins misses nothing.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 ;;; The model: two ends that answer each other. Times are nanoseconds.
 

@@ -1,7 +1,6 @@
 ;;;; TLS connections on loops, between our own two ends and with peers that do not speak it.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun listen-with-tls (loops handler credentials &key on-connection)
   (listen-on "127.0.0.1:0" (make-server-options) loops

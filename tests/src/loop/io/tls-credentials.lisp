@@ -1,7 +1,6 @@
 ;;;; Credentials: what is refused, files that change, what is kept and freed.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun certificate-file (name)
   (support:certificate-file name))

@@ -1,7 +1,6 @@
 ;;;; The registry of schemes.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun call-with-schemes-of-ones-own (function)
   (let ((schemes loop::**schemes**))

@@ -1,7 +1,6 @@
 ;;;; Targets as text: the forms of gRPC's naming document, and what is none.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun target-parts (text &rest options)
   "Authority, host, port and addresses as text of the target TEXT."

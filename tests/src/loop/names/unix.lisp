@@ -1,7 +1,6 @@
 ;;;; Unix sockets: files that are made, kept, replaced and removed, and who may use them.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun call-with-directory (function)
   (let ((path (uiop:ensure-directory-pathname

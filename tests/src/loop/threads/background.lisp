@@ -1,7 +1,6 @@
 ;;;; Jobs in the background: when they run, on how many threads, and how they end.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defmacro with-background ((background) &body body)
   `(let ((,background (make-background "tests background")))

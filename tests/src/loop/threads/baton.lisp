@@ -1,7 +1,6 @@
 ;;;; The baton: its steps in every interleaving, and the real thing between threads.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 ;;; Every interleaving
 

@@ -3,7 +3,6 @@
 ;;;; see of it is in tests/whole/promise/driving.lisp.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defparameter *driving-places*
   (append '((clgrpc.loop::driving-calls . :calls)

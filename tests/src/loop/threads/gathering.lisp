@@ -2,7 +2,6 @@
 ;;;; What it does to messages is in tests/src/client/flow.lisp.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defparameter *gather-places*
   '((clgrpc.loop::driving-gathered-ns . :gathered)

@@ -1,7 +1,6 @@
 ;;;; Errors in what a loop calls: what is logged of them, and that a timer outlives them.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun fail-here (count)
   "Fail COUNT times at one place that is guarded; return the last error."

@@ -2,7 +2,6 @@
 ;;;; producers, closing.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun drained (inbox)
   (let ((items '()))

@@ -1,7 +1,6 @@
 ;;;; Reserve threads: none before there is work, never too many, a bounded queue, none after idling.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun await-thread-count (reserve count)
   "Wait until RESERVE has COUNT threads."

@@ -1,7 +1,6 @@
 ;;;; Shares: who comes last finds something free, what waits is served in turn, and the sums hold.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (defun make-shares (count &key whole (weight 1))
   (loop repeat count collect (make-share :whole whole :weight weight)))

@@ -2,7 +2,6 @@
 ;;;; test's thread makes the turns.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (test deferred-functions-are-called-in-order
   (with-still-loop (loop)

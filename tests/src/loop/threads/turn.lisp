@@ -2,7 +2,6 @@
 ;;;; long one. The test's thread makes the turns, by a clock that it sets.
 
 (in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
 
 (test phases-have-their-order
   (with-still-loop (loop :clock (constantly +noon-ns+))

@@ -2,7 +2,6 @@
 ;;;; that stay, pages, and that nothing is kept of what is closed.
 
 (in-package #:clgrpc.tests.channelz)
-(in-suite :clgrpc.channelz)
 
 ;;; Asking
 

@@ -1,7 +1,6 @@
 ;;;; The access log: what the event of a call says, on each transport, and which calls have one.
 
 (in-package #:clgrpc.tests.logs)
-(in-suite :clgrpc.logs)
 
 (defun refuse (note call)
   (declare (ignore note call))

@@ -1,7 +1,6 @@
 ;;;; The binary log (gRFC A16): the entries of calls of all kinds at both ends, on each transport.
 
 (in-package #:clgrpc.tests.logs)
-(in-suite :clgrpc.logs)
 
 (defun short (keyword prefix)
   "KEYWORD, an enum's, without PREFIX."

@@ -2,7 +2,6 @@
 ;;;; does.
 
 (in-package #:clgrpc.tests.logs)
-(in-suite :clgrpc.logs)
 
 (defun call-with-directory (function)
   "Call FUNCTION with the name of a file that is not there yet, in a directory of its own."

@@ -1,7 +1,6 @@
 ;;;; Filters of the binary log (gRFC A16): its own examples, precedence, what is refused.
 
 (in-package #:clgrpc.tests.logs)
-(in-suite :clgrpc.logs)
 
 (defun limits (filter path)
   "What FILTER, a text, logs of the method of PATH: octets of metadata and of messages, :all for no

@@ -1,7 +1,6 @@
 ;;;; What is asked for: the header accept as Prometheus and others send it, and accept-encoding.
 
 (in-package #:clgrpc.tests.metrics)
-(in-suite :clgrpc.metrics)
 
 (test open-metrics-if-it-is-preferred
   (flet ((open-p (accept) (metrics:open-metrics-wanted-p accept)))

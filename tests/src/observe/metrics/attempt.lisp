@@ -2,7 +2,6 @@
 ;;;; A96).
 
 (in-package #:clgrpc.tests.metrics)
-(in-suite :clgrpc.metrics)
 
 (defun call-with-policy (policy handler function)
   "Call FUNCTION with a channel to a probe whose method Ask is HANDLER, with POLICY, a plist, in the

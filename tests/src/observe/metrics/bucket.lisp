@@ -1,7 +1,6 @@
 ;;;; Buckets at their borders.
 
 (in-package #:clgrpc.tests.metrics)
-(in-suite :clgrpc.metrics)
 
 (test a-bound-belongs-to-its-bucket
   (dolist (scale (list metrics::**latency** metrics::**size** metrics::**retries**

@@ -1,7 +1,6 @@
 ;;;; What calls count, at both ends.
 
 (in-package #:clgrpc.tests.metrics)
-(in-suite :clgrpc.metrics)
 
 (defmacro with-metrics ((channel client server &rest handlers) &body body)
   "Evaluate BODY with CHANNEL to a probe with HANDLERS; CLIENT and SERVER are what they count in."

@@ -1,7 +1,6 @@
 ;;;; The text for Prometheus, read back.
 
 (in-package #:clgrpc.tests.metrics)
-(in-suite :clgrpc.metrics)
 
 (defun text-of (metrics &optional accept)
   (map 'string #'code-char (grpc:metrics-text metrics :accept accept)))

@@ -9,7 +9,6 @@
 (in-package #:clgrpc.tests.metrics)
 
 (def-suite :clgrpc.metrics :description "What is counted, and how it is read.")
-(in-suite :clgrpc.metrics)
 
 (defun family (metrics name)
   "The family NAME that METRICS have, or nil."

@@ -1,7 +1,6 @@
 ;;;; Instruments of users.
 
 (in-package #:clgrpc.tests.metrics)
-(in-suite :clgrpc.metrics)
 
 (test sums-of-threads-are-exact
   (let* ((metrics (grpc:make-metrics))

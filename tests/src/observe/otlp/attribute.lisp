@@ -1,7 +1,6 @@
 ;;;; Attributes and the resource.
 
 (in-package #:clgrpc.tests.otlp)
-(in-suite :clgrpc.otlp)
 
 (defun passed-on (type message)
   "MESSAGE, of TYPE, as it arrives."

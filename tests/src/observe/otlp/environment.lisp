@@ -1,7 +1,6 @@
 ;;;; What the environment says of an exporter.
 
 (in-package #:clgrpc.tests.otlp)
-(in-suite :clgrpc.otlp)
 
 (defun variables (&rest plist)
   "A function that returns the values of environment variables, as PLIST has them."

@@ -1,7 +1,6 @@
 ;;;; The exporter against a collector that answers, fails, hangs and restarts.
 
 (in-package #:clgrpc.tests.otlp)
-(in-suite :clgrpc.otlp)
 
 (defun counted-metrics (count)
   "Metrics with one counter at COUNT, and that counter."

@@ -1,7 +1,6 @@
 ;;;; What follows a failed export.
 
 (in-package #:clgrpc.tests.otlp)
-(in-suite :clgrpc.otlp)
 
 (defun retry-info (seconds)
   "A list of the detail that says when to come again."

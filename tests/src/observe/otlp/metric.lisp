@@ -1,7 +1,6 @@
 ;;;; Metrics as messages.
 
 (in-package #:clgrpc.tests.otlp)
-(in-suite :clgrpc.otlp)
 
 (defun sent-metrics (families &rest options)
   "The requests for FAMILIES as they arrive, counted from 5 to 7 ns."

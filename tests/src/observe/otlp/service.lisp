@@ -2,7 +2,6 @@
 ;;;; ours. Each tells the same collector of its spans; parents lead from the last to the first.
 
 (in-package #:clgrpc.tests.otlp)
-(in-suite :clgrpc.otlp)
 
 (defclass greeter (helloworld:greeter) ())
 

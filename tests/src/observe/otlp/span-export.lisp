@@ -1,7 +1,6 @@
 ;;;; Spans as messages.
 
 (in-package #:clgrpc.tests.otlp)
-(in-suite :clgrpc.otlp)
 
 (defun sent-spans (tracing)
   "The spans of TRACING as they arrive, a list."

@@ -1,7 +1,6 @@
 ;;;; Baggage (W3C Baggage): its text, what users see of it, and how far it goes.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (defun told (&rest texts)
   "What headers baggage with TEXTS tell."

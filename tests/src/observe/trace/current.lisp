@@ -1,7 +1,6 @@
 ;;;; What is current: WITH-SPAN, callbacks, futures, threads, the log.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (defun here ()
   "The id of the current span, or nil."

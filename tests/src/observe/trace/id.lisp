@@ -1,7 +1,6 @@
 ;;;; Ids differ, none is zero, and those of a loop repeat with its chance.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (test ids-differ-and-repeat-by-seed
   (flet ((some-ids (seed count)

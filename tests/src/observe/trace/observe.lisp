@@ -2,7 +2,6 @@
 ;;;; services, attempts, messages, statuses, what goes into metadata.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (defun drained (tracing count)
   "The spans of TRACING, COUNT of them once they are there, by their beginning."

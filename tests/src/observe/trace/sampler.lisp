@@ -1,7 +1,6 @@
 ;;;; Samplers, by themselves.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (defun place (low &key (sampled t) (remote t))
   (trace::make-trace-context :high 1 :low low :id 1 :sampled sampled :remote remote))

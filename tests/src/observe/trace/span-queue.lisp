@@ -1,7 +1,6 @@
 ;;;; Finished spans wait for an exporter: in order, up to a limit, and it is told of batches.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (defun work (count)
   (dotimes (i count) (grpc:with-span ((format nil "~D" i)))))

@@ -1,7 +1,6 @@
 ;;;; Spans by themselves: limits, what is counted, what stays.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (defun tracing (&rest options) (apply #'grpc:make-tracing options))
 

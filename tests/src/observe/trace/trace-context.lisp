@@ -2,7 +2,6 @@
 ;;;; of OpenCensus.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (defparameter *trace* "12345678901234567890123456789012")
 (defparameter *span* "1234567890123456")

@@ -1,7 +1,6 @@
 ;;;; tracestate: the cases of W3C's test suite for Trace Context, and what a peer can make it cost.
 
 (in-package #:clgrpc.tests.trace)
-(in-suite :clgrpc.trace)
 
 (defun state (&rest texts) (trace::read-tracestate texts))
 

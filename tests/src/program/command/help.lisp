@@ -1,7 +1,6 @@
 ;;;; Help texts: the lines of a command's usage.
 
 (in-package #:clgrpc.tests.command)
-(in-suite :clgrpc.command)
 
 (test usages-fill-their-lines
   "A line has less than 80 columns, and the first word of the next would not have fitted in."

@@ -1,7 +1,6 @@
 ;;;; Command lines as users write them.
 
 (in-package #:clgrpc.tests.command)
-(in-suite :clgrpc.command)
 
 (defun sample-command ()
   (command:make-command

@@ -1,7 +1,6 @@
 ;;;; Values of arguments.
 
 (in-package #:clgrpc.tests.command)
-(in-suite :clgrpc.command)
 
 (test values-of-arguments
   (is (= 7 (funcall (command:integer-parser 1 10) "7")))

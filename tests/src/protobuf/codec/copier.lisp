@@ -1,7 +1,6 @@
 ;;;; See src/protobuf/codec/copier.lisp.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test copies-share-nothing-mutable
   (let* ((message (all :f17 (clgrpc.test:make-inner :a 1) :r3 '(1 2) :m1 '(("a" . 1))

@@ -1,7 +1,6 @@
 ;;;; Reading what others may write: packed or not, in pieces, unknown, wrong, hostile.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun read-all (hex)
   (parse-message 'clgrpc.test:all (unhex hex)))

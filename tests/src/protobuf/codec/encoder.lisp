@@ -2,7 +2,6 @@
 ;;;; from Google's Python implementation.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defparameter *golden*
   `((:f1 1.5d0 "09000000000000f83f")

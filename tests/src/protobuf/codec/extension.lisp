@@ -1,7 +1,6 @@
 ;;;; Extensions of every kind, message sets, files loaded after the messages came in.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (define-proto "extension.proto")
 

@@ -2,7 +2,6 @@
 ;;;; functions that look at each octet; tags of one octet and of more; short packed fields.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (define-proto "field.proto")
 

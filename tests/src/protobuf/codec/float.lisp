@@ -1,7 +1,6 @@
 ;;;; See src/protobuf/codec/float.lisp.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test ratios-given-to-fields-are-rounded-to-the-nearest
   (flet ((held (field value)

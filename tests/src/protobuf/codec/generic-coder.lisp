@@ -1,7 +1,6 @@
 ;;;; Coders that serve any layout, against the ones compiled for the same definitions.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun define-small (name text)
   (eval `(define-proto ,name :source ,text :optimize-for :code-size)))

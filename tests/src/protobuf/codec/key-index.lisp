@@ -1,7 +1,6 @@
 ;;;; The hash index of maps, beside an alist that does the same.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun wide (text)
   "The characters of TEXT in a string of the other kind."

@@ -1,7 +1,6 @@
 ;;;; Map fields: the map itself, and entries on the wire.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test maps-hold-few-and-many-entries
   (with-seed ()

@@ -1,7 +1,6 @@
 ;;;; Whole messages: round trips, equality, copies, printing.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test wrong-arguments-of-parse-message
   "The text says what is wanted, and what was likely meant."

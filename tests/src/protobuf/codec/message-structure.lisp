@@ -1,7 +1,6 @@
 ;;;; Constructors, accessors, presence, oneofs as users see them.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test defaults-are-never-nil-for-scalars
   (let ((message (all)))

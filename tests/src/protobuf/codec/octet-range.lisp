@@ -1,7 +1,6 @@
 ;;;; Ranges of octets: which grow, and what they are together.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test a-range-that-follows-extends-the-latest
   (let ((ranges '()))

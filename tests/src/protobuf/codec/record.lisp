@@ -1,7 +1,6 @@
 ;;;; Records: messages known from their descriptors alone, in both written forms and read back.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defparameter *recorded* "syntax = 'proto2'; package clgrpc.test.recorded;
 message M { optional int32 i = 1; optional sint64 z = 2; repeated uint32 many = 3 [packed = true];

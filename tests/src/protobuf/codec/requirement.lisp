@@ -1,7 +1,6 @@
 ;;;; See src/protobuf/codec/requirement.lisp.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun legacy (&rest arguments)
   (apply #'clgrpc.test.legacy:make-legacy arguments))

@@ -2,7 +2,6 @@
 ;;;; that accessors accept.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test rows-are-those-of-the-protocol
   (loop for (kind wire size default)

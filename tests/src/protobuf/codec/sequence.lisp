@@ -3,7 +3,6 @@
 ;;;; shorter.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defparameter *varint-kinds*
   '((:int32 32 t nil) (:uint32 32 nil nil) (:int64 64 t nil) (:uint64 64 nil nil) (:sint32 32 t t)

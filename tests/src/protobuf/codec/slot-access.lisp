@@ -1,7 +1,6 @@
 ;;;; Places of structures by the names of their accessors: boxed ones and raw ones.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test every-kind-of-place-can-be-read-and-written
   (let ((message (all :f1 1.5d0 :f2 0.5f0 :f3 -7 :f6 (1- (expt 2 64)) :f14 "text"))

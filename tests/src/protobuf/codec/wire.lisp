@@ -1,7 +1,6 @@
 ;;;; Varints and skipping at the level of octets.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun skipped (hex)
   "Where the field that is HEX, tag first, ends."

@@ -1,7 +1,6 @@
 ;;;; Fields by path, from bare texts, and as JSON.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (define-proto "field-text.proto"
   :source "syntax = \"proto2\";

@@ -2,7 +2,6 @@
 ;;;; Mutated texts are in tests/whole/fuzz.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun unquote (text)
   (substitute #\" #\' text))

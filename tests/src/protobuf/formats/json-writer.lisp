@@ -1,7 +1,6 @@
 ;;;; Messages as JSON: every kind of field, the well-known types, the options.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (define-proto "textual.proto")
 

@@ -2,7 +2,6 @@
 ;;;; and where, and the limits. Mutated texts are in tests/whole/fuzz.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun text-all (text &rest options)
   (apply #'parse-text-message "clgrpc.test.All" (if (stringp text) (unquote text) text) options))

@@ -1,7 +1,6 @@
 ;;;; Messages in text format: every kind of field, layouts, Any, unknown fields.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun text= (text message &rest options)
   (string= (unquote text) (apply #'message-text message :single-line t options)))

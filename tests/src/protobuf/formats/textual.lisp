@@ -2,7 +2,6 @@
 ;;;; limit for the text. What a peer sent is written by whoever logs or translates it.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defparameter *any-url* "a/google.protobuf.Any")
 

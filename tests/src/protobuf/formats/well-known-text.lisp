@@ -1,7 +1,6 @@
 ;;;; The texts of Timestamp, Duration and FieldMask: both ways, their ranges, and what is refused.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun values-of (function text)
   (multiple-value-list (funcall function text)))

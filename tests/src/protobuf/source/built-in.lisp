@@ -1,7 +1,6 @@
 ;;;; The files that every image has are those of proto/.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun built-in-source (name)
   (protobuf::read-source (asdf:system-relative-pathname

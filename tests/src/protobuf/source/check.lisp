@@ -1,7 +1,6 @@
 ;;;; What protoc 33.2 refuses is refused, at the same line.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun call-with-directory (function)
   "Call FUNCTION with a fresh directory, which goes afterwards."

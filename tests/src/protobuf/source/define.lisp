@@ -1,7 +1,6 @@
 ;;;; DEFINE-PROTO itself: packages and exports, imports, services, files compiled for another image.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test packages-export-what-users-need
   (flet ((external-p (name package)

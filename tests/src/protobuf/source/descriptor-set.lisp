@@ -1,7 +1,6 @@
 ;;;; Descriptor sets: read back as they were, found by name and number, made into code.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun edition-set (name)
   "The files that compiling NAME of editions/ gives, imports first."

@@ -1,7 +1,6 @@
 ;;;; Descriptors as octets, beside those of protoc 33.2.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test octets-are-those-of-protoc
   (let ((vectors (editions-vectors)))

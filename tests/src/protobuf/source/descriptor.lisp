@@ -1,7 +1,6 @@
 ;;;; Descriptors: options as written, walking, and the registry of what has been loaded.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test options-are-found-by-the-name-that-was-written
   (let* ((file (protobuf::parse-proto "syntax = 'proto2'; message M { option deprecated = true;

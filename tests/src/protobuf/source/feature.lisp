@@ -1,7 +1,6 @@
 ;;;; Features: what a syntax or an edition begins with, what options change, what is inherited.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun feature (descriptor feature)
   (protobuf::feature-of descriptor feature))

@@ -1,7 +1,6 @@
 ;;;; Files as Lisp forms: written, read again, and the same as before; in an image of their own.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun generated-text (file)
   (rest (first (protobuf::generated-files (list file)))))

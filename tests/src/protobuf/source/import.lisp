@@ -1,7 +1,6 @@
 ;;;; Where .proto files are found and what they are called.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun call-with-tree (files function)
   "Write FILES, an alist from paths to texts, into a fresh directory and call FUNCTION with it."

@@ -1,7 +1,6 @@
 ;;;; Tokens, their places, numbers, strings, comments.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun tokens (text)
   (coerce (protobuf::tokenize text "t.proto") 'list))

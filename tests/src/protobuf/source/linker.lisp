@@ -1,7 +1,6 @@
 ;;;; What linking resolves and what it refuses.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun linked (text)
   (first (last (protobuf::load-protos "linked.proto" text '()))))

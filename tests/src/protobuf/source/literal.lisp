@@ -1,7 +1,6 @@
 ;;;; Floats and octets as descriptor.proto writes them.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test floats-as-c-prints-them
   (loop for (value text)

@@ -1,7 +1,6 @@
 ;;;; Options interpreted: custom ones as the messages they are, read through generated code.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun options-text (octets)
   "The numbers of the fields in OCTETS, in order."

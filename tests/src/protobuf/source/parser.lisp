@@ -1,7 +1,6 @@
 ;;;; Sources to unlinked descriptors, and where errors are reported.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun problems (text)
   "The (line column text) of every error that compiling TEXT gives."

@@ -1,7 +1,6 @@
 ;;;; See src/protobuf/source/path.lisp.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defparameter *names-of-no-file*
   (list "../evil.proto" "/etc/hostname" "a/../../evil.proto" "./evil.proto" "a/./b.proto"

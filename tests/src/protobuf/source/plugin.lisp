@@ -1,7 +1,6 @@
 ;;;; The plug-in's protocol: requests as protoc makes them, and what is answered.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun request-octets (files wanted &optional (parameter ""))
   (serialize (google.protobuf.compiler:make-code-generator-request

@@ -1,7 +1,6 @@
 ;;;; The names that a file sees while it is linked, and how its errors are kept.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defmacro with-linker ((file &rest arguments) &body body)
   "Do BODY as if FILE were being linked, by a linker with ARGUMENTS, with its own names entered."

@@ -1,7 +1,6 @@
 ;;;; What editors are told of the place where a name was defined, and of lambda lists.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defparameter *seen* "// Ünïcode comes before, and a tab.
 syntax = 'proto3'; package clgrpc.test.seen~D;

@@ -1,7 +1,6 @@
 ;;;; Messages known from descriptors alone, against the compiled ones of the same definitions.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun pool-of (&rest names)
   (make-type-pool (mapcar #'find-file-descriptor names)))

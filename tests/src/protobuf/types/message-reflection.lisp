@@ -1,7 +1,6 @@
 ;;;; Fields by number and name, and messages that outlive a redefinition of their type.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (test fields-by-number-name-and-keyword
   (let ((message (all :f3 5 :r14 '("a"))))

@@ -1,7 +1,6 @@
 ;;;; The well-known types and their Lisp counterparts.
 
 (in-package #:clgrpc.tests.protobuf)
-(in-suite :clgrpc.protobuf)
 
 (defun parts (message)
   "The seconds and nanoseconds of MESSAGE, a Timestamp or Duration."

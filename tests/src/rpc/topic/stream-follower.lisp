@@ -1,7 +1,6 @@
 ;;;; Streams that resume: what breaks them, what ends them, what is never told twice.
 
 (in-package #:clgrpc.tests.topic)
-(in-suite :clgrpc.topic)
 
 (defun follow (channel function &rest arguments)
   "Follow WATCH on CHANNEL, whose requests and messages are positions."

@@ -2,7 +2,6 @@
 ;;;; becomes of those that do not read; positions; the end.
 
 (in-package #:clgrpc.tests.topic)
-(in-suite :clgrpc.topic)
 
 (defparameter *narrow*
   '(:stream-window-octets 65535 :connection-window-octets 65535)

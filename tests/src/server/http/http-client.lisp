@@ -2,7 +2,6 @@
 ;;;; plaintext and over TLS, where ALPN chooses the version. Skipped where a client is missing.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun run-client (name &rest arguments)
   "Run the program NAME, without which the test is skipped, to its end; return its exit code and what

@@ -1,7 +1,6 @@
 ;;;; HTTP/1.1 over sockets, octet by octet: what a client says, and what it hears. A | is CR LF.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun wire-text (text)
   "TEXT whose | are CR LF."

@@ -2,7 +2,6 @@
 ;;;; returns, and what a peer cannot do with them.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun tell-request (http-method path headers body)
   "A fallback that says what it was given."

@@ -1,7 +1,6 @@
 ;;;; Answers of HTTP that are sent in chunks over time, over both versions.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defvar *begun* nil "The request whose response a test goes on with.")
 

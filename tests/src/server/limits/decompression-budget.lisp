@@ -1,7 +1,6 @@
 ;;;; What a peer owes for its compressed messages, by a clock that a test sets.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun call-with-clock (function)
   "Call FUNCTION with a function that sets this thread's clock to so many seconds."

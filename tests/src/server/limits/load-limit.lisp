@@ -1,7 +1,6 @@
 ;;;; What peers together may have a server do, seen by one server loop.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (test shares-of-loops
   "A limit of the server is dealt out to its loops, rounded up."

@@ -1,7 +1,6 @@
 ;;;; Rankings: whoever has most is known, whatever comes and goes.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (test rankings-know-who-has-most
   "Against counts of all, with places that come and go at random."

@@ -1,7 +1,6 @@
 ;;;; What a server says of what it refuses: little, however much that is.
 
 (in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
 
 (defun refusals-told ()
   (mapcar (lambda (event) (getf event :what)) (events-of :refused)))

@@ -1,7 +1,6 @@
 ;;;; Connect's streams: envelopes both ways, and the one at the end.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defun enveloped (flag text)
   "TEXT in an envelope with FLAG, octets."

@@ -1,7 +1,6 @@
 ;;;; Connect's GETs.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (test only-methods-without-side-effects-have-get
   "A GET, which any page may send, reaches no handler of a method that may have effects."

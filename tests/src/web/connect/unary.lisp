@@ -1,7 +1,6 @@
 ;;;; Connect's unary calls.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (test a-unary-call-in-json
   "A POST of JSON is a call of the same handler as gRPC's, and counts as one."

@@ -1,7 +1,6 @@
 ;;;; gRPC over HTTP/2 whose messages are JSON: an answer, and what is refused before a handler runs.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (defun in-envelope (text)
   "TEXT as a message of gRPC that is not compressed."

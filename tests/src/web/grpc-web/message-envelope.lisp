@@ -1,7 +1,6 @@
 ;;;; gRPC-Web: messages and trailers in the body.
 
 (in-package #:clgrpc.tests.web)
-(in-suite :clgrpc.web)
 
 (test grpc-web-answers-with-trailers-in-the-body
   "Binary and text, unary and a stream of messages."

@@ -1,7 +1,6 @@
 ;;;; Bodies of requests.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (test bodies-become-messages-or-fields
   (requests (library-router)

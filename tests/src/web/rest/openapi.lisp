@@ -1,7 +1,6 @@
 ;;;; The OpenAPI document.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (defun document (&rest options)
   (parse-json (octets-string (apply #'openapi-document (make-routes (library-methods)) options))))

@@ -1,7 +1,6 @@
 ;;;; Path templates that are right and wrong.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (defun template-parts (text)
   (let ((template (parse-template text)))

@@ -1,7 +1,6 @@
 ;;;; Parameters of queries.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (test parameters-become-fields
   (requests (library-router)

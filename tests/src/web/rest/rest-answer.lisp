@@ -1,7 +1,6 @@
 ;;;; Answers.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (defun answered (rule message)
   "The type and the body with which a method with RULE answers MESSAGE."

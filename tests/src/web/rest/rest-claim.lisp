@@ -1,7 +1,6 @@
 ;;;; REST at a server, as curl sees it.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (defclass library-service (library:library) ()
   (:documentation "Tells what it got."))

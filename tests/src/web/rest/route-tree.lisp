@@ -1,7 +1,6 @@
 ;;;; Which route a request has.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (test paths-are-found
   (requests (library-router)

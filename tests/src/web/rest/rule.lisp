@@ -1,7 +1,6 @@
 ;;;; Rules checked against the types of their methods, and shadows.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (test annotations-become-routes
   (let ((routes (make-routes (library-methods))))

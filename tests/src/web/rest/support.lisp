@@ -1,7 +1,6 @@
 ;;;; The library's routes, rules made for a test, and requests as one text each.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (defun library-methods ()
   "The library's methods as MAKE-ROUTES takes them."

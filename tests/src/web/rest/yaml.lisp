@@ -1,7 +1,6 @@
 ;;;; The YAML of service configs.
 
 (in-package #:clgrpc.tests.rest)
-(in-suite :clgrpc.rest)
 
 (defparameter *service-config*
   "# a config
