@@ -371,7 +371,7 @@ standard input."
         (apply #'refused-p (format nil "~A goes with --rps" (first options)) options))
       (dolist (options '(("-n" "5") ("-x" "5s") ("--rounds" "2")
                          ("--load-schedule" "line" "--load-start" "1" "--load-step" "1")))
-        (apply #'refused-p (format nil "of -z; ~A does not go with it" (first options)) "--knee"
+        (apply #'refused-p (format nil "as -z; ~A does not go with it" (first options)) "--knee"
                "p99 > 1s" options))
       (refused-p "from 0.5 calls a second on" "--knee" "p99 > 1s" "--rps" "0.2"))))
 
