@@ -32,17 +32,6 @@
       (is (eq :ready (client:subchannel-state (member-to core 1))))
       (is (eq :ready (state core))))))
 
-(test errors-about-a-report-name-the-balancer
-  (with-core (core)
-    (update core "[{\"weighted_round_robin\":{\"enableOobLoadReport\":true}}]" 1)
-    (let ((one (member-to core 1)))
-      (with-log (:balancer-failed)
-        (balance::tell-of-backend-stream
-         (balance::note-load (client:subchannel-note one)) :message 5)
-        (is (equal (list (client:subchannel-balancer one))
-                   (loop for event in (events-of :balancer-failed)
-                         collect (getf event :balancer))))))))
-
 (test streams-of-reports-follow-the-config
   "gRFC A58: begun and ended with enableOobLoadReport, begun anew with another period."
   (with-core (core)
