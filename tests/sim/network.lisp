@@ -202,3 +202,23 @@ SERVER; a packet takes a millisecond."
         (setf (gethash (+ 1 sim::+first-port+) (sim::host-ports host)) t)
         (is (= (+ 2 sim::+first-port+) (next)))
         (remhash (+ 1 sim::+first-port+) (sim::host-ports host))))))
+
+(test a-write-takes-what-there-is-room-for
+  "One that leaves octets, or finds no room, is told when there is room again."
+  (sim:with-simulation (simulation)
+    (loop for (unread count result blocked) in (list (list 100 10 loop:+wants-write+ t)
+                                                     (list 101 10 loop:+wants-write+ t)
+                                                     (list 100 0 0 nil)
+                                                     (list 200 0 0 nil))
+          do (let ((socket (sim::make-socket (sim:add-host (format nil "h~D-~D" unread count)) 5)))
+               (setf (sim::socket-room socket) 100
+                     (sim::socket-unread socket) unread)
+               (is (eql result
+                        (sim::write-socket (loop:make-byte-channel
+                                            (loop:make-byte-channel-kind
+                                             :name "full" :read #'list :write #'list
+                                             :shutdown #'identity :close #'identity)
+                                            5 "peer" socket)
+                                           (make-octets 10) 0 count)))
+               (is (eq blocked (sim::socket-blocked socket)))
+               (is (= unread (sim::socket-unread socket)))))))

@@ -16,3 +16,18 @@
         (is (equal (list (list three "b") (list two "a"))
                    (workflow::store-counts
                     (workflow::make-instruments :nodes (list three two one)) #'identity)))))))
+
+(test a-change-that-met-another-is-counted
+  (let ((metrics (metrics:make-metrics)))
+    (with-memory-node (node :metrics metrics :namespace "a")
+      (flet ((changes (outcome) (metric metrics "clgrpc.workflow.changes" "a" outcome)))
+        (start-workflow node "w" '("a"))
+        (let ((draft (workflow::decide node (workflow::see-state node "w")
+                                       (lambda (draft) (workflow::cancel-state draft "enough"))))
+              (before (changes "made")))
+          (is-true (workflow::put-draft node draft))
+          (is (= (1+ before) (changes "made")))
+          (is (null (changes "met_another")))
+          (is-false (workflow::put-draft node draft))
+          (is (= (1+ before) (changes "made")))
+          (is (eql 1 (changes "met_another"))))))))
