@@ -362,7 +362,7 @@ RUN-ON-RESERVE. Return true if one will try. The second value is the function th
                         (note-late (event-loop-user loop)))
                       (funcall (event-loop-run loop) loop)))))
     (and reserve
-         (values (run-on-reserve reserve function :if-busy if-busy) function))))
+         (values (run-on-reserve reserve function :if-busy if-busy :takeover t) function))))
 
 (defun request-runner (loop)
   "Make a reserve thread of LOOP run it if no thread does. If necessary a thread is started beyond

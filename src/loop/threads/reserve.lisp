@@ -2,7 +2,8 @@
 ;;;; thread can take, up to a limit; beyond the limit work queues, up to another limit; an idle
 ;;;; thread ends after a while. The thread that went idle last works first, so that a pool that is
 ;;;; larger than needed shrinks. Each user of the threads has a share of them (share.lisp); a
-;;;; sixteenth of the threads is for functions without a share, which take over loops.
+;;;; sixteenth of the threads is for functions without a share, which take over loops. If there are
+;;;; fewer than 16, all are for shares, and a take-over may start one more.
 ;;;;
 ;;;; A loop that a reserve thread has taken over is not given back to its own thread. That thread
 ;;;; becomes one of the reserve instead, and the reserve has room for one more until the loop stops
@@ -115,18 +116,20 @@ thread and return :START: then the caller starts it."
   (note-running share -1)
   (decf (reserve-busy reserve)))
 
-(defun thread-to-be-had-p (reserve)
+(defun thread-to-be-had-p (reserve &optional takeover)
   (or (reserve-idle reserve)
-      (< (reserve-count reserve) (max-threads reserve))))
+      (< (reserve-count reserve)
+         (+ (max-threads reserve)
+            (if (and takeover (< (reserve-limit reserve) 16)) 1 0)))))
 
-(defun place-function (reserve function if-busy share)
+(defun place-function (reserve function if-busy share takeover)
   "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has it, :START if
 the caller must start a thread for it, :QUEUED, or NIL if there is neither a thread nor a place."
   (let ((root (reserve-root reserve)))
     (cond ((or (reserve-closed reserve) **exiting**) nil)
           ((and (share-full-p share) (not (eq if-busy :insist))) (values nil :share))
           ((if (eq share root)
-               (or (thread-to-be-had-p reserve) (eq if-busy :exceed))
+               (or (thread-to-be-had-p reserve takeover) (eq if-busy :exceed))
                (and (may-have-p share #'share-running (free-threads reserve))
                     (thread-to-be-had-p reserve)))
            (assign reserve function share))
@@ -138,19 +141,20 @@ the caller must start a thread for it, :QUEUED, or NIL if there is neither a thr
                (:insist (enqueue-function share function) :queued)
                (:first (enqueue-before-all root function) :queued))))))
 
-(defun run-on-reserve (reserve function &key (if-busy :queue) (share (reserve-root reserve)))
+(defun run-on-reserve (reserve function &key (if-busy :queue) (share (reserve-root reserve))
+                                          takeover)
   "Call FUNCTION, without arguments, on a thread of RESERVE. An error in it is logged. IF-BUSY is
 the action if SHARE may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
 room, and though SHARE has the most functions that it may have; :FIRST, queue before all others,
 even without room; :EXCEED, start a thread beyond the limit; :REFUSE. Return true if FUNCTION gets a
 thread, :QUEUED if it waits for one. Return false as the first value if FUNCTION will not be called,
 for instance because RESERVE is closed; the second value is :SHARE if SHARE has the most functions
-that it may have. From any thread."
+that it may have. TAKEOVER is true if FUNCTION takes a loop over. From any thread."
   (declare (type function function))
   (sb-sys:without-interrupts            ; a counted thread is started
     (multiple-value-bind (place reason)
         (sb-thread:with-mutex ((reserve-lock reserve))
-          (place-function reserve function if-busy share))
+          (place-function reserve function if-busy share takeover))
       (if (eq place :start)
           (start-worker reserve function share if-busy)
           (values place reason)))))

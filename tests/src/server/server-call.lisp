@@ -672,3 +672,42 @@ when it has returned."
           (is (< 2.99 (getf stages :answer) 3.01))
           (is (< 3.99 (getf stages :send) 4.01))
           (is (eq :send (getf stages :stage))))))))
+
+(test callbacks-get-a-thread-among-handlers
+  "A callback that waits for a thread runs when its turn has come, though handlers of its connection
+stand in line for threads all the time."
+  (let ((stay (make-signal)) (late (make-signal)) (ran (make-signal)) (asked (list 0)) (over nil))
+    (with-probe (channel :options '(:reserve-threads 2
+                                    :execution ((lab.bench:ask . :blocking)
+                                                (lab.bench:chat . :inline))))
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                ;; for long enough that others wait all the time
+                (loop with end = (+ (monotonic-ns) 1000000)
+                      while (< (monotonic-ns) end))
+                (sb-ext:atomic-incf (car asked))
+                note)
+         :chat (lambda (stream call)
+                 (grpc:on-message stream (lambda (note)
+                                           (cond ((= 1 (number-of note))
+                                                  (signal-it late)
+                                                  (await-signal stay))
+                                                 (t (signal-it ran)))))
+                 call))
+      (let ((first (chat channel :open)) (second (chat channel :open))
+            (askers (loop repeat 16
+                          collect (sb-thread:make-thread
+                                   (lambda ()
+                                     (loop until over do (ask channel (note 1))))))))
+        (grpc:send first (note 1))
+        (is-true (await-signal late))
+        (is-true (wait-until (lambda () (< 100 (car asked)))))
+        (let ((before (car asked)))
+          (grpc:send second (note 2))
+          (is-true (await-signal ran))
+          (is (< (- (car asked) before) 300)))
+        (setf over t)
+        (signal-it stay)
+        (mapc #'sb-thread:join-thread askers)
+        (grpc:cancel first)
+        (grpc:cancel second)))))

@@ -351,6 +351,26 @@ there for others."
        (setf runner (sb-thread:make-thread #'run-event-loop :arguments (list event-loop)))))
     (sb-thread:join-thread runner)))
 
+(test small-reserves-have-a-thread-for-take-overs
+  "While other functions have all threads, a loop whose user code waits is taken over all the same."
+  (dolist (count '(1 4 15))
+    (let ((reserve (make-reserve :threads count))
+          (begun (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
+      (unwind-protect
+           (progn
+             (loop repeat count
+                   do (run-on-reserve reserve (lambda ()
+                                                (sb-thread:signal-semaphore begun)
+                                                (await release))))
+             (is-true (await begun count))
+             (is-false (run-on-reserve reserve #'list :if-busy :refuse))
+             (call-with-lost-loop (lambda (event-loop let-return)
+                                    (settle event-loop)
+                                    (funcall let-return))
+                                  reserve #'launch-event-loop))
+        (sb-thread:signal-semaphore release count)
+        (is-true (close-reserve reserve 10))))))
+
 (test requests-for-a-thread-do-not-pile-up
   "While no thread is free, one request to take a loop over waits, however many functions are late."
   (let* ((reserve (make-reserve :threads 1))
@@ -366,8 +386,12 @@ there for others."
                      do (sb-thread:thread-yield))
                (push (clgrpc.loop::share-waiting (clgrpc.loop::reserve-root reserve)) waiting)
                (sb-thread:signal-semaphore done))))
-      (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore begun) (await release)))
-      (is-true (await begun))
+      ;; the one thread, and the one more that a take-over could have
+      (loop repeat 2
+            do (run-on-reserve reserve
+                               (lambda () (sb-thread:signal-semaphore begun) (await release))
+                               :if-busy :exceed))
+      (is-true (await begun 2))
       (sb-int:encapsulate 'clgrpc.loop::request-takeover 'count
                           (lambda (original loop &rest more)
                             (multiple-value-prog1 (apply original loop more)
@@ -384,7 +408,7 @@ there for others."
              (is-true (await done 10))
              (is (equal (make-list 10 :initial-element 1) waiting)))
         (sb-int:unencapsulate 'clgrpc.loop::request-takeover 'count)
-        (sb-thread:signal-semaphore release)
+        (sb-thread:signal-semaphore release 2)
         (stop-event-loop event-loop)
         (is-true (join-event-loop event-loop))
         (is-true (close-reserve reserve 10))))))
