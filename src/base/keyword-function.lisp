@@ -1,7 +1,8 @@
 ;;;; Functions that report a wrong keyword. SBCL itself answers (make-channel "localhost" 50051)
-;;;; with "odd number of &KEY arguments", and an unknown keyword without the function's name. These
-;;;; functions report which argument of which function is wrong, and which keywords it takes. The
-;;;; check lists the arguments, so functions that run once for each call or message do without it.
+;;;; with "odd number of &KEY arguments", an unknown keyword without the function's name, and a
+;;;; missing argument with "invalid number of arguments". These functions report which argument of
+;;;; which function is wrong, and which arguments it takes. The check lists the keywords that are
+;;;; given, so functions that get some for each call or message do without it.
 
 (in-package #:clgrpc.base)
 
@@ -23,6 +24,11 @@ of a keyword belongs."
                     (misuse "~A has no keyword ~S~@[ (is it :~A?)~]; it takes~{ :~A~^,~}."
                             (symbol-name function) name
                             (suggested-name (string-downcase name) names) names))))))
+
+(defun refuse-missing (function required)
+  "Signal MISUSE for a call of FUNCTION, a symbol, without all of its REQUIRED arguments."
+  (misuse "~A needs ~R argument~:P before its keywords:~{ ~A~^,~}." (symbol-name function)
+          (length required) (mapcar #'symbol-name required)))
 
 (defun note-keywords (function required known)
   "Let the compiler check calls of FUNCTION, a symbol, as if its lambda list had REQUIRED
@@ -59,11 +65,16 @@ HINT. With &allow-other-keys BODY checks which keywords are known. For `describe
 and for the compiler's warnings the function has this LAMBDA-LIST."
   (destructuring-bind (name &key hint) (if (consp name) name (list name))
     (multiple-value-bind (required known) (split-at-keywords lambda-list)
-      (let ((arguments (gensym "ARGUMENTS")))
+      (let ((arguments (gensym "ARGUMENTS")) (given (gensym "GIVEN")))
         `(progn
-           (defun ,name (,@required &rest ,arguments)
+           (defun ,name (,@(when required
+                             `(&optional ,@(butlast required)
+                                         (,(first (last required)) nil ,given)))
+                         &rest ,arguments)
              ,documentation
-             (check-keywords ',name ,arguments ,(length required) ,hint ',known)
+             ,@(when required `((unless ,given (refuse-missing ',name ',required))))
+             (when ,arguments
+               (check-keywords ',name ,arguments ,(length required) ,hint ',known))
              (flet ((,name ,lambda-list ,@body))
                (apply #',name ,@required ,arguments)))
            (setf (sb-kernel:%fun-lambda-list #',name) ',lambda-list)

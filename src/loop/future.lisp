@@ -141,7 +141,7 @@ attached."
 (defgeneric future-outcome (future)
   (:documentation "The value of FUTURE, which is settled, and nil; or nil and its condition.")
   (:method ((future future))
-    (handler-case (values (await future) nil)
+    (handler-case (values (future-values future nil) nil)
       ((or error storage-condition) (condition) (values nil condition))))
   ;; without signalling the condition, which may be of any type
   (:method ((promise promise))
@@ -197,13 +197,16 @@ or will."
     (unless (post loop (lambda () (funcall function value error)))
       (log-event :warning :completion-not-called :future future :loop loop))))
 
-(defun attach (future function &key on)
+(define-keyword-function attach (future function &key on)
   "Call (FUNCTION value error) when FUTURE is settled, at once if it is settled already. ERROR is
 nil; or it is the condition in place of the value, which is nil then. FUNCTION runs on the loop ON
 if that is given; if ON has stopped by then FUNCTION is not called, and the event
 completion-not-called is logged. Without ON it runs on a reserve thread if FUTURE is a call, and on
-the thread that settles FUTURE if it is not. Return FUTURE. Signal MISUSE if ON has stopped. From
-any thread."
+the thread that settles FUTURE if it is not. Return FUTURE. Signal MISUSE if ON has stopped, or for
+wrong arguments. From any thread."
+  (unless (or (functionp function)
+              (and function (symbolp function) (fboundp function)))
+    (misuse "ATTACH takes a future and a function of its value and its error, not ~S." function))
   (let* ((function (if **carrier** (funcall (the function **carrier**) function) function))
          (function (if on
                        (completion-on on future function)
@@ -227,20 +230,27 @@ AWAIT-TIMEOUT."
              (error 'await-timeout :future future))
         (detach future wake)))))
 
-(defgeneric await (future &key timeout)
-  (:documentation "Wait until FUTURE is settled; return its values (those of a call: its reply and
-the call), or signal its error. Signal AWAIT-TIMEOUT if that takes longer than TIMEOUT seconds; nil,
-the default, means no limit (a call's own time-out ends it). It may be called again for the same
-FUTURE. Signal MISUSE if FUTURE is not a future. From any thread but one that runs a loop.")
-  (:method ((promise promise) &key timeout)
+(defgeneric future-values (future timeout)
+  (:documentation "See AWAIT.")
+  (:method ((promise promise) timeout)
     (await-settlement promise timeout)
     (let ((value (promise-value promise)))
       (if (consp value)
           (values-list (rest value))
           (error value))))
-  (:method (future &key timeout)
+  (:method (future timeout)
     (declare (ignore timeout))
     (misuse "~S is not a future: AWAIT takes the value of CALL-ASYNC, for example." future)))
+
+(define-keyword-function await (future &key timeout)
+  "Wait until FUTURE is settled; return its values (those of a call: its reply and the call), or
+signal its error. Signal AWAIT-TIMEOUT if that takes longer than TIMEOUT seconds; nil, the default,
+means no limit (a call's own time-out ends it). It may be called again for the same FUTURE. Signal
+MISUSE if FUTURE is not a future, and for other wrong arguments. From any thread but one that runs a
+loop."
+  (unless (typep timeout '(or null real))
+    (misuse ":timeout of AWAIT is a number of seconds or nil, not ~S." timeout))
+  (future-values future timeout))
 
 ;;; Several
 

@@ -107,7 +107,8 @@
    #:tell-failure #:tell-recovery
    ;; future.lisp
    #:cancel #:future #:**carrier**
-   #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach
+   #:make-future #:future-done-p #:future-values #:resolve-future #:reject-future #:await
+   #:attach
    #:completions #:future-completions #:define-completions
    #:all #:any #:call-in-loop #:call-and-wait
    #:future-cancelled #:future-cancelled-text #:await-timeout #:await-timeout-future

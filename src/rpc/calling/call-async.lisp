@@ -19,10 +19,13 @@
         (format stream "pending ~A" (call-path call)))
       (call-next-method)))
 
-(defun call-async (function channel request &rest options)
+(defun call-async (&optional function channel (request nil given) &rest options)
   "Make the call (FUNCTION CHANNEL REQUEST . OPTIONS) without waiting, and return its future, which
 is the call itself. FUNCTION is a unary stub, or a client-streaming one with a sequence or generator
-for REQUEST. Signal MISUSE for other stubs. From any thread."
+for REQUEST. Signal MISUSE for other stubs and wrong arguments. From any thread."
+  (unless given
+    (misuse "CALL-ASYNC takes a stub, a channel and a request, and then the stub's keywords, such ~
+             as (call-async #'helloworld.greeter:say-hello channel request :timeout 2)."))
   (unless (or (functionp function)
               (and function (symbolp function) (fboundp function)))
     (misuse "CALL-ASYNC takes a stub, such as the function HELLOWORLD.GREETER:SAY-HELLO, not ~S."
@@ -41,10 +44,12 @@ for REQUEST. Signal MISUSE for other stubs. From any thread."
               function request call))
     call))
 
+(setf (sb-kernel:%fun-lambda-list #'call-async) '(function channel request &rest options))
+
 (defmethod future-done-p ((call call))
   (and (call-status call) t))
 
-(defmethod await ((call call) &key timeout)
+(defmethod future-values ((call call) timeout)
   (check-future call)
   (when timeout (loop:await-settlement call timeout))
   (wait-for-call call #'call-status)

@@ -4,7 +4,7 @@
   (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop))
   (:import-from #:sb-ext #:defglobal)
-  (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await)
+  (:import-from #:clgrpc.loop #:cancel #:future-done-p #:future-values)
   (:import-from #:clgrpc.rpc
                 #:call #:call-condition #:call-deadline #:call-path #:call-status
                 #:client-p #:close-send #:interceptors-for

@@ -32,6 +32,14 @@ value belongs."
              (refusal #'paint-toy 1 2 5)))
   (is (equal "MAKE-TOY takes keywords and their values, not 5." (refusal #'make-toy 5 6))))
 
+(test missing-arguments-are-named
+  "An argument that is nil is not missing."
+  (is (equal "OPEN-TOY needs one argument before its keywords: NAME." (refusal #'open-toy)))
+  (is (equal "PAINT-TOY needs two arguments before its keywords: TOY, BRUSH."
+             (refusal #'paint-toy)))
+  (is (equal (refusal #'paint-toy) (refusal #'paint-toy 1)))
+  (is (equal '(1 nil nil 1) (paint-toy 1 nil))))
+
 (test unknown-keywords-are-refused
   "The text has the function, the keyword that was probably meant, and all there are. A function
 that allows others checks them itself."

@@ -38,6 +38,17 @@
     (signals await-timeout (loop:await (make-future) :timeout 0.01))))
 
 (test what-is-no-future-is-not-awaited
+  (flet ((complaint (function &rest arguments)
+           (handler-case (progn (apply function arguments) "")
+             (misuse (error) (princ-to-string error)))))
+    (is (search "AWAIT needs one argument" (complaint #'loop:await)))
+    (is (search "AWAIT takes keywords" (complaint #'loop:await (make-future) 5)))
+    (is (search "is it :timeout?" (complaint #'loop:await (make-future) :timeuot 5)))
+    (is (search "a number of seconds" (complaint #'loop:await (make-future) :timeout "5")))
+    (is (search "ATTACH needs two arguments" (complaint #'attach (make-future))))
+    (is (search "a function of its value and its error" (complaint #'attach (make-future) 5)))
+    (is (search "ATTACH takes keywords" (complaint #'attach (make-future) #'list 5)))
+    (is (search "is not a future" (complaint #'attach 5 #'list))))
   (signals misuse (loop:await 5))
   (signals misuse (loop:await '() :timeout 1))
   (signals misuse (attach 5 #'list))

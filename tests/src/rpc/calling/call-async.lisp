@@ -46,6 +46,16 @@
     (loop:run-completions future)
     (is (equal '(:reply) outcomes))))
 
+(test call-async-says-what-it-takes
+  (dolist (arguments (list '() (list #'list) (list #'list nil)))
+    (is (search "takes a stub, a channel and a request"
+                (handler-case (progn (apply #'calling:call-async arguments) "")
+                  (misuse (error) (princ-to-string error))))))
+  (is (equal '(function channel request &rest options)
+             (mapcar (lambda (name)
+                       (if (member name lambda-list-keywords) name (intern (string name))))
+                     (sb-kernel:%fun-lambda-list #'calling:call-async)))))
+
 (test only-some-calls-are-futures
   (signals misuse (loop:await (new-call)))
   (signals misuse (loop:await (new-call :client-p t :future-p (constantly nil))))
