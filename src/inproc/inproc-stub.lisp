@@ -73,7 +73,7 @@ ROUTE have been long lately, wait first until there is room for another and its 
     (if (zerop octets)
         (serving:answer-of route request call)
         (rpc:call-with-room call (* 2 octets) (callee-options callee)
-                            (lambda () (serving:answer-of route request call))))))
+                            (lambda () (serving:answer-of route request call)) :answer t))))
 
 (defun copy-answer (inproc-core callee route call answer size)
   "As INPROC-CORE-COPY, for an ANSWER of SIZE octets that is long, or of a ROUTE that has given long

@@ -206,8 +206,8 @@ reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
 
 (define-hot ring-in-turn ((gate gate)) null
   "See NOTIFY; GATE is the call's."
-  (let ((loop loop:*event-loop*))
-    (cond ((not (and loop (loop:holds-baton-p loop))) (ring gate))
+  (let ((loop (loop:held-loop)))
+    (cond ((null loop) (ring gate))
           ((not (gate-ringing gate))
            (setf (gate-ringing gate) t)
            (loop:call-last loop #'ring gate))))

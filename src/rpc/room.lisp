@@ -6,6 +6,10 @@
 ;;;; and collects garbage when there is none; the others wait for their turn. If there is room at
 ;;;; once no thread takes a lock.
 ;;;;
+;;;; A thread that waits for room holds nothing that others wait for, else threads would wait for
+;;;; each other: it gives back the room for its answer and its turns for compressed messages
+;;;; (LOOP:CALL-RELEASING), and takes them again afterwards.
+;;;;
 ;;;; Part of the heap is reserved for peers that receive their answers: a call whose connection
 ;;;; already has answers waiting gets a promise only while two fifths are free, other calls while
 ;;;; one fifth is.
@@ -30,8 +34,13 @@
 CALL-WITH-ROOM. Signal an RPC-ERROR if CALL ends before that, or if there is no room within the
 room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
   (unless (promise-p call octets received)
-    (unless (and (loop:prepare-to-wait) (await-promise call octets options received))
-      (refuse-room call octets received))))
+    (let ((found nil) (kept nil))
+      (flet ((wait () (setf found (await-promise call octets options received))))
+        (unwind-protect
+             (setf kept (loop:prepare-to-wait #'wait))
+          ;; what was released was not to be had again
+          (when (and found (not kept)) (settle-octets octets))))
+      (unless kept (refuse-room call octets received)))))
 
 (defun refuse-room (call octets received)
   (error (if received
@@ -57,15 +66,28 @@ room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
                    (t (setf turn (sb-thread:grab-mutex **room-turn** :timeout 0.1)))))
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
-(defun call-with-room (call octets options function &key (long octets) received)
+(defun call-promised (held function)
+  "Call FUNCTION, user code that makes an answer. The first of the list HELD is the number of octets
+promised for that. While this thread waits for room for another message, such as a request that it
+decodes, it is 0 and nothing is promised. It remains 0 if there is no room afterwards."
+  (let ((octets (first held)))
+    (loop:call-releasing
+     (lambda () (settle-octets (shiftf (first held) 0)))
+     (lambda () (when (promise-octets octets) (setf (first held) octets)))
+     function)))
+
+(defun call-with-room (call octets options function &key (long octets) received answer promised)
   "Wait for room, at most as long as OPTIONS allow; then call FUNCTION, which uses OCTETS of the
 heap to make a message of CALL. LONG, octets or nil, is its length as a hint for later calls of the
-method. RECEIVED is nil, or the length of the received message that FUNCTION decodes."
+method. RECEIVED is nil, or the length of the received message that FUNCTION decodes. ANSWER is true
+if FUNCTION is user code, see CALL-PROMISED. PROMISED is true if the OCTETS are promised already."
   (declare (type function function))
   (when long (operate note-long-message call long))
-  (let ((promised nil))
-    (with-undoing (nil (when promised (settle-octets octets)))
+  (let ((held (list 0)))
+    (declare (dynamic-extent held))
+    (with-undoing (nil (settle-octets (first held)))
       (sb-sys:without-interrupts        ; except while it waits
-        (sb-sys:allow-with-interrupts (ensure-promise call octets options received))
-        (setf promised t))
-      (funcall function))))
+        (unless promised
+          (sb-sys:allow-with-interrupts (ensure-promise call octets options received)))
+        (setf (first held) octets))
+      (if answer (call-promised held function) (funcall function)))))

@@ -181,6 +181,14 @@ cannot be decoded. In user code."
                                                        (t :returned))))
     (or condition value)))
 
+(define-hot run-promised ((call server-call) (promised index)) t
+  "As RUN-HANDLER. PROMISED octets of the heap are promised for CALL's answer until its end."
+  (if (zerop promised)
+      (run-handler call)
+      (rpc:call-with-room call promised (wire:wire-call-options call)
+                          (lambda () (run-handler call))
+                          :answer t :promised t :long nil)))
+
 (define-hot (promise-for :inline t) ((call server-call)) (or null index)
   "Promise room in the heap for CALL's answer if its method gives long answers. Return the number of
 octets promised; nil if there is no room."
@@ -197,15 +205,15 @@ octets promised; nil if there is no room."
   (let ((abandoned t))
     (unwind-protect
          (multiple-value-bind (value baton)
-             (loop:call-user (wire-call-loop call) #'run-handler call)
+             (flet ((run (call) (run-promised call promised)))
+               (declare (dynamic-extent #'run))
+               (loop:call-user (wire-call-loop call) #'run call))
            (setf abandoned nil)
-           (settle-answer promised)
            (when (eq baton :lost) (late-handler-ended (server-call-route call)))
            (if (eq baton :kept)
                (conclude call value)
                (conclude-elsewhere call value)))
       (when abandoned
-        (settle-answer promised)
         (conclude-elsewhere call (abandoned-condition call)))
       (unless (loop:in-event-loop-p (wire-call-loop call))
         (when abandoned (late-handler-ended (server-call-route call)))
@@ -301,8 +309,7 @@ loop."
 promised for its answer."
   (let ((value '+abandoned+)
         (start (setf (server-call-began-ns call) (operate now call))))
-    (unwind-protect (setf value (run-handler call))
-      (settle-answer promised)
+    (unwind-protect (setf value (run-promised call promised))
       (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
       (note-duration (server-call-route call) (- (operate now call) start)))))
 

@@ -129,11 +129,6 @@ of octets promised; nil if there is no room."
           ;; such a handler may run for any time
           (t (settle-octets long) 0))))
 
-(define-hot (settle-answer :inline t) ((promised index)) null
-  "Undo PROMISE-ANSWER: the message now exists, or never will."
-  (unless (zerop promised) (settle-octets promised))
-  nil)
-
 (defun check-methods (execution interceptors table)
   "Signal MISUSE if EXECUTION or INTERCEPTORS names a method that is not in TABLE."
   (let ((methods (loop for route being the hash-values of (route-table-routes table)

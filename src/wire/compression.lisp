@@ -142,13 +142,19 @@ ISIZE), if the peer is honest."
 
 (defun call-by-turns (semaphore function &optional (take #'take-turn))
   "Take one of the turns that SEMAPHORE counts by TAKE, a function of SEMAPHORE and a notification.
-Then call FUNCTION, give the turn back, and return FUNCTION's values. In user code."
+Then call FUNCTION, give the turn back, and return FUNCTION's values. While FUNCTION waits for room
+it has no turn. In user code."
   (declare (type function function take))
   (let ((turn (sb-thread:make-semaphore-notification)))
-    (unwind-protect (progn (funcall take semaphore turn)
-                           (funcall function))
-      (when (sb-thread:semaphore-notification-status turn)
-        (sb-thread:signal-semaphore semaphore)))))
+    (flet ((take () (funcall take semaphore turn))
+           (give-back ()
+             (sb-sys:without-interrupts
+               (when (sb-thread:semaphore-notification-status turn)
+                 (sb-thread:clear-semaphore-notification turn)
+                 (sb-thread:signal-semaphore semaphore)))))
+      (unwind-protect (progn (take)
+                             (loop:call-releasing #'give-back #'take function))
+        (give-back)))))
 
 (defun take-turn (semaphore turn)
   "Wait for one of the turns that SEMAPHORE counts, and note in TURN, a notification, that it is

@@ -209,6 +209,11 @@ lent it and has taken it back, and must lend it again; NIL if it does not run LO
     (and (= +held+ (baton-state baton))
          (in-event-loop-p loop))))
 
+(define-hot (held-loop :inline t) () (or null event-loop)
+  "The loop whose baton this thread holds, or nil."
+  (let ((loop *event-loop*))
+    (and loop (holds-baton-p loop) loop)))
+
 (define-hot call-with-baton ((loop event-loop) (function function)) (values t boolean)
   "If this thread runs LOOP, call FUNCTION with the baton held; return its value, and whether it was
 called. User code that the watchdog has found to be late loses the loop afterwards."
@@ -330,9 +335,35 @@ that thread writes to them."
             ((= +taking+ (baton-state baton)) (sb-ext:spin-loop-hint))
             (t (misuse "~A would wait for itself." loop))))))
 
-(defun prepare-to-wait ()
+(declaim (type (or null function) *around-wait*))
+(defvar *around-wait* nil
+  "Nil, or a function that is called with the function by which this thread waits; see
+CALL-RELEASING.")
+
+(defun call-releasing (release take function)
+  "Call FUNCTION and return its values. If PREPARE-TO-WAIT is called with a WAIT in it, RELEASE is
+called before that, which gives back what others may wait for. Afterwards, unless WAIT was in vain,
+TAKE is called to take it again."
+  (declare (type function release take function))
+  (let* ((outer *around-wait*)
+         (*around-wait* (lambda (wait)
+                          (funcall release)
+                          (let ((found (funcall (or outer #'funcall) wait)))
+                            (when found (funcall take))
+                            found))))
+    (funcall function)))
+
+(defun prepare-to-wait (&optional wait)
   "Prepare for this thread's sleep in user code: if it runs a loop, make a reserve thread run that
-loop from now on. Return false if no reserve thread can; then this thread must not sleep."
+loop from now on. Return false if no reserve thread can; then this thread must not sleep. If WAIT is
+given, a function by which this thread waits, call it then, and return its value, which is false if
+the wait was in vain; this thread holds nothing of CALL-RELEASING meanwhile."
+  (and (leave-loop)
+       (or (null wait)
+           (funcall (or *around-wait* #'funcall) wait))))
+
+(defun leave-loop ()
+  "As PREPARE-TO-WAIT without a WAIT."
   (let* ((loop *event-loop*)
          (baton (and loop (own-lending loop))))
     (or (null baton)

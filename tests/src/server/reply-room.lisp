@@ -30,3 +30,65 @@ waits, and ends when it has waited long enough, or with its caller."
       (is (= 1 (server::server-loop-open server-loop)))
       (memory:hangs-up)
       (is (zerop (server::server-loop-open server-loop))))))
+
+(defun call-with-room-short (function)
+  "Call FUNCTION with a function that frees the heap again, while so much of the heap is promised
+that an answer still gets a promise, but a message that is to be decoded does not."
+  (let ((octets (floor (* 2 (heap-size)) 5)) (freed nil))
+    (flet ((free () (unless (shiftf freed t) (settle-octets octets))))
+      (is-true (promise-octets octets))
+      (unwind-protect (funcall function #'free)
+        (free)))))
+
+(defun promised-octets ()
+  (car clgrpc.base::**promised**))
+
+(defun room-awaited-p ()
+  "True if a thread waits for room."
+  (and (sb-thread:mutex-owner rpc::**room-turn**) t))
+
+(test handlers-that-wait-for-room-hold-none
+  "A handler that waits for room to decode its long request gives the room for its answer back
+meanwhile: handlers that hold room do not wait for each other."
+  (with-probe (channel :server server :options '(:execution :blocking))
+      (:ask (lambda (note call)
+              (declare (ignore call))
+              note))
+    (serving:note-answer (route-named server 'lab.bench:ask) 10000000)
+    (let* ((before (promised-octets))
+           (thread nil))
+      (call-with-room-short
+       (lambda (free)
+         (let ((promised (promised-octets)))
+           (setf thread (sb-thread:make-thread
+                         (lambda () (number-of (ask channel (note 7 :body 100000))))))
+           (is-true (wait-until (lambda ()
+                                  (and (room-awaited-p)
+                                       (= promised (promised-octets))))))
+           (funcall free))))
+      (is (eql 7 (sb-thread:join-thread thread :default nil)))
+      (is-true (wait-until (lambda () (= before (promised-octets))))))))
+
+(test threads-that-wait-for-room-have-no-turn
+  "A compressed message that waits for room keeps no other from being decompressed."
+  (let ((turns (sb-thread:make-semaphore :count 1)) (inside nil) (thread nil))
+    (with-probe (channel :options '(:execution :blocking))
+        (:ask (lambda (note call)
+                (wire:call-by-turns turns
+                                    (lambda ()
+                                      (rpc:call-with-room
+                                       call 1000 (wire:wire-call-options call)
+                                       (lambda ()
+                                         (setf inside (sb-thread:semaphore-count turns)))
+                                       :received 1000)))
+                note))
+      (call-with-room-short
+       (lambda (free)
+         (setf thread (sb-thread:make-thread (lambda () (number-of (ask channel (note 7))))))
+         (is-true (wait-until (lambda ()
+                                (and (room-awaited-p) (= 1 (sb-thread:semaphore-count turns))))))
+         (is (null inside))
+         (funcall free)))
+      (is (eql 7 (sb-thread:join-thread thread :default nil)))
+      (is (eql 0 inside))
+      (is (= 1 (sb-thread:semaphore-count turns))))))
