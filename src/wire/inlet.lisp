@@ -285,9 +285,13 @@ signal CALL's RPC-ERROR."
     (parcel (decode-parcel call item decode times))
     (t item)))
 
+(defconstant +roomless-octets+ 1024
+  "No longer message is decoded without regard to the memory of the messages inside it: 512 empty
+ones of a type with 250 fields take 1 MB.")
+
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
   "The operation DECODE of messages of gRPC: as DECODE-ITEM, without a call for short messages."
-  (if (typep item 'octets)
+  (if (and (typep item 'octets) (<= (- end start) +roomless-octets+))
       (let ((message (values (decode-message call item start end nil))))
         (if (failure-p message) (end-undecodable call message) message))
       (decode-item call item start end)))
@@ -295,15 +299,12 @@ signal CALL's RPC-ERROR."
 ;;; Room in the heap. A few octets may become a message of many small objects, and hundreds of
 ;;; threads may decode such messages at once. So a message of more than +PARCEL-OCTETS+ is decoded
 ;;; with room promised for its objects. Few messages of gRPC need the most that they may: so each is
-;;; read first with little memory for the messages inside it, and read again if they take more.
+;;; read first with little memory for the messages inside it, and read again if they take more. A
+;;; shorter message, but for the shortest, gets a promise only when it is read again.
 
 (defconstant +usual-octets+ (expt 2 20)
   "The memory that the messages inside a message usually take at most, beyond eight times its
 length.")
-
-(defconstant +inside-times+ 512
-  "How many times the octets of a message the messages inside it may take: each has two octets at
-least, and few types of messages have more than a hundred fields.")
 
 (defconstant +value-times+ 24
   "How many times its octets the other values of a message may take.")
@@ -312,8 +313,7 @@ least, and few types of messages have more than a hundred fields.")
   "The most octets of the heap that a message of CALL of SIZE may take when it is decoded, about;
 never more than a quarter of the heap, since most long messages take little more than their octets."
   (min (ash (heap-size) -2)
-       (+ (min (options-max-decoded-octets (wire-call-options call)) (* +inside-times+ size))
-          (* +value-times+ size))))
+       (+ (options-max-decoded-octets (wire-call-options call)) (* +value-times+ size))))
 
 (defun call-in-room (call room size decode)
   "The values of DECODE, which decodes a message of CALL of SIZE, called with octets of the heap,
@@ -327,27 +327,37 @@ ROOM, promised for that. If there is no room, signal an RPC-ERROR, which ends CA
   "As CALL-IN-ROOM, with the most room that a message of SIZE may need."
   (call-in-room call (decoding-room call size) size decode))
 
+(defun decode-usual (call octets start end consume beyond)
+  "As DECODE-MESSAGE, but call BEYOND, which exits non-locally, if the messages inside take more
+than +USUAL-OCTETS+."
+  (handler-case
+      (protobuf:parse-received (incoming-type call) octets start end
+                               (options-max-message-depth (wire-call-options call))
+                               +usual-octets+ consume :beyond beyond)
+    (protobuf:protobuf-error (error)
+      (values (unparsable-condition call error start) nil 0))))
+
 (defun decode-long-message (call octets start end consume)
-  "As DECODE-MESSAGE; a long message is decoded in room for its objects."
-  (let* ((options (wire-call-options call))
-         (type (incoming-type call))
-         (size (- end start))
+  "As DECODE-MESSAGE; a message that is long, or takes much memory, is decoded in room for its
+objects."
+  (let* ((size (- end start))
          (usual (+ (* 8 size) +usual-octets+)))
     (declare (type index size))
     (flet ((decode () (decode-message call octets start end consume)))
-      (when (or (<= size +parcel-octets+) (protobuf:coded-type-p type))
+      (declare (dynamic-extent #'decode))
+      (when (or (<= size +roomless-octets+) (protobuf:coded-type-p (incoming-type call)))
         (return-from decode-long-message (decode)))
       (when (< usual (decoding-room call size))
         (block usual
-          (flet ((decode-usual ()
-                   (return-from decode-long-message
-                     (handler-case
-                         (protobuf:parse-received
-                          type octets start end (options-max-message-depth options)
-                          +usual-octets+ consume :beyond (lambda () (return-from usual)))
-                       (protobuf:protobuf-error (error)
-                         (values (unparsable-condition call error start) nil 0))))))
-            (call-in-room call usual size #'decode-usual))))
+          (flet ((usual ()
+                   (flet ((beyond () (return-from usual)))
+                     (declare (dynamic-extent #'beyond))
+                     (return-from decode-long-message
+                       (decode-usual call octets start end consume #'beyond)))))
+            (declare (dynamic-extent #'usual))
+            (if (<= size +parcel-octets+)
+                (usual)
+                (call-in-room call usual size #'usual)))))
       (decode-in-room call size #'decode))))
 
 (define-hot decode-taken ((call wire-call) (octets octets) (end index) (decode function)) t

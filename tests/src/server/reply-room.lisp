@@ -92,3 +92,41 @@ meanwhile: handlers that hold room do not wait for each other."
       (is (eql 7 (sb-thread:join-thread thread :default nil)))
       (is (eql 0 inside))
       (is (= 1 (sb-thread:semaphore-count turns))))))
+
+;;; A message with many fields, and so many octets without any of them
+
+(grpc:define-proto "wide.proto"
+  :source (format nil "syntax = \"proto3\"; package wide;
+message Wide { repeated Wide parts = 1; int64 count = 2; ~{string f~D = ~:*~D; ~}}
+service Taker { rpc Take(stream Wide) returns (Wide); }"
+                  (loop for i from 3 to 60 collect i)))
+
+(defclass taker (wide:taker) ())
+
+(defmethod wide.taker:take ((service taker) stream &key)
+  (let ((count 0))
+    (grpc:do-messages (wide stream (wide:make-wide :count count))
+      (incf count (length (wide:wide-parts wide))))))
+
+(test short-messages-that-grow-need-room
+  "A message of less than 16 KB whose messages inside take more than 1 MB is decoded in room
+promised for it; one that takes little is decoded without."
+  (let ((server (grpc:start-server (make-instance 'taker) :listen "127.0.0.1:0"
+                                                          :room-wait-seconds 0)))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server))
+           (flet ((outcome (parts &rest options)
+                    (let ((wide (apply #'wide:make-wide
+                                       :parts (loop repeat parts collect (wide:make-wide))
+                                       options)))
+                      (handler-case (wide:wide-count (wide.taker:take channel (list wide)
+                                                                      :timeout +patience+))
+                        (grpc:rpc-error (error) (grpc:rpc-error-status error))))))
+             (is (eql 8000 (outcome 8000)))
+             (call-with-room-short
+              (lambda (free)
+                (is (eq :resource-exhausted (outcome 8000)))
+                (is (eql 1 (outcome 1 :f3 (make-string 15000 :initial-element #\x))))
+                (funcall free)))
+             (is (eql 8000 (outcome 8000)))))
+      (grpc:stop-server server :drain 5))))
