@@ -164,6 +164,7 @@ question."
            (when (eq :tcp carrier)
              (try-failed query :server-failed
                          (server-text query "the answer is not for the question"))))
+          ;; its records are not read, so that it would mean that there are none
           ((message-truncated-p message)
            (if (eq :udp carrier)
                (ask-over-tcp query)
@@ -175,10 +176,6 @@ question."
                  (query-servers query) (cons (asked-server query) (butlast (query-servers query))))
            (incf (query-tries query))
            (next-try query))
-          ;; its records were not read, so that it would mean that there are none
-          ((message-truncated-p message)
-           (try-failed query :server-failed
-                       (server-text query "the answer is cut off, over TCP as well")))
           (t (multiple-value-bind (outcome data)
                  (message-outcome message (query-name query) (query-type query))
                (case outcome

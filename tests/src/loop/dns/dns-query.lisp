@@ -70,17 +70,6 @@
       (is (eq :server-failed outcome))
       (is (search "not for the question" text)))))
 
-(test answers-that-are-truncated-over-tcp-too-are-failures
-  "Not answers that there are no records: those would drop a service config."
-  (with-server-and-loop (server loop)
-    (set-records server "a.test" +a+ "1.2.3.4")
-    (set-manner server (constantly (lambda (answer)
-                                     (setf (aref answer 2) (logior 2 (aref answer 2)))
-                                     (list answer))))
-    (multiple-value-bind (outcome text) (ask-and-wait loop (list server) "a.test" +a+)
-      (is (eq :server-failed outcome))
-      (is (search "cut off" text)))))
-
 (test lost-questions-are-asked-again
   (with-server-and-loop (server loop)
     (set-records server "a.test" +a+ "1.2.3.4")
@@ -91,7 +80,7 @@
     (is (eq :found (ask-and-wait loop (list server) "a.test" +a+ :seconds 1)))
     (is (= 3 (length (name-server-asked server))))
     (set-manner server (constantly :drop))
-    (is (eq :no-answer (ask-and-wait loop (list server) "a.test" +a+ :seconds 0.2)))
+    (is (eq :no-answer (ask-and-wait loop (list server) "a.test" +a+ :seconds 1)))
     (is (= 6 (length (name-server-asked server))))))
 
 (defun forgeries (answer)

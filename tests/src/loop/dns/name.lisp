@@ -37,10 +37,10 @@
                                   (#(3 97) 0 "ends within")
                                   (#(1 97) 0 "ends within")
                                   (#(#xC0) 0 "ends within")
-                                  (#(#xC0 0) 0 "not before")
-                                  (#(1 97 #xC0 0) 0 "not before") ; round and round
-                                  (#(1 97 #xC0 4 1 98 #xC0 0) 0 "not before")
-                                  (#(#xC0 2 0) 0 "not before")
+                                  (#(#xC0 0) 0 "earlier place")
+                                  (#(1 97 #xC0 0) 0 "earlier place") ; round and round
+                                  (#(1 97 #xC0 4 1 98 #xC0 0) 0 "earlier place")
+                                  (#(#xC0 2 0) 0 "earlier place")
                                   (#(#x40 0) 0 "unknown kind")
                                   (#(#x80 0) 0 "unknown kind"))
         do (is (search text (name-at octets at)) "~S at ~D: ~A" octets at (name-at octets at))))
