@@ -12,11 +12,12 @@
 ;;;;   spin;
 ;;;;   - a loop that a caller drives does so more rarely, through so many in a row that its peer,
 ;;;;     which may be such a loop as well, has a trial meanwhile and finds the caller awake. A peer
-;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**). Trials that fail grow
-;;;;     rare (PAUSE). A loop stops spinning after some waits longer than +SPIN-NS+,
-;;;;     or at once when events of other sources arrive. With fewer than two processors the peer
-;;;;     cannot run meanwhile, or spinning uses up a quota; so no loop spins there, and none does in
-;;;;     a simulated world.
+;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**), and again now and then
+;;;;     while the caller spins.
+;;;; Trials that fail grow rare (PAUSE). A loop stops spinning after some waits longer than
+;;;; +SPIN-NS+, or at once when events of other sources arrive. With fewer than two processors the
+;;;; peer cannot run meanwhile, or spinning uses up a quota; so no loop spins there, and none does
+;;;; in a simulated world.
 ;;;;
 ;;;; Spinning fetches the same events as a wait: the inbox is marked as asleep, and a thread that
 ;;;; posts wakes the poller. So no event can be missed.
@@ -49,7 +50,8 @@ possible.")
   "The longest pause between trials, in waits, of a loop with a thread of its own: fewer than
 +TRIALS+.")
 (defconstant +longest-driven-pause+ 8192
-  "The longest pause between trials, in waits, of a loop that a caller drives.")
+  "The longest pause between trials, in waits, of a loop that a caller drives; while it spins, the
+pause between trials that it makes other loops begin.")
 (defconstant +wins+ 256
   "How many waits spinning must have shortened so that, when it ceases to be useful, the next trial
 comes soon.")
@@ -109,10 +111,22 @@ is 0."
   (setf (spin-state-token spin-state) token)
   nil)
 
+(define-hot (renew-trial :inline t) ((spin-state spin-state)) null
+  "Make the loops of the process try now and then although a caller, whose loop has SPIN-STATE,
+spins: a peer on the same processor is woken there by each sending and answers at once, but its own
+trials fail, since the caller does not run meanwhile. The kernel moves one of them to another
+processor while the peer spins for long."
+  (cond ((plusp (spin-state-left spin-state)) (decf (spin-state-left spin-state)))
+        (t (setf (spin-state-left spin-state) +longest-driven-pause+)
+           (sb-ext:atomic-incf **callers-trials**)))
+  nil)
+
 (define-hot spin-time-ns ((spin-state spin-state) (driven boolean)) (integer 0 100000)
   "The time for which the wait that begins now may spin; DRIVEN is true if a caller drives the
 loop."
-  (cond ((= +credit+ (spin-state-credit spin-state)) +spin-ns+)
+  (cond ((= +credit+ (spin-state-credit spin-state))
+         (when driven (renew-trial spin-state))
+         +spin-ns+)
         ;; after one pause both ends sleep: this one spins until the other one has been woken
         ((plusp (spin-state-credit spin-state)) +trial-ns+)
         ((< (spin-state-streak spin-state) +steady+) 0)

@@ -82,6 +82,16 @@ the last 100 calls took on average."
     (play nil server 10000)
     (is (= (* 2 +model-work-ns+) (average-of (make-model-end :driven t) server 300)))))
 
+(test a-caller-that-spins-has-others-try-now-and-then
+  "Its peer may share its processor: then trials of the peer fail, but for long ones. A peer that
+spins takes no notice."
+  (let ((server (make-model-end)) (caller (make-model-end :driven t)))
+    (average-of caller server 1000)
+    (let ((before clgrpc.loop::**callers-trials**) (spun (model-end-spun server)))
+      (play caller server 81920)
+      (is (= 10 (- clgrpc.loop::**callers-trials** before)))
+      (is (= (* 81920 +model-work-ns+) (- (model-end-spun server) spun))))))
+
 (test trials-that-fail-are-rare
   "What an end spins in vain is little where its peer sleeps, or takes long to answer."
   (flet ((spun (end play)
