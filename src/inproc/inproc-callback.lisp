@@ -61,12 +61,13 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
         (done nil))
     (unwind-protect
          (loop
-           (setf (inproc-reactions-runner reactions) sb-thread:*current-thread*)
+           ;; mostly it is the same thread as before
+           (unless (eq (inproc-reactions-runner reactions) sb-thread:*current-thread*)
+             (setf (inproc-reactions-runner reactions) sb-thread:*current-thread*))
            (when message
              (call-back call (the function (inproc-reactions-on-message reactions))
                         (rpc:filtered call (shiftf message nil))))
            (loop while (run-next-callback call reactions))
-           (setf (inproc-reactions-runner reactions) nil)
            (when (eq t (compare-and-swap (inproc-reactions-scheduled reactions) t nil))
              (setf done t)
              (return))
@@ -74,8 +75,7 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
            ;; a thread that has seen :again before this store leaves its event to the next look
            (sb-thread:barrier (:memory)))
       (unless done
-        (setf (inproc-reactions-runner reactions) nil
-              (inproc-reactions-scheduled reactions) nil)
+        (setf (inproc-reactions-scheduled reactions) nil)
         (rpc:abort-as call :callback-left))))
   nil)
 

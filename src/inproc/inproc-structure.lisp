@@ -148,7 +148,7 @@ line."
   "The callbacks of a call within the image."
   ;; see inproc-callback.lisp: true while they run, or are about to
   (scheduled nil :type (member nil t :again))
-  (runner nil :type (or null sb-thread:thread)) ; the thread that runs them
+  (runner nil :type (or null sb-thread:thread)) ; the last thread that ran them
   (timers '() :type list))              ; those of AFTER; atomic
 
 (declaim (sb-ext:freeze-type inproc-reactions))

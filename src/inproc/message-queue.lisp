@@ -31,6 +31,7 @@ run on the thread of the other end: while it waited no thread would make room."
   (let ((reactions (call-inproc-reactions call)))
     (not (or (eq (call-pair-phase (call-call-pair call)) sb-thread:*current-thread*)
              (and reactions
+                  (inproc-reactions-scheduled reactions)
                   (eq (inproc-reactions-runner reactions) sb-thread:*current-thread*))))))
 
 (define-hot want-room ((call inproc-call)) null
