@@ -6,9 +6,9 @@
 ;;;; and collects garbage when there is none; the others wait for their turn. If there is room at
 ;;;; once no thread takes a lock.
 ;;;;
-;;;; A thread that waits for room holds nothing that others wait for, else threads would wait for
-;;;; each other: it gives back the room for its answer and its turns for compressed messages
-;;;; (LOOP:CALL-RELEASING), and takes them again afterwards.
+;;;; A thread that waits for room holds little that others wait for, else threads would wait for
+;;;; each other: it gives back the room for its answer and the turn of all peers for compressed
+;;;; messages (LOOP:CALL-RELEASING), and takes them again afterwards.
 ;;;;
 ;;;; Part of the heap is reserved for peers that receive their answers: a call whose connection
 ;;;; already has answers waiting gets a promise only while two fifths are free, other calls while

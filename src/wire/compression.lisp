@@ -140,10 +140,10 @@ ISIZE), if the peer is honest."
         (or (sb-ext:compare-and-swap (symbol-value '**decompressing**) nil new)
             new))))
 
-(defun call-by-turns (semaphore function &optional (take #'take-turn))
+(defun call-by-turns (semaphore function &key (take #'take-turn) release)
   "Take one of the turns that SEMAPHORE counts by TAKE, a function of SEMAPHORE and a notification.
-Then call FUNCTION, give the turn back, and return FUNCTION's values. While FUNCTION waits for room
-it has no turn. In user code."
+Then call FUNCTION, give the turn back, and return FUNCTION's values. With RELEASE, FUNCTION has no
+turn while it waits for room. In user code."
   (declare (type function function take))
   (let ((turn (sb-thread:make-semaphore-notification)))
     (flet ((take () (funcall take semaphore turn))
@@ -153,7 +153,9 @@ it has no turn. In user code."
                  (sb-thread:clear-semaphore-notification turn)
                  (sb-thread:signal-semaphore semaphore)))))
       (unwind-protect (progn (take)
-                             (loop:call-releasing #'give-back #'take function))
+                             (if release
+                                 (loop:call-releasing #'give-back #'take function)
+                                 (funcall function)))
         (give-back)))))
 
 (defun take-turn (semaphore turn)

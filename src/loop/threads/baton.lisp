@@ -343,13 +343,14 @@ CALL-RELEASING.")
 (defun call-releasing (release take function)
   "Call FUNCTION and return its values. If PREPARE-TO-WAIT is called with a WAIT in it, RELEASE is
 called before that, which gives back what others may wait for. Afterwards, unless WAIT was in vain,
-TAKE is called to take it again."
+TAKE is called to take it again; TAKE may wait, too."
   (declare (type function release take function))
   (let* ((outer *around-wait*)
          (*around-wait* (lambda (wait)
                           (funcall release)
                           (let ((found (funcall (or outer #'funcall) wait)))
-                            (when found (funcall take))
+                            (when found
+                              (let ((*around-wait* outer)) (funcall take)))
                             found))))
     (funcall function)))
 

@@ -21,6 +21,8 @@
 ;;;;    most one message for each of its turns, and a message of another peer waits for no more than
 ;;;;    that. A thread waits in user code, after another thread has taken its loop over, and checks
 ;;;;    periodically whether the call has ended.
+;;;; While it waits for room in the heap, it keeps the turn of its peer, since it has decompressed
+;;;; its message already, but not the turn of all peers.
 ;;;;
 ;;;; In a simulation no thread waits: the only thread must continue, and the work takes no virtual
 ;;;; time.
@@ -88,16 +90,17 @@ thread."
 a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends before that,
 :cancelled if it ends with :ok, and :resource-exhausted if this thread must not wait. In user code."
   (declare (type function try))
-  (unless (funcall try 0)
-    (unless (loop:prepare-to-wait) (rpc:refuse-to-wait call))
-    (trace-event :flowctl :decompression-waits :call call)
-    (loop
-      (case (call-status call)
-        ((nil))
-        (:ok (error (status:make-rpc-error :cancelled :call call :ended-by :local
-                                           :message "the call has ended")))
-        (t (error (rpc:call-condition call))))
-      (when (funcall try +turn-look-seconds+) (return)))))
+  (flet ((wait ()
+           (trace-event :flowctl :decompression-waits :call call)
+           (loop
+             (case (call-status call)
+               ((nil))
+               (:ok (error (status:make-rpc-error :cancelled :call call :ended-by :local
+                                                  :message "the call has ended")))
+               (t (error (rpc:call-condition call))))
+             (when (funcall try +turn-look-seconds+) (return t)))))
+    (unless (or (funcall try 0) (loop:prepare-to-wait #'wait))
+      (rpc:refuse-to-wait call))))
 
 (defun await-payment (call budget percent)
   "Wait until BUDGET's peer owes little enough; as AWAIT-TURN."
@@ -110,12 +113,19 @@ a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends
 
 (defun call-timed (budget percent earned-ns function)
   "Call FUNCTION and return its values; charge BUDGET with the processor time that this thread uses
-for it beyond EARNED-NS."
+for it beyond EARNED-NS. What it has used is charged before it waits for room; waiting, and
+collecting garbage for room, is not."
   (declare (type function function))
-  (let ((begin (thread-time-ns)))
-    (unwind-protect (funcall function)
-      (let ((owed (- (thread-time-ns) begin earned-ns)))
-        (when (plusp owed) (charge-time budget owed percent))))))
+  (let ((begin (thread-time-ns)) (earned earned-ns))
+    (flet ((begin () (setf begin (thread-time-ns)))
+           (charge ()
+             (let* ((now (thread-time-ns))
+                    (owed (- now begin earned)))
+               (setf begin now
+                     earned (max 0 (- owed)))
+               (when (plusp owed) (charge-time budget owed percent)))))
+      (unwind-protect (loop:call-releasing #'charge #'begin function)
+        (charge)))))
 
 (defun call-charged (call budget percent earned-ns function)
   "Call FUNCTION, which decompresses and decodes a message of CALL, as soon as BUDGET's peer has a
@@ -132,8 +142,8 @@ turn and owes little enough, and charge the time to BUDGET. Return its values. S
         (wire:call-by-turns (budget-turns budget)
                             (lambda ()
                               (await-payment call budget percent)
-                              (wire:call-by-turns (timed-turns) #'run #'take))
-                            #'take))))
+                              (wire:call-by-turns (timed-turns) #'run :take #'take :release t))
+                            :take #'take))))
 
 (defun budget-caller (budget)
   "The function for the slot BUDGET of the links of the peer that has BUDGET."

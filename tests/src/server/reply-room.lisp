@@ -69,29 +69,59 @@ meanwhile: handlers that hold room do not wait for each other."
       (is (eql 7 (sb-thread:join-thread thread :default nil)))
       (is-true (wait-until (lambda () (= before (promised-octets))))))))
 
-(test threads-that-wait-for-room-have-no-turn
-  "A compressed message that waits for room keeps no other from being decompressed."
-  (let ((turns (sb-thread:make-semaphore :count 1)) (inside nil) (thread nil))
+(test messages-that-wait-for-room-have-the-turn-of-their-peer-only
+  "A compressed message that waits for room keeps none of other peers from being decompressed. Its
+own peer gets no more turns meanwhile, and owes the time that the message has used."
+  (let* ((budget (server::make-decompression-budget)) (turns (server::budget-turns budget))
+         (peers (sb-thread:semaphore-count turns))
+         (all (sb-thread:semaphore-count (server::timed-turns))) (inside nil) (thread nil))
     (with-probe (channel :options '(:execution :blocking))
         (:ask (lambda (note call)
-                (wire:call-by-turns turns
-                                    (lambda ()
-                                      (rpc:call-with-room
-                                       call 1000 (wire:wire-call-options call)
-                                       (lambda ()
-                                         (setf inside (sb-thread:semaphore-count turns)))
-                                       :received 1000)))
+                (server::call-charged
+                 call budget 1 0
+                 (lambda ()
+                   (loop with begin = (thread-time-ns)
+                         until (< 50000000 (- (thread-time-ns) begin)))
+                   (rpc:call-with-room
+                    call 1000 (wire:wire-call-options call)
+                    (lambda () (setf inside (sb-thread:semaphore-count (server::timed-turns))))
+                    :received 1000)))
                 note))
       (call-with-room-short
        (lambda (free)
          (setf thread (sb-thread:make-thread (lambda () (number-of (ask channel (note 7))))))
          (is-true (wait-until (lambda ()
-                                (and (room-awaited-p) (= 1 (sb-thread:semaphore-count turns))))))
+                                (and (room-awaited-p)
+                                     (= all (sb-thread:semaphore-count (server::timed-turns)))))))
+         (is (= (1- peers) (sb-thread:semaphore-count turns)))
+         (is-true (server::budget-used-p budget))
          (is (null inside))
          (funcall free)))
       (is (eql 7 (sb-thread:join-thread thread :default nil)))
-      (is (eql 0 inside))
-      (is (= 1 (sb-thread:semaphore-count turns))))))
+      (is (eql (1- all) inside))
+      (is (= peers (sb-thread:semaphore-count turns)))
+      (is (= all (sb-thread:semaphore-count (server::timed-turns)))))))
+
+(test handlers-that-wait-for-a-turn-hold-no-room
+  "A handler whose method gives long answers and that waits for a turn to decompress gives the room
+for its answer back meanwhile: one with a turn may wait for that room."
+  (let* ((budget (server::make-decompression-budget)) (turns (server::budget-turns budget))
+         (peers (sb-thread:semaphore-count turns)) (thread nil) (entered nil)
+         (before (promised-octets)))
+    (with-probe (channel :server server :options '(:execution :blocking))
+        (:ask (lambda (note call)
+                (setf entered (< before (promised-octets)))
+                (server::call-charged call budget 25 0 (constantly nil))
+                note))
+      (serving:note-answer (route-named server 'lab.bench:ask) 10000000)
+      (sb-thread:wait-on-semaphore turns :n peers)
+      (setf thread (sb-thread:make-thread (lambda () (number-of (ask channel (note 7))))))
+      (is-true (wait-until (lambda ()
+                             (and entered (= before (promised-octets))))))
+      (sb-thread:signal-semaphore turns peers)
+      (is (eql 7 (sb-thread:join-thread thread :default nil)))
+      (is-true (wait-until (lambda () (= before (promised-octets)))))
+      (is (= peers (sb-thread:semaphore-count turns))))))
 
 ;;; A message with many fields, and so many octets without any of them
 
