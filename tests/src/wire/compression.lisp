@@ -57,9 +57,9 @@
     (is (= 1 (turns-left (constantly nil))))
     (is (= 1 (turns-left (lambda () (throw 'unwound nil)))))
     (is (= 1 (turns-left (constantly nil)
-                         (lambda (semaphore turn)
-                           (declare (ignore semaphore turn))
-                           (throw 'unwound nil)))))
+                         :take (lambda (semaphore turn)
+                                 (declare (ignore semaphore turn))
+                                 (throw 'unwound nil)))))
     (is (equal '(1 2) (multiple-value-list
                        (wire:call-by-turns (sb-thread:make-semaphore :count 1)
                                            (lambda () (values 1 2))))))))
