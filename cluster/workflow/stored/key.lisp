@@ -69,7 +69,9 @@ ones."
 
 (defun text-time (text)
   "The time that TIME-TEXT writes as TEXT, or nil if TEXT is not a time."
-  (ignore-errors (parse-integer text :radix 16)))
+  (and (= 16 (length text))
+       (every (lambda (char) (find char "0123456789abcdef")) text)
+       (parse-integer text :radix 16)))
 
 (defun shard-text (shard)
   "SHARD, a number, in the form of keys: a hexadecimal digit."

@@ -22,3 +22,11 @@ due: a page that has it is full, too."
                            sum (length items)
                            while more
                            do (setf from more))))))))
+
+(test times-in-keys-are-as-nodes-write-them
+  "Sixteen lower-case hexadecimal digits. Keys of other programs may have anything else."
+  (dolist (ms (list 0 1 1700000000000 workflow::+last-ms+))
+    (is (eql ms (workflow::text-time (workflow::time-text ms)))))
+  (dolist (text '("" "1" "+000000000000001" "-000000000000001" "              ff"
+                  "00000000000000FF" "00000000000000001" "000000000000000g"))
+    (is (null (workflow::text-time text)) "~S" text)))
