@@ -22,12 +22,36 @@ result, and the removal of its errand.")
   (name "" :type string :read-only t)   ; one of the above
   (id "" :type string :read-only t)     ; of the workflow that it is of
   (key "" :type string :read-only t)    ; of the store, below the root
-  (octets (make-octets 0) :type octets :read-only t)) ; the store's value at KEY
+  (parent nil :type (or null pb:parent) :read-only t) ; of end: to which it is reported
+  (numbers '() :type list :read-only t)) ; of cancel: the step, its children, their last origin
 
 (declaim (sb-ext:freeze-type errand))
 
 (define-printer (errand errand)
   "~A ~A" (errand-name errand) (errand-id errand))
+
+(defun value-parent (octets)
+  "The Parent that OCTETS, the value of an end, is; nil if no node has put them."
+  (handler-case (let ((parent (protobuf:parse-message 'pb:parent octets)))
+                  (and (name-p (pb:parent-id parent)) parent))
+    (protobuf:protobuf-error () nil)))
+
+(defun value-numbers (text)
+  "The three numbers of which TEXT, the value of a cancel, consists; nil if no node has put it."
+  (let ((numbers (loop for part in (uiop:split-string text)
+                       collect (and (<= 1 (length part) 19) (every #'digit-char-p part)
+                                    (parse-integer part)))))
+    (and (= 3 (length numbers)) (notany #'null numbers)
+         (<= (second numbers) +most-children+)
+         numbers)))
+
+(defun entry-errand (node entry name id)
+  "The ERRAND NAME of the workflow ID in ENTRY of NODE's store; nil if no node has put it."
+  (let ((parent (and (string= "end" name) (value-parent (etcd:entry-value entry))))
+        (numbers (and (string= "cancel" name) (value-numbers (entry-text entry)))))
+    (when (and (name-p id) (or parent numbers (member name '("start" "schedule") :test #'string=)))
+      (make-errand :name name :id id :key (entry-name entry (node-root node))
+                   :parent parent :numbers numbers))))
 
 (defun note-errand-done (draft errand)
   "Note that ERRAND is done by DRAFT."
@@ -163,10 +187,10 @@ change takes. Return the ids of the workflows that this was about."
   (let ((groups (make-hash-table :test 'equal)) (ids '()))
     (dolist (errand errands)
       (push (errand-id errand) ids)
-      (for-one (node (errand-id errand))
-        (let ((parent (protobuf:parse-message 'pb:parent (errand-octets errand))))
-          (push (cons errand parent) (gethash (list (pb:parent-id parent) (pb:parent-step parent))
-                                              groups)))))
+      (unless (stuck-p node (errand-id errand))
+        (let ((parent (errand-parent errand)))
+          (push (cons errand parent)
+                (gethash (list (pb:parent-id parent) (pb:parent-step parent)) groups)))))
     (loop for (id number) being the hash-keys of groups using (hash-value group)
           do (push id ids)
              (loop while group
@@ -177,8 +201,7 @@ change takes. Return the ids of the workflows that this was about."
 (defun cancel-children (node errand)
   "Cancel the children of ERRAND's workflow, which has ended."
   (let ((id (errand-id errand)))
-    (destructuring-bind (number count last)
-        (mapcar #'parse-integer (uiop:split-string (octets-string (errand-octets errand))))
+    (destructuring-bind (number count last) (errand-numbers errand)
       (let ((ids (loop for place below count collect (child-id id number place))))
         (change-together node ids (lambda (draft) (cancel-child draft id number last)))
         (unless (some (lambda (id) (stuck-p node id)) ids) (forget-errand node errand))))))

@@ -72,6 +72,7 @@ operations, too.")
 (defconstant +child-seconds+ 3600
   "How long a child is kept at least, so that its parent gets its result.")
 (defconstant +most-catch-up+ 100 "Times that a schedule makes up for.")
+(defconstant +most-children+ 1000 "The most children of a step that MAX-CHILDREN may allow.")
 (defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")
 (defconstant +most-signal-runs+ 8

@@ -101,13 +101,11 @@ workflows that this was about."
 
 (defun due-item (node entry parts)
   "The item that is due by the key of ENTRY, whose parts after its time are PARTS: the id of a
-workflow, a string, or an ERRAND; nil if the key has another form."
+workflow, a string, or an ERRAND; nil if the key or its value has another form."
   (destructuring-bind (&optional first second &rest more) parts
     (cond (more nil)
-          (second
-           (make-errand :name first :id second :octets (etcd:entry-value entry)
-                        :key (entry-name entry (node-root node))))
-          (t first))))
+          (second (entry-errand node entry first second))
+          ((and first (name-p first)) first))))
 
 (defun due-page (node shard from before)
   "Three values for a page of SHARD's keys that begins at FROM: the items due before BEFORE, see
