@@ -31,11 +31,7 @@
 
 (defun readable-schedule (entry)
   "As ENTRY-SCHEDULE, but nil, with a warning, if the value of ENTRY is not a schedule."
-  (handler-case (let ((state (entry-schedule entry)))
-                  (and (string/= "" (pb:schedule-state-id state)) state))
-    (protobuf:protobuf-error (condition)
-      (log-event :warning :workflow-unreadable :entry entry :condition (bounded-text condition))
-      nil)))
+  (read-sound #'entry-schedule (lambda (state) (string/= "" (pb:schedule-state-id state))) entry))
 
 (defun fetch-schedule (node id)
   "The entry of the schedule ID, or nil if the schedule does not exist."

@@ -14,13 +14,23 @@ stored form.")
   "The WorkflowState in ENTRY, or nil if ENTRY is nil."
   (and entry (protobuf:parse-message 'pb:workflow-state (etcd:entry-value entry))))
 
+(defun read-sound (function sound-p entry)
+  "The message that FUNCTION reads of ENTRY, or nil if it reads none; nil, with a warning, if the
+value of ENTRY is not such a message, or SOUND-P is false for it."
+  (declare (type function function sound-p))
+  (flet ((warn-of (condition)
+           (log-event :warning :workflow-unreadable :entry entry :condition condition)
+           nil))
+    (handler-case (let ((message (funcall function entry)))
+                    (cond ((or (null message) (funcall sound-p message)) message)
+                          (t (warn-of "it has no changes, or no id"))))
+      (protobuf:protobuf-error (condition) (warn-of (bounded-text condition))))))
+
 (defun readable-state (entry)
   "As ENTRY-STATE, but nil, with a warning, if the value of ENTRY is not a state of a workflow."
-  (handler-case (let ((state (entry-state entry)))
-                  (and state (plusp (length (pb:workflow-state-changes state))) state))
-    (protobuf:protobuf-error (condition)
-      (log-event :warning :workflow-unreadable :entry entry :condition (bounded-text condition))
-      nil)))
+  (read-sound #'entry-state
+              (lambda (state) (plusp (length (pb:workflow-state-changes state))))
+              entry))
 
 (defun entry-revision (entry)
   (if entry (etcd:entry-changed entry) 0))

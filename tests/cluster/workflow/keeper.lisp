@@ -230,6 +230,34 @@ begins at that time. Neither leaves a watch to the client of the store."
         do (etcd:put etcd (concatenate 'base:octets root key)
                      (if (stringp value) value (coerce value 'base:octets)))))
 
+(test unreadable-values-are-logged
+  "Values that are no message, and messages that lack what all have: of workflows and schedules."
+  (let ((levels '()))
+    (flet ((listen-to (level name &rest plist)
+             (declare (ignore plist))
+             (when (eq :workflow-unreadable name) (push level levels))))
+      (base:add-log-listener #'listen-to)
+      (unwind-protect
+           (without-log
+             (with-idle-node (node 1000000)
+               (flet ((read-of (function value)
+                        (setf levels '())
+                        (etcd:put (workflow::node-etcd node) "x" value)
+                        (list (and (funcall function (etcd:fetch (workflow::node-etcd node) "x")) t)
+                              levels)))
+                 (dolist (function '(workflow::readable-state workflow::readable-schedule))
+                   (is (equal '(nil (:warning))
+                              (read-of function (coerce #(255 254) 'base:octets))))
+                   (is (equal '(nil (:warning)) (read-of function ""))))
+                 (is (equal '(t ()) (read-of 'workflow::readable-schedule
+                                             (protobuf:serialize
+                                              (pb:make-schedule-state :id "s")))))
+                 (is (equal '(t ()) (read-of 'workflow::readable-state
+                                             (protobuf:serialize
+                                              (pb:make-workflow-state
+                                               :changes (list (pb:make-change))))))))))
+        (base:remove-log-listener #'listen-to)))))
+
 (defun use-all-of (node mark)
   "Use what NODE does by its store, for workflows whose ids begin with MARK."
   (flet ((id (name) (format nil "~A-~A" mark name)))
