@@ -118,14 +118,14 @@ begins, if more items may be due there."
                                (time (and parts (text-time (first parts))))
                                (item (due-item node entry (rest parts))))
                           (incf count)
-                          (setf last (etcd:entry-key-octets entry))
+                          (setf last entry)
                           (cond ((or (null time) (null item)))
                                 ((<= time before) (push item items))
                                 ((null next) (setf next time)))))
                       (node-etcd node) :from (or from prefix) :to (key-behind prefix)
                                        :limit +due-page+)
     (values (nreverse items) next
-            (and (null next) (= count +due-page+) (concatenate 'octets last (make-octets 1))))))
+            (and (null next) (= count +due-page+) (key-after last)))))
 
 (defun do-items (node items)
   "Do ITEMS, of DUE-PAGE. Return true if some must be done later."

@@ -11,25 +11,33 @@
     (pb:make-get-schedule-reply :state (entry-schedule entry)
                                 :workflow (fetch-scheduled node id))))
 
+(defun schedule-page (node after limit)
+  "Two values: the entries of the next schedules after the id AFTER, at most LIMIT; and the id after
+which the next page begins, or \"\". Entries that have no ids, of other programs, are no pages."
+  (let* ((prefix (node-key node "schedules" ""))
+         (from (if (string= "" after)
+                   prefix
+                   (format nil "~A~A~C" prefix after (code-char 0)))))
+    (loop
+      (let* ((entries (etcd:fetch-entries (node-etcd node) :from from :to (key-behind prefix)
+                                                           :limit (1+ limit)))
+             (page (subseq entries 0 (min limit (length entries))))
+             (next (if (nthcdr limit entries)
+                       (some (lambda (entry) (entry-name entry prefix)) (reverse page))
+                       "")))
+        (when next (return (values page next)))
+        (setf from (key-after (first (last page))))))))
+
 (define-answer methods:list-schedules :read (node request)
   (let* ((asked (pb:list-schedules-request-limit request))
-         (limit (if (zerop asked) +list-page+ (min asked +list-page+)))
-         (prefix (node-key node "schedules" ""))
-         (after (pb:list-schedules-request-after request))
-         (entries (etcd:fetch-entries (node-etcd node)
-                                      :from (if (string= "" after)
-                                                prefix
-                                                (format nil "~A~A~C" prefix after (code-char 0)))
-                                      :to (key-behind prefix) :limit (1+ limit)))
-         (page (subseq entries 0 (min limit (length entries)))))
-    (pb:make-list-schedules-reply
-     :schedules (loop for entry in page
-                      for state = (readable-schedule entry)
-                      when state collect state)
-     :next (if (nthcdr limit entries)
-               (or (some (lambda (entry) (entry-name entry prefix)) (reverse page))
-                   (refuse :store-unavailable "entries of another program fill the schedules"))
-               ""))))
+         (limit (if (zerop asked) +list-page+ (min asked +list-page+))))
+    (multiple-value-bind (page next)
+        (schedule-page node (pb:list-schedules-request-after request) limit)
+      (pb:make-list-schedules-reply
+       :schedules (loop for entry in page
+                        for state = (readable-schedule entry)
+                        when state collect state)
+       :next next))))
 
 (define-answer methods:pause-schedule :operate (node request)
   (change-schedule node (pb:pause-schedule-request-id request)

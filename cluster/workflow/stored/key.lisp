@@ -112,6 +112,10 @@ put it."
   (handler-case (octets-string (etcd:entry-value entry))
     (clgrpc-error () "")))
 
+(defun key-after (entry)
+  "The first key after that of ENTRY, octets."
+  (concatenate 'octets (etcd:entry-key-octets entry) (make-octets 1)))
+
 (defun entry-parts (entry root)
   "The parts of ENTRY's key below ROOT; none if no node has put it."
   (let ((name (entry-name entry root)))

@@ -86,39 +86,48 @@ stops."
 
 ;;; The index
 
+(defun read-part (node entries prefix &key to limit revision)
+  "Two values: the index-entries in ENTRIES, the first LIMIT before TO in a part of the index whose
+keys begin with PREFIX; and true if there may be more. If other programs have put all of them, the
+next ones are read, as the store had them at REVISION."
+  (loop
+    (let ((found (loop for entry in entries
+                       for index-entry = (entry-index-entry entry prefix)
+                       when index-entry collect index-entry))
+          (full (= limit (length entries))))
+      (when (or found (not full)) (return (values found full)))
+      (setf entries (etcd:fetch-entries (node-etcd node)
+                                        :from (key-after (first (last entries)))
+                                        :to to :limit limit :revision revision)))))
+
 (defun index-page (node statuses from to)
   "Two values: the next entries of the index from the position FROM on, before TO, merged from its
 parts for STATUSES, in order; and true if there may be more."
   (let* ((most (floor +index-page+ (length statuses)))
          (prefixes (loop for status in statuses
                          collect (node-key node "by" (status-text status) "")))
-         (parts (nth-value 1 (etcd:transact
-                              (node-etcd node)
-                              :then (loop for prefix in prefixes
-                                          collect (list :get-all
-                                                        :from (format nil "~A~A" prefix from)
-                                                        :to (format nil "~A~A" prefix to)
-                                                        :limit most)))))
-         (lists (loop for part in parts
-                      for prefix in prefixes
-                      collect (loop for entry in part
-                                    for index-entry = (entry-index-entry entry prefix)
-                                    when index-entry collect index-entry)))
-         ;; nothing is known after the last entry of a part that has more
-         (known (loop for part in parts
-                      for list in lists
-                      when (= most (length part))
-                        collect (if list
-                                    (index-entry-position (first (last list)))
-                                    (refuse :store-unavailable
-                                            "entries of another program fill the index of ~
-                                             workflows"))))
-         (end (first (sort known #'string<))))
-    (values (loop for index-entry in (sort (apply #'append lists) #'string<
-                                           :key #'index-entry-position)
-                  until (and end (string< end (index-entry-position index-entry)))
-                  collect index-entry)
-            (and end t))))
+         (lists '()) (known '()))
+    (flet ((range (prefix)
+             (list :from (format nil "~A~A" prefix from) :to (format nil "~A~A" prefix to)
+                   :limit most)))
+      (multiple-value-bind (done parts revision)
+          (etcd:transact (node-etcd node) :then (loop for prefix in prefixes
+                                                      collect (list* :get-all (range prefix))))
+        (declare (ignore done))
+        (loop for part in parts
+              for prefix in prefixes
+              do (multiple-value-bind (list more)
+                     (read-part node part prefix :to (getf (range prefix) :to) :limit most
+                                                 :revision revision)
+                   (push list lists)
+                   ;; nothing is known after the last entry of a part that has more
+                   (when more (push (index-entry-position (first (last list))) known))))))
+    (let ((end (first (sort known #'string<))))
+      (values (loop for index-entry in (sort (apply #'append lists) #'string<
+                                             :key #'index-entry-position)
+                    until (and end (string< end (index-entry-position index-entry)))
+                    collect index-entry)
+              (and end t)))))
 
 (defun find-entries (node request limit)
   "Two values: the index-entries that REQUEST asks for, at most LIMIT; and the position where the

@@ -258,6 +258,30 @@ begins at that time. Neither leaves a watch to the client of the store."
                                                :changes (list (pb:make-change))))))))))
         (base:remove-log-listener #'listen-to)))))
 
+(test lists-go-on-behind-entries-of-other-programs
+  "A page of them alone is none of a list: what comes after them is in the same answer."
+  (with-idle-node (node 10000000)
+    (let ((later (workflow::age-text (+ 1000000 (workflow::node-now node)))))
+      (start-workflow node "w" '((:until 0)))
+      (create-schedule node "é" '((:signal "x")) :every 60)
+      (dotimes (i (1+ workflow::+index-page+))
+        (etcd:put (workflow::node-etcd node)
+                  (workflow::node-key node "by/completed" later (format nil "~D" i)) "?"))
+      (dotimes (i 3)
+        (etcd:put (workflow::node-etcd node)
+                  (concatenate 'base:octets
+                               (string-octets (workflow::node-key node "schedules" ""))
+                               (list 128 i))
+                  ""))
+      (is (equal '("w") (ids-found node :status :completed)))
+      (is (equal '("w") (ids-found node)))
+      (without-log
+        (let ((reply (workflow::ask #'methods:list-schedules node
+                                    (pb:make-list-schedules-request :limit 2) 5)))
+          (is (equal '("é") (map 'list #'pb:schedule-state-id
+                                 (pb:list-schedules-reply-schedules reply))))
+          (is (equal "" (pb:list-schedules-reply-next reply))))))))
+
 (defun use-all-of (node mark)
   "Use what NODE does by its store, for workflows whose ids begin with MARK."
   (flet ((id (name) (format nil "~A-~A" mark name)))
