@@ -275,25 +275,26 @@ does not stand for an answer."
 (define-case finish-is-no-reply ()
   "For a call with one answer FINISH with :ok is misuse, before the reply, right after it and after
 the end; with another status it does nothing after the reply."
-  (let ((refusals '()) (threads '()))
-    (flet ((refused-p (call)
-             (handler-case (progn (grpc:finish call) nil)
-               (grpc:misuse () t))))
+  (let ((refusals (list '())) (threads '())) ; in a cons, to which threads push
+    (flet ((note-refusal (call)
+             (sb-ext:atomic-push (handler-case (progn (grpc:finish call) nil)
+                                   (grpc:misuse () t))
+                                 (car refusals))))
       (with-transport (channel)
           (:ask (lambda (note call)
                   (push (sb-thread:make-thread
                          (lambda ()
-                           (push (refused-p call) refusals)
+                           (note-refusal call)
                            (grpc:reply call note)
-                           (push (refused-p call) refusals)
+                           (note-refusal call)
                            (grpc:finish call :status :internal)
                            (wait-until (lambda () (grpc:call-status call)))
-                           (push (refused-p call) refusals)))
+                           (note-refusal call)))
                         threads)
                   call))
         (dotimes (i 20) (is (= i (number-of (ask channel (note i))))))
         (mapc #'sb-thread:join-thread threads)
-        (is (equal (make-list 60 :initial-element t) refusals))))))
+        (is (equal (make-list 60 :initial-element t) (car refusals)))))))
 
 (define-case messages-have-one-receiver ()
   "After ON-MESSAGE, RECEIVE and DO-MESSAGES are misuse; before it a thread may receive the first
