@@ -124,14 +124,13 @@
 
 (defun export-batch (pipeline batch)
   "Send BATCH of PIPELINE, and count it. Signal an error if that fails."
-  (incf (tally-requests (pipeline-tally pipeline)))
   (multiple-value-bind (rejected why)
-      (funcall (pipeline-export pipeline)
-               (pipeline-channel pipeline)
-               (funcall (pipeline-request pipeline) (batch-contents batch))
-               :timeout (pipeline-timeout-seconds pipeline)
-               :metadata (pipeline-metadata pipeline)
-               :wait-for-ready t)
+      (let ((request (funcall (pipeline-request pipeline) (batch-contents batch))))
+        (incf (tally-requests (pipeline-tally pipeline)))
+        (funcall (pipeline-export pipeline) (pipeline-channel pipeline) request
+                 :timeout (pipeline-timeout-seconds pipeline)
+                 :metadata (pipeline-metadata pipeline)
+                 :wait-for-ready t))
     (let ((rejected (min (max 0 rejected) (batch-items batch))))
       (count-items pipeline :exported (- (batch-items batch) rejected))
       (count-items pipeline :rejected rejected)

@@ -162,7 +162,7 @@
         (is (= 25 (statistic exporter :traces :exported)))))))
 
 (test a-span-that-cannot-be-encoded-is-lost-alone
-  "The others of its batch arrive; it is counted and logged."
+  "The others of its batch arrive, by one request; it is counted and logged."
   (with-log (:otlp-dropped)
     (with-collector (collector address)
       (let ((tracing (grpc:make-tracing :sampler :always-on)))
@@ -180,6 +180,7 @@
           (is (= 6 (distinct (spans-taken collector))))
           (is (= 6 (statistic exporter :traces :exported)))
           (is (= 1 (statistic exporter :traces :dropped)))
+          (is (= 1 (collector-asked collector) (statistic exporter :traces :requests)))
           (is (= 1 (length (events-of :otlp-dropped)))))))))
 
 (test a-full-batch-hastens-the-export
