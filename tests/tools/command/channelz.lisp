@@ -96,14 +96,14 @@ failures, without a backtrace in which its text would be. So do errors that nobo
              (grpc.channelz.v1:make-channel
               :ref ref
               :data (and data (apply #'grpc.channelz.v1:make-channel-data :target escape data))))
-           (complaint (channels &key (most tools::*most-items*))
+           (complaint (channels &key (most tools::*most-items*) (run #'run-line))
              (setf **told-channels** channels)
              (call-with-channelz-server
               (lambda (address channel)
                 (declare (ignore channel))
                 (let ((tools::*most-items* most))
                   (multiple-value-bind (code output errors)
-                      (run-line "channelz" address "channels")
+                      (funcall run "channelz" address "channels")
                     (declare (ignore output))
                     (is (= 1 code))
                     (is (not (find #\Escape errors)))
@@ -117,7 +117,9 @@ failures, without a backtrace in which its text would be. So do errors that nobo
       (with-replaced (('tools::ask-for-channels (lambda (&rest arguments)
                                                   (declare (ignore arguments))
                                                   (error "~A" escape))))
-        (is (search "an error of clgrpc itself: \\x1b" (complaint '())))))))
+        (is (search "an error of clgrpc itself: \\x1b" (complaint '() :run #'run-broken-line))
+            "its own errors are shown without such sequences")
+        (signals error (complaint '()))))))
 
 (test channelz-says-what-is-wrong
   (call-with-channelz-server

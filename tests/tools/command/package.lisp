@@ -22,14 +22,21 @@
 
 (def-suite :clgrpc.tools :description "The command clgrpc and its services.")
 
-(defun run-line (&rest arguments)
-  "Run the command line ARGUMENTS; return its exit code and what it printed on the two streams."
+(defun run-broken-line (&rest arguments)
+  "As RUN-LINE; the command may break inside."
   (let* ((code nil)
          (error-output (make-string-output-stream))
          (output (with-output-to-string (*standard-output*)
                    (let ((*error-output* error-output))
                      (setf code (tools:run-command arguments))))))
     (values code output (get-output-stream-string error-output))))
+
+(defun run-line (&rest arguments)
+  "Run the command line ARGUMENTS; return its exit code and what it printed on the two streams. It
+is an error if the command breaks inside, whose exit code is that of other failures."
+  (multiple-value-bind (code output errors) (apply #'run-broken-line arguments)
+    (when (search "an error of clgrpc itself" errors) (error "~S: ~A" arguments errors))
+    (values code output errors)))
 
 (defmacro with-serve ((program address &rest arguments) &body body)
   "Run BODY while `bin/clgrpc-testee serve ARGUMENTS` listens at ADDRESS, on a free port."
