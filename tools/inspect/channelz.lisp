@@ -9,6 +9,7 @@
 ;;; Asking
 
 (defparameter *most-items* 200000 "The most objects of a kind that we ask a server for.")
+(defparameter *list-seconds* 60 "How long we ask a server for all objects of a kind.")
 
 (defun told (part what)
   "PART, a part of a server's answer. Signal a FAILURE, which calls it WHAT, if the server has left
@@ -20,12 +21,18 @@ it out."
   (told (funcall (the function reader) object) "the data of an object"))
 
 (defun all-pages (ask items number end)
-  "All items, from several responses. ASK is a function of the id to start with that returns a
-response; ITEMS returns the items of a response, NUMBER the id of an item, and END true for the last
-response. Signal a FAILURE if there are more than *MOST-ITEMS*."
+  "All items, from several responses. ASK is a function of the id to start with, and of a timeout in
+seconds, that returns a response; ITEMS returns the items of a response, NUMBER the id of an item,
+and END true for the last response. Signal a FAILURE if there are more than *MOST-ITEMS*, or the
+server takes more than *LIST-SECONDS*."
   (declare (type function ask items number end))
   (loop with start = 0 and count = 0
-        for response = (funcall ask start)
+        with deadline = (+ (monotonic-ns) (seconds-ns *list-seconds*))
+        for left = (- deadline (monotonic-ns))
+        for response = (if (plusp left)
+                           (funcall ask start (min +channelz-seconds+ (ns-seconds left)))
+                           (fail-command "the server's channelz has not listed all objects within ~
+                                          ~D seconds" *list-seconds*))
         for page = (coerce (funcall items response) 'list)
         append page
         do (when (< *most-items* (incf count (length page)))
@@ -45,27 +52,27 @@ response. Signal a FAILURE if there are more than *MOST-ITEMS*."
   (channelz:server-ref-name (told (channelz:server-ref server) "the name of a server")))
 
 (defun ask-for-channels (grpc-channel)
-  (all-pages (lambda (start)
+  (all-pages (lambda (start timeout)
                (channelz-methods:get-top-channels
                 grpc-channel (channelz:make-get-top-channels-request :start-channel-id start)
-                :timeout +channelz-seconds+))
+                :timeout timeout))
              #'channelz:get-top-channels-response-channel #'channel-id
              #'channelz:get-top-channels-response-end))
 
 (defun ask-for-servers (grpc-channel)
-  (all-pages (lambda (start)
+  (all-pages (lambda (start timeout)
                (channelz-methods:get-servers
                 grpc-channel (channelz:make-get-servers-request :start-server-id start)
-                :timeout +channelz-seconds+))
+                :timeout timeout))
              #'channelz:get-servers-response-server #'server-id
              #'channelz:get-servers-response-end))
 
 (defun ask-for-server-sockets (grpc-channel number)
-  (all-pages (lambda (start)
+  (all-pages (lambda (start timeout)
                (channelz-methods:get-server-sockets
                 grpc-channel (channelz:make-get-server-sockets-request
                               :server-id number :start-socket-id start)
-                :timeout +channelz-seconds+))
+                :timeout timeout))
              #'channelz:get-server-sockets-response-socket-ref #'channelz:socket-ref-socket-id
              #'channelz:get-server-sockets-response-end))
 

@@ -121,6 +121,20 @@ failures, without a backtrace in which its text would be. So do errors that nobo
             "its own errors are shown without such sequences")
         (signals error (complaint '()))))))
 
+(test channelz-has-one-deadline-for-all-pages
+  "A server that always has one more object is asked for so long in all, and each time for no longer
+than is left of that."
+  (let ((tools::*list-seconds* 1/20) (tools::*most-items* most-positive-fixnum) (timeouts '()))
+    (handler-case (tools::all-pages (lambda (start timeout)
+                                      (push timeout timeouts)
+                                      start)
+                                    #'list #'identity (constantly nil))
+      (grpc:clgrpc-error (error) (is (search "within 1/20 seconds" (princ-to-string error))))
+      (:no-error (items) (fail "~D items" (length items))))
+    (is (every #'plusp timeouts))
+    (is (equal timeouts (sort (copy-list timeouts) #'<)) "they get shorter")
+    (is (every (lambda (timeout) (<= timeout 0.05d0)) timeouts))))
+
 (test channelz-says-what-is-wrong
   (call-with-channelz-server
    (lambda (address channel)
