@@ -140,11 +140,12 @@ ISIZE), if the peer is honest."
         (or (sb-ext:compare-and-swap (symbol-value '**decompressing**) nil new)
             new))))
 
-(defun call-by-turns (semaphore function &key (take #'take-turn) release)
+(defun call-by-turns (semaphore function &key (take #'take-turn) around-wait)
   "Take one of the turns that SEMAPHORE counts by TAKE, a function of SEMAPHORE and a notification.
-Then call FUNCTION, give the turn back, and return FUNCTION's values. With RELEASE, FUNCTION has no
-turn while it waits for room. In user code."
-  (declare (type function function take))
+Then call FUNCTION, give the turn back, and return FUNCTION's values. With AROUND-WAIT, FUNCTION has
+no turn while it waits for room; AROUND-WAIT, a function, is called with true before that, and with
+false once it has a turn again. In user code."
+  (declare (type function function take) (type (or null function) around-wait))
   (let ((turn (sb-thread:make-semaphore-notification)))
     (flet ((take () (funcall take semaphore turn))
            (give-back ()
@@ -153,8 +154,14 @@ turn while it waits for room. In user code."
                  (sb-thread:clear-semaphore-notification turn)
                  (sb-thread:signal-semaphore semaphore)))))
       (unwind-protect (progn (take)
-                             (if release
-                                 (loop:call-releasing #'give-back #'take function)
+                             (if around-wait
+                                 (loop:call-releasing (lambda ()
+                                                        (funcall around-wait t)
+                                                        (give-back))
+                                                      (lambda ()
+                                                        (take)
+                                                        (funcall around-wait nil))
+                                                      function)
                                  (funcall function)))
         (give-back)))))
 

@@ -113,19 +113,19 @@ a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends
 
 (defun call-timed (budget percent earned-ns function)
   "Call FUNCTION and return its values; charge BUDGET with the processor time that this thread uses
-for it beyond EARNED-NS. What it has used is charged before it waits for room; waiting, and
-collecting garbage for room, is not."
+for it beyond EARNED-NS. FUNCTION gets a function to be called with true before this thread waits,
+so that the time used so far is charged, and with false afterwards: waiting costs nothing."
   (declare (type function function))
-  (let ((begin (thread-time-ns)) (earned earned-ns))
-    (flet ((begin () (setf begin (thread-time-ns)))
-           (charge ()
-             (let* ((now (thread-time-ns))
-                    (owed (- now begin earned)))
-               (setf begin now
-                     earned (max 0 (- owed)))
-               (when (plusp owed) (charge-time budget owed percent)))))
-      (unwind-protect (loop:call-releasing #'charge #'begin function)
-        (charge)))))
+  (let ((begin (thread-time-ns)) (left earned-ns))
+    (flet ((note-time (used)
+             (let ((now (thread-time-ns)))
+               (when used
+                 (let ((owed (- now begin left)))
+                   (setf left (max 0 (- owed)))
+                   (when (plusp owed) (charge-time budget owed percent))))
+               (setf begin now))))
+      (unwind-protect (funcall function #'note-time)
+        (note-time t)))))
 
 (defun call-charged (call budget percent earned-ns function)
   "Call FUNCTION, which decompresses and decodes a message of CALL, as soon as BUDGET's peer has a
@@ -135,15 +135,20 @@ turn and owes little enough, and charge the time to BUDGET. Return its values. S
                               (if (plusp seconds)
                                   (sb-thread:wait-on-semaphore semaphore :timeout seconds
                                                                          :notification turn)
-                                  (sb-thread:try-semaphore semaphore 1 turn)))))
-         (run () (call-timed budget percent earned-ns function)))
+                                  (sb-thread:try-semaphore semaphore 1 turn))))))
     (if (loop:simulated-p)
-        (run)
-        (wire:call-by-turns (budget-turns budget)
-                            (lambda ()
-                              (await-payment call budget percent)
-                              (wire:call-by-turns (timed-turns) #'run :take #'take :release t))
-                            :take #'take))))
+        (call-timed budget percent earned-ns (lambda (note-time)
+                                               (declare (ignore note-time))
+                                               (funcall function)))
+        (wire:call-by-turns
+         (budget-turns budget)
+         (lambda ()
+           (await-payment call budget percent)
+           (call-timed budget percent earned-ns
+                       (lambda (note-time)
+                         (wire:call-by-turns (timed-turns) function
+                                             :take #'take :around-wait note-time))))
+         :take #'take))))
 
 (defun budget-caller (budget)
   "The function for the slot BUDGET of the links of the peer that has BUDGET."

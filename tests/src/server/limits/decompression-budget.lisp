@@ -41,7 +41,8 @@ second its messages wait."
   (let ((budget (server::make-decompression-budget)))
     (flet ((take (seconds earned)
              (server::call-timed budget 25 (seconds-ns earned)
-                               (lambda ()
+                               (lambda (note-time)
+                                 (declare (ignore note-time))
                                  (let ((end (+ (thread-time-ns) (seconds-ns seconds))))
                                    (loop while (< (thread-time-ns) end)))))))
       (take 1/100 3600)
@@ -53,5 +54,7 @@ second its messages wait."
 
 (test what-fails-is-charged
   (let ((budget (server::make-decompression-budget)))
-    (signals error (server::call-timed budget 1 0 (lambda () (error "no message"))))
+    (signals error (server::call-timed budget 1 0 (lambda (note-time)
+                                                    (declare (ignore note-time))
+                                                    (error "no message"))))
     (is (plusp (server::decompression-budget-due-ns budget)))))
