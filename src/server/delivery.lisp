@@ -34,7 +34,7 @@ occupy four times the memory of its octets, and the messages inside it more."
                              &optional (keep boolean nil) (decode (or null function) nil))
     null
   "The operation DELIVER of methods that take one message. With KEEP the handler's thread decodes
-it. DECODE, if not nil, decodes it, as of WIRE:DECODE-ITEM."
+it. DECODE, if not nil, decodes it, as of WIRE:TAKE-SINGLE."
   (cond ((call-status call))            ; an observer of the message has ended it
         ((or (server-call-request call) (server-call-undecoded call))
          (rpc:abort-as call (rpc:flaw call 2 nil)))

@@ -7,7 +7,8 @@
   "How messages are octets."
   (name nil :type keyword :read-only t) ; :proto or :json
   ;; (call octets start end): return the message, and how much memory the messages inside it take,
-  ;; about; signal a PROTOBUF-ERROR. From any thread; in user code if DECODES-AT-ONCE-P is false
+  ;; about; signal a PROTOBUF-ERROR. From any thread; in user code if DECODES-AT-ONCE-P is false.
+  ;; One that is not of text has two more &optional arguments, as of DECODE-PROTO
   (decode nil :type function :read-only t)
   ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread
   (encode nil :type function :read-only t)
@@ -20,15 +21,17 @@
 (define-printer (codec codec)
   "~(~A~)" (codec-name codec))
 
-(define-hot decode-proto ((call server:server-call) (octets octets) (start index) (end index))
+(define-hot decode-proto ((call server:server-call) (octets octets) (start index) (end index)
+                          &optional (most (or null index) nil) (beyond (or null function) nil))
     (values t fixnum)
-  "The message of CALL that OCTETS are from START to END."
+  "The message of CALL that OCTETS are from START to END. MOST, if not nil, replaces the option
+max-decoded-octets, and BEYOND is as of PROTOBUF:PARSE-RECEIVED."
   (let ((options (wire:wire-call-options call)))
     (multiple-value-bind (message kept inside)
         (protobuf:parse-received (rpc:incoming-type call) octets start end
                                  (options-max-message-depth options)
-                                 (options-max-decoded-octets options)
-                                 nil)
+                                 (or most (options-max-decoded-octets options))
+                                 nil :beyond beyond)
       (declare (ignore kept))
       (values message inside))))
 

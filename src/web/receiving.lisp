@@ -119,16 +119,27 @@
                                    (protobuf:protobuf-error-text error))
                          :call call :peer (rpc:call-peer call) :ended-by :local :cause error))
 
-(define-hot decode-message ((call server:server-call) (octets octets) (start index) (end index)
-                            (consume boolean))
+(define-hot decode-within ((call server:server-call) (octets octets) (start index) (end index)
+                           (consume boolean) (most (or null index))
+                           (beyond (or null function)))
     (values t boolean fixnum)
-  "The function that decodes messages of CALL, for WIRE:DECODE-ITEM."
+  "As DECODE-MESSAGE, for WIRE:DECODE-ITEM."
   (declare (ignore consume))
   (handler-case
       (multiple-value-bind (message inside)
-          (funcall (codec-decode (web-claim-codec (call-web-claim call))) call octets start end)
+          (let* ((codec (web-claim-codec (call-web-claim call)))
+                 (decode (codec-decode codec)))
+            (if (codec-text codec)
+                (funcall decode call octets start end)
+                (funcall decode call octets start end most beyond)))
         (values message nil (the fixnum inside)))
     (protobuf:protobuf-error (error) (values (undecodable call error) nil 0))))
+
+(define-hot decode-message ((call server:server-call) (octets octets) (start index) (end index)
+                            (consume boolean))
+    (values t boolean fixnum)
+  "The function that decodes messages of CALL, for SERVER:DELIVER-REQUEST."
+  (decode-within call octets start end consume nil nil))
 
 (defconstant +short-text-octets+ 2048
   "The loop decodes no longer texts.")
@@ -158,7 +169,6 @@
 
 (define-hot web-decode ((call server:server-call) item (start index) (end index)) t
   "The operation DECODE."
-  (if (codec-text (web-claim-codec (call-web-claim call)))
-      ;; an octet of JSON takes up to ten times as long as one of Protocol Buffers
-      (wire:decode-item call item start end #'decode-message 1)
-      (wire:decode-item call item start end #'decode-message)))
+  ;; an octet of JSON takes up to ten times as long as one of Protocol Buffers
+  (wire:decode-item call item start end #'decode-within
+                    (codec-text (web-claim-codec (call-web-claim call)))))

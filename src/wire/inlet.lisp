@@ -248,7 +248,9 @@ long.")
 ;;; A message is decoded by a function of its call, the octets, their start and end, and CONSUME. It
 ;;; returns the message, or the RPC-ERROR that ends the call; with CONSUME, the message may keep the
 ;;; octets as a part of it: then the second value is true; the third value is the memory, in octets,
-;;; that the messages inside it take.
+;;; that the messages inside it take. A function for DECODE-ITEM has two arguments more, MOST and
+;;; BEYOND: the messages inside may take MOST octets beyond eight times the length of the message.
+;;; BEYOND, if not nil, is called if they take more; it exits non-locally.
 
 (define-hot (decode-message :inline t) ((call wire-call) (octets octets) (start index)
                                         (end index) (consume boolean))
@@ -272,18 +274,21 @@ long.")
   (error condition))
 
 (define-hot decode-item ((call wire-call) item (start index) (end index)
-                         &optional (decode function #'decode-long-message)
-                         (times (integer 1 8) +free-times+))
+                         &optional (decode function #'decode-within) (text boolean nil))
     t
-  "The operation DECODE, if DECODE decodes messages of CALL. A compressed message that becomes more
-than TIMES as long counts for its peer, if that has a budget. If a message cannot be decoded, signal
-an RPC-ERROR, which ends CALL as well. If CALL ends while a message waits for its peer's turn,
-signal CALL's RPC-ERROR."
-  (typecase item
-    (octets (let ((message (values (funcall decode call item start end nil))))
-              (if (failure-p message) (end-undecodable call message) message)))
-    (parcel (decode-parcel call item decode times))
-    (t item)))
+  "The operation DECODE, if DECODE decodes messages of CALL. TEXT is true if they are text; then
+DECODE ignores MOST and BEYOND. A compressed message that becomes more than +FREE-TIMES+ as long, or
+longer at all if it is text, counts for its peer, if that has a budget. If a message cannot be
+decoded, signal an RPC-ERROR, which ends CALL as well. If CALL ends while a message waits for its
+peer's turn, signal CALL's RPC-ERROR."
+  (flet ((decode (call octets start end consume)
+           (decode-with-room call octets start end consume decode text)))
+    (declare (dynamic-extent #'decode))
+    (typecase item
+      (octets (let ((message (values (decode call item start end nil))))
+                (if (failure-p message) (end-undecodable call message) message)))
+      (parcel (decode-parcel call item #'decode (if text 1 +free-times+)))
+      (t item))))
 
 (defconstant +roomless-octets+ 1024
   "No longer message is decoded without regard to the memory of the messages inside it: 512 empty
@@ -298,13 +303,17 @@ ones of a type with 250 fields take 1 MB.")
 
 ;;; Room in the heap. A few octets may become a message of many small objects, and hundreds of
 ;;; threads may decode such messages at once. So a message of more than +PARCEL-OCTETS+ is decoded
-;;; with room promised for its objects. Few messages of gRPC need the most that they may: so each is
-;;; read first with little memory for the messages inside it, and read again if they take more. A
-;;; shorter message, but for the shortest, gets a promise only when it is read again.
+;;; with room promised for its objects. Few messages need the most that they may: so each is read
+;;; first with little memory for the messages inside it, and read again if they take more. A shorter
+;;; message, but for the shortest, gets a promise only when it is read again.
 
 (defconstant +usual-octets+ (expt 2 20)
   "The memory that the messages inside a message usually take at most, beyond eight times its
 length.")
+
+(defconstant +inside-times+ 512
+  "How many times its octets the messages inside a text may take: each has two octets at least, and
+few types of messages have more than a hundred fields.")
 
 (defconstant +value-times+ 24
   "How many times its octets the other values of a message may take.")
@@ -323,55 +332,68 @@ ROOM, promised for that. If there is no room, signal an RPC-ERROR, which ends CA
                             (wire-post call (lambda () (abort-as call error)))))))
     (call-with-room call room (wire-call-options call) decode :long nil :received size)))
 
-(defun decode-in-room (call size decode)
-  "As CALL-IN-ROOM, with the most room that a message of SIZE may need."
-  (call-in-room call (decoding-room call size) size decode))
-
-(defun decode-usual (call octets start end consume beyond)
-  "As DECODE-MESSAGE, but call BEYOND, which exits non-locally, if the messages inside take more
-than +USUAL-OCTETS+."
-  (handler-case
-      (protobuf:parse-received (incoming-type call) octets start end
-                               (options-max-message-depth (wire-call-options call))
-                               +usual-octets+ consume :beyond beyond)
-    (protobuf:protobuf-error (error)
-      (values (unparsable-condition call error start) nil 0))))
-
-(defun decode-long-message (call octets start end consume)
-  "As DECODE-MESSAGE; a message that is long, or takes much memory, is decoded in room for its
-objects."
+(defun decode-in-passes (call octets start end consume decode)
+  "What DECODE returns, called with these arguments, MOST and BEYOND. A message that is long, or
+takes much memory, is decoded in room for its objects."
+  (declare (type function decode) (type index start end))
   (let* ((size (- end start))
-         (usual (+ (* 8 size) +usual-octets+)))
-    (declare (type index size))
-    (flet ((decode () (decode-message call octets start end consume)))
+         (most (options-max-decoded-octets (wire-call-options call)))
+         (usual (min +usual-octets+ most))
+         (room (+ (* 8 size) usual)))
+    (declare (type index size most))
+    (when (or (<= size +parcel-octets+) (< room (decoding-room call size)))
+      (block usual
+        (flet ((usual ()
+                 (flet ((beyond () (return-from usual)))
+                   (declare (dynamic-extent #'beyond))
+                   (return-from decode-in-passes
+                     (funcall decode call octets start end consume usual
+                              (and (< usual most) #'beyond))))))
+          (declare (dynamic-extent #'usual))
+          (if (<= size +parcel-octets+)
+              (usual)
+              (call-in-room call room size #'usual)))))
+    (flet ((decode () (funcall decode call octets start end consume most nil)))
       (declare (dynamic-extent #'decode))
-      (when (or (<= size +roomless-octets+) (protobuf:coded-type-p (incoming-type call)))
-        (return-from decode-long-message (decode)))
-      (when (< usual (decoding-room call size))
-        (block usual
-          (flet ((usual ()
-                   (flet ((beyond () (return-from usual)))
-                     (declare (dynamic-extent #'beyond))
-                     (return-from decode-long-message
-                       (decode-usual call octets start end consume #'beyond)))))
-            (declare (dynamic-extent #'usual))
-            (if (<= size +parcel-octets+)
-                (usual)
-                (call-in-room call usual size #'usual)))))
-      (decode-in-room call size #'decode))))
+      (call-in-room call (decoding-room call size) size #'decode))))
+
+(defun decode-with-room (call octets start end consume decode text)
+  "What DECODE returns, called with these arguments, MOST and BEYOND. DECODE and TEXT are as of
+DECODE-ITEM. What a text becomes is bounded by its length, and reading it twice would take long: so
+it is decoded at once in the most room that it may need, unless that is little."
+  (declare (type function decode) (type index start end))
+  (let ((size (- end start)) (type (incoming-type call)))
+    (declare (type index size))
+    (flet ((decode ()
+             (funcall decode call octets start end consume
+                      (options-max-decoded-octets (wire-call-options call)) nil)))
+      (declare (dynamic-extent #'decode))
+      (cond ((or (<= size +roomless-octets+) (protobuf:coded-type-p type)) (decode))
+            ((not text) (decode-in-passes call octets start end consume decode))
+            ((or (<= (* +inside-times+ size) +usual-octets+)
+                 (protobuf:raw-type-p type)) ; DECODE asks for room itself
+             (decode))
+            (t (call-in-room call
+                             (min (decoding-room call size)
+                                  (* (+ +inside-times+ +value-times+) size))
+                             size #'decode))))))
+
+(defun decode-within (call octets start end consume most beyond)
+  "As DECODE-MESSAGE, for DECODE-ITEM."
+  (if (protobuf:coded-type-p (incoming-type call))
+      (decode-message call octets start end consume)
+      (handler-case
+          (protobuf:parse-received (incoming-type call) octets start end
+                                   (options-max-message-depth (wire-call-options call))
+                                   most consume :beyond beyond)
+        (protobuf:protobuf-error (error)
+          (values (unparsable-condition call error start) nil 0)))))
 
 (define-hot decode-taken ((call wire-call) (octets octets) (end index) (decode function)) t
   "The message of CALL in OCTETS up to END. The store gets OCTETS back unless the message keeps
 them."
   (multiple-value-bind (message kept)
-      (flet ((decode ()
-               (funcall decode call octets 0 end (<= +own-octets+ (length octets)))))
-        (declare (dynamic-extent #'decode))
-        (if (or (<= end +parcel-octets+)
-                (eq decode #'decode-long-message) ; it asks for room itself
-                (protobuf:raw-type-p (incoming-type call))) ; it remains octets
-            (decode)
-            (decode-in-room call end #'decode)))
+      (funcall decode call octets 0 end (<= +own-octets+ (length octets)))
     (when (failure-p message) (end-undecodable call message))
     (unless kept (give-octets-back octets))
     message))

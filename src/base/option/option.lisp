@@ -242,8 +242,9 @@ level 1 and saves a fifth of the octets; level 3 takes up to twice as long and s
    (room-wait-seconds 10 0 3600 "seconds"
     "How long a call may wait for room in the Lisp heap, a fifth of which is kept free. Three kinds
 of calls wait: one that sends a message of more than 64 KB, one of a method whose recent answers
-were that long, and one that decodes a message of more than 16 KB, or a shorter one that becomes
-more than 1 MB. After this time the call ends with :resource-exhausted."))
+were that long, and one that decodes a message of more than 16 KB, JSON of more than 2 KB, or a
+shorter message that becomes more than 1 MB. After this time the call ends with
+:resource-exhausted."))
   (:stream
    (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
     "How many calls one connection may have open, as we advertise it. RFC 9113 6.5.2 recommends at

@@ -29,6 +29,8 @@
    #:with-raw-server #:ok-response
    ;; answer-compression.lisp
    #:packed-note
+   ;; reply-room.lisp
+   #:call-with-room-short #:call-with-taker #:wide
    ;; http-client.lisp
    #:curl
    ;; script.lisp, opening.lisp and kept.lisp

@@ -138,25 +138,60 @@ service Taker { rpc Take(stream Wide) returns (Wide); }"
     (grpc:do-messages (wide stream (wide:make-wide :count count))
       (incf count (length (wide:wide-parts wide))))))
 
+(defun call-with-taker (options function)
+  "Call FUNCTION with a server of a taker, with OPTIONS, that waits for no room."
+  (let ((server (apply #'grpc:start-server (make-instance 'taker) :listen "127.0.0.1:0"
+                                                                  :room-wait-seconds 0 options)))
+    (unwind-protect (funcall function server)
+      (grpc:stop-server server :drain 5))))
+
+(defun wide (parts &optional (more 0))
+  "A message with PARTS empty ones inside it, and MORE octets of text."
+  (wide:make-wide :parts (loop repeat parts collect (wide:make-wide))
+                  :f3 (make-string more :initial-element #\x)))
+
+(defun call-with-outcomes (options function)
+  "Call FUNCTION with a function that tells what becomes of a message at a server with OPTIONS: how
+many messages are inside it, or why its call ends."
+  (call-with-taker
+   options
+   (lambda (server)
+     (grpc:with-channel (channel (grpc:server-address server))
+       (funcall function
+                (lambda (wide)
+                  (handler-case (wide:wide-count (wide.taker:take channel (list wide)
+                                                                  :timeout +patience+))
+                    (grpc:rpc-error (error) (grpc:rpc-error-status error)))))))))
+
 (test short-messages-that-grow-need-room
   "A message of less than 16 KB whose messages inside take more than 1 MB is decoded in room
 promised for it; one that takes little is decoded without."
-  (let ((server (grpc:start-server (make-instance 'taker) :listen "127.0.0.1:0"
-                                                          :room-wait-seconds 0)))
-    (unwind-protect
-         (grpc:with-channel (channel (grpc:server-address server))
-           (flet ((outcome (parts &rest options)
-                    (let ((wide (apply #'wide:make-wide
-                                       :parts (loop repeat parts collect (wide:make-wide))
-                                       options)))
-                      (handler-case (wide:wide-count (wide.taker:take channel (list wide)
-                                                                      :timeout +patience+))
-                        (grpc:rpc-error (error) (grpc:rpc-error-status error))))))
-             (is (eql 8000 (outcome 8000)))
-             (call-with-room-short
-              (lambda (free)
-                (is (eq :resource-exhausted (outcome 8000)))
-                (is (eql 1 (outcome 1 :f3 (make-string 15000 :initial-element #\x))))
-                (funcall free)))
-             (is (eql 8000 (outcome 8000)))))
-      (grpc:stop-server server :drain 5))))
+  (call-with-outcomes
+   '()
+   (lambda (outcome)
+     (is (eql 8000 (funcall outcome (wide 8000))))
+     (call-with-room-short
+      (lambda (free)
+        (is (eq :resource-exhausted (funcall outcome (wide 8000))))
+        (is (eql 1 (funcall outcome (wide 1 15000))))
+        (funcall free)))
+     (is (eql 8000 (funcall outcome (wide 8000)))))))
+
+(test short-messages-need-no-room-under-a-low-limit
+  "Where :MAX-DECODED-OCTETS is low a message of less than 16 KB takes little; it needs no promise."
+  (call-with-outcomes
+   '(:max-decoded-octets 0)
+   (lambda (outcome)
+     (call-with-room-short
+      (lambda (free)
+        (is (eql 1 (funcall outcome (wide 1 15000))))
+        (is (eq :internal (funcall outcome (wide 1000))))
+        (funcall free))))))
+
+(test limits-just-below-the-usual-hold
+  "A message that takes more than :MAX-DECODED-OCTETS is refused, though most may take that much."
+  (call-with-outcomes
+   '(:max-decoded-octets 900000)
+   (lambda (outcome)
+     (is (eql 1500 (funcall outcome (wide 1500 12000))))
+     (is (eq :internal (funcall outcome (wide 2080 10800)))))))

@@ -1,0 +1,53 @@
+;;;; Room in the heap for what is decoded.
+
+(in-package #:clgrpc.tests.web)
+
+(defun call-noting-rooms (function)
+  "Call FUNCTION with a function that returns for how much room calls have asked since it was called
+before."
+  (let ((rooms '()))
+    (sb-int:encapsulate 'clgrpc.rpc:call-with-room 'note-room
+                        (lambda (call-with-room call octets &rest arguments)
+                          (push octets rooms)
+                          (apply call-with-room call octets arguments)))
+    (unwind-protect (funcall function (lambda () (nreverse (shiftf rooms '()))))
+      (sb-int:unencapsulate 'clgrpc.rpc:call-with-room 'note-room))))
+
+(test messages-of-the-web-need-little-room
+  "One of Protocol Buffers needs as much as one of gRPC: more than usual only if it takes that. What
+JSON needs is bounded by its length."
+  (with-web-probe (server) (:ask #'double)
+    (call-noting-rooms
+     (lambda (rooms)
+       (flet ((rooms (type octets)
+                (with-octets-file (file octets)
+                  (is (string= "200" (post server "/lab.Bench/Ask" type file "-o" "/dev/null"
+                                           "-w" "%{http_code}"))))
+                (funcall rooms)))
+         (let ((long (grpc:serialize (note 1 :body 17000))))
+           (is (equal (list (+ (expt 2 20) (* 8 (length long)))) (rooms "application/proto" long))))
+         (is (null (rooms "application/proto" (grpc:serialize (note 1 :body 15000)))))
+         (loop for (length times) in '((1900 nil) (2100 536) (17000 536))
+               for json = (ascii-octets (format nil "{\"number\":1~VA}" (- length 12) ""))
+               do (is (equal (and times (list (* times (length json))))
+                             (rooms "application/json" json)))))))))
+
+(test messages-of-the-web-that-grow-need-room
+  "As those of gRPC: one of less than 16 KB that takes more than 1 MB is decoded in promised room."
+  (call-with-taker
+   '(:protocols (:grpc :grpc-web))
+   (lambda (server)
+     (flet ((status (message)
+              (with-octets-file (file (ascii-octets
+                                       (encode-base64 (framed (grpc:serialize message)))))
+                (let* ((text (post server "/wide.Taker/Take" "application/grpc-web-text" file))
+                       (end (octets-string (decode-base64 text :start (search "gAAAA" text))
+                                           :start 5))) ; what is before are messages
+                  (parse-integer end :start (length "grpc-status: ") :junk-allowed t)))))
+       (is (eql 0 (status (wide 8000))))
+       (call-with-room-short
+        (lambda (free)
+          (is (eql 8 (status (wide 8000))))
+          (is (eql 0 (status (wide 1 15000))))
+          (funcall free)))
+       (is (eql 0 (status (wide 8000))))))))
