@@ -82,7 +82,7 @@ slots, gathering.lisp."
   (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
   (left nil :type boolean)              ; its own thread has left it for good; RESERVE's lock
   (blind nil :type boolean)             ; events were fetched and then lost
-  (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE, STRAYS
+  (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE, OVERTAKEN-WAITERS
   ;; notified when STATE changes
   (stopped (sb-thread:make-waitqueue :name "clgrpc loop stopped") :read-only t)
   ;; turns that take long; see watchdog.lisp

@@ -11,7 +11,7 @@
 ;;;;
 ;;;; Only a thread that has the baton sets GATHERED-NS, and only with GATHERED-NS set may it give up
 ;;;; a loop that has output. No output is forgotten: a thread that gathers first sets GATHERED-NS
-;;;; and then checks whether there is a flusher; a flusher first announces that it leaves (SWEEPER
+;;;; and then checks whether there is a flusher; a flusher first announces that it leaves (FLUSHER
 ;;;; is 0) and then checks GATHERED-NS. A full barrier stands between, on both sides.
 
 (in-package #:clgrpc.loop)
