@@ -787,6 +787,10 @@ read between two of them"
   ("octets of a handshake that the kernel does not take at once leave when there is room"
    "loop" "a-handshake-goes-on-when-there-is-room"
    "src/loop/io/tls-channel.lisp" "(if (eq :handshaking (tls-state tls)) (send-tail tls) 0)" "0")
+  ("octets of a ClientHello that the kernel does not take at once leave when there is room"
+   "loop" "a-handshake-begins-when-there-is-room"
+   "src/loop/io/tls-channel.lisp"
+   "(if (zerop sent) +wants-read+ (pass-result byte-channel tls sent))" "+wants-read+")
   ("the function of an outer interceptor sees an incoming message first, and an outgoing one last"
    "rpc" "filters-are-in-the-order-of-interceptors"
    "src/rpc/messaging.lisp" "(combined outgoing (outlet-filter outlet))"

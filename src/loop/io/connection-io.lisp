@@ -300,8 +300,10 @@ from the handler's FILL. On the loop."
 (defun begin-handshake (connection)
   "Begin the handshake of CONNECTION, a client's over TLS, although it has nothing to send yet."
   (let ((result (byte-channel-write (connection-byte-channel connection) (make-octets 0) 0 0)))
-    (unless (member result '(0 #.+wants-read+ #.+wants-write+))
-      (abort-connection connection (failure-reason connection result)))))
+    (cond ((member result '(0 #.+wants-read+)))
+          ;; the reads that continue the handshake send the rest
+          ((= result +wants-write+) (setf (connection-read-wants-write connection) t))
+          (t (abort-connection connection (failure-reason connection result))))))
 
 ;;; Input
 

@@ -205,6 +205,12 @@ also then, or a negated errno."
                              (setf (tls-tail tls) (make-buffer :size (- count sent))))
                          octets :start sent :end count))))))
 
+(define-hot (pass-result :inline t) ((byte-channel byte-channel) (tls tls) (result fixnum)) fixnum
+  "Return RESULT, of the inner byte channel; the reason of its failure becomes BYTE-CHANNEL's."
+  (when (= result +broken+)
+    (setf (byte-channel-failure byte-channel) (byte-channel-failure (tls-inner tls))))
+  result)
+
 ;;; Failing
 
 (defun fail-tls (byte-channel tls text)
@@ -488,10 +494,8 @@ data."
                   ((zerop result)
                    (end-of-records byte-channel tls)
                    (return (end-reading)))
-                  (t (when (= result +broken+)
-                       (setf (byte-channel-failure byte-channel)
-                             (byte-channel-failure (tls-inner tls))))
-                     (answer (if (tls-tail tls) (offer-tail tls result) result)
+                  (t (answer (pass-result byte-channel tls
+                                          (if (tls-tail tls) (offer-tail tls result) result))
                              (/= result +wants-read+))))))))))
 
 (defun offer-tail (tls result)
@@ -561,14 +565,16 @@ many from START are on their way, or as a write does. The area is lent."
       (send-records tls)))
   (if (eq :failed (tls-state tls))
       (answer-broken byte-channel tls)
-      +wants-read+))
+      ;; the inner byte channel says what TAIL waits for
+      (let ((sent (send-tail tls)))
+        (if (zerop sent) +wants-read+ (pass-result byte-channel tls sent)))))
 
 (define-hot write-tls ((byte-channel byte-channel) (octets octets) (start index) (end index)) fixnum
   (let* ((tls (tls-state-of byte-channel))
          (result (send-tail tls)))
     (declare (type fixnum result))
     (if (minusp result)
-        result
+        (pass-result byte-channel tls result)
         (ecase (tls-state tls)
           ((:open :ended) (write-session byte-channel tls octets start end))
           (:new (begin-session byte-channel tls))

@@ -12,6 +12,7 @@
   (sent (make-buffer) :read-only t)     ; what the session has sent and the peer not got
   (room most-positive-fixnum)           ; how many octets more the kernel takes
   (fault nil)                           ; the next write answers this errno, or signals this
+  (refusals '())                        ; what the next writes answer, one each
   (got (make-buffer) :read-only t)      ; what has been decrypted
   (last 0))                             ; what the last read returned
 
@@ -36,7 +37,8 @@
   (let* ((self (byte-channel-state byte-channel))
          (count (min (end-room self) (- end start)))
          (fault (shiftf (end-fault self) nil)))
-    (cond ((integerp fault) fault)
+    (cond ((end-refusals self) (pop (end-refusals self)))
+          ((integerp fault) fault)
           (fault (error fault))
           ((zerop count) (if (= start end) 0 clgrpc.loop:+wants-write+))
           (t (append-octets (end-sent self) octets :start start :end (+ start count))

@@ -465,20 +465,70 @@ when there is room, though nothing comes that could be read."
         (read-end client)
         (is-true (established-p client))))))
 
+(test a-handshake-begins-when-there-is-room
+  "The kernel takes a part of the ClientHello, or nothing. The rest leaves when there is room, though
+the server says nothing before."
+  (dolist (room '(100 0))
+    (with-still-loops (theirs)
+      (with-ends ((server theirs (server-credentials) :server))
+        (with-shaking-connection (connection client loop :client)
+          (append-octets (connection-output connection) (octets-of 1 2 3))
+          (setf (end-room client) room)
+          (make-turn-of loop)
+          (is (= room (carry client server)))
+          (setf (end-room client) 100000)
+          (clgrpc.loop::note-event connection clgrpc.loop:+writable+)
+          (make-turn-of loop)
+          (is (plusp (carry client server)))
+          (read-end server)
+          (is (plusp (carry server client)))
+          (clgrpc.loop::note-event connection clgrpc.loop:+readable+)
+          (make-turn-of loop)
+          (carry client server)
+          (read-end server)
+          (is-true (established-p server))
+          (is (= 3 (buffer-fill (end-got server))) "and then what waits"))))))
+
+(test a-handshake-that-a-proxy-ends-says-why
+  "The reason is the proxy's, whichever read or write of the handshake meets it."
+  (flet ((reason-of (byte-channel result)
+           (is (= clgrpc.loop:+broken+ result))
+           (clgrpc.loop:byte-channel-failure byte-channel)))
+    (with-still-loops (loop)
+      (loop for (refusals . calls) in '(((#.clgrpc.loop:+wants-read+) :write)
+                                        ((#.clgrpc.loop:+wants-read+ #.clgrpc.loop:+wants-read+)
+                                         :write :write)
+                                        ((#.clgrpc.loop:+wants-read+ #.clgrpc.loop:+wants-read+)
+                                         :write :read))
+            do (with-ends ((client loop (client-credentials) :client))
+                 (setf (clgrpc.loop:byte-channel-failure (clgrpc.loop::tls-inner (end-tls client)))
+                       "the proxy says no"
+                       (end-refusals client) (append refusals (list clgrpc.loop:+broken+)))
+                 (let ((result nil))
+                   (dolist (call calls)
+                     (setf result (ecase call
+                                    (:write (write-end client (octets-of)))
+                                    (:read (read-end client)))))
+                   (is (equal "the proxy says no"
+                              (reason-of (end-byte-channel client) result)))))))))
+
 (test a-handshake-begins-when-a-proxy-lets-it
   "The connection to a proxy takes nothing until its answer was read. That comes in a turn that has
 done its share of handshakes, so a later one reads it, and no event follows."
   (with-still-loops (theirs)
     (with-ends ((server theirs (server-credentials) :server))
       (with-shaking-connection (connection client loop :client)
-        (flet ((refuse () (setf (end-fault client) clgrpc.loop:+wants-read+)))
+        ;; what is refused is offered once more, to see what it waits for
+        (flet ((refuse (count)
+                 (setf (end-refusals client)
+                       (make-list count :initial-element clgrpc.loop:+wants-read+))))
           (append-octets (connection-output connection) (octets-of 1 2 3))
-          (refuse)
+          (refuse 2)
           (make-turn-of loop)
           (clgrpc.loop::note-event connection clgrpc.loop:+readable+)
           (setf (clgrpc.loop::event-loop-slow-turn loop) (1+ (event-loop-turns loop))
                 (clgrpc.loop::event-loop-slow-ns loop) +ns-per-second+)
-          (refuse)
+          (refuse 1)
           (make-turn-of loop)
           (is (= 0 (carry client server)))
           (make-turn-of loop)
