@@ -791,6 +791,9 @@ read between two of them"
    "loop" "a-handshake-begins-when-there-is-room"
    "src/loop/io/tls-channel.lisp"
    "(if (zerop sent) +wants-read+ (pass-result byte-channel tls sent))" "+wants-read+")
+  ("within the image the function of AFTER waits for the callback that runs"
+   "inproc" "timers-wait-for-the-callback-that-runs"
+   "src/inproc/inproc-callback.lisp" "(lambda () (schedule call))" "(lambda () (run-due call))")
   ("the function of an outer interceptor sees an incoming message first, and an outgoing one last"
    "rpc" "filters-are-in-the-order-of-interceptors"
    "src/rpc/messaging.lisp" "(combined outgoing (outlet-filter outlet))"

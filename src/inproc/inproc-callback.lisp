@@ -35,7 +35,11 @@ is queued, because callbacks take messages from the queue."
 (define-hot run-next-callback ((call inproc-call) (reactions inproc-reactions)) boolean
   "Run the callback of CALL that is due and return true; return false if no callback is due."
   (let ((call-pair (call-call-pair call)))
-    (when (and (call-pair-ready call-pair) (not (rpc:client-p call)))
+    ;; the handler may still receive, on its own thread
+    (when (and (call-pair-ready call-pair)
+               (not (rpc:client-p call))
+               (or (inproc-reactions-on-message reactions)
+                   (inproc-reactions-on-half-close reactions)))
       (queue-ready call-pair call)))
   (let* (;; before looking for messages
          (over (and (or (call-status call) (inproc-call-half-closed call)) t))
@@ -54,6 +58,14 @@ is queued, because callbacks take messages from the queue."
                (call-back call function nil)
                t))))))
 
+(define-hot (run-rung :inline t) ((call inproc-call) (reactions inproc-reactions)) boolean
+  "Run the oldest function of AFTER of CALL that is due, unless CALL has ended, and return true;
+return false if none is due."
+  (and (inproc-reactions-rung reactions)
+       (let ((function (sb-ext:atomic-pop (inproc-reactions-rung reactions))))
+         (unless (call-status call) (call-back call (the function function) nil))
+         t)))
+
 (define-hot run-due ((call inproc-call) &optional (message t nil)) null
   "Run the callbacks of CALL that are due, the one for MESSAGE first unless that is nil. This thread
 has set SCHEDULED. Interrupts are off; during callbacks they are on if the caller allows them."
@@ -67,7 +79,7 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
            (when message
              (call-back call (the function (inproc-reactions-on-message reactions))
                         (rpc:filtered call (shiftf message nil))))
-           (loop while (run-next-callback call reactions))
+           (loop while (or (run-rung call reactions) (run-next-callback call reactions)))
            (when (eq t (compare-and-swap (inproc-reactions-scheduled reactions) t nil))
              (setf done t)
              (return))
@@ -122,14 +134,13 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
   (let ((inproc-core (call-inproc-core call))
         (reactions (ensure-inproc-reactions call))
         (timer nil))
-    (labels ((run ()
-               (unless (call-status call)
-                 (call-back call function nil)))
-             (ring (call)
-               (sb-ext:atomic-update (inproc-reactions-timers reactions)
-                                     (lambda (timers) (remove timer timers)))
-               (unless (call-status call)
-                 (run-on-client-reserve inproc-core #'run))))
+    (flet ((ring (call)
+             (sb-ext:atomic-update (inproc-reactions-timers reactions)
+                                   (lambda (timers) (remove timer timers)))
+             (unless (call-status call)
+               (sb-ext:atomic-update (inproc-reactions-rung reactions)
+                                     (lambda (functions) (append functions (list function))))
+               (run-on-client-reserve inproc-core (lambda () (schedule call))))))
       (setf timer (make-timer #'ring call))
       (sb-ext:atomic-push timer (inproc-reactions-timers reactions))
       (start-core-timer inproc-core timer

@@ -149,7 +149,8 @@ line."
   ;; see inproc-callback.lisp: true while they run, or are about to
   (scheduled nil :type (member nil t :again))
   (runner nil :type (or null sb-thread:thread)) ; the last thread that ran them
-  (timers '() :type list))              ; those of AFTER; atomic
+  (timers '() :type list)               ; those of AFTER; atomic
+  (rung '() :type list))                ; functions of AFTER that are due, the first first; atomic
 
 (declaim (sb-ext:freeze-type inproc-reactions))
 

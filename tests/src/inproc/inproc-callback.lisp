@@ -31,6 +31,52 @@ while there are none to run."
       (is (= 1 (number-of (ask channel (note 1)))))
       (is (null kept)))))
 
+(test timers-wait-for-the-callback-that-runs
+  "The function of AFTER is a callback of its call: it runs when the one that runs has returned, in
+the order of times."
+  (let ((events '()) (rings (make-signal)))
+    (with-inproc (channel)
+        (:chat (lambda (stream call)
+                 (grpc:on-message
+                  stream
+                  (lambda (note)
+                    (declare (ignore note))
+                    (push :begin events)
+                    (loop for (name seconds) in '((:second 0.01) (:first 0.001))
+                          do (let ((name name))
+                               (grpc:after call seconds (lambda ()
+                                                          (push name events)
+                                                          (when (eq name :second)
+                                                            (grpc:finish call))))))
+                    ;; both have rung
+                    (await-signal rings :count 2)
+                    (push :end events)))
+                 call))
+      (with-replaced (('inproc::run-on-client-reserve
+                       (lambda (function &rest arguments)
+                         (multiple-value-prog1 (apply function arguments)
+                           ;; the thread of the reserve has had time for it
+                           (sleep 0.05)
+                           (signal-it rings)))))
+        (let ((call (chat channel :open)))
+          (grpc:send call (note 1))
+          (is (null (grpc:receive call))))))
+    (is (equal '(:begin :end :first :second) (reverse events)))))
+
+(test timers-of-handlers-that-still-receive
+  "The thread on which the function of AFTER runs leaves the requests that wait to the handler."
+  (let ((rung (make-signal)))
+    (with-inproc (channel)
+        (:chat (lambda (stream call)
+                 (grpc:after call 0.001 (lambda () (signal-it rung)))
+                 (await-signal rung)
+                 (is (= 3 (length (inproc::call-pair-ready (inproc::call-call-pair call)))))
+                 (grpc:do-messages (note stream) (grpc:send call note))))
+      (let ((call (chat channel :open)))
+        (dotimes (i 3) (grpc:send call (note i)))
+        (grpc:close-send call)
+        (is (equal '(0 1 2) (numbers call)))))))
+
 (test reactive-handlers-that-block
   "Who waits, having returned its call before, for his own caller gets an error, and is no longer
 taken for one who does not."
