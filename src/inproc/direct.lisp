@@ -17,8 +17,14 @@ not a service. From any thread."
 
 (defglobal **direct-lock** (sb-thread:make-mutex :name "clgrpc direct calls"))
 
+(defun direct-channel (service)
+  "A channel for direct calls of SERVICE."
+  (let ((channel (service-channel service)))
+    (setf (inproc-core-direct (channel-inproc-core channel)) t)
+    channel))
+
 (defmethod method:service-target ((service method:service))
   (or (method:direct-channel service)
       (sb-thread:with-mutex (**direct-lock**)
         (or (method:direct-channel service)
-            (setf (method:direct-channel service) (service-channel service))))))
+            (setf (method:direct-channel service) (direct-channel service))))))

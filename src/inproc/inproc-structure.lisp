@@ -50,6 +50,7 @@
   ;; where handlers run: on their callers' threads, on threads of their own, or on this loop
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
   (open t :type boolean)                ; until CLOSE-CHANNEL
+  (direct nil :type boolean)            ; of direct calls of a service: no user closes the channel
   (loop nil :type (or null loop:event-loop)) ; for timers and threads, once one is needed
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
   (waiting nil :type (or null simple-vector)) ; calls that have not begun: see waiting.lisp

@@ -12,11 +12,14 @@ channel is closed."
           (or (inproc-core-loop inproc-core)
               (and (inproc-core-open inproc-core)
                    (let ((event-loop (calling:acquire-client-loop :timers))
-                         (target (inproc-core-target inproc-core)))
+                         (target (inproc-core-target inproc-core))
+                         (closable (not (inproc-core-direct inproc-core))))
                      ;; channels and calls refer to the inproc core: without any it is dropped
                      (calling:when-dropped
                       inproc-core target
-                      (lambda () (calling:release-client-loop event-loop :timers) t))
+                      (lambda ()
+                        (calling:release-client-loop event-loop :timers)
+                        closable))
                      (setf (inproc-core-loop inproc-core) event-loop))))))))
 
 (defun release-inproc-core (inproc-core)

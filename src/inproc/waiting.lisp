@@ -3,8 +3,9 @@
 ;;;; for something else, such as an effect of the handler; over the wire the handler would begin at
 ;;;; once. So each open call whose client does not wait is checked: if it has not begun some time
 ;;;; after it was opened, it begins elsewhere. A server stream begins only when its client consumes
-;;;; it, but is registered with its callee: so it ends by its deadline, or with its server, even if
-;;;; its client has forgotten it. CLOSE-CHANNEL ends the calls that wait.
+;;;; it; if it has a deadline or its callee a server, it is registered with the callee, so that it
+;;;; ends by either of them even if its client has forgotten it. CLOSE-CHANNEL ends the calls that
+;;;; wait.
 ;;;;
 ;;;; A call costs no timer. It is put into one of several lists of its inproc core, that of the
 ;;;; place of the thread that opens it (call-tally.lisp). When the next call is put there, those
@@ -24,20 +25,34 @@ long.")
   (let ((new (make-array (* +places+ +place-words+) :initial-element '())))
     (or (compare-and-swap (inproc-core-waiting inproc-core) nil new) new)))
 
+(define-hot (watched-p :inline t) ((call-pair call-pair)) boolean
+  "True if the call of CALL-PAIR, which waits, begins or ends by itself: at a time or by its server,
+and not only by its client or CLOSE-CHANNEL."
+  (or (not (rpc:takes-one-p (call-pair-server call-pair)))
+      (plusp (call-deadline (call-pair-client call-pair)))
+      (and (callee-server (call-pair-callee call-pair)) t)))
+
 (define-hot look-after ((call-pair call-pair)) null
-  "Make sure that the handler of CALL-PAIR begins soon: the client has opened the call and does not
-wait for it."
-  (let* ((inproc-core (call-inproc-core (call-pair-client call-pair)))
-         (places (or (inproc-core-waiting inproc-core) (make-places inproc-core)))
-         (place (place))
-         (cell (list call-pair)))
+  "Make sure that the handler of CALL-PAIR begins soon, or that the call ends in time if it is a
+server stream: the client has opened the call and does not wait for it."
+  (let ((inproc-core (call-inproc-core (call-pair-client call-pair))))
     (when (waiting-p call-pair)
-      (loop for old = (svref places place)
-            do (setf (cdr cell) (member-if #'waiting-p old))
-            until (eq old (compare-and-swap (svref places place) old cell)))
-      (unless (inproc-core-watched inproc-core) (watch inproc-core))
-      ;; the thread that closes the channel may have looked for calls before
-      (unless (inproc-core-open inproc-core) (end-waiting inproc-core))))
+      (let ((watched (watched-p call-pair)))
+        (unless (and (inproc-core-direct inproc-core) (not watched))
+          (put-into-place inproc-core call-pair)
+          (unless (or (inproc-core-watched inproc-core) (not watched)) (watch inproc-core))
+          ;; the thread that closes the channel may have looked for calls before
+          (unless (inproc-core-open inproc-core) (end-waiting inproc-core))))))
+  nil)
+
+(define-hot put-into-place ((inproc-core inproc-core) (call-pair call-pair)) null
+  "Put CALL-PAIR into the place of this thread."
+  (let ((places (or (inproc-core-waiting inproc-core) (make-places inproc-core)))
+        (place (place))
+        (cell (list call-pair)))
+    (loop for old = (svref places place)
+          do (setf (cdr cell) (member-if #'waiting-p old))
+          until (eq old (compare-and-swap (svref places place) old cell))))
   nil)
 
 (defun empty-place (places place)

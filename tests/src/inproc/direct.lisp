@@ -26,6 +26,44 @@
       (let ((note (note 3)))
         (is (not (eq note (lab.bench:ask service note))))))))
 
+(defun core-of (channel)
+  (inproc::channel-inproc-core channel))
+
+(test streams-of-services-need-no-timer
+  "A server stream without a deadline, of a service without a server, acquires no loop, whether it is
+consumed or forgotten; CLOSE-CHANNEL ends one that is forgotten."
+  (with-service (service :watch #'count-up)
+    (is (equal '(0 1 2) (numbers (lab.bench:watch service (note 3)))))
+    (lab.bench:watch service (note 3))
+    (let ((core (core-of (method:direct-channel service))))
+      (is (null (inproc::inproc-core-loop core)))
+      (is (null (inproc::inproc-core-waiting core)) "no channel to close: nothing keeps it")
+      (is (eq :deadline-exceeded
+              (let ((call (lab.bench:watch service (note 3) :timeout 0.05)))
+                (wait-until (lambda () (grpc:call-status call)))
+                (grpc:call-status call))))))
+  (let* ((channel (grpc:service-channel (make-probe :watch #'count-up)))
+         (call (lab.bench:watch channel (note 3))))
+    (is (null (inproc::inproc-core-loop (core-of channel))))
+    (grpc:close-channel channel)
+    (is (eq :cancelled (grpc:call-status call)))))
+
+(test channels-of-direct-calls-need-not-be-closed
+  "The collector finds the channel, and the log says nothing: its user has no way to close it."
+  (let ((ends '()))
+    (with-replaced (('calling:when-dropped
+                     (lambda (function channel target end)
+                       (push end ends)
+                       (funcall function channel target (constantly nil)))))
+      (with-service (service :watch #'count-up)
+        (lab.bench:watch service (note 3) :timeout 1000)
+        (let ((channel (grpc:service-channel service)))
+          (unwind-protect (lab.bench:watch channel (note 3) :timeout 1000)
+            (grpc:close-channel channel)))))
+    ;; a second release would stop the loop of others
+    (with-replaced (('calling:release-client-loop (constantly nil)))
+      (is (equal '(t nil) (mapcar #'funcall ends))))))
+
 (test services-within-handlers-are-just-called
   "A method that is called in a handler is a function: no copies, no other call."
   (let ((inner nil) (same nil) (call-of-outer nil))
