@@ -129,6 +129,12 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
       (begin-soon call-pair)))
   nil)
 
+(defun schedule-rung (call reactions function)
+  "Run FUNCTION, of AFTER of CALL, when the callbacks of CALL that are due before it have run."
+  (sb-ext:atomic-update (inproc-reactions-rung reactions)
+                        (lambda (functions) (append functions (list function))))
+  (run-on-client-reserve (call-inproc-core call) (lambda () (schedule call))))
+
 (defun run-after (call seconds function)
   "The operation AFTER."
   (let ((inproc-core (call-inproc-core call))
@@ -137,10 +143,7 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
     (flet ((ring (call)
              (sb-ext:atomic-update (inproc-reactions-timers reactions)
                                    (lambda (timers) (remove timer timers)))
-             (unless (call-status call)
-               (sb-ext:atomic-update (inproc-reactions-rung reactions)
-                                     (lambda (functions) (append functions (list function))))
-               (run-on-client-reserve inproc-core (lambda () (schedule call))))))
+             (unless (call-status call) (schedule-rung call reactions function))))
       (setf timer (make-timer #'ring call))
       (sb-ext:atomic-push timer (inproc-reactions-timers reactions))
       (start-core-timer inproc-core timer
