@@ -119,7 +119,7 @@ a thread, the function lets the loop run waiting callbacks of LINK. On the loop.
                                       (loop:post (link-loop link)
                                                  (lambda ()
                                                    (setf (link-asked link) nil)
-                                                   (run-waiting-callbacks link t))))
+                                                   (run-waiting-callbacks link))))
                                     :if-busy :insist :share (link-share link))
                t))))
 
@@ -128,18 +128,16 @@ a thread, the function lets the loop run waiting callbacks of LINK. On the loop.
 From any thread."
   (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
 
-(defun run-waiting-callbacks (link &optional granted)
+(defun run-waiting-callbacks (link)
   "If LINK may have a thread, schedule the callbacks of that call of LINK that has waited longest,
 after all functions that are due now, and then those of the next waiting call. Otherwise ask for a
-thread. With GRANTED, a thread that was asked for has come: though handlers that waited behind it
-may have every thread again, the next callback of that call runs."
+thread."
   (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
     (cond ((null place))
-          ((or granted (thread-free-p link))
+          ((thread-free-p link)
            (quit-ring place)
            (setf (wire-reactions-scheduled (call-wire-reactions (waiting-call place))) t)
-           (loop:defer (link-loop link) (if granted #'run-granted-callback #'run-callbacks)
-                       (waiting-call place))
+           (loop:defer (link-loop link) #'run-callbacks (waiting-call place))
            (loop:defer (link-loop link) #'run-waiting-callbacks link))
           (t (ask-for-thread link)))))
 
@@ -150,23 +148,16 @@ may have every thread again, the next callback of that call runs."
        (not (call-status call))
        (pop (wire-reactions-due reactions))))
 
-(defun run-granted-callback (call)
-  "As RUN-CALLBACKS; the first callback needs no thread."
-  (run-callbacks call t))
-
-(define-hot run-callbacks ((call wire-call) &optional (granted boolean nil)) null
+(define-hot run-callbacks ((call wire-call)) null
   "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last has
-returned, on any thread, so two callbacks of a call never run at once. If GRANTED the first does not
-wait for a thread."
+returned, on any thread, so two callbacks of a call never run at once."
   (let ((reactions (ensure-wire-reactions call)) (link (wire-call-link call)))
     (loop
-      (when (and link (plusp (link-late link)) (not granted) (callbacks-wait-p call link))
+      (when (and link (plusp (link-late link)) (callbacks-wait-p call link))
         (return nil))
       (when (loop:not-for-driver-p (wire-call-loop call) call)
-        (loop:defer (wire-call-loop call) (if granted #'run-granted-callback #'run-callbacks)
-                    call)
+        (loop:defer (wire-call-loop call) #'run-callbacks call)
         (return nil))
-      (setf granted nil)
       (unless (if (message-due-p call reactions)
                   (run-with-messages call reactions)
                   (let ((function (or (due-by-time call reactions)
