@@ -33,12 +33,8 @@
   (let ((position (entry-name entry prefix)) (text (entry-text entry)))
     (multiple-value-bind (ended space) (parse-integer text :junk-allowed t)
       (multiple-value-bind (octets end) (parse-integer text :start space :junk-allowed t)
-        (when (and position
-                   (find #\/ position)
-                   (name-p (subseq position (1+ (position #\/ position))))
-                   (typep ended '(integer 0))
-                   (typep octets '(integer 0))
-                   (< end (length text)))
+        (when (and position (find #\/ position) (typep ended '(integer 0))
+                   (typep octets '(integer 0)) (< end (length text)))
           (make-index-entry :position position :ended ended :octets octets
                             :type (subseq text (1+ end))))))))
 

@@ -219,7 +219,6 @@ begins at that time. Neither leaves a watch to the client of the store."
         (,(octets "claims/a" #(1) "/a") "") (,(octets "claims/a/" bad) "")
         (,(octets "by/completed/" age "/" bad) "1 1 t") (,(octets "by/completed/" age "/a") "")
         (,(octets "by/completed/" age "/b") ,bad) (,(octets "by/failed/" age "/a") "1 1 t")
-          (,(octets "by/failed/" age "/a/b") "1 1 t")
         (,(octets "by/completed/0") "1 1 t")
         (,(octets "by/completed/" age "/c") "-1 0 t") (,(octets "by/completed/" age "/d") "1 -1 t")
         (,(octets "schedules/a") ,bad) (,(octets "schedules/" bad) ""))))
