@@ -106,7 +106,7 @@ returns its rows. It ends the chapter.")
 
 (defun event-at (word more)
   "The event that a source logs by WORD with MORE, its next tokens: its name and the levels that it
-may have, as texts such as \":goaway\"; nil if there is none, or it is a tracer's."
+may have, as texts such as \":goaway\"; nil if it has no level, or a tracer logs it."
   (cond ((string= word "guarding") (list (first more) ":error"))
         ((string= word "warn-of") (list (second more)))
         ((member word '("log-event" "log-condition") :test #'string=)

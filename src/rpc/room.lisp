@@ -38,7 +38,7 @@ room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
       (flet ((wait () (setf found (await-promise call octets options received))))
         (unwind-protect
              (setf kept (loop:prepare-to-wait #'wait))
-          ;; what was released was not to be had again
+          ;; the thread could not take again what it had released
           (when (and found (not kept)) (settle-octets octets))))
       (unless kept (refuse-room call octets received)))))
 

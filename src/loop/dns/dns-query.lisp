@@ -164,7 +164,7 @@ question."
            (when (eq :tcp carrier)
              (try-failed query :server-failed
                          (server-text query "the answer is not for the question"))))
-          ;; its records are not read, so that it would mean that there are none
+          ;; its records are not read: it would look like an answer without records
           ((message-truncated-p message)
            (if (eq :udp carrier)
                (ask-over-tcp query)

@@ -9,7 +9,7 @@
                (loop for number from 1 to 6 collect (workflow::step-kind draft number))))))
 
 (test figures-of-the-store-are-of-the-last-node
-  "The nodes of a namespace read the same store; that which was opened last knows it best."
+  "The nodes of a namespace read the same store; the newest node gives its counts."
   (with-memory-node (one :namespace "a")
     (with-memory-node (two :namespace "a")
       (with-memory-node (three :namespace "b")

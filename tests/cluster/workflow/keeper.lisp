@@ -259,7 +259,7 @@ begins at that time. Neither leaves a watch to the client of the store."
         (base:remove-log-listener #'listen-to)))))
 
 (test lists-go-on-behind-entries-of-other-programs
-  "A page of them alone is none of a list: what comes after them is in the same answer."
+  "A list skips a page that has nothing else: later entries are in the same answer."
   (with-idle-node (node 10000000)
     (let ((later (workflow::age-text (+ 1000000 (workflow::node-now node)))))
       (start-workflow node "w" '((:until 0)))

@@ -32,7 +32,7 @@ due: a page that has it is full, too."
     (is (null (workflow::text-time text)) "~S" text)))
 
 (test errands-of-other-programs-are-left-alone
-  "Their values or ids are none that a node puts. None of them keeps a workflow of the same id from
+  "No node puts such values or ids. None of them keeps a workflow of the same id from
 its changes, and none is logged."
   (with-idle-node (node 1000000)
     (let ((stuck '()) (parent (pb:make-parent :id "p" :step 1)))
