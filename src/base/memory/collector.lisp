@@ -1,6 +1,9 @@
 ;;;; How often SBCL collects garbage, for processes that serve or call all day. The cost of a
 ;;;; collection is that of the objects that survive it and hardly depends on how much was consed
-;;;; before, so fewer collections are less work.
+;;;; before, so fewer collections are less work. But all memory that is consed between two
+;;;; collections is written: a process that was idle must get it from the system again, and less of
+;;;; it stays in the processor's caches. So the nursery, the octets consed between two collections,
+;;;; is small, and grows while collections take more than a fiftieth of the time.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
 ;;;; functions). It is QUIET if it conses little, or idle. It collects young objects and returns all
@@ -23,8 +26,10 @@
 
 (in-package #:clgrpc.base)
 
-(defconstant +nursery-octets+ (* 200 1024 1024)
-  "The octets consed between two collections.")
+(defconstant +least-nursery-octets+ (* 64 1024 1024)
+  "The octets consed between two collections while collections are quick.")
+(defconstant +most-nursery-octets+ (* 200 1024 1024)
+  "The octets consed between two collections while these take long.")
 (defconstant +young-octets+ (* 64 1024 1024)
   "At most so many octets of objects that survived one or two collections are copied once more
 before they count as old; copying them takes a fifteenth of a second.")
@@ -44,23 +49,30 @@ if this SBCL has such a limit."
 from the second generation on, and faulting it in again takes 7 ms for each 16 MB."
   (set-release-generation sb-vm:+highest-normal-generation+))
 
-(declaim (type heap-octets **live**))
+(declaim (type heap-octets **live** **nursery**))
 (defglobal **live** 0)                  ; octets allocated after the last full collection of ours
+(defglobal **nursery** 0)               ; the size that we gave the nursery last
+
+(defun set-nursery (octets)
+  "Have OCTETS consed between two collections, or a tenth of the heap if that is less. It applies
+after the next collection."
+  (setf **nursery** (min octets (floor (sb-ext:dynamic-space-size) 10))
+        (sb-ext:bytes-consed-between-gcs) **nursery**))
 
 (defun tune-collector ()
   "Make this process collect garbage less often, and keep its memory until a full collection. This
 is for servers, and for clients with much work; a library should not call it. Between two
-collections 200 MB are consed, or a tenth of the heap if that is less. Objects that have survived
-one or two collections may occupy 64 MB more, and older ones an eighth of the heap, before they are
-collected again. When the process has consed less than 4 MB a second for five seconds, or its event
-loops have had no work for eight seconds, it returns memory to the system, in steps that stop other
-threads for at most 10 ms. TUNE-COLLECTOR makes a full collection, which takes half a second for
-each living gigabyte, so that objects that live then are not copied again: call it once the
-permanent data is loaded. From any thread."
+collections 64 MB are consed, and up to 200 MB in a process whose collections take more than a
+fiftieth of its time, but never more than a tenth of the heap; a size that the user sets afterwards
+stays. Objects that have survived one or two collections may occupy 64 MB more, and older ones an
+eighth of the heap, before they are collected again. When the process has consed less than 4 MB a
+second for five seconds, or its event loops have had no work for eight seconds, it returns memory to
+the system, in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full
+collection, which takes half a second for each living gigabyte, so that objects that live then are
+not copied again: call it once the permanent data is loaded. From any thread."
   (keep-free-memory)
-  (setf (sb-ext:bytes-consed-between-gcs)
-        (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 10))
-        (sb-ext:generation-bytes-consed-between-gcs 1)
+  (set-nursery +least-nursery-octets+)
+  (setf (sb-ext:generation-bytes-consed-between-gcs 1)
         (min +young-octets+ (floor (sb-ext:dynamic-space-size) 16))
         ;; an object is copied once
         (sb-ext:generation-number-of-gcs-before-promotion 1) 0
@@ -248,9 +260,6 @@ pages, COLLECT-EVERYTHING if a full collection is worth the time; or nil."
   (used 0 :type heap-octets)            ; octets allocated then
   (epoch nil))                          ; of the collection before
 
-(document-functions
-  make-quiet-period "Return a new period, in which nothing is known yet.")
-
 (defun quiet-p (quiet-period)
   "True if little was consed for +QUIET-NS+. Then the next period begins."
   (let ((now (monotonic-ns)) (used (heap-used)))
@@ -269,6 +278,48 @@ pages, COLLECT-EVERYTHING if a full collection is worth the time; or nil."
 (defun give-back-if-quiet (quiet-period)
   "If the process is quiet, and has memory to return, return it. As GIVE-MEMORY-BACK; for
 QUIET-PERIOD see QUIET-P."
-  (when (and **tuned** (quiet-p quiet-period) (memory-to-give-p))
+  (when (and (quiet-p quiet-period) (memory-to-give-p))
     (give-memory-back)
     (when (full-collection-due-p :quick t) (collect-everything))))
+
+;;; The size of the nursery
+
+(defun fitting-nursery (octets share)
+  "The size for a nursery of OCTETS if collections take SHARE of the time, a real. A nursery of half
+the size takes twice the share, so after a change the size stays."
+  (cond ((< 1/50 share) (min +most-nursery-octets+ (* 2 octets)))
+        ((< share 1/200) (max +least-nursery-octets+ (floor octets 2)))
+        (t octets)))
+
+(defstruct (collector-watch (:copier nil) (:predicate nil))
+  "What one thread knows that calls ADAPT-COLLECTOR now and then."
+  (quiet-period (make-quiet-period) :type quiet-period :read-only t)
+  (ns 0 :type nanoseconds)              ; when it last found that garbage had been collected
+  (run-time 0 :type unsigned-byte)      ; *GC-RUN-TIME* then
+  (epoch nil))                          ; of the last collection before
+
+(document-functions
+  make-collector-watch "Return a new watch for ADAPT-COLLECTOR, which knows nothing yet.")
+
+(defun fit-nursery (watch)
+  "If garbage was collected since the last call with WATCH, adapt the nursery, unless the user has
+set another size."
+  (let ((now (monotonic-ns)) (run-time sb-ext:*gc-run-time*) (epoch (collection-epoch)))
+    (unless (eq epoch (collector-watch-epoch watch))
+      (when (and (collector-watch-epoch watch) (= **nursery** (sb-ext:bytes-consed-between-gcs)))
+        (set-nursery (fitting-nursery
+                      **nursery**
+                      (/ (seconds-ns (/ (- run-time (collector-watch-run-time watch))
+                                        internal-time-units-per-second))
+                         (max 1 (- now (collector-watch-ns watch)))))))
+      (setf (collector-watch-ns watch) now
+            (collector-watch-run-time watch) run-time
+            (collector-watch-epoch watch) epoch))))
+
+(defun adapt-collector (watch)
+  "In a tuned process adapt the nursery to the time that collections take, and give memory back if
+the process is quiet. Call it about once a second, with the same WATCH, from one thread that holds
+no lock. It may stop all threads, see GIVE-MEMORY-BACK."
+  (when **tuned**
+    (fit-nursery watch)
+    (give-back-if-quiet (collector-watch-quiet-period watch))))

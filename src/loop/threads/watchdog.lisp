@@ -28,9 +28,10 @@
 ;;;; would cost each call 20 ns. So the watchdog first announces that it sleeps; waits one tick
 ;;;; more, in which every earlier store becomes visible; checks once more; and only then sleeps.
 ;;;;
-;;;; The watchdog also gives memory back (base/memory/collector.lisp): while it ticks, if the
-;;;; process is quiet, which it checks once a second; and before it sleeps for good, once no loop
-;;;; has made a turn for a while.
+;;;; The watchdog also adapts the collector (base/memory/collector.lisp): while it ticks it checks
+;;;; once a second whether the nursery fits, and whether the process is quiet and can give memory
+;;;; back; it does the latter too before it sleeps for good, once no loop has made a turn for a
+;;;; while.
 
 (in-package #:clgrpc.loop)
 
@@ -48,8 +49,8 @@ which the next one counts as a first.")
   "The number of checks in a row that find a bell unanswered before the waiting thread is overtaken:
 on a busy machine, a woken thread may have no processor yet.")
 
-(defconstant +quiet-look-ns+ +ns-per-second+
-  "The time between two checks whether the process is quiet.")
+(defconstant +collector-look-ns+ +ns-per-second+
+  "The time between two checks of the nursery, and whether the process is quiet.")
 
 (defconstant +idle-ns+ 8000000000
   "The time without a turn of any loop after which the process gives memory back.")
@@ -87,7 +88,7 @@ on a busy machine, a woken thread may have no processor yet.")
 (defun run-watchdog ()
   "The work of the watchdog's thread: check all loops, and return memory."
   (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
-        (collections nil) (quiet-period (make-quiet-period)) (quiet-look-ns 0))
+        (collections nil) (collector-watch (make-collector-watch)) (collector-look-ns 0))
     (sb-thread:with-mutex (**watchdog-lock**)
       (loop while (eq **watchdog** sb-thread:*current-thread*)
             do (multiple-value-bind (moved lent overstayed)
@@ -104,9 +105,9 @@ on a busy machine, a woken thread may have no processor yet.")
                                 (min (next-timer-ns) (* 2 tick)))))
                (let ((now (monotonic-ns)))
                  (collect-due-generation #'without-lock)
-                 (when (<= quiet-look-ns now)
-                   (setf quiet-look-ns (+ now +quiet-look-ns+))
-                   (without-lock (lambda () (give-back-if-quiet quiet-period)))))
+                 (when (<= collector-look-ns now)
+                   (setf collector-look-ns (+ now +collector-look-ns+))
+                   (without-lock (lambda () (adapt-collector collector-watch)))))
                (cond ((<= quiet +doze-after-ns+) (pause tick))
                      (t (doze)
                         (setf quiet 0

@@ -136,7 +136,7 @@ is due when there is twice as much."
 
 (test calm-processes-give-back
   "One that has consed little for five seconds is calm, one that has consed much is not."
-  (let ((quiet-period (clgrpc.base:make-quiet-period)))
+  (let ((quiet-period (clgrpc.base::make-quiet-period)))
     (flet ((quiet-p (&key (later 0))
              (decf (clgrpc.base::quiet-period-since-ns quiet-period)
                    (min later (clgrpc.base::quiet-period-since-ns quiet-period)))
@@ -164,6 +164,38 @@ is due when there is twice as much."
     (let ((kept (resident-octets)))
       (sb-ext:gc :full t)
       (is (< (resident-octets) (- kept 50000000))))))
+
+(test nurseries-fit
+  "A nursery grows while collections take more than a fiftieth of the time, and shrinks while they
+take less than a two-hundredth; one that the user has set stays."
+  (flet ((fitting (megabytes share)
+           (/ (clgrpc.base::fitting-nursery (* megabytes 1024 1024) share) 1024 1024)))
+    (is (equal '(64 64 64 128 200 200)
+               (list (fitting 64 0) (fitting 64 1/200) (fitting 64 1/50) (fitting 64 21/1000)
+                     (fitting 128 21/1000) (fitting 200 1))))
+    (is (equal '(200 100 64 64)
+               (list (fitting 200 1/200) (fitting 200 1/201) (fitting 100 0) (fitting 65 0)))))
+  (with-tuned-collector
+    (tune-collector)
+    (let ((least (sb-ext:bytes-consed-between-gcs))
+          (watch (make-collector-watch)))
+      (flet ((collect (&key (ns 0))
+               ;; as if NS had passed, and half of it in collections
+               (decf (clgrpc.base::collector-watch-ns watch) ns)
+               (decf (clgrpc.base::collector-watch-run-time watch)
+                     (min (clgrpc.base::collector-watch-run-time watch) (floor ns 2000)))
+               (sb-ext:gc :gen 1)
+               (adapt-collector watch)
+               (sb-ext:bytes-consed-between-gcs)))
+        (is (<= least (* 64 1024 1024)))
+        (is (= least (collect)))        ; nothing is known yet
+        (decf (clgrpc.base::collector-watch-ns watch) (seconds-ns 1000))
+        (is (= least (collect)))        ; a thousand seconds, and nearly none for collections
+        (is (< least (collect :ns 10000000)))
+        (adapt-collector watch)         ; no collection since
+        (is (< least (sb-ext:bytes-consed-between-gcs)))
+        (setf (sb-ext:bytes-consed-between-gcs) 30000000)
+        (is (= 30000000 (collect :ns 10000000)))))))
 
 (test where-the-world-cannot-be-stopped-no-pages-are-returned
   "The thread that returns pages step by step would never come to an end."
