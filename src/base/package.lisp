@@ -22,7 +22,7 @@
    ;; octet-store.lisp
    #:borrow-octets #:give-octets-back
    ;; collector.lisp
-   #:tune-collector #:due-collection #:make-collector-watch #:adapt-collector
+   #:tune-collector #:due-collection #:make-collector-watch #:retune-collector
    ;; condition.lisp
    #:clgrpc-error #:misuse #:misuse-text #:function-failed #:function-failed-cause
    #:with-function-failed

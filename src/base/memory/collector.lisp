@@ -3,7 +3,7 @@
 ;;;; before, so fewer collections are less work. But all memory that is consed between two
 ;;;; collections is written: a process that was idle must get it from the system again, and less of
 ;;;; it stays in the processor's caches. So the nursery, the octets consed between two collections,
-;;;; is small, and grows while collections take more than a fiftieth of the time.
+;;;; is small, and large while collections take more than a hundredth of the time.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
 ;;;; functions). It is QUIET if it conses little, or idle. It collects young objects and returns all
@@ -62,9 +62,9 @@ after the next collection."
 (defun tune-collector ()
   "Make this process collect garbage less often, and keep its memory until a full collection. This
 is for servers, and for clients with much work; a library should not call it. Between two
-collections 64 MB are consed, and up to 200 MB in a process whose collections take more than a
-fiftieth of its time, but never more than a tenth of the heap; a size that the user sets afterwards
-stays. Objects that have survived one or two collections may occupy 64 MB more, and older ones an
+collections 64 MB are consed, or 200 MB in a process whose collections take more than a hundredth
+of its time, but never more than a tenth of the heap; a size that the user sets afterwards stays.
+Objects that have survived one or two collections may occupy 64 MB more, and older ones an
 eighth of the heap, before they are collected again. When the process has consed less than 4 MB a
 second for five seconds, or its event loops have had no work for eight seconds, it returns memory to
 the system, in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full
@@ -285,21 +285,21 @@ QUIET-PERIOD see QUIET-P."
 ;;; The size of the nursery
 
 (defun fitting-nursery (octets share)
-  "The size for a nursery of OCTETS if collections take SHARE of the time, a real. A nursery of half
-the size takes twice the share, so after a change the size stays."
-  (cond ((< 1/50 share) (min +most-nursery-octets+ (* 2 octets)))
-        ((< share 1/200) (max +least-nursery-octets+ (floor octets 2)))
+  "The size for a nursery of OCTETS if collections take SHARE of the time, a real. The larger size
+takes a third of the share, so after a change the size stays."
+  (cond ((< 1/100 share) +most-nursery-octets+)
+        ((< share 1/400) +least-nursery-octets+)
         (t octets)))
 
 (defstruct (collector-watch (:copier nil) (:predicate nil))
-  "What one thread knows that calls ADAPT-COLLECTOR now and then."
-  (quiet-period (make-quiet-period) :type quiet-period :read-only t)
+  "What one thread knows that calls RETUNE-COLLECTOR now and then."
+  (quiet-period (make-quiet-period) :type quiet-period :read-only t) ; see QUIET-P
   (ns 0 :type nanoseconds)              ; when it last found that garbage had been collected
   (run-time 0 :type unsigned-byte)      ; *GC-RUN-TIME* then
   (epoch nil))                          ; of the last collection before
 
 (document-functions
-  make-collector-watch "Return a new watch for ADAPT-COLLECTOR, which knows nothing yet.")
+  make-collector-watch "Return a new watch for RETUNE-COLLECTOR, which knows nothing yet.")
 
 (defun fit-nursery (watch)
   "If garbage was collected since the last call with WATCH, adapt the nursery, unless the user has
@@ -316,10 +316,10 @@ set another size."
             (collector-watch-run-time watch) run-time
             (collector-watch-epoch watch) epoch))))
 
-(defun adapt-collector (watch)
+(defun retune-collector (watch)
   "In a tuned process adapt the nursery to the time that collections take, and give memory back if
-the process is quiet. Call it about once a second, with the same WATCH, from one thread that holds
-no lock. It may stop all threads, see GIVE-MEMORY-BACK."
+the process is quiet. Call it several times a second, with the same WATCH, from one thread that
+holds no lock. It may stop all threads, see GIVE-MEMORY-BACK."
   (when **tuned**
     (fit-nursery watch)
     (give-back-if-quiet (collector-watch-quiet-period watch))))

@@ -29,7 +29,7 @@
 ;;;; more, in which every earlier store becomes visible; checks once more; and only then sleeps.
 ;;;;
 ;;;; The watchdog also adapts the collector (base/memory/collector.lisp): while it ticks it checks
-;;;; once a second whether the nursery fits, and whether the process is quiet and can give memory
+;;;; now and then whether the nursery fits, and whether the process is quiet and can give memory
 ;;;; back; it does the latter too before it sleeps for good, once no loop has made a turn for a
 ;;;; while.
 
@@ -49,7 +49,7 @@ which the next one counts as a first.")
   "The number of checks in a row that find a bell unanswered before the waiting thread is overtaken:
 on a busy machine, a woken thread may have no processor yet.")
 
-(defconstant +collector-look-ns+ +ns-per-second+
+(defconstant +collector-look-ns+ (floor +ns-per-second+ 5)
   "The time between two checks of the nursery, and whether the process is quiet.")
 
 (defconstant +idle-ns+ 8000000000
@@ -107,7 +107,7 @@ on a busy machine, a woken thread may have no processor yet.")
                  (collect-due-generation #'without-lock)
                  (when (<= collector-look-ns now)
                    (setf collector-look-ns (+ now +collector-look-ns+))
-                   (without-lock (lambda () (adapt-collector collector-watch)))))
+                   (without-lock (lambda () (retune-collector collector-watch)))))
                (cond ((<= quiet +doze-after-ns+) (pause tick))
                      (t (doze)
                         (setf quiet 0

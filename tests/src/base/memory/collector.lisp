@@ -166,15 +166,12 @@ is due when there is twice as much."
       (is (< (resident-octets) (- kept 50000000))))))
 
 (test nurseries-fit
-  "A nursery grows while collections take more than a fiftieth of the time, and shrinks while they
-take less than a two-hundredth; one that the user has set stays."
+  "A nursery is large if collections take more than a hundredth of the time, small if they take less
+than a four-hundredth; one that the user has set stays."
   (flet ((fitting (megabytes share)
            (/ (clgrpc.base::fitting-nursery (* megabytes 1024 1024) share) 1024 1024)))
-    (is (equal '(64 64 64 128 200 200)
-               (list (fitting 64 0) (fitting 64 1/200) (fitting 64 1/50) (fitting 64 21/1000)
-                     (fitting 128 21/1000) (fitting 200 1))))
-    (is (equal '(200 100 64 64)
-               (list (fitting 200 1/200) (fitting 200 1/201) (fitting 100 0) (fitting 65 0)))))
+    (is (equal '(64 64 100 100 200)
+               (mapcar (lambda (share) (fitting 100 share)) '(0 1/401 1/400 1/100 11/1000)))))
   (with-tuned-collector
     (tune-collector)
     (let ((least (sb-ext:bytes-consed-between-gcs))
@@ -185,14 +182,14 @@ take less than a two-hundredth; one that the user has set stays."
                (decf (clgrpc.base::collector-watch-run-time watch)
                      (min (clgrpc.base::collector-watch-run-time watch) (floor ns 2000)))
                (sb-ext:gc :gen 1)
-               (adapt-collector watch)
+               (retune-collector watch)
                (sb-ext:bytes-consed-between-gcs)))
         (is (<= least (* 64 1024 1024)))
         (is (= least (collect)))        ; nothing is known yet
         (decf (clgrpc.base::collector-watch-ns watch) (seconds-ns 1000))
         (is (= least (collect)))        ; a thousand seconds, and nearly none for collections
         (is (< least (collect :ns 10000000)))
-        (adapt-collector watch)         ; no collection since
+        (retune-collector watch)         ; no collection since
         (is (< least (sb-ext:bytes-consed-between-gcs)))
         (setf (sb-ext:bytes-consed-between-gcs) 30000000)
         (is (= 30000000 (collect :ns 10000000)))))))
