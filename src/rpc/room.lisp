@@ -83,11 +83,11 @@ method. RECEIVED is nil, or the length of the received message that FUNCTION dec
 if FUNCTION is user code, see CALL-PROMISED. PROMISED is true if the OCTETS are promised already."
   (declare (type function function))
   (when long (operate note-long-message call long))
-  (let ((held (list 0)))
+  (let ((held (list (if promised octets 0))))
     (declare (dynamic-extent held))
     (with-undoing (nil (settle-octets (first held)))
-      (sb-sys:without-interrupts        ; except while it waits
-        (unless promised
-          (sb-sys:allow-with-interrupts (ensure-promise call octets options received)))
-        (setf (first held) octets))
+      (unless promised
+        (sb-sys:without-interrupts      ; except while it waits
+          (sb-sys:allow-with-interrupts (ensure-promise call octets options received))
+          (setf (first held) octets)))
       (if answer (call-promised held function) (funcall function)))))

@@ -75,7 +75,7 @@ hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects it."
               :text
               "The format of the report. html is one page with a flame graph, and with --compare a
       second one, coloured by the differences; folded are stacks for programs such as speedscope;
-      pprof is for `go tool pprof`.")
+      pprof is for `go tool pprof`. What is missing in these two is told on the standard error.")
       (stacks "KIND" (choice-parser :cpu :off-cpu) :cpu
               "The stacks that folded and pprof contain: those of CPU time, or, with off-cpu, those
       in which threads sleep.")))
@@ -93,12 +93,10 @@ system calls, waits and switches of thread, batons, allocation and collections. 
     (when (and command (null load))
       (format *error-output* "clgrpc profile: there is no load on the process; --load gives one~%")
       (finish-output *error-output*))
-    (let ((before (and compare (call-for-profile #'profile:read-profile compare))))
-      (call-for-profile #'write-profile-as output
-                        (call-for-profile #'profile:profile
-                                          :pid pid :command command :in-flight in-flight
-                                          :seconds seconds :rounds rounds
-                                          :sampler sampler
-                                          :load load)
-                        before stacks *standard-output*)))
+    (let ((before (and compare (call-for-profile #'profile:read-profile compare)))
+          (profile (call-for-profile #'profile:profile
+                                     :pid pid :command command :in-flight in-flight
+                                     :seconds seconds :rounds rounds :sampler sampler :load load)))
+      (when stacks-only (profile:write-unseen *error-output* profile))
+      (call-for-profile #'write-profile-as output profile before stacks *standard-output*)))
   0)

@@ -419,15 +419,16 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
            (with-open-file (stream path :external-format :utf-8)
              (allocation-data (sum-allocation stream) answer))))))
 
-(defconstant +few-unknown+ 1/10 "If more frames than this share are unknown, the report mentions it
-and names a remedy.")
+(defconstant +few-unknown+ 1/10 "If more than this share of the frames, or of the functions that ran
+at a sample, have no name, the report mentions it and names a remedy.")
 (defconstant +few-samples+ 100 "With fewer samples than this the report says how far shares may be
 wrong.")
 
 (defun unseen-lines (subject cpu events)
   "What is missing in a profile of SUBJECT, whose data are CPU and EVENTS, and why: a vector of
 texts."
-  (let ((unknown (share (member-of cpu "unknownFrames") (member-of cpu "frames")))
+  (let ((unknown (max (share (member-of cpu "unknownFrames") (member-of cpu "frames"))
+                      (- 1 (member-of cpu "explained"))))
         (samples (member-of cpu "samples")))
     (coerce
      (append

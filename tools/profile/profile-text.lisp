@@ -154,10 +154,11 @@ threads and functions are whatever the process has made them, so control charact
         (format nil "Profile of clgrpc ~{~A~^ ~}" command)
         (format nil "Profile~@[ of process ~D~]" (member-of profile "pid")))))
 
-(defun write-unseen (stream lines)
-  "Write LINES, a vector of texts or nil, about the missing parts of a profile."
-  (when (plusp (length lines))
-    (format stream "Not seen:~%~{  - ~A.~%~}" (coerce lines 'list))))
+(defun write-unseen (stream profile)
+  "Write to STREAM which parts of PROFILE are missing, and why."
+  (let ((lines (member-of profile "unseen")))
+    (when (plusp (length lines))
+      (format stream "Not seen:~%~{  - ~A.~%~}" (coerce lines 'list)))))
 
 (defun write-profile (profile stream)
   "Write PROFILE, a value of the function PROFILE, to STREAM as text."
@@ -170,7 +171,7 @@ threads and functions are whatever the process has made them, so control charact
     (write-part "counters" #'write-counters)
     (write-part "allocation" #'write-allocation)
     (write-part "heapHistogram" #'write-histogram))
-  (write-unseen stream (member-of profile "unseen")))
+  (write-unseen stream profile))
 
 (defun parse-profile (text)
   "The profile that TEXT is in JSON. Each frame of a stack is two levels of it; perf's have 127 at

@@ -95,8 +95,9 @@
 
 (test what-a-profile-does-not-see
   "It says so, and why; nothing that is not known is 0."
-  (flet ((lines-of (subject unknown events &optional (samples 1000))
+  (flet ((lines-of (subject unknown events &optional (samples 1000) (explained 1))
            (profile::unseen-lines subject (profile::object "unknownFrames" unknown "frames" 100
+                                                           "explained" explained
                                                            "samples" samples)
                                   events)))
     (let ((lines (lines-of (profile::make-subject :pid 1) 87
@@ -105,7 +106,15 @@
       (is (search "has not reported their addresses" (aref lines 0)))
       (is (search "mount -t tracefs" (aref lines 1)))
       (is (search "Not seen:" (with-output-to-string (stream)
-                                (profile::write-unseen stream lines)))))
+                                (profile:write-unseen
+                                 stream (profile::object "unseen" lines))))))
+    (flet ((names-missing-p (unknown explained)
+             (search "has not reported their addresses"
+                     (aref (lines-of (profile::make-subject :pid 1) unknown nil 1000 explained)
+                           0))))
+      (is (equal '(nil t nil t)
+                 (mapcar (lambda (unknown explained) (and (names-missing-p unknown explained) t))
+                         '(9 11 0 0) '(1 1 91/100 89/100)))))
     (is (search "are missing" (aref (lines-of (profile::make-subject :pid 1) 1 nil) 0)))
     (is (search "are missing" (aref (lines-of (profile::make-subject :pid 1) 1 nil 100) 0)))
     (is (search "there is 1 sample, and a share may be wrong by 100 points"
