@@ -48,7 +48,7 @@
                (:file "text/url") (:file "timer") (:file "ring") (:file "memory/account")
                (:file "replay") (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
                (:file "log/log") (:file "log/tracer") (:file "text/decimal") (:file "text/json")
-               (:file "log/journal")))
+               (:file "log/event-line") (:file "log/journal")))
 
 (defsystem "clgrpc/option"
   :description "The options of servers, channels and tracing."

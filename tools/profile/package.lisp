@@ -15,7 +15,7 @@
    ;; profile-run.lisp
    #:profile #:profile-error
    ;; profile-text.lisp
-   #:write-profile #:write-unseen #:read-profile
+   #:write-profile #:write-missing #:read-profile
    ;; pprof.lisp
    #:write-folded #:write-pprof
    ;; profile-comparison.lisp

@@ -154,7 +154,7 @@ threads and functions are whatever the process has made them, so control charact
         (format nil "Profile of clgrpc ~{~A~^ ~}" command)
         (format nil "Profile~@[ of process ~D~]" (member-of profile "pid")))))
 
-(defun write-unseen (stream profile)
+(defun write-missing (stream profile)
   "Write to STREAM which parts of PROFILE are missing, and why."
   (let ((lines (member-of profile "unseen")))
     (when (plusp (length lines))
@@ -171,7 +171,7 @@ threads and functions are whatever the process has made them, so control charact
     (write-part "counters" #'write-counters)
     (write-part "allocation" #'write-allocation)
     (write-part "heapHistogram" #'write-histogram))
-  (write-unseen stream profile))
+  (write-missing stream profile))
 
 (defun parse-profile (text)
   "The profile that TEXT is in JSON. Each frame of a stack is two levels of it; perf's have 127 at

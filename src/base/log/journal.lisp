@@ -5,10 +5,8 @@
 ;;;; for a while. A thread that waits until its entries are written leaves a function, which is
 ;;;; called when they have been given to the function of the journal, whether that failed or not.
 ;;;;
-;;;; LOG-WRITER is a journal of lines, as text for people or JSON for programs. The lines are made
-;;;; where the event happens, since the objects in an event may change a moment later; the thread
-;;;; only writes them. A peer may have written much of their text, so lines have a limited length
-;;;; and are made visible (printable.lisp).
+;;;; LOG-WRITER is a journal of lines (event-line.lisp). The lines are made where the event happens,
+;;;; since the objects in an event may change a moment later; the thread only writes them.
 
 (in-package #:clgrpc.base)
 
@@ -212,174 +210,20 @@ FUNCTION are ignored. The returned function may be called from any thread. See F
                                limit)))
     (lambda (&rest event) (add-to-journal journal event))))
 
-;;; Lines
+;;; Writers of lines
 
-(defconstant +line-characters+ 16384
-  "The most characters of values in a line; a backtrace has its own limit.")
-(defconstant +backtrace-characters+ 40000
-  "The most characters of a backtrace that are written: as many as LOG-CONDITION gives.")
+(defconstant +joined-octets+ 65536
+  "Lines of about so many octets are written at once: some streams write each line to the system.")
 
-(defun iso-time (ns)
-  "NS since 1970 as text, in UTC with microseconds."
-  (multiple-value-bind (seconds rest) (floor ns +ns-per-second+)
-    (multiple-value-bind (second minute hour day month year)
-        (decode-universal-time (+ seconds (encode-universal-time 0 0 0 1 1 1970 0)) 0)
-      (let ((text (copy-seq "0000-00-00T00:00:00.000000Z")))
-        (loop for (end number) on (list 3 year 6 month 9 day 12 hour 15 minute 18 second
-                                        25 (floor rest 1000))
-                by #'cddr
-              do (loop for i downfrom end
-                       while (plusp number)
-                       do (multiple-value-bind (more digit) (floor number 10)
-                            (setf (char text i) (digit-char digit)
-                                  number more))))
-        text))))
-
-(defun proper-list-p (list)
-  "True if LIST, a cons, is neither dotted nor circular."
-  (handler-case (list-length list)
-    (type-error () nil)))
-
-(defun list-text (list depth)
-  "LIST, a proper one, as text, DEPTH levels deep. A text that is too long is cut and ends with …."
-  (let ((buffer (make-buffer :size 256)))
-    (append-octet buffer (char-code #\())
-    (loop for (item . more) on list
-          do (append-text buffer (log-value-text item (1- depth)))
-             (when more (append-octet buffer (char-code #\Space)))
-          until (< (* 4 +visible-characters+) (buffer-end buffer))) ; of UTF-8
-    (append-octet buffer (char-code #\)))
-    (let ((text (buffer-string buffer)))
-      (if (< +visible-characters+ (length text))
-          (concatenate 'string (subseq text 0 +visible-characters+) "…")
-          text))))
-
-(defun log-value-text (value &optional (depth 8))
-  "VALUE as printed by PRINC, a simple string of bounded length, without errors. Lists are shown
-DEPTH levels deep."
-  (cond ((keywordp value) (string-downcase value))
-        ((and (typep value 'double-float) (finite-p value)) (float-decimal value))
-        ((and (consp value) (plusp depth) (proper-list-p value)) (list-text value depth))
-        (t (bounded-text value))))
-
-(define-hot plain-word-p ((text string)) boolean
-  "True if TEXT is a word of visible ASCII, no longer than a value may be, that needs no quotes."
-  (and (<= 1 (length text) +visible-characters+)
-       (sb-kernel:with-array-data ((text text) (start 0) (end nil))
-         (flet ((plain-p (char)
-                  (and (char<= #\! char #\~)
-                       (not (or (char= char #\") (char= char #\\) (char= char #\=))))))
-           (declare (inline plain-p))
-           (etypecase text
-             (simple-base-string
-              (loop for i of-type index from start below end always (plain-p (schar text i))))
-             ((simple-array character (*))
-              (loop for i of-type index from start below end always (plain-p (schar text i)))))))))
-
-(defun append-value (buffer value)
-  "Append VALUE, as LOG-VALUE-TEXT prints it, to BUFFER: between quotes unless it is a plain word. A
-peer may have sent it, so nothing in it may look like another line."
-  (if (typep value '(unsigned-byte 62))
-      (append-json-integer buffer value)
-      (let ((text (log-value-text value)))
-        (append-text buffer (if (plain-word-p text) text (quoted-text text))))))
-
-(defun quoted-text (text)
-  "TEXT, which is not a plain word of ASCII, as APPEND-VALUE writes it."
-  (printable-text text :limit (1+ +visible-characters+)
-                       :quoted (or (zerop (length text))
-                                   (find-if (lambda (char)
-                                              (or (unsafe-char-p char) (find char " \"\\=")))
-                                            text))))
-
-(defun append-values (buffer plist)
-  "Append the values of PLIST that are not nil, with their names, to BUFFER, and … in place of those
-that would be too much for a line."
-  (let ((start (buffer-end buffer)))
-    (loop for (key value) on plist by #'cddr
-          for before = (buffer-end buffer)
-          unless (or (null value) (member key '(:tracer :backtrace)))
-            do (append-octet buffer (char-code #\Space))
-               (append-text buffer (string-downcase key))
-               (append-octet buffer (char-code #\=))
-               (append-value buffer value)
-               (when (< +line-characters+ (- (buffer-end buffer) start))
-                 (setf (buffer-end buffer) before)
-                 (append-text buffer " …")
-                 (return)))))
-
-(defun append-backtrace (buffer text)
-  "Append the lines of TEXT, each indented."
-  (with-input-from-string (lines text :end (min (length text) +backtrace-characters+))
-    (loop for line = (read-line lines nil)
-          while line
-          do (append-text buffer (format nil "    ~A~%" (printable-text line))))))
-
-(defun text-line (level event plist)
-  "The event as a line of text, without values that are nil; the lines of a backtrace follow,
-indented."
-  (let ((buffer (make-buffer :size 512)) (backtrace (getf plist :backtrace)))
-    (append-text buffer (iso-time (real-time-ns)))
-    (dolist (name (list (string level) (getf plist :tracer) event))
-      (when name
-        (append-octet buffer (char-code #\Space))
-        (append-text buffer (if (symbolp name) (string-downcase name) name))))
-    (append-values buffer plist)
-    (append-octet buffer (char-code #\Newline))
-    (when backtrace (append-backtrace buffer backtrace))
-    (buffer-string buffer)))
-
-(defun plist-p (value)
-  "True if VALUE, a proper list, looks like a plist, and not like a list of keywords."
-  (and (evenp (length value))
-       (loop for (key) on value by #'cddr always (keywordp key))
-       (notevery #'keywordp value)))
-
-(defvar *line-room* 0
-  "The characters of values that the line being made may still have.")
-
-(defun line-text (text limit)
-  "TEXT, cut to LIMIT characters or to the room left in the line."
-  (let ((limit (max 0 (min limit *line-room*))))
-    (decf *line-room* (+ 8 (min limit (length text)))) ; 8: quotation marks, a comma and so on
-    (if (> (length text) limit)
-        (concatenate 'string (subseq text 0 limit) "…")
-        text)))
-
-(defun json-members (plist)
-  (loop for (key value) on plist by #'cddr
-        while (plusp *line-room*)
-        collect (cons (substitute #\_ #\- (string-downcase key))
-                      (if (and (eq key :backtrace) (stringp value))
-                          (let ((*line-room* +backtrace-characters+))
-                            (line-text value +backtrace-characters+))
-                          (json-line-value value)))))
-
-(defun json-line-value (value)
-  "VALUE as WRITE-JSON takes it; a plist becomes an object."
-  (flet ((text () (line-text (log-value-text value) +visible-characters+)))
-    (typecase value
-      (string (line-text value +visible-characters+))
-      (integer (decf *line-room* 8) value)
-      (float (if (finite-p value) value (text)))
-      (null :null)
-      ((eql t) :true)
-      (cons (decf *line-room* 8)
-       (cond ((not (proper-list-p value)) (text))
-             ((plist-p value) (json-members value))
-             (t (coerce (loop for item in value
-                              while (plusp *line-room*) collect (json-line-value item))
-                        'simple-vector))))
-      (t (text)))))
-
-(defun json-line (level event plist)
-  "The event as a line of JSON, an object with the members time, level, event and those of PLIST."
-  (let ((*line-room* +line-characters+))
-    (format nil "~A~%"
-            (write-json (list* (cons "time" (iso-time (real-time-ns)))
-                               (cons "level" (string-downcase level))
-                               (cons "event" (string-downcase event))
-                               (json-members plist))))))
+(defun write-lines (lines stream)
+  "Write LINES, simple strings, to STREAM."
+  (let ((buffer (make-buffer :size 4096)))
+    (dolist (line lines)
+      (append-text buffer line)
+      (when (<= +joined-octets+ (buffer-fill buffer))
+        (write-string (buffer-string buffer) stream)
+        (clear-buffer buffer)))
+    (write-string (buffer-string buffer) stream)))
 
 (defparameter *log-levels* '(:debug :info :warning :error :none)
   "The levels that a writer can begin with; events of tracers are written with any of them.")
@@ -406,7 +250,7 @@ or format. From any thread."
                        (note-lost-entries :events dropped)
                        (write-string (funcall line :warning :events-dropped (list :count dropped))
                                      stream))
-                     (dolist (line entries) (write-string line stream))
+                     (write-lines entries stream)
                      (finish-output stream))
                    limit)))
     (lambda (level event &rest plist)

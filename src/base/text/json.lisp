@@ -394,16 +394,18 @@ number."
 
 (define-hot append-text ((buffer buffer) (text simple-string)) null
   "Append TEXT to BUFFER."
-  (let ((octets (ensure-buffer-room buffer (* 4 (length text)))) (at (buffer-end buffer)))
-    (declare (type index at))
-    (macrolet ((put (octet) `(setf (aref octets at) ,octet at (1+ at))))
-      (with-text-type (text)
-        (loop for i of-type index from 0 below (length text)
-              do (let ((code (char-code (schar text i))))
-                   (declare (type (unsigned-byte 21) code))
-                   (put-utf8 code put)))))
-    (setf (buffer-end buffer) at)
-    nil))
+  (if (typep text 'simple-base-string)
+      (append-ascii buffer text)
+      (let ((octets (ensure-buffer-room buffer (* 4 (length text)))) (at (buffer-end buffer))
+            (text (sb-ext:truly-the (simple-array character (*)) text)))
+        (declare (type index at))
+        (macrolet ((put (octet) `(setf (aref octets at) ,octet at (1+ at))))
+          (loop for i of-type index from 0 below (length text)
+                do (let ((code (char-code (schar text i))))
+                     (declare (type (unsigned-byte 21) code))
+                     (put-utf8 code put))))
+        (setf (buffer-end buffer) at)
+        nil)))
 
 (define-hot append-escape ((code (unsigned-byte 21)) (octets octets) (at index)) index
   "Write the escape for the character CODE."

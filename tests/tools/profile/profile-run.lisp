@@ -106,7 +106,7 @@
       (is (search "has not reported their addresses" (aref lines 0)))
       (is (search "mount -t tracefs" (aref lines 1)))
       (is (search "Not seen:" (with-output-to-string (stream)
-                                (profile:write-unseen
+                                (profile:write-missing
                                  stream (profile::object "unseen" lines))))))
     (flet ((names-missing-p (unknown explained)
              (search "has not reported their addresses"

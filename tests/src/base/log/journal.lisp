@@ -138,8 +138,24 @@
     (is (equalp #("a" 1 2) (member-of "a" :a '(:a 1 2))))))
 
 (test times-are-utc
-  (is (string= "1970-01-01T00:00:00.000000Z" (clgrpc.base::iso-time 0)))
-  (is (string= "2026-11-21T15:04:05.123456Z" (clgrpc.base::iso-time 1795273445123456789))))
+  (flet ((text (ns)
+           (clgrpc.base::written (lambda (buffer) (clgrpc.base::append-iso-time buffer ns)))))
+    (is (string= "1970-01-01T00:00:00.000000Z" (text 0)))
+    (is (string= "2026-11-21T15:04:05.123456Z" (text 1795273445123456789)))
+    (is (string= "2026-11-21T15:04:05.999999Z" (text 1795273445999999999)))
+    (is (string= "2026-11-21T15:04:06.000001Z" (text 1795273446000001000)))))
+
+(test lists-in-lines
+  "A list of plain words is between quotes if it has several; in others what is not plain is shown
+as elsewhere."
+  (flet ((value (value)
+           (subseq (first (text-lines (list :info :x :v value))) (length "INFO x v="))))
+    (is (equal '("(a)" "\"(a 1 0.5 x)\"" "\"((1 2) 3)\"" "\"(a b c)\"" "\"(1 . 2)\"" "\"(x=y 1)\""
+                 "\"(1 2 . 3)\"" "\"(NIL 1)\"")
+               (mapcar #'value (list '(:a) '(:a 1 0.5d0 "x") '((1 2) 3) '("a b" "c") '(1 . 2)
+                                     '("x=y" 1) '(1 2 . 3) '(nil 1)))))
+    (is (string= "\"(a\\n b)\"" (value (list (format nil "a~%") "b"))))
+    (is (<= 1000 (length (value (loop repeat 1000 collect :abc))) 1010))))
 
 (test levels
   "Events below the level are left out, those of tracers never."
