@@ -1,5 +1,5 @@
-;;;; Functions that users give: whether they can be called as they will be. A function with too few
-;;;; parameters is rejected where it is given, rather than at the first call.
+;;;; Functions that users give: whether they accept the arguments that they will get. A function
+;;;; with too few parameters is rejected where it is given, rather than at the first call.
 
 (in-package #:clgrpc.base)
 

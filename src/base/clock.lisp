@@ -42,7 +42,7 @@ thread."
 
 (defun suspended-ns ()
   "The time for which the machine has been suspended since it was started, in nanoseconds;
-MONOTONIC-NS stands still meanwhile."
+MONOTONIC-NS does not advance meanwhile."
   (max 0 (- (read-clock +clock-boottime+) (read-clock +clock-monotonic+))))
 
 (defun thread-time-ns ()
@@ -50,8 +50,8 @@ MONOTONIC-NS stands still meanwhile."
   (read-clock +clock-thread+))
 
 (define-hot real-time-ns () nanoseconds
-  "The time since 1970-01-01 00:00 UTC in nanoseconds. It jumps when the clock is set. From any
-thread."
+  "The time since 1970-01-01 00:00 UTC in nanoseconds. This time jumps when the clock is set. From
+any thread."
   (read-clock +clock-realtime+))
 
 (defun seconds-ns (seconds)

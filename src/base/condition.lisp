@@ -11,7 +11,7 @@
   ((text :initarg :text :reader misuse-text)) ; the fault
   (:report (lambda (condition stream) (write-string (misuse-text condition) stream)))
   (:documentation "The caller broke a rule of the interface of clgrpc; nothing was sent or changed.
-It is a PROGRAM-ERROR, as for wrong arguments anywhere in Common Lisp."))
+The condition is a PROGRAM-ERROR, as for other wrong arguments in Common Lisp."))
 
 (document-functions
   misuse-text "The caller's fault, as text.")
@@ -22,9 +22,9 @@ It is a PROGRAM-ERROR, as for wrong arguments anywhere in Common Lisp."))
 
 (define-condition function-failed (error)
   ((cause :initarg :cause :reader function-failed-cause)) ; the condition that it signalled
-  (:documentation "A user's function that reads a stream has failed. Its cause, which may be the
-RPC-ERROR of a call that the function has made, says nothing about the stream. So this condition
-wraps it and carries it past the stream's own handlers."))
+  (:documentation "A user's function that reads a stream has failed. The cause may be the RPC-ERROR
+of another call, which the function has made, and then says nothing about the stream. So this
+condition wraps that cause and carries it past the stream's own handlers."))
 
 (document-functions
   function-failed-cause "The condition that the function has signalled.")

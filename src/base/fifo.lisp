@@ -1,7 +1,7 @@
 ;;;; A plain queue, for one thread at a time: first in, first out.
 ;;;;
-;;;; A cell that has left the queue does not refer to the cells after it. Otherwise one such cell
-;;;; that has grown old would keep all later ones from SBCL's collector, until that collects the old
+;;;; A cell that has left the queue does not refer to the cells after it. Otherwise such a cell,
+;;;; once in the old generation, would keep all later cells alive until SBCL collects that
 ;;;; generation.
 
 (in-package #:clgrpc.base)
@@ -37,8 +37,8 @@ it.")
   nil)
 
 (defun enqueue-in-order (item fifo before-p)
-  "Insert ITEM into FIFO after all items that it does not come before. BEFORE-P, a function of two
-items, defines the order; the items of FIFO are already in this order."
+  "Insert ITEM into FIFO after all items before which it does not belong. BEFORE-P, a function of
+two items, defines the order; the items of FIFO are already in this order."
   (declare (type function before-p))
   (let ((items (fifo-items fifo)))
     (cond ((not (and items (funcall before-p item (first (fifo-tail fifo)))))

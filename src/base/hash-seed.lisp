@@ -7,8 +7,8 @@
 (defglobal **hash-seed** 0)
 
 (defun renew-hash-seed ()
-  "Choose another seed. This is done at the start of each process, also of a saved core, so a table
-keeps the seed that its hashes were made with."
+  "Choose another seed. This happens at the start of each process, also of a saved core, so a table
+keeps the seed with which its hashes were made."
   (setf **hash-seed** (random (ash 1 62) (make-random-state t))))
 
 (declaim (inline hash-seed))
@@ -19,7 +19,7 @@ keeps the seed that its hashes were made with."
 (renew-hash-seed)
 (pushnew 'renew-hash-seed sb-ext:*init-hooks*)
 
-;;; Cheap chance, SplitMix64: numbers that follow each other by a constant, mixed
+;;; Cheap chance, SplitMix64: numbers at constant distances, mixed
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +golden-step+ #x9E3779B97F4A7C15
@@ -29,8 +29,8 @@ keeps the seed that its hashes were made with."
   "+GOLDEN-STEP+ as the signed number that ATOMIC-INCF takes.")
 
 (define-hot (mixed-word :inline t) ((word (unsigned-byte 64))) (unsigned-byte 64)
-  "WORD through the mixing function of SplitMix64: numbers that are +GOLDEN-STEP+ from each other
-become numbers that look random."
+  "The value of SplitMix64's mixing function for WORD: numbers that differ by +GOLDEN-STEP+ become
+numbers that look random."
   (flet ((multiplied (word by)
            (declare (type (unsigned-byte 64) word by))
            (ldb (byte 64 0) (* word by))))

@@ -1,8 +1,8 @@
 ;;;; Interrupts of threads. A user's WITH-TIMEOUT, TERMINATE-THREAD or a debugger's abort unwinds a
 ;;;; thread at any instruction, also in the middle of ours. Some actions must be announced to other
 ;;;; threads first, such as the wakeup of a loop. So a thread announces and performs such an action,
-;;;; or undoes the announcement, with interrupts off. They are on where user code runs and where a
-;;;; thread sleeps.
+;;;; or undoes the announcement, with interrupts off. Interrupts are on where user code runs and
+;;;; where a thread sleeps.
 
 (in-package #:clgrpc.base)
 

@@ -223,7 +223,8 @@ overlap the one before it."
   "The new length of a buffer's vector, now LENGTH, for COUNT octets: at least twice as long."
   (let ((need (max (* 2 length) count)))
     (if (< need 1048576)
-        (ash 1 (integer-length (1- need))) ; so that those of many buffers are alike
+        ;; so that the vectors of many buffers have the same length
+        (ash 1 (integer-length (1- need)))
         need)))
 
 (define-hot grow-buffer ((buffer buffer) (count index)) octets
@@ -240,7 +241,7 @@ overlap the one before it."
 
 (define-hot (ensure-buffer-room :inline t) ((buffer buffer) (count index)) octets
   "Make room for COUNT octets after the end of BUFFER, moving or growing it if need be.
-Return its octet vector, in which BUFFER-END is where to write."
+Return its octet vector, in which BUFFER-END is the position at which to write."
   (if (<= count (buffer-room buffer))
       (buffer-octets buffer)
       (grow-buffer buffer count)))

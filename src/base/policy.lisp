@@ -4,8 +4,7 @@
 ;;;; their callers have checked every bound, and (LEAVES) lists them all, so that the fuzz tests can
 ;;;; name them.
 ;;;;
-;;;; DOCUMENT-FUNCTIONS and DEFINE-PRINTER are here because they, too, are for definitions of every
-;;;; folder.
+;;;; DOCUMENT-FUNCTIONS and DEFINE-PRINTER are here because every folder uses them, too.
 
 (in-package #:clgrpc.base)
 
@@ -70,8 +69,8 @@ Otherwise as DEFINE-HOT."
                        `((note-leaf ',symbol)))))
 
 (defmacro document-functions (&rest names-and-texts)
-  "Set the documentation of functions made by DEFSTRUCT or DEFINE-CONDITION: names and texts by
-turns."
+  "Set the documentation of functions made by DEFSTRUCT or DEFINE-CONDITION: NAMES-AND-TEXTS
+alternate."
   `(setf ,@(loop for (name text) on names-and-texts by #'cddr
                  collect `(documentation ',name 'function)
                  collect text)))

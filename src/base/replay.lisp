@@ -18,7 +18,7 @@
   (limit 0 :type index)                 ; how many octets may be kept
   (room 0 :type fixnum)                 ; how many more messages may be
   (messages '() :type list)             ; in the form of the transport, newest first
-  (octets 0 :type index))               ; how long they are
+  (octets 0 :type index))               ; the length of the kept requests
 
 (declaim (sb-ext:freeze-type replay))
 
@@ -35,7 +35,8 @@ LIMIT octets and ROOM messages; its octets are charged to OCTET-BUDGET."
 
 (defun keep-message (replay message size total)
   "Keep MESSAGE, of SIZE octets, in REPLAY and return true; return false if there is no room for it,
-in the call's budget or in TOTAL octets of the channel's calls. From one thread at a time."
+in the call's budget or in TOTAL octets of the channel's calls. Only one thread at a time may call
+this."
   (let ((octet-budget (replay-octet-budget replay)))
     (and (plusp (replay-room replay))
          (<= (+ size (replay-octets replay)) (replay-limit replay))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.base)
 
 (defun edit-distance (one other)
-  "The number of characters to insert, delete or replace to make the string OTHER from ONE."
+  "The number of characters to insert, delete or replace to turn the string ONE into OTHER."
   (let ((row (loop for i from 0 to (length other) collect i)))
     (loop for char across one
           for above = row
@@ -18,8 +18,8 @@
     (first (last row))))
 
 (defun suggested-name (name names)
-  "The one of NAMES, strings, that was probably meant by NAME, or nil: the only one that begins with
-NAME, or the one nearest to it."
+  "The element of NAMES, strings, that NAME probably means, or nil: the only element that begins
+with NAME, or the one nearest to NAME."
   (when (notany (lambda (known) (<= (length name) (* 2 (length known)))) names)
     (return-from suggested-name nil))   ; a peer may have sent a name of a megabyte
   (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))
@@ -35,8 +35,8 @@ NAME, or the one nearest to it."
                nearest)))))
 
 (defun check-choice (argument value choices)
-  "Signal MISUSE unless VALUE, that of ARGUMENT, a keyword, is one of CHOICES, keywords. The text
-has the one that was probably meant."
+  "Signal MISUSE unless VALUE, that of ARGUMENT, a keyword, is one of CHOICES, keywords. The error's
+text names the choice that was probably meant."
   (unless (member value choices)
     (let ((likely (and (symbolp value)
                        (suggested-name (string-downcase value)

@@ -49,7 +49,7 @@ due."
 
 (defstruct (timer-wheel (:constructor make-timer-wheel ()) (:copier nil))
   "Timers by when they are due."
-  (tick 0 :type (unsigned-byte 42))     ; up to which the wheel has turned
+  (tick 0 :type (unsigned-byte 42))     ; the tick up to which the wheel has turned
   (count 0 :type index)                 ; how many timers are in it
   (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before
   (earliest-known t :type boolean)      ; false once the timer that is due then may have left
@@ -162,7 +162,7 @@ wheel's the answer may be a moment old."
   (place-timer wheel timer))
 
 (define-hot cancel-timer ((wheel timer-wheel) (timer timer)) boolean
-  "Do not let TIMER run. Return true if it was pending."
+  "Do not let TIMER run. Return true if TIMER was pending."
   (when (timer-pending-p timer)
     (note-removal wheel timer)
     (unlink-timer wheel timer)
@@ -212,8 +212,8 @@ timers."
 
 (define-hot (next-due-ns :inline t) ((wheel timer-wheel)) (or null nanoseconds)
   "The time at which ADVANCE-WHEEL should be called next: never later than the first timer is due;
-NIL without timers. It may be earlier if more than +EXACT-SCAN+ timers share a slot above level 0:
-then it is the time when that slot's timers move down."
+NIL without timers. The time may be earlier than that if more than +EXACT-SCAN+ timers share a slot
+above level 0: then it is the time when that slot's timers move down."
   (unless (timer-wheel-earliest-known wheel) (renew-earliest wheel))
   (let ((due (timer-wheel-earliest-ns wheel)))
     (if (= due most-positive-fixnum) nil due)))
@@ -248,8 +248,8 @@ then it is the time when that slot's timers move down."
 
 (define-hot advance-wheel ((wheel timer-wheel) (now-ns nanoseconds)) null
   "Call (FUNCTION ARGUMENT) for every timer that is due at NOW-NS, in the order of their ticks and,
-within a tick, in the order in which they were scheduled. A timer that they schedule waits for the
-next call, even if due."
+within a tick, in the order in which they were scheduled. A timer that these functions schedule
+waits for the next call, even if it is due."
   (expire-timers wheel now-ns)
   (let ((slots (timer-wheel-slots wheel)))
     (loop

@@ -1,7 +1,7 @@
 ;;;; Waiting between attempts that fail, as gRPC's document on connection back-off specifies. Each
 ;;;; wait is longer than the previous one, up to a limit. A part of it is random, so that the
-;;;; clients of a server that returns do not all connect at once. All that is tried again has this
-;;;; back-off:
+;;;; clients of a server that returns do not all connect at once. Every kind of attempt that is
+;;;; repeated has this back-off:
 ;;;;
 ;;;;   BACK-OFF   of a channel, by its options; the wait is a timer on a loop
 ;;;;   PAUSES     of a thread, between two numbers of seconds; the thread waits as it does for
@@ -25,7 +25,7 @@ the first."
 
 (defun next-wait (back-off first most factor jitter random-state)
   "The seconds until the next attempt: FIRST, then FACTOR times as many after each failure, at most
-MOST; randomly more or less by up to the part JITTER of them."
+MOST; then changed at random by up to the fraction JITTER of that."
   (let* ((base (if (zerop (back-off-seconds back-off))
                    first
                    (min (* (back-off-seconds back-off) factor) most)))
@@ -34,7 +34,7 @@ MOST; randomly more or less by up to the part JITTER of them."
     (max 0.001d0 (+ base (- (random (+ 1d-9 (* 2 jitter)) random-state) jitter)))))
 
 (defun forget-failures (back-off)
-  "An attempt was of use: the next wait is the first again."
+  "An attempt has succeeded: the next wait has the first length again."
   (setf (back-off-seconds back-off) 0))
 
 ;;; Of a channel
@@ -65,8 +65,8 @@ beginning of the last attempt. Return the seconds between the two. On LOOP."
 ;;; Of a thread
 
 (defconstant +pause-jitter+ 1/2
-  "A pause is longer or shorter by up to this part: so a thousand clients of a store that was away
-return one after the other.")
+  "A pause is longer or shorter by up to this fraction. So a thousand clients of a store that was
+out of reach do not all return at once.")
 
 (defstruct (pauses (:include back-off) (:constructor make-pauses (first most)) (:copier nil))
   "The waits of a thread between attempts, each twice the one before."

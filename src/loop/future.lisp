@@ -245,9 +245,9 @@ AWAIT-TIMEOUT."
 (define-keyword-function await (future &key timeout)
   "Wait until FUTURE is settled; return its values (those of a call: its reply and the call), or
 signal its error. Signal AWAIT-TIMEOUT if that takes longer than TIMEOUT seconds; nil, the default,
-means no limit (a call's own time-out ends it). It may be called again for the same FUTURE. Signal
-MISUSE if FUTURE is not a future, and for other wrong arguments. From any thread but one that runs a
-loop."
+means no limit, but the time-out of a call ends the wait for that call. It may be called again for
+the same FUTURE. Signal MISUSE if FUTURE is not a future, and for other wrong arguments. From any
+thread but one that runs a loop."
   (unless (typep timeout '(or null real))
     (misuse ":timeout of AWAIT is a number of seconds or nil, not ~S." timeout))
   (future-values future timeout))
@@ -300,8 +300,8 @@ future cancels all. Signal MISUSE if FUTURES is empty. From any thread."
       (add-completions whole futures (make-list (length futures) :initial-element #'settle)))))
 
 (defun settle-by-call (future function)
-  "Settle FUTURE with the values of FUNCTION, or with the error in it; also if a non-local exit
-leaves it."
+  "Settle FUTURE with the values of FUNCTION or with the error signalled in it, and also if a
+non-local exit leaves FUNCTION."
   (unwind-protect
        (multiple-value-bind (values condition)
            (with-guard (condition)

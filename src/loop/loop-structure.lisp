@@ -6,9 +6,9 @@
 ;;;; and, above it, a generation that no two sources of a loop share. So an event that was fetched
 ;;;; before a descriptor was closed and opened again finds no source.
 ;;;;
-;;;; States of a connection: :open → (:closing, output is sent) → (:lingering, the peer is waited
-;;;; for) → :closed; :aborting stands for :closed until the flush at the end of the turn. A
-;;;; connection is in READY at most once (flag QUEUED), and in DIRTY at most once (flag DIRTY).
+;;;; States of a connection: :open → (:closing, output is sent) → (:lingering, we wait for the peer)
+;;;; → :closed; :aborting stands for :closed until the flush at the end of the turn. A connection is
+;;;; in READY at most once (flag QUEUED), and in DIRTY at most once (flag DIRTY).
 
 (in-package #:clgrpc.loop)
 
@@ -33,7 +33,7 @@ slots, gathering.lisp."
   (candidate nil :type (or null function)) ; wakes the waiter that would drive; atomic
   (woke nil :type boolean)              ; whether the last turn has woken a waiter
   (served nil :type boolean)            ; a call with a waiting thread has ended since STEP-BACK
-  (crowded nil :type boolean)           ; a call has begun while another was under way
+  (crowded nil :type boolean)           ; true once a call has begun while another was under way
   (owner nil)                           ; the call whose caller drives, while one does
   (yielding nil :type boolean)          ; user code of another call is due: the driver leaves
   (sent-ns 0 :type nanoseconds)         ; when the last message was sent from outside the loop
@@ -200,7 +200,7 @@ loop.")
   (eq :running (event-loop-state loop)))
 
 (define-hot (in-event-loop-p :inline t) ((loop event-loop)) boolean
-  "True if this thread runs LOOP, even while it has lent the baton and not lost it."
+  "True if this thread runs LOOP, also while it has lent the baton, until it loses it."
   (eq sb-thread:*current-thread* (event-loop-thread loop)))
 
 (define-printer (loop event-loop)
@@ -289,8 +289,8 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
   ;; (connection octets start end) takes octets, which are valid only during the call, and returns
   ;; the index of the first that it did not consume. Those come again, contiguous, with more after
   ;; them; nothing but INPUT itself limits the octets that it leaves. A true second value means that
-  ;; it could have consumed more but lets other connections have their turn: the octets that it left
-  ;; come again, alone, in the next turn.
+  ;; INPUT could have consumed more but gives way to other connections: the octets that it left come
+  ;; again, alone, in the next turn.
   (input nil :type function :read-only t)
   ;; (connection) is called before output is sent, and again after all of it was sent if FILL had
   ;; appended some. FILL may append more. The buffer that CONNECTION-OUTPUT returned before is not
@@ -340,7 +340,7 @@ many instances: each boolean slot would take a word. Only one thread at a time m
   (flags 0 :type (unsigned-byte 11))    ; see DEFINE-FLAGS
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
-  (max-unsent 0 :type index)            ; with more octets than these unsent it is not read
+  (max-unsent 0 :type index)            ; while more octets than this are unsent, it is not read
   (account nil :type (or null account)) ; charged with the memory of LEFTOVER and BUFFER,
   (kept 0 :type index)                  ; so much
   (timer nil :type (or null timer))     ; ends the wait for the peer while it is being closed

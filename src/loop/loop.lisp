@@ -41,8 +41,8 @@ it was never started."
 
 (defun run-event-loop (loop)
   "Run LOOP in this thread until STOP-EVENT-LOOP, or until a non-local exit. In both cases LOOP has
-stopped afterwards, unless the exit leaves it to its reserve. Signal MISUSE if it runs, or ran,
-already."
+stopped afterwards, unless a thread of its reserve continues it after the exit. Signal MISUSE if
+LOOP runs or has run already."
   (begin-running loop)
   (run-as-own loop)
   ;; overtaken, or stopped before it began
@@ -51,7 +51,7 @@ already."
 
 (defun launch-event-loop (loop)
   "Run LOOP in a thread of its own, or, if it is caller-driven, let callers drive it from now on.
-Signal MISUSE if it runs, or ran, already."
+Signal MISUSE if LOOP runs or has run already."
   (begin-running loop)
   (cond ((simulated-p (event-loop-world loop))
          (funcall (world-start-loop (event-loop-world loop)) loop))
@@ -95,7 +95,7 @@ latter case, if there was no non-local exit, return :LOST."
 (defun run-in-thread (loop)
   (unwind-protect
        (when (eq :lost (run-as-own loop))
-         ;; overtaken while user code overstayed, this thread is one of the reserve
+         ;; overtaken during long user code, this thread becomes one of the reserve
          (enlist (event-loop-reserve loop)))
     (os:protect-stack-end)))            ; user code may have run out of it
 
@@ -144,8 +144,8 @@ that its peers do not take at once is lost. Stopping again does nothing. From an
                (lambda () (eq :stopped (event-loop-state loop)))))
 
 (defun join-event-loop (loop &key (timeout-seconds +join-seconds+))
-  "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if it has; if not, a function
-that it has called does not return. Not on the loop."
+  "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if it has stopped; false means
+that a function that LOOP has called does not return. Not on the loop."
   (cond ((await-stop loop timeout-seconds)
          (or (event-loop-overtaken loop)
              (end-thread (event-loop-runner loop))))
@@ -188,7 +188,7 @@ started."
 
 (defun release-all (loop)
   "Close everything that LOOP owns. Return false if user code has lost the baton meanwhile; then
-another thread does the rest. On the loop."
+another thread releases the rest. On the loop."
   (run-stop-functions loop)
   (let ((quiet (close-inbox (event-loop-inbox loop))))
     (inbox-phase loop)
@@ -275,8 +275,8 @@ The counts are read while they change. From any thread."
 (defun on-signal (loop signal function)
   "Call FUNCTION, without arguments, on LOOP whenever the process gets SIGNAL, a number such as
 OS:+SIGTERM+; NIL for FUNCTION ends that. Other loops may take the same signal too, and each gets
-it. When no loop takes it any more, it has the function of OS:HANDLE-SIGNAL again that it had
-before, or its default action. From any thread."
+it. When no loop takes SIGNAL any more, it has its former function of OS:HANDLE-SIGNAL again, or its
+default action. From any thread."
   (sb-thread:with-mutex (**signal-lock**)
     (let ((taken (find signal **signal-takers** :key #'first))
           (others (remove-if (lambda (taker)

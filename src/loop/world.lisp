@@ -124,9 +124,9 @@ without addresses, the reason of the failure, as text. It may wait for long."
 
 (defun await-notice (queue mutex end-ns &optional predicate)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
-see NOTICE-END. Return false if it is past that. It may return without a reason. A simulation does
-not see notices. It continues when PREDICATE, a function without effects, is true or, if PREDICATE
-is nil, after any event."
+see NOTICE-END. Return false if END-NS has passed. It may also return without either. A simulation
+does not see notices. It continues when PREDICATE, a function without effects, is true or, if
+PREDICATE is nil, after any event."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)
@@ -192,7 +192,7 @@ unless they are nil."
             (t (sb-thread:try-semaphore semaphore count)))))
 
 (defun await-futex (futex value)
-  "Sleep until FUTEX, which has had VALUE, has another value. It may return without a reason."
+  "Sleep while FUTEX has VALUE. It may also return earlier."
   (declare (type os:futex futex))
   (if (simulated-p)
       (funcall (world-wait *world*) (lambda () (/= value (aref futex 0))) nil)

@@ -70,7 +70,7 @@ MISUSE if it is neither. An empty host means every IPv4 address."
 (defun address-network (address)
   "The presumed owner of ADDRESS, an internet address, as text. For IPv4 this is the address itself,
 even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 it is the network of 64 bits that
-one subscriber has (RFC 6177), or the address itself if that is valid on one link only."
+one subscriber has (RFC 6177), or the address itself if the address is valid on one link only."
   (flet ((prefix-p (&rest octets)
            (loop for octet in octets
                  for at from 8
@@ -93,11 +93,11 @@ one subscriber has (RFC 6177), or the address itself if that is valid on one lin
           ((= family +af-unix+) (unix-address-text address))
           (t "unknown address"))))
 
-;;; Unix sockets. The name of an abstract one, which no file stands for, begins with a NUL.
+;;; Unix sockets. The name of an abstract address, which belongs to no file, begins with a NUL.
 
 (defun make-unix-address (name &key abstract)
   "Return the address of the unix socket NAME, octets: a path or, if ABSTRACT, a name without a
-file. NIL if it is empty or too long; 107 octets fit."
+file. NIL if NAME is empty or too long; 107 octets fit."
   (declare (type octets name))
   (when (and (<= 1 (length name) (- +address-octets+ 3))
              (or abstract (not (find 0 name))))
@@ -108,7 +108,7 @@ file. NIL if it is empty or too long; 107 octets fit."
 
 (defun unix-address-name (address)
   "Two values: the octets of the path or abstract name of ADDRESS, a unix one; and true if it is
-abstract. NIL if it has neither, as the addresses of most clients."
+abstract. NIL if ADDRESS has neither, like the addresses of most clients."
   (cond ((<= (length address) 3) (values nil nil))
         ((zerop (aref address 2)) (values (subseq address 3) t))
         (t (values (subseq address 2 (position 0 address :start 2)) nil))))
@@ -189,9 +189,9 @@ host's and the service's name; or three: nil, nil and the reason of the failure,
 
 (defun resolve-host (host port &key (lookup t))
   "Return the addresses of HOST, a name or a numeric address, with PORT, in the order to try them.
-Only a name other than localhost needs the system's resolver, which may take long; it is asked if
-LOOKUP is true. The second value is the reason of a failed look-up, as text; the third is true if a
-look-up would be needed."
+Only a name other than localhost needs the system's resolver, which may take long; the resolver is
+asked if LOOKUP is true. The second value is the reason of a failed look-up, as text; the third is
+true if a look-up would be needed."
   (let ((numeric (make-address host port)))
     (cond (numeric (values (list numeric) nil nil))
           ((string-equal host "localhost")

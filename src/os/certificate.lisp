@@ -24,7 +24,7 @@ which WHAT names the text, if there is no certificate or one is damaged."
           finally
              (let ((failure (openssl-failure)))
                (cond ((zerop count) (tls-error "There is no certificate in ~A." what))
-                     ;; the end of the text is an error, too
+                     ;; OpenSSL reports the end of the text as an error, too
                      ((not (equal failure "no start line"))
                       (tls-error "A certificate of ~A cannot be read: ~A." what failure)))))))
 
@@ -40,7 +40,7 @@ names the text, if there is no list or one is damaged."
           finally
              (let ((failure (openssl-failure)))
                (cond ((zerop count) (tls-error "There is no revocation list in ~A." what))
-                     ;; the end of the text is an error, too
+                     ;; OpenSSL reports the end of the text as an error, too
                      ((not (equal failure "no start line"))
                       (tls-error "A revocation list of ~A cannot be read: ~A." what failure)))))))
 
@@ -112,9 +112,9 @@ names the text, if there is no list or one is damaged."
   (foreign-octets (asn1-string-get0-data string) (asn1-string-length string)))
 
 (defun octets-number (octets &optional (start 0) (end (length octets)))
-  "The integer that OCTETS from START to END are, the most significant first. It is made of its two
-halves: octet by octet, a serial number of 100,000 octets, which an attacker's certificate may have,
-would take seconds."
+  "The integer that OCTETS from START to END are, the most significant first. It is computed from
+its two halves, recursively: octet by octet, a serial number of 100,000 octets, which an attacker's
+certificate may have, would take seconds."
   (declare (type octets octets) (type index start end))
   (if (<= (- end start) 7)
       (loop with number of-type (unsigned-byte 56) = 0

@@ -9,27 +9,27 @@
   "All that RFC 9113 appendix A leaves and clients have.")
 (defparameter *tls-1.2-exclusions*
   ":!aNULL:!eNULL:!kRSA:!kPSK:!kRSAPSK:!kSRP:!MD5:!SHA1:!SHA256:!SHA384"
-  "Added to any other list: it excludes suites without a certificate, without encryption or without
-ephemeral keys, and suites with a separate MAC, that is, without AEAD.")
+  "Added to any other list: this excludes suites without a certificate, without encryption or
+without ephemeral keys, and suites with a separate MAC, that is, without AEAD.")
 (defparameter *tls-1.3-ciphers*
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
-  "AES-128 first: it is as good as any for these decades, and costs least.")
+  "AES-128 is first: it is secure enough for decades, and costs least.")
 (defparameter *tls-1.3-names*
   '("TLS_AES_128_GCM_SHA256" "TLS_AES_256_GCM_SHA384" "TLS_CHACHA20_POLY1305_SHA256"
     "TLS_AES_128_CCM_SHA256" "TLS_AES_128_CCM_8_SHA256")
-  "All suites of TLS 1.3 (RFC 8446 appendix B.4). OpenSSL takes other names for no suite.")
+  "All suites of TLS 1.3 (RFC 8446 appendix B.4). For OpenSSL other names mean no suite.")
 
 (defun tls-1.3-name-p (name)
-  "True if NAME, of a cipher suite, is one of TLS 1.3's and not of the form TLS_…_WITH_…, by which
-the registry names earlier ones."
+  "True if NAME, of a cipher suite, is one of TLS 1.3's and not of the form TLS_…_WITH_…, which is
+that of the registry's names for earlier suites."
   (and (uiop:string-prefix-p "TLS_" name) (not (search "_WITH_" name))))
 
 (defun use-cipher-suites (context text source)
   "Make CONTEXT use the cipher suites in TEXT, names separated by colons, in that order of
 preference. Names of TLS 1.3's suites replace the defaults for TLS 1.3; other names, which are
 OpenSSL's, replace the defaults for TLS 1.2. If TEXT is nil or \"\", all defaults remain. Signal
-TLS-ERROR if a suite of TLS 1.3, or all of those of TLS 1.2, are unknown or excluded; SOURCE names
-the origin of TEXT in it."
+TLS-ERROR if a suite of TLS 1.3, or all of those of TLS 1.2, are unknown or excluded; the error
+names SOURCE as the origin of TEXT."
   (let* ((names (remove "" (uiop:split-string (or text "") :separator ":") :test #'string=))
          (newer (remove-if-not #'tls-1.3-name-p names))
          (older (remove-if #'tls-1.3-name-p names))

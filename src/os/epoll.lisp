@@ -50,13 +50,13 @@
 
 (define-hot wait-for-events ((epoll fixnum) (area octets) (timeout-ms (signed-byte 32))) result
   "Wait until EPOLL has events or TIMEOUT-MS milliseconds have passed (-1: without limit) and write
-them to AREA. Return how many there are; the negated EINTR if a signal came first."
+them to AREA. Return the number of events; or the negated EINTR if a signal came first."
   (with-pinned-objects (area)
     (filling (area 0 (length area))
       (syscall ("epoll_wait" int) (int epoll) (system-area-pointer (vector-sap area))
                (int (floor (length area) +event-octets+)) (int timeout-ms)))))
 
-;;; By its number, since C libraries had no function for it for long.
+;;; The call is made by its number, since older C libraries have no function for it.
 (define-constants
   (+epoll-pwait2+ "SYS_epoll_pwait2" 441)
   (+set-timer-slack+ "PR_SET_TIMERSLACK" 29))
@@ -79,7 +79,7 @@ overwritten. The negated ENOSYS if the kernel, before Linux 5.11, cannot."
 
 (defun set-timer-slack (ns)
   "Limit the delay of the ends of this thread's waits to NS nanoseconds; the kernel's default is
-50,000. It may join waits that end at about the same time."
+50,000. The kernel may join waits that end at about the same time."
   (syscall ("prctl" int) (int +set-timer-slack+) ((unsigned 64) ns) ((unsigned 64) 0)
            ((unsigned 64) 0) ((unsigned 64) 0)))
 

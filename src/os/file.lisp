@@ -59,7 +59,7 @@
 
 (defun create-file (path mode)
   "Create the file PATH, which must not exist, with the permissions MODE, less the
-process's umask. Return a descriptor, which writes to its end, or a failed result."
+process's umask. Return a descriptor, which appends to the file, or a failed result."
   (with-path (sap path)
     (syscall ("open" int) (system-area-pointer sap)
              (int (logior +o-wronly+ +o-creat+ +o-excl+ +o-append+ +o-cloexec+))

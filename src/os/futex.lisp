@@ -1,6 +1,6 @@
 ;;;; Sleeping until a word of memory changes: futex(2), called through the C library's syscall
-;;;; function, since the library has none for it. A futex is a vector of one word, which must not
-;;;; move while the kernel examines it. The kernel looks only at the lower half of the word; the
+;;;; function, since the library has no function for it. A futex is a vector of one word, which must
+;;;; not move while the kernel examines it. The kernel looks only at the lower half of the word; the
 ;;;; whole word can be incremented atomically, so that no change is lost when two threads make one
 ;;;; at once.
 
@@ -23,7 +23,7 @@
 
 (defun wait-for-word (sap value)
   "Sleep until WAKE-AT-WORD is called for the four octets at SAP; return at once if they are not
-VALUE any more. It may also return without a reason, so check the octets again after any result."
+VALUE any more. It may also return earlier, so check the octets again after any result."
   (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
            (int +futex-wait-private+) ((unsigned 32) value)
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
@@ -39,7 +39,7 @@ VALUE any more. It may also return without a reason, so check the octets again a
 
 (defun wait-for-futex (futex value)
   "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is not VALUE any more. It
-may also return without a reason, so check the value again after any result."
+may also return earlier, so check the value again after any result."
   (with-pinned-objects (futex)
     (wait-for-word (vector-sap futex) (ldb (byte 32 0) value))))
 

@@ -12,7 +12,7 @@
 
 (pushnew 'forget-key-logs sb-ext:*save-hooks*)
 
-(defconstant +key-log-mode+ #o600 "The permissions of a key log: its owner may read it.")
+(defconstant +key-log-mode+ #o600 "The permissions of a key log: only its owner may read it.")
 
 (defun write-line-of-c (descriptor line)
   "Write LINE, the address of a text of C, and a newline to DESCRIPTOR."
@@ -37,7 +37,7 @@
 
 (defun log-secrets (context file)
   "Append the secrets of CONTEXT's sessions to FILE, a native name, which only its owner may read.
-Signal TLS-ERROR if it cannot be opened."
+Signal TLS-ERROR if FILE cannot be opened."
   (let* ((name (string-octets file))
          (descriptor (open-to-append name +key-log-mode+)))
     (when (failed-p descriptor)

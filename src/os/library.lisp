@@ -1,8 +1,8 @@
 ;;;; Libraries that are opened when they are first needed, and never otherwise. DEFINE-LIBRARY
-;;;; declares the functions of one; OPEN-LIBRARY finds them. They may be called only after it has
-;;;; returned true. A saved core has no library open. It opens them again when it needs them, on a
-;;;; machine that may have another version. DEFINE-CALLABLE defines a Lisp function that a library
-;;;; calls.
+;;;; declares the functions of one; OPEN-LIBRARY finds them. These functions may be called only
+;;;; after OPEN-LIBRARY has returned true. A saved core has no library open. It opens them again
+;;;; when it needs them, on a machine that may have another version. DEFINE-CALLABLE defines a Lisp
+;;;; function that a library calls.
 
 (in-package #:clgrpc.os)
 
@@ -15,7 +15,7 @@
   (functions '() :type list)            ; the C names of the functions
   ;; those of FUNCTIONS, once the library is open
   (addresses nil :type (or null (simple-array sb-ext:word (*))))
-  (failure nil :type (or null string))  ; why it cannot be opened
+  (failure nil :type (or null string))  ; the reason if it cannot be opened
   (on-forget nil :type symbol))         ; a function to call before the core is saved
 
 (declaim (sb-ext:freeze-type library))
@@ -45,8 +45,8 @@
         finally (return 0)))
 
 (defun find-function-addresses (handle names)
-  "A vector of the addresses of the functions NAMES in the library HANDLE, or nil and the name of
-one that is not there."
+  "A vector of the addresses of the functions NAMES in the library HANDLE, or nil and the name of a
+missing function."
   (loop with addresses = (make-array (length names) :element-type 'sb-ext:word)
         for name in names
         for i from 0
@@ -75,7 +75,7 @@ one that is not there."
 
 (defun open-library (library)
   "Open LIBRARY unless it is open. Return true if its functions may be called, else nil and the
-reason as text. A process tries that once. From any thread."
+reason as text. A process tries to open LIBRARY only once. From any thread."
   (cond ((library-addresses library) (values t nil))
         ((library-failure library) (values nil (library-failure library)))
         (t (setf (values (library-addresses library) (library-failure library))
@@ -109,7 +109,7 @@ of C names has the names of a function in different versions."
 (defmacro define-callable (name result parameters &body body)
   "Define NAME as a function that C can call, which returns RESULT. PARAMETERS are rows of the form
 (variable type); VARIABLE is nil if BODY does not use it."
-  ;; how such a variable is declared ignored is not the same in all versions of SBCL
+  ;; SBCL's versions differ in the way to declare such a variable ignored
   (let ((variables (loop for (variable) in parameters collect (or variable (gensym "UNUSED")))))
     `(sb-alien:define-alien-callable ,name ,result
          ,(loop for variable in variables

@@ -35,8 +35,8 @@ missing. TEXT has the fault and its reason. Nothing was sent."))
 (defglobal **openssl-lock** (sb-thread:make-mutex :name "clgrpc openssl"))
 
 (defun openssl-instance ()
-  "A number that differs in each core. Objects that OpenSSL made under another number do not exist
-any more."
+  "A number that differs in each core. Objects that OpenSSL made under another number no longer
+exist."
   **openssl-instance**)
 
 (defun forget-openssl ()
@@ -196,10 +196,10 @@ any more."
 ;;; Opening
 
 (defconstant +openssl-init-no-atexit+ #x80000
-  "Without it a process that ends would take OpenSSL apart while other threads still use it.")
+  "Without this flag a process that ends would dismantle OpenSSL while other threads still use it.")
 
 (defun open-openssl ()
-  "Open OpenSSL unless it is open. Signal TLS-ERROR if it is missing. From any thread."
+  "Open OpenSSL unless it is open. Signal TLS-ERROR if OpenSSL is missing. From any thread."
   (unless **openssl-ready**
     (sb-thread:with-mutex (**openssl-lock**)
       (multiple-value-bind (open failure) (open-library **libssl**)

@@ -11,8 +11,9 @@
 
 (defstruct (process (:copier nil))
   "The kernel's data of this process at one time; nil for data that the kernel does not give."
-  (cpu-seconds nil :type (or null rational) :read-only t) ; of all its threads, in both modes
-  (start-seconds nil :type (or null rational) :read-only t) ; when it began, since 1970
+  ;; the processor time of all its threads, in both modes
+  (cpu-seconds nil :type (or null rational) :read-only t)
+  (start-seconds nil :type (or null rational) :read-only t) ; the time when it began, since 1970
   (virtual-octets nil :type (or null unsigned-byte) :read-only t) ; of addresses
   (resident-octets nil :type (or null unsigned-byte) :read-only t) ; in memory
   (threads nil :type (or null unsigned-byte) :read-only t)) ; their number
@@ -64,7 +65,7 @@ nil if the kernel does not give them."
   (let ((fields (status-fields))
         (ticks (system-figure +sc-clock-ticks+))
         (page (system-figure +sc-page-octets+)))
-    (flet ((field (number)              ; as proc(5) counts them, from 1
+    (flet ((field (number)              ; numbered as in proc(5), from 1
              (let ((text (nth (- number 3) fields)))
                (and text (parse-integer text :junk-allowed t))))
            (times (a b) (and a b (* a b))))

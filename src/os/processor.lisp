@@ -80,7 +80,7 @@ group SHOWN. If GROUP is not below SHOWN, as in some containers, only DIRECTORY.
                 collect path))))
 
 (defun quotient-of (quota period)
-  "The number of processors that QUOTA in each PERIOD, both texts, amounts to; nil if there is no
+  "The number of processors to which QUOTA in each PERIOD, both texts, amounts; nil if there is no
 limit."
   (let ((quota (ignore-errors (parse-integer quota)))
         (period (ignore-errors (parse-integer period))))

@@ -1,8 +1,8 @@
-;;;; Signals. SBCL runs a handler in whatever thread the signal has reached: the handlers of some
-;;;; signals, such as SIGUSR1, at any instruction of that thread, which ends the process sooner or
-;;;; later; those of others, such as SIGTERM, where that thread allows interrupts, and there it may
-;;;; hold a lock that the handler needs. So we catch signals without Lisp: the kernel calls a few
-;;;; machine instructions of ours, which set a word and wake a thread that sleeps on it
+;;;; Signals. SBCL runs a handler in whatever thread the signal has reached. Handlers of some
+;;;; signals, such as SIGUSR1, run at any instruction of that thread, which ends the process sooner
+;;;; or later. Handlers of others, such as SIGTERM, run where that thread allows interrupts, and
+;;;; there it may hold a lock that the handler needs. So we catch signals without Lisp: the kernel
+;;;; calls a few machine instructions of ours, which set a word and wake a thread that sleeps on it
 ;;;; (futex.lisp). That thread, one for each signal, calls the function.
 
 (in-package #:clgrpc.os)

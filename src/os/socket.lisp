@@ -76,7 +76,7 @@ when it has ended SOCKET is writable, or its option +SO-ERROR+ has the error."
   (syscall ("shutdown" int) (int socket) (int +shut-wr+)))
 
 (defun close-descriptor (descriptor)
-  "Close DESCRIPTOR. It is closed even if a signal interrupts the call."
+  "Close DESCRIPTOR. DESCRIPTOR is closed even if a signal interrupts the call."
   (syscall ("close" int) (int descriptor)))
 
 ;;; Octets
@@ -92,7 +92,7 @@ will come."
                          ((unsigned 64) (- end start)) (int 0))))))
 
 (define-hot send-octets ((socket fixnum) (octets octets) (start index) (end index)) result
-  "Send OCTETS from START to END. Return how many were taken."
+  "Send OCTETS from START to END. Return the number of octets that were taken."
   (assert (<= start end (length octets)))
   (with-pinned-objects (octets)
     (retrying (syscall ("send" (signed 64)) (int socket)
@@ -178,7 +178,7 @@ number to which it may raise that."
 
 (defun raise-descriptor-limit (wanted)
   "If this process may have fewer than WANTED descriptors, raise its limit to that, or as far as it
-may. Return how many it may have then."
+may. Return the number of descriptors that it may have then."
   (multiple-value-bind (soft hard) (descriptor-limit)
     (when (< soft (min wanted hard))
       (with-alien ((limit (array (unsigned 64) 2)))
@@ -189,9 +189,9 @@ may. Return how many it may have then."
     (values (descriptor-limit))))
 
 (defun open-descriptors (&optional (process "self"))
-  "The open descriptors of PROCESS, a process's number, by default this process; none if the system
-does not list them."
-  ;; not by DIRECTORY, which asks what each entry is and fails if it has been closed meanwhile
+  "The open descriptors of PROCESS, a process's number, by default this process; the empty list if
+the system does not list them."
+  ;; not by DIRECTORY, which looks up each entry and fails if it has been closed meanwhile
   (let ((listing (alien-funcall (extern-alien "opendir" (function system-area-pointer c-string))
                                 (format nil "/proc/~A/fd" process))))
     (unless (zerop (sap-int listing))
@@ -208,7 +208,7 @@ does not list them."
         (syscall ("closedir" int) (system-area-pointer listing))))))
 
 (defun entry-number (entry)
-  "The number that ENTRY, a struct dirent, is named by; NIL for another name."
+  "The number that is the name of ENTRY, a struct dirent; NIL for another name."
   (loop with number = nil
         for i from +dirent-name+
         for digit = (digit-char-p (code-char (sb-sys:sap-ref-8 entry i)))

@@ -1,6 +1,6 @@
 ;;;; How the kernel is called: SYSCALL is a C call without allocation whose -1 becomes the negated
 ;;;; errno. The kernel's constants are written down here, since Lisp has no headers to read; a test
-;;;; compiles the table with cc, where there is one, and compares. They are the same on x86-64 and
+;;;; compiles the table with cc, if that is installed, and compares. They are the same on x86-64 and
 ;;;; arm64 except for those in epoll.lisp.
 
 (in-package #:clgrpc.os)
@@ -85,7 +85,7 @@
        (unless (= value (- +eintr+)) (return value)))))
 
 (defun make-writable (octets start end)
-  "Write each page of OCTETS between START and END, as it is."
+  "Write to each page of OCTETS between START and END without a change."
   (declare (type octets octets) (type index start end))
   (flet ((touch (i)
            (setf (aref octets i) (aref octets i))))
@@ -96,8 +96,8 @@
 (defmacro filling ((octets start end) &body call)
   "Do CALL, by which the kernel writes to OCTETS between START and END. In an SBCL without soft card
 marks, such as 2.2.9 on arm64, the collector protects pages, even those of vectors that were pinned
-meanwhile. A store by Lisp removes the protection, where one by the kernel just fails. So store, and
-try again."
+meanwhile. A store by Lisp removes the protection, but a store by the kernel just fails. So store,
+and try again."
   `(let ((tries 100))
      (declare (type fixnum tries))
      (loop

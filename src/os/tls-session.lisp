@@ -26,7 +26,7 @@
 (defconstant +ssl-ctrl-set-min-proto-version+ 123)
 (defconstant +tls-1.2+ #x0303)
 (defconstant +ssl-modes+ (logior 1 2 #x10)
-  "Partial writes, buffers that move between tries, and buffers released when they are empty.")
+  "Partial writes, buffers that may move between tries, and buffers that are released when empty.")
 (defconstant +ssl-options+ (logior #x40000000 ; no renegotiation
                                    #x20000 ; no compression
                                    #x400000 ; the server's preference of ciphers, but
@@ -39,7 +39,7 @@
 (defconstant +ssl-error-zero-return+ 6)
 (defconstant +ssl-error-want-client-hello+ 11)
 (defconstant +x509-flag-partial-chain+ #x80000
-  "A root that was given is trusted also if it is not self-signed.")
+  "A given root is trusted even if it is not self-signed.")
 (defconstant +extension-server-name+ 0)
 (defconstant +extension-alpn+ 16)
 (defconstant +alert-unrecognized-name+ 112)
@@ -76,7 +76,7 @@
             ;; without ALPN the next function would not be asked
             ((and (= 1 alpn) (zerop (hello-extension ssl +extension-alpn+)))
              (refuse +alert-no-application-protocol+))
-            ;; after a HelloRetryRequest there is another
+            ;; after a HelloRetryRequest there is another ClientHello
             (t (ssl-set-ex-data ssl 0 0)
                1)))))
 
@@ -134,7 +134,7 @@ digits and signs, all of ASCII, the first of them no dot. From any thread."
 
 (defun hello-server-name (ssl)
   "The name that the ClientHello read by SSL requests, a string of Latin-1; NIL if it requests none,
-or in a form that OpenSSL is going to refuse."
+or if the name has a form that OpenSSL will refuse."
   (multiple-value-bind (address length) (hello-extension ssl +extension-server-name+)
     (when (> length 5)
       (let ((octets (foreign-octets address (min length 1024))))
@@ -158,9 +158,9 @@ it."
           (t (when context (change-context ssl context))
              (ssl-set-ex-data ssl 0 +accepted+)))))
 
-;;; How long a session may be resumed: as long as all certificates are valid that vouched for its
-;;; peer. A server's ticket carries that time, as a universal time, for the tickets that are given
-;;; to a client that resumes with it, since a ticket does not carry the chain.
+;;; How long a session may be resumed: as long as all certificates that vouched for its peer are
+;;; valid. A ticket does not contain the chain. So a server's ticket contains that time, as a
+;;; universal time, for the new tickets of a client that resumes with it.
 
 (defun chain-end (chain)
   "The time until which all certificates of CHAIN are valid, a universal time, or NIL if there is no
@@ -189,8 +189,8 @@ chain."
   "Two values: a start time and a time-out for a session, so that it ends no later than END, when a
 certificate expires. The session began at BEGIN, with TIMEOUT. Times are in seconds since 1970,
 time-outs in seconds."
-  ;; the last second that OpenSSL takes it in is begin + time-out; there is one at least, which may
-  ;; be earlier than the session
+  ;; OpenSSL accepts the session up to the second begin + time-out; this is at least one second,
+  ;; which may be before the session
   (let* ((last (max 2 (1- end)))
          (begin (min begin (1- last))))
     (values begin (min (- last begin) timeout))))
@@ -255,7 +255,7 @@ WHAT names its origin."
                   der))
 
 (defun add-system-roots (context)
-  "Make CONTEXT trust the roots that OpenSSL finds in the system. Signal TLS-ERROR if there are
+  "Make CONTEXT trust the roots that OpenSSL finds in the system. Signal TLS-ERROR if the system has
 none."
   (unless (= 1 (ssl-ctx-set-default-verify-paths context))
     (tls-error "The system's root certificates cannot be read: ~A." (openssl-failure))))
@@ -273,8 +273,8 @@ none."
   '("*X25519MLKEM768:*X25519:P-256:X448:P-521:P-384" "X25519:P-256:X448:P-521:P-384"
     "P-256:P-521:P-384")
   "The groups for the exchange of keys, in order of preference; the first list that OpenSSL knows is
-used. OpenSSL's own lists have finite-field groups as well (RFC 7919). With 8,192 bits one handshake
-costs an end 150 ms, and the peer can cause that with a few octets.")
+used. OpenSSL's own lists have finite-field groups as well (RFC 7919). With a group of 8,192 bits, a
+handshake costs an end 150 ms, and the peer can cause that with a few octets.")
 
 (defun use-groups (context list)
   "Make CONTEXT agree only on the groups in LIST; if OpenSSL does not know all of them, change
@@ -288,9 +288,9 @@ nothing and return false."
 (defglobal **server-contexts** (list 0)) ; how many have been made; atomic
 
 (defun prepare-server (context alpn)
-  "Make CONTEXT, a server's, call back for ClientHellos and issue one ticket. Another context does
-not accept the ticket; this one does not accept it after the expiry of a certificate that vouched
-for the client."
+  "Make CONTEXT, a server's, call back for ClientHellos and issue one ticket. Other contexts do not
+accept the ticket; CONTEXT does not accept it after the expiry of a certificate that vouched for the
+client."
   (ssl-ctx-set-client-hello context (callable-address 'check-client-hello)
                             (if (eq t alpn) 1 0))
   (ssl-ctx-set-num-tickets context 1)
@@ -306,7 +306,7 @@ for the client."
 :none, :request (invalid ones are refused) or :require. With an ALPN of T both ends must agree to
 HTTP/2. With :http1, for a server, the client may also offer http/1.1 or nothing. CIPHER-SUITES and
 CIPHER-SOURCE are the list of USE-CIPHER-SUITES and its name for errors. Signal TLS-ERROR if OpenSSL
-is missing or has none of the suites. From any thread; to be freed with FREE-TLS-CONTEXT."
+is missing or has none of the suites. From any thread; free the context with FREE-TLS-CONTEXT."
   (open-openssl)
   (err-clear-error)
   (let ((context (ssl-ctx-new (tls-method))))
@@ -358,7 +358,7 @@ and to the socket. Both BIOs are empty while no session has the area."
   tls-area-octets "The vector through which octets pass between AREA and the network.")
 
 (defun make-tls-area ()
-  "Return an area for the sessions of one loop; to be freed with FREE-TLS-AREA."
+  "Return an area for the sessions of one loop; free it with FREE-TLS-AREA."
   (open-openssl)
   (%make-tls-area (bio-new (bio-s-mem)) (bio-new (bio-s-mem))))
 
@@ -442,7 +442,8 @@ RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLO
 
 (defun name-server (ssl name check)
   "Make SSL ask for the host NAME, a string or NIL, and, if CHECK is true, accept only a certificate
-that has it among its alternative names (RFC 9525). Signal TLS-ERROR if the name cannot be checked."
+that has NAME among its alternative names (RFC 9525). Signal TLS-ERROR if the name cannot be
+checked."
   (flet ((must (result)
            (unless (= 1 result)
              (tls-error "~S is not a name that a certificate can be for." name))))
@@ -458,13 +459,13 @@ that has it among its alternative names (RFC 9525). Signal TLS-ERROR if the name
                        ~:*~S is not a host name.~]" name)))))
 
 (defun close-tls-session (ssl)
-  "Free SSL. Its ticket stays good, whether or not it ended in order."
+  "Free SSL. The session's ticket remains valid, whether or not the session ended in order."
   (ssl-set-shutdown ssl 3)
   (ssl-free ssl)
   (sb-ext:atomic-decf (car **tls-sessions**)))
 
 (deftype outcome ()
-  "How a step ended that is not done yet, or cannot be."
+  "The outcome of a step that is not complete, or has failed."
   '(member :done :more :ended :failed))
 
 (define-hot step-outcome (ssl (result (signed-byte 32))) (member :more :ended :failed)
@@ -493,7 +494,7 @@ or NIL for the present one, or :refused."
     (values index outcome)
   "Decrypt the octets fed to AREA for SSL into OCTETS from START to END. Return two values: the
 position after the result; and :more if the peer must send more, :ended if it sends no more,
-:failed, or :done if there was no more room."
+:failed, or :done if the room is used up."
   (assert (<= start end (length octets)))
   (err-clear-error)
   (with-pinned-objects (octets)
@@ -524,8 +525,8 @@ position after the result; and :more if the peer must send more, :ended if it se
   "About how many octets OpenSSL keeps for each octet of the certificates that a client has shown.")
 
 (defun session-octets (ssl certificate)
-  "About how many octets of memory OpenSSL itself keeps for SSL; 0 once freed. CERTIFICATE is the
-one that its peer, a client, has shown, or NIL."
+  "About how many octets of memory OpenSSL itself keeps for SSL; 0 once SSL is freed. CERTIFICATE is
+the one that its peer, a client, has shown, or NIL."
   (+ (if (< (openssl-version-number) #x30200000) 16384 32768) ; from 3.2 on it is more
      (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
      (if certificate
@@ -543,8 +544,8 @@ one that its peer, a client, has shown, or NIL."
   (ssl-key-update ssl 1))
 
 (defun session-failure (ssl)
-  "The reason why a step of SSL has failed, as text: OpenSSL's message and, if it is about the
-peer's certificate, the fault of that."
+  "The reason why a step of SSL has failed, as text: OpenSSL's message and, if that is about the
+peer's certificate, the fault of the certificate."
   (let ((failure (or (openssl-failure) "unknown reason"))
         (verified (ssl-get-verify-result ssl)))
     (if (and (plusp verified) (string= failure "certificate verify failed"))

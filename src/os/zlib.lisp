@@ -68,7 +68,7 @@ as text. From any thread."
 (declaim (type (simple-vector 4) **idle-streams**)
          (type cons **streams**))
 (defglobal **idle-streams** (make-array 4 :initial-element '()))
-(defglobal **streams** (list 0))        ; how many there are; atomic
+(defglobal **streams** (list 0))        ; the number of z_streams; atomic
 
 (defun zlib-stream-count ()
   "The number of z_streams; tests look for leaks with it."
@@ -132,8 +132,8 @@ as text. From any thread."
               until (eq old (sb-ext:compare-and-swap (svref **idle-streams** kind) old cell))))))
 
 (defmacro with-zlib-stream ((variable kind level) &body body)
-  "Evaluate BODY with VARIABLE bound to the sap of a z_stream of KIND. If there is no memory, the
-value is :no-memory."
+  "Evaluate BODY with VARIABLE bound to the sap of a z_stream of KIND. If there is no memory for it,
+the value is :no-memory."
   (let ((stream (gensym "STREAM")))
     `(let ((,stream nil))
        (sb-sys:without-interrupts
@@ -157,7 +157,7 @@ output to those AT to LIMIT of TO."
 ;;; Whole messages
 
 (deftype message-octets ()
-  "A length that libz takes at once."
+  "A length that libz accepts in one step."
   '(unsigned-byte 31))
 
 (define-hot deflate-octets ((format zlib-format) (level (integer 1 9)) (from octets)
@@ -166,7 +166,7 @@ output to those AT to LIMIT of TO."
   "Compress the octets START to END of FROM. Return two values: octets of BORROW-OCTETS, in which
 the result begins after ROOM octets, and its end; nil and 0 if there is no memory. libz must be
 open. From any thread."
-  ;; the function that WITH-ZLIB-STREAM makes of its body is called once a message
+  ;; the function that WITH-ZLIB-STREAM makes from its body is called once for each message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((octets nil) (result 0))
     (declare (type message-octets result))
@@ -186,9 +186,9 @@ open. From any thread."
 (define-hot inflate-on ((sap system-area-pointer) (format zlib-format) (from octets)
                         (start message-octets) (end message-octets) (limit message-octets))
     (values inflation octets message-octets)
-  "Decompress with the z_stream SAP. Return three values: how that ended, octets of BORROW-OCTETS,
-and how many of them are the message. The output has room for one octet more than LIMIT, to detect
-that there is more."
+  "Decompress with the z_stream SAP. Return three values: the outcome, octets of BORROW-OCTETS, and
+how many of them are the message. The output has room for one octet more than LIMIT, to detect a
+result that is too long."
   (let* ((most (1+ limit))
          (to (borrow-octets (min most (max 512 (* 4 (- end start))))))
          (fill 0))
@@ -213,7 +213,7 @@ that there is more."
                 ((or (= start end) (= before fill)) (finish :truncated))))))))
 
 (defun grow-output (octets fill most)
-  "Octets longer than OCTETS, though not than MOST, with the same first FILL."
+  "Octets longer than OCTETS, up to MOST, with the same first FILL octets."
   (declare (type octets octets) (type index fill most))
   (let ((longer (borrow-octets (min most (* 4 (length octets))))))
     (copy-octets octets 0 fill longer 0)
@@ -223,9 +223,9 @@ that there is more."
 (define-hot inflate-beginning ((format zlib-format) (from octets) (start message-octets)
                                (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
-  "As INFLATE-OCTETS, but whatever the outcome also return octets of BORROW-OCTETS, or nil, and the
-number of them, at most LIMIT, that are the beginning of the result."
-  ;; the function that WITH-ZLIB-STREAM makes of its body is called once a message
+  "As INFLATE-OCTETS, but with every outcome also return octets of BORROW-OCTETS, or nil, and how
+many of them, at most LIMIT, are the beginning of the result."
+  ;; the function that WITH-ZLIB-STREAM makes from its body is called once for each message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((outcome :no-memory) (octets nil) (length 0))
     (declare (type message-octets length) (type (or null octets) octets))
@@ -237,7 +237,7 @@ number of them, at most LIMIT, that are the beginning of the result."
                             (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
   "Decompress the octets START to END of FROM, a message in FORMAT. Return three values: :ok, octets
-of BORROW-OCTETS and how many of them are the result; or :too-long if that has more than LIMIT
+of BORROW-OCTETS and how many of them are the result; or :too-long if the result has more than LIMIT
 octets, :truncated, :corrupt or :no-memory, nil and 0. libz must be open. From any thread."
   (multiple-value-bind (outcome octets length) (inflate-beginning format from start end limit)
     (cond ((eq outcome :ok) (values :ok octets length))

@@ -20,8 +20,8 @@
     "True if this image has kernels."))
 
 (defmacro with-kernel-parts (&body definitions)
-  "Evaluate DEFINITIONS, which the bodies of kernels use, at compile time too. Do
-nothing on processors without kernels, whose assembler does not know the instructions."
+  "Evaluate DEFINITIONS, which the bodies of kernels use, at compile time too. Do nothing on
+processors without kernels, since SBCL's assembler there does not know the instructions."
   (when +kernels-p+
     `(eval-when (:compile-toplevel :load-toplevel :execute) ,@definitions)))
 
@@ -35,8 +35,8 @@ nothing on processors without kernels, whose assembler does not know the instruc
   RESULTS: names of unsigned words, or (name bits).
   INTEGERS, VECTORS (of 16 octets), VECTORS-256 (of 32), VECTORS-512 (of 64), MASKS: more registers;
     SHIFT is the register from which instructions take the count of a shift.
-BODY is assembler: its symbols are labels, and the names above are registers. It must leave
-ARGUMENTS as they are."
+BODY is assembler: its symbols are labels, and the names above are registers. BODY must not change
+ARGUMENTS."
   (flet ((argument-type (kind)
            (ecase kind
              (:sap 'sb-sys:system-area-pointer)

@@ -15,9 +15,10 @@
   **avx2-p**)
 
 (defun bits-p (features extended more)
-  "True if a processor has the instructions for bits that kernels use besides AVX2: FEATURES is ECX
-of CPUID's leaf 1, EXTENDED is EBX of leaf 7, MORE is ECX of leaf 80000001. A hypervisor may offer
-AVX2 without them; without LZCNT its octets mean BSR, which returns another number."
+  "True if a processor has the bit instructions that kernels use in addition to AVX2: FEATURES is
+ECX of CPUID's leaf 1, EXTENDED is EBX of leaf 7, MORE is ECX of leaf 80000001. A hypervisor may
+offer AVX2 without these instructions; without LZCNT, its octets mean BSR, which returns another
+number."
   (and (logbitp 23 features)            ; POPCNT
        (logbitp 3 extended)             ; BMI1, with TZCNT
        (logbitp 8 extended)             ; BMI2
@@ -43,10 +44,12 @@ AVX2 without them; without LZCNT its octets mean BSR, which returns another numb
     #+x86-64 (multiple-value-bind (highest vendor) (sb-vm::%cpu-identification 0 0)
                (declare (ignore highest))
                (let ((version (sb-vm::%cpu-identification 1 0)))
-                 (or (/= vendor #x68747541) ; of AMD's, whose name begins so, those from family 19h
+                 ;; among AMD's processors, whose vendor name begins like this, those from family
+                 ;; 19h
+                 (or (/= vendor #x68747541)
                      (<= #x19 (+ (ldb (byte 4 8) version) (ldb (byte 8 20) version))))))
     #-x86-64 nil
-  "True if PEXT and PDEP are fast where the processor has them. A core that is carried to another
+  "True if PEXT and PDEP are fast where the processor has them. A core that is started on another
 processor keeps the value; if it is wrong there, only speed is lost.")
 
 (declaim (inline fast-bits-p))

@@ -87,7 +87,7 @@ and CHILD-NAME its name. From any thread."
            (place (if events (1+ (channel-event-place (first events))) 1))
            (event (make-channel-event :text text :severity severity :ns now :child child
                               :child-name child-name :place place))
-           ;; cut only now and then, so that an event does not copy all others
+           ;; the list is cut only now and then, so that not each event copies all others
            (kept (if (zerop (mod place +most-channel-events+))
                      (subseq events 0 (min (1- +most-channel-events+) (length events)))
                      events)))

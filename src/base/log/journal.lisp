@@ -1,9 +1,9 @@
 ;;;; Journals: functions for *LOG-FUNCTION* that never delay the thread that logs. A journal is a
 ;;;; queue of entries, bounded in number and by +JOURNAL-OCTETS+, and a thread that gives the
 ;;;; entries to a function one by one. Entries that come when the queue is full are dropped and
-;;;; counted. The thread is made when there is something to do and ends when there has been nothing
-;;;; for a while. A thread that waits until its entries are written leaves a function, which is
-;;;; called when they have been given to the function of the journal, whether that failed or not.
+;;;; counted. The thread is made when there is an entry, and ends when none has come for a while. A
+;;;; thread that waits until its entries are written leaves a function, which is called when the
+;;;; function of the journal has returned from these entries, or has failed.
 ;;;;
 ;;;; LOG-WRITER is a journal of lines (event-line.lisp). The lines are made where the event happens,
 ;;;; since the objects in an event may change a moment later; the thread only writes them.
@@ -28,11 +28,11 @@ for each entry would cost more than the entries.")
   (lock (sb-thread:make-mutex :name "clgrpc log") :read-only t) ; held to change the slots below
   (wake (sb-thread:make-semaphore) :read-only t) ; signals the thread that it has work
   (hurry (sb-thread:make-semaphore) :read-only t) ; signals the thread to make no pause
-  (entries '() :type list)              ; those that wait, newest first
+  (entries '() :type list)              ; the entries that wait, newest first
   (waiters '() :type list)              ; functions to be called after them, newest first
   (count 0 :type fixnum)                ; the number of ENTRIES
   (octets 0 :type fixnum)               ; their size, about
-  (dropped 0 :type (unsigned-byte 62))  ; those that found it full
+  (dropped 0 :type (unsigned-byte 62))  ; the number of entries that found it full
   (running nil :type boolean)           ; true while there is a thread
   (ending nil :type boolean))           ; true while it must not wait for more
 
@@ -108,8 +108,8 @@ true. If it does so, wake the thread of JOURNAL."
     (call-with-journal journal #'add)))
 
 (defun call-when-written (journal function)
-  "Call FUNCTION on the thread of JOURNAL once its consumer has returned from the entries that wait
-now: with true, or with nil if the consumer has failed. From any thread."
+  "Call FUNCTION on the thread of JOURNAL once the consumer has handled the entries that wait now:
+with true, or with nil if the consumer has failed. From any thread."
   (call-with-journal journal (lambda () (push function (journal-waiters journal))))
   (sb-thread:signal-semaphore (journal-hurry journal)))
 
@@ -162,8 +162,8 @@ waiters after them."
 
 (define-keyword-function flush-log (&key (timeout 5))
   "Wait, at most TIMEOUT seconds, until the functions of LOG-WRITER and LOG-IN-BACKGROUND and the
-binary logs have written all events logged before. Return true if they have; nil after TIMEOUT, or
-if a waiting event could not be written. From any thread but an event loop's."
+binary logs have written all events logged before. Return true if all were written; nil after
+TIMEOUT, or if a waiting event could not be written. From any thread but an event loop's."
   (let ((done (sb-thread:make-semaphore)) (waiting 0) (failed nil))
     (loop for journal being the hash-keys of **journals**
           when (journal-running journal)

@@ -1,8 +1,9 @@
 ;;;; The log: events as data. They go to *LOG-FUNCTION*, the user's choice, which by default writes
 ;;;; errors to the standard error, and to any number of listeners, which libraries add. Logging must
-;;;; never make anything fail, so errors in these functions are ignored, and so are events that they
-;;;; log themselves; the first error of *LOG-FUNCTION* is written to the standard error. Events of
-;;;; tracers (tracer.lisp) have the details; functions that write events are in journal.lisp.
+;;;; never make other code fail, so errors in these functions are ignored, and so are events that
+;;;; these functions log themselves; the first error of *LOG-FUNCTION* is written to the standard
+;;;; error. Events of tracers (tracer.lisp) have the details; functions that write events are in
+;;;; journal.lisp.
 
 (in-package #:clgrpc.base)
 
@@ -61,7 +62,7 @@ reach no listener."
 (declaim (type (or null function) **log-context**))
 (defglobal **log-context** nil
   "A function without arguments that returns a plist about the work of this thread, such as
-tracing's ids, to be added to each event; or nil.")
+tracing's ids, which is added to each event; or nil.")
 
 (defun with-log-context (plist)
   "PLIST of an event with the plist of **LOG-CONTEXT**, unless PLIST has its first key already."
@@ -83,8 +84,8 @@ once, since it may do so for each event."
                                                             :condition condition))))
 
 (defun log-event (level event &rest plist)
-  "Pass EVENT to *LOG-FUNCTION*, if it is not nil, and to the listeners. Return nothing; never
-signal, but for a timeout of an SB-EXT:WITH-TIMEOUT around this. From any thread."
+  "Pass EVENT to *LOG-FUNCTION*, if it is not nil, and to the listeners. Return no value; signal
+nothing except the timeout of an SB-EXT:WITH-TIMEOUT around this. From any thread."
   (let ((function (or *log-function*
                       (and (eq :trace level) **line-function**)))
         (listeners **log-listeners**))
@@ -143,10 +144,11 @@ has up to 36,000 characters, and a peer may cause an error with each call.")
 
 (defglobal **backtraces** (make-hash-table :test 'eq :synchronized t)
   "From an event to a list, never changed, of the time at which its second began and the number of
-its backtraces in that second. Threads that change it at once may lose a count.")
+its backtraces in that second. If several threads change a list at once, a count may be lost.")
 
 (defun backtrace-due-p (event)
-  "Count a backtrace of EVENT; return false if it has had the most for this second."
+  "Count a backtrace of EVENT; return false if EVENT has already had the most backtraces for this
+second."
   (destructuring-bind (since count) (gethash event **backtraces** '(0 0))
     (let ((now (monotonic-ns)))
       (when (>= now (+ since 1000000000)) (setf since now
@@ -157,7 +159,7 @@ its backtraces in that second. Threads that change it at once may lose a count."
 (defun log-condition (level event condition &rest plist)
   "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: within a
 HANDLER-BIND, that is the point where CONDITION was signalled. After +BACKTRACES+ backtraces of
-EVENT in a second, further ones are nil."
+EVENT in a second, the :backtrace of further events is nil."
   (when (or *log-function* **log-listeners**)
     (apply #'log-event level event :condition condition
            :backtrace (and (backtrace-due-p event) (backtrace-text)) plist)))

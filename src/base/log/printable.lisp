@@ -1,7 +1,7 @@
 ;;;; Text that a peer may have written, made fit to be shown: in a log, a report, a backtrace, on a
 ;;;; terminal. Nothing in it may look like another line, move a cursor, change the order of the text
 ;;;; next to it or be longer than its limit. Code that shows such text uses PRINTABLE-TEXT or
-;;;; WRITE-PRINTABLE; code that prints an object with such text in it, BOUNDED-TEXT.
+;;;; WRITE-PRINTABLE; code that prints an object which contains such text uses BOUNDED-TEXT.
 ;;;;
 ;;;; Invariant: the work and the memory are bounded by the limit, not by the length of the text.
 
@@ -60,9 +60,9 @@ written again and again, at the cost of one octet, an index of HPACK's table.")
                       (not (and quoted (or (char= char #\") (char= char #\\))))))))
 
 (defun write-printable (text stream &key (limit +visible-characters+) quoted)
-  "Write at most LIMIT characters of the string TEXT to STREAM, and … if it has more. Invisible
-characters are escaped: \\n, \\x1b, \\u{202e}. QUOTED puts it between quotation marks, and a
-backslash before those in it."
+  "Write at most LIMIT characters of the string TEXT to STREAM, and … if TEXT has more. Invisible
+characters are escaped: \\n, \\x1b, \\u{202e}. If QUOTED is true, the text is put between quotation
+marks, and quotation marks in it get a backslash."
   (when quoted (write-char #\" stream))
   (let ((end (min limit (length text))))
     (if (and (simple-string-p text) (plain-until-p text end (and quoted t)))

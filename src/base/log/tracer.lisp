@@ -1,6 +1,6 @@
-;;;; Tracers: switches for detailed events, each for one part of the library, in the manner of
-;;;; gRPC's GRPC_TRACE and with its names where it has one. The events go to the log (log.lisp) with
-;;;; the level :trace. A tracer that is off costs a load and a test.
+;;;; Tracers: switches for detailed events, each for one part of the library, like those of gRPC's
+;;;; GRPC_TRACE, and with the same names where gRPC has the tracer. The events go to the log
+;;;; (log.lisp) with the level :trace. A tracer that is off costs a load and a test.
 ;;;;
 ;;;; GRPC_TRACE and GRPC_VERBOSITY are read when the first channel or server of a process is made,
 ;;;; so a saved image does not keep their values from the time when it was made.
@@ -10,8 +10,8 @@
 (defstruct (tracer (:copier nil))
   "A row of the table of tracers."
   (name :none :type keyword)            ; a keyword
-  (text "" :type string)                ; how GRPC_TRACE spells it
-  (aliases '() :type list)              ; other spellings of it
+  (text "" :type string)                ; its name in GRPC_TRACE
+  (aliases '() :type list)              ; other names for it
   (meaning "" :type string)             ; the subject of its events
   (mask 0 :type fixnum))                ; its bit
 
@@ -121,8 +121,8 @@ overrides earlier ones. The second value is a list of the unknown words."
 (defun tracers ()
   "Return the names of the tracers that are on, a list of keywords. SETFable to such a list, or to a
 string in the form of GRPC_TRACE: names with commas between, `all`, and patterns such as `http*`; a
-minus switches off tracers that come before: \"all,-http\". Signal MISUSE if one names no tracer;
-(TRACER-TABLE) lists them. Their events go to *LOG-FUNCTION*, or while that is NIL to
+minus switches off tracers that come before: \"all,-http\". Signal MISUSE for a name without a
+tracer; (TRACER-TABLE) lists all tracers. Their events go to *LOG-FUNCTION*, or while that is NIL to
 *ERROR-OUTPUT*. From any thread."
   (loop for tracer in **tracers**
         when (logtest (tracer-mask tracer) **traced**) collect (tracer-name tracer)))

@@ -12,7 +12,7 @@
 ;;;; compare-and-swap from the sum last passed on to the sum just read, so each change is passed on
 ;;;; once, whatever the order of the threads.
 ;;;;
-;;;; Which calls and connections end when too much is held is not decided here: see doc/limits.md,
+;;;; Other files decide which calls and connections end when too much is held: see doc/limits.md,
 ;;;; wire/link-memory.lisp and server/limits/valve.lisp.
 
 (in-package #:clgrpc.base)
@@ -23,21 +23,23 @@
 (defstruct (account (:constructor make-account (&optional whole)) (:copier nil))
   "The memory held by one connection, or by several together."
   (whole nil :type (or null account) :read-only t) ; the account that includes it, or nil
-  (held 0 :type sb-ext:word)            ; charged by any thread, or by parts; atomic
+  ;; octets charged by any thread, or passed on by parts; atomic
+  (held 0 :type sb-ext:word)
   (own 0 :type (signed-byte 49))        ; charged by the thread that owns the connection
   (told 0 :type sb-ext:word)            ; the sum included in WHOLE; see above
   (step +account-step+ :type (unsigned-byte 32)) ; smaller changes are not passed on; 0 if closed
   (least 0 :type sb-ext:word)           ; the least value of TOLD since the collection EPOCH
   (epoch nil)                           ; see COLLECTION-EPOCH
-  (most most-positive-fixnum :type fixnum) ; above it, ON-EXCESS is called
-  (on-excess nil :type (or null function))) ; without arguments, from any thread; it must not wait
+  (most most-positive-fixnum :type fixnum) ; the limit above which ON-EXCESS is called
+  ;; a function without arguments, called from any thread; it must not wait
+  (on-excess nil :type (or null function)))
 
 (declaim (sb-ext:freeze-type account))
 
 (document-functions
   make-account "Return an account of nothing that is part of WHOLE, an account or nil."
   account-whole "The account that ACCOUNT is part of, or nil."
-  account-most "With more octets than these ON-EXCESS of ACCOUNT is called. SETFable."
+  account-most "The number of octets above which ON-EXCESS of ACCOUNT is called. SETFable."
   account-on-excess "The function that is called, without arguments and from any thread, when
 ACCOUNT is charged with more than ACCOUNT-MOST; nil for no function. SETFable.")
 
@@ -101,7 +103,8 @@ From any thread."
 Other threads still discharge their own."
   (setf (account-step account) 0
         (account-own account) 0)
-  (sb-thread:barrier (:memory)) ; a thread that changes HELD after the next look at it sees STEP
+  ;; a thread that changes HELD after this thread has read it sees the new STEP
+  (sb-thread:barrier (:memory))
   (tell-change account))
 
 ;;; All of the process
@@ -110,11 +113,12 @@ Other threads still discharge their own."
   "The account of all that the connections of the process hold.")
 (declaim (type account **process-account**))
 
-;;; Collecting early. A collection copies the living objects that were made since the one before, so
-;;; these must stay few. The total of all accounts does not show them: while the connections of one
-;;; storm end, those of the next may come to hold as much. Therefore each connection counts the
-;;; octets that it holds above its least since the last collection; FRESH is the sum of these.
-;;; Threads that count at once may make it slightly wrong until the next collection.
+;;; Collecting early. A collection copies the living objects that were made since the previous
+;;; collection, so these objects must stay few. The total of all accounts does not show them: while
+;;; the connections of one storm end, those of the next may begin to hold as much. Therefore each
+;;; connection counts the octets that it holds beyond the least that it has held since the last
+;;; collection; FRESH is the sum of these counts. Threads that count at the same time may make the
+;;; sum slightly wrong until the next collection.
 
 (defconstant +early-octets+ (* 24 1024 1024)
   "The most octets that may be fresh. They occupy up to twice as much memory, and a collection
@@ -122,7 +126,7 @@ copies 1 MB in a millisecond or two.")
 
 (declaim (type cons **fresh**) (type fixnum **fresh-most**))
 (defglobal **fresh** (list 0))          ; octets; atomic
-(defglobal **fresh-most** +early-octets+) ; with more it is time for a collection
+(defglobal **fresh-most** +early-octets+) ; with more fresh octets it is time for a collection
 (defglobal **fresh-epoch** nil)         ; the collection after which FRESH counts
 
 (defun count-fresh (account told sum)
@@ -154,8 +158,9 @@ than a fifth later."
     (collect-young)))
 
 (defun old-garbage-due-p ()
-  "True if it is time for COLLECT-OLD. Either early collections have made an eighth of the heap old
-and little is held, so that most of it is garbage by now; or they have made half as much again old."
+  "True if it is time for COLLECT-OLD. Either early collections have made an eighth of the heap old,
+and little is held, so that most of this is garbage by now; or they have made three sixteenths of
+the heap old."
   (let ((eighth (ash (heap-size) -3)))
     (< (if (< (account-sum **process-account**) (min +early-octets+ (ash eighth -1)))
            eighth
@@ -163,6 +168,6 @@ and little is held, so that most of it is garbage by now; or they have made half
        **promoted**)))
 
 (defun collect-due-generation (call)
-  "If early collections have made many objects old, collect these. CALL is called with the function
-that does so, which stops all threads for a while. Call this without locks."
+  "If early collections have made many objects old, collect the old objects. CALL is called with the
+function that does so, which stops all threads for a while. Call this without locks."
   (when (old-garbage-due-p) (funcall call #'collect-old)))

@@ -6,11 +6,12 @@
 ;;;; is small, and large while collections take more than a hundredth of the time.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
-;;;; functions). It is QUIET if it conses little, or idle. It collects young objects and returns all
-;;;; free pages; then, if the gain is worth the time, it makes a full collection. A process that is
-;;;; quiet does so only if that takes at most 20 ms. Free pages are returned by STEPS of a few
-;;;; milliseconds, each with the world stopped, and between two steps others run. SBCL would return
-;;;; all of them at the end of a collection; a process that had a gigabyte would stop for 60 ms.
+;;;; functions). It is QUIET if it conses little, or idle. Such a process collects young objects and
+;;;; returns all free pages; then, if the gain is worth the time, it makes a full collection. A
+;;;; quiet process makes the full collection only if that takes at most 20 ms. Free pages are
+;;;; returned by STEPS of a few milliseconds, each with the world stopped, and between two steps
+;;;; other threads run. SBCL would return all of them at the end of a collection; a process that had
+;;;; a gigabyte would stop for 60 ms.
 ;;;;
 ;;;; A collection stops all threads while it copies the small objects that survive, half a second
 ;;;; for each gigabyte; long vectors are not moved. Objects that are alive when the collector is
@@ -21,8 +22,8 @@
 ;;;; two later collections, in a single pause. Old objects are collected in a pause of their own, if
 ;;;; possible while little memory is held: then few of them live.
 ;;;;
-;;;; Invariant: nothing here happens unless the program asks for it; a library leaves its image as
-;;;; it is.
+;;;; Invariant: the collector changes only if the program asks for that; a library leaves the image
+;;;; of its program as it is.
 
 (in-package #:clgrpc.base)
 
@@ -31,8 +32,8 @@
 (defconstant +most-nursery-octets+ (* 200 1024 1024)
   "The octets consed between two collections while these take long.")
 (defconstant +young-octets+ (* 64 1024 1024)
-  "At most so many octets of objects that survived one or two collections are copied once more
-before they count as old; copying them takes a fifteenth of a second.")
+  "The most octets of objects that, after they have survived one or two collections, are copied once
+more before they count as old; the copying takes a fifteenth of a second.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
@@ -45,8 +46,8 @@ if this SBCL has such a limit."
       (setf (sb-sys:sap-ref-8 (sb-sys:int-sap limit) 0) generation))))
 
 (defun keep-free-memory ()
-  "Restrict the return of freed memory to the system to full collections. By default SBCL returns it
-from the second generation on, and faulting it in again takes 7 ms for each 16 MB."
+  "Restrict the return of freed memory to the system to full collections. By default SBCL returns
+freed memory from the second generation on, and faulting it in again takes 7 ms for each 16 MB."
   (set-release-generation sb-vm:+highest-normal-generation+))
 
 (declaim (type heap-octets **live** **nursery**))
@@ -110,7 +111,7 @@ grown enough and its age is at least LEAST-AGE."
 ;;; Giving back
 
 (defconstant +worth-giving-octets+ (* 16 1024 1024)
-  "Less garbage than that is left where it is.")
+  "The least garbage for which memory is given back.")
 (defconstant +quickly-copied-octets+ (* 40 1024 1024)
   "The octets that a collection copies in 20 ms.")
 
@@ -143,7 +144,7 @@ millisecond.")
 
 (defmacro with-stopped-world (&body body)
   "Do BODY, which neither conses nor signals, while all other threads stand still, unless garbage is
-being collected. Return whether it was done. Where STOPPABLE-WORLD-P."
+being collected. Return true if BODY was done. Where STOPPABLE-WORLD-P."
   (if (stoppable-world-p)
       (flet ((call (name)
                `(sb-alien:alien-funcall (sb-alien:extern-alien ,name (function sb-alien:int)))))
@@ -201,8 +202,8 @@ at which to continue, or nil if that was the last."
     (if (< page last) page nil)))
 
 (defun return-free-pages ()
-  "Return all free pages to the system, those of the C library among them; where the world cannot be
-stopped, those alone."
+  "Return all free pages to the system, those of the C library among them; if the world cannot be
+stopped, only those of the C library."
   (when (stoppable-world-p)
     (loop with page = 0
           do (setf page (return-some-pages page))
@@ -224,9 +225,10 @@ and for some milliseconds at a time after that."
   (return-free-pages))
 
 (defun full-collection-due-p (&key quick)
-  "True if a full collection is worth the time for which it stops all threads. If that is 20 ms at
-most, the heap must be a quarter larger than after the last full collection; if it is longer, which
-it may not be if QUICK, twice as large. There must be room for the copies."
+  "True if a full collection is worth the time for which it stops all threads. If the collection
+takes 20 ms at most, the heap must be a quarter larger than after the last full collection. If it
+takes longer, the heap must be twice as large; with QUICK, the value is then false. There must be
+room for the copies."
   (and **tuned**
        (let* ((page-statistics (recent-page-statistics))
               (quickly (<= (page-statistics-copied page-statistics) +quickly-copied-octets+)))
@@ -242,8 +244,8 @@ it may not be if QUICK, twice as large. There must be room for the copies."
   (return-free-pages))
 
 (defun due-collection ()
-  "The function by which an idle process returns memory, GIVE-MEMORY-BACK if that would return
-pages, COLLECT-EVERYTHING if a full collection is worth the time; or nil."
+  "The function by which an idle process returns memory: GIVE-MEMORY-BACK if that would return
+pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
   (cond ((memory-to-give-p) #'give-memory-back)
         ((full-collection-due-p) #'collect-everything)))
 

@@ -4,8 +4,8 @@
 ;;;; looks for a hole only above the places that it has already searched.
 ;;;;
 ;;;; Therefore memory counts as free if nothing was allocated in it since the last collection and it
-;;;; is either above the last page in use or in a wide hole. SBCL has not passed such a hole over,
-;;;; unless it looked for an even longer vector.
+;;;; is either above the last page in use or in a wide hole. SBCL's search has not passed such a
+;;;; hole, unless it was for an even longer vector.
 ;;;;
 ;;;; A thread that is about to allocate much asks for a promise first, and settles it when the
 ;;;; memory is allocated or is not needed any more. A promise is given if a fifth of the heap stays
@@ -14,8 +14,8 @@
 ;;;; Short messages need no promise. A promise for small objects, such as those of a message that is
 ;;;; decoded, is given if there is room for them and for the collector's copies of them.
 ;;;;
-;;;; Invariant: promised octets are never counted as free: they are not allocated yet, or are
-;;;; counted twice.
+;;;; Invariant: promised octets are never counted as free. Once allocated they even count twice,
+;;;; until the promise is settled.
 
 (in-package #:clgrpc.base)
 
@@ -92,7 +92,7 @@ allocation."
   "The number of pages up to the last one in use."
   '(floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes))
 
-;;; A look at every page, which takes a tenth of a millisecond for each gigabyte
+;;; Statistics of all pages, which take a tenth of a millisecond for each gigabyte
 
 (defstruct (page-statistics (:copier nil))
   "The state of the pages of the heap at some moment."
@@ -116,7 +116,7 @@ how many are in use, and how many of these a collection of GENERATION and the yo
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
              (oldest ,generation)
              (wide 0) (used 0) (copied 0) (hole 0)
-             (alone 0))                 ; how many pages the object has that is alone on its pages
+             (alone 0))                 ; the pages of the object that is alone on its pages
          (declare (type heap-octets least-hole wide used copied hole alone)
                   (type (unsigned-byte 8) oldest))
          (dotimes (page ,used-pages (values wide used copied))
@@ -138,8 +138,8 @@ how many are in use, and how many of these a collection of GENERATION and the yo
          (values 0 used used))))
 
 (defun make-new-page-statistics ()
-  "Return the present statistics of the heap. Without knowledge of the pages, assume that they have
-no holes and that everything would be copied."
+  "Return the present statistics of the heap. If the pages cannot be read, assume that they have no
+holes and that everything would be copied."
   (let ((epoch sb-kernel::*gc-epoch*)
         (used (heap-used)))
     (multiple-value-bind (wide pages copied)
@@ -154,7 +154,7 @@ no holes and that everything would be copied."
 (sb-ext:define-load-time-global **page-statistics** (make-page-statistics))
 
 (define-hot recent-page-statistics () page-statistics
-  "Page statistics that are still valid: nothing was collected since they were made, and little
+  "Page statistics that are still valid: since they were made nothing was collected, and little was
 allocated."
   (let ((page-statistics **page-statistics**))
     (if (and (eq sb-kernel::*gc-epoch* (page-statistics-epoch page-statistics))
@@ -169,12 +169,12 @@ to copy."
      (the heap-octets (nth-value 2 (count-pages (used-pages) 0)))))
 
 (defun heap-spare ()
-  "The octets of the heap that are free at the worst moment of a full collection. All that is
-allocated now, garbage included, counts as living; with a negative value the collector fails."
+  "The octets of the heap that are free at the worst moment of a full collection. Everything that is
+allocated now, garbage included, counts as living; if the value is negative, a collection fails."
   (page-statistics-spare (recent-page-statistics)))
 
 (define-hot (collection-epoch :inline t) () t
-  "An object that is another after each collection."
+  "An object that differs after each collection."
   (sb-ext:symbol-global-value 'sb-kernel::*gc-epoch*))
 
 (define-hot hole-p ((octets heap-octets)) boolean
@@ -191,9 +191,9 @@ allocated now, garbage included, counts as living; with a negative value the col
 
 (define-hot objects-fit-p ((octets heap-octets) (before heap-octets)) boolean
   "True if the collector has the room that it needs to copy OCTETS of small objects, and BEFORE
-octets that are promised already, and a quarter of the heap besides, with which the valve of servers
-stays open. A promise is for the most that may be needed, so one thread alone may have it without
-room for copies, and needs an eighth of the heap besides."
+octets that are promised already, and in addition a quarter of the heap, with which the valve of
+servers stays open. Since a promise is for the most that may be needed, a single thread may have it
+without room for copies, and then needs an eighth of the heap in addition."
   (<= (if (zerop before)
           (+ octets (ash (heap-size) -3))
           (+ (* 2 (+ before octets)) (ash (heap-size) -2)))
@@ -235,7 +235,7 @@ thread."
 
 (defun room-for-copies-p (generation)
   "True if the heap has room for copies of all objects in GENERATION and in younger ones, and for
-what other threads allocate before they are stopped."
+the objects that other threads allocate before they are stopped."
   (multiple-value-bind (wide used copied) (count-pages (used-pages) generation)
     (declare (ignore wide) (type heap-octets used copied))
     (<= (+ (* sb-vm:gencgc-page-bytes (+ used copied)) (ash (heap-margin) -1)
@@ -245,7 +245,7 @@ what other threads allocate before they are stopped."
 (defun make-room-for-copies (oldest)
   "Until the heap has room for copies of all objects of the generation OLDEST and of younger ones,
 collect one generation after the other, the youngest first. Each collection makes room for the
-copies of the next. Return false if it ends without that room."
+copies of the next. Return false if the heap has no such room afterwards."
   (loop for generation from 0 to sb-vm:+highest-normal-generation+
         until (room-for-copies-p oldest)
         always (room-for-copies-p generation)
@@ -253,10 +253,10 @@ copies of the next. Return false if it ends without that room."
         finally (return (room-for-copies-p oldest))))
 
 (defun collect-for-room ()
-  "Collect garbage, unless that was done lately. At most a fifth of the time is spent on it; between
-collections that take longer than 50 ms, 200 ms pass. If collecting young objects frees too little,
-all generations are collected, provided that there is room for the copies. From any thread that
-holds none of our locks."
+  "Collect garbage, unless that was done lately. At most a fifth of the time is spent on such
+collections; after one that takes longer than 50 ms, 200 ms pass before the next. If collecting
+young objects frees too little, all generations are collected, provided that there is room for the
+copies. From any thread that holds none of our locks."
   (let ((due **next-collection**)
         (start (monotonic-ns)))
     (when (and (<= due start)
@@ -278,15 +278,15 @@ holds none of our locks."
 (defglobal **next-search** 0)           ; SEARCH-DUE-P is false before that time
 
 (defun search-due-p ()
-  "True, to one thread, if all garbage may be collected again, as far as time is concerned."
+  "True, for one thread only, if enough time has passed for another collection of all garbage."
   (let ((now (monotonic-ns)) (due **next-search**))
     (and (<= due now)
          (eql due (compare-and-swap (symbol-value '**next-search**)
                                     due (+ now (* 60 +ns-per-second+)))))))
 
 (defun search-for-garbage ()
-  "Collect all garbage, as far as there is room for the copies. For four times as long as this takes
-SEARCH-DUE-P is false. From any thread that holds none of our locks."
+  "Collect all garbage, as far as there is room for the copies. Afterwards SEARCH-DUE-P is false for
+four times the duration of this. From any thread that holds none of our locks."
   (let ((start (monotonic-ns)))
     (make-room-for-copies sb-vm:+highest-normal-generation+)
     (when (plusp (heap-spare)) (sb-ext:gc :full t))
@@ -301,10 +301,10 @@ SEARCH-DUE-P is false. From any thread that holds none of our locks."
 it may need."
   (let ((used (+ octets others (heap-used))))
     (declare (type heap-octets used))
-    (or (<= used (ash (heap-size) -2))  ; even with waste on pages
+    (or (<= used (ash (heap-size) -2))  ; fits even with waste on pages
         (and (<= (+ used (heap-margin)) (heap-size))
              (<= (if (< octets +uncopied-octets+)
-                     ;; copies need holes, too; one of 50 KB leaves a quarter of two pages unused
+                     ;; copies need holes, too; a copy of 50 KB leaves a quarter of two pages unused
                      (+ others (* 3 (+ octets (heap-margin))))
                      (+ others octets (ash (heap-margin) -1)))
                  (page-statistics-spare (recent-page-statistics)))))))
@@ -316,10 +316,11 @@ it may need."
            (hole-p (+ octets others)))))
 
 (define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
-  "Claim room for a vector of OCTETS that this thread is about to allocate, if it fits in addition
-to the claims of others and, if WELL, is sure to find a hole. Return the octets claimed, OCTETS or
-0. The caller subtracts them from **CLAIMED** once the vector is allocated. Without claims, all
-threads that ask at once would be given the same room."
+  "Claim room for a vector of OCTETS that this thread is about to allocate, if the vector fits in
+addition to the claims of others and, if WELL is true, is sure to find a hole. Return the octets
+claimed, OCTETS or
+0. The caller subtracts OCTETS from **CLAIMED** once the vector is allocated. Without claims, all
+threads that ask at the same time would get the same room."
   (let ((others (atomic-incf (car **claimed**) octets)))
     (declare (type heap-octets others))
     (cond ((if well (fits-well-p octets others) (fits-p octets others)) octets)
@@ -328,15 +329,15 @@ threads that ask at once would be given the same room."
 
 (defun collect-for-vector (octets)
   "Collect garbage to make room for a vector of OCTETS. If the last collection was too recent, wait
-until another is allowed: without one the vector's owner fails."
+until another is allowed, since without it the vector cannot be allocated."
   (loop repeat 2
         do (collect-for-room)
         until (fits-well-p octets (car **claimed**))
         do (sleep (ns-seconds (max 0 (min 200000000 (- **next-collection** (monotonic-ns))))))))
 
 (defun call-with-claim (octets function)
-  "Call FUNCTION, which allocates a vector of OCTETS, and return its value; signal HEAP-FULL if
-there is no room for it, not even after a collection."
+  "Call FUNCTION, which allocates a vector of OCTETS, and return its value; signal HEAP-FULL if the
+heap has no room for it even after a collection."
   (declare (type heap-octets octets) (type function function))
   (let ((claimed 0))
     (declare (type heap-octets claimed))

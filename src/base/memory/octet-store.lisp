@@ -1,7 +1,7 @@
 ;;;; The store: long octet vectors that are used again, one store for the image. SBCL zeroes a fresh
 ;;;; vector; for a message of megabytes this costs two to three times as much as writing it, and
-;;;; fills the nursery. Code that takes a vector owns it. The last owner may put it back, once, with
-;;;; no reference left to it; or it leaves the vector to the collector.
+;;;; fills the nursery. Code that takes a vector from the store owns it. The last owner may put it
+;;;; back, once, with no reference left to it; or it leaves the vector to the collector.
 ;;;;
 ;;;; A shelf holds the vectors of one length. There are four lengths to a doubling, so that at most
 ;;;; a quarter is wasted, also by a message that is a little longer than a power of two. A shelf is
@@ -11,9 +11,9 @@
 (in-package #:clgrpc.base)
 
 (defconstant +shortest-stored+ 4096
-  "Shorter vectors come from the collector, which is as fast for them.")
+  "Shorter vectors are ordinary ones, which are as fast.")
 (defconstant +shelves+ 57
-  "The last one has vectors of 64 MiB.")
+  "The last shelf has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
   "The most octets kept unused: enough for a message of 16 MB in each direction, and the vectors
 through which it grew.")
@@ -78,7 +78,7 @@ thread."
   (dotimes (shelf +shelves+)
     (loop while (take-from-shelf shelf))))
 
-(pushnew 'clear-store **reclaimers**)   ; its vectors may lie anywhere in the heap
+(pushnew 'clear-store **reclaimers**)   ; kept vectors may be anywhere in the heap
 
 (defun stored-octets ()
   "The octets kept in the store. From any thread."

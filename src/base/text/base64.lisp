@@ -3,8 +3,8 @@
 ;;;; in the gRPC over HTTP/2 document).
 ;;;;
 ;;;; Invariants: nothing outside the alphabet is skipped, not even white space; padding is all there
-;;;; or all missing; the spare bits of a last group are ignored, as the RFC leaves to the decoder
-;;;; (3.5).
+;;;; or all missing; the spare bits of a last group are ignored, which the RFC allows a decoder to
+;;;; do (3.5).
 
 (in-package #:clgrpc.base)
 
@@ -13,7 +13,7 @@
   (:report (lambda (condition stream)
              (format stream "Invalid base64 at character ~D." (invalid-base64-position condition))))
   (:documentation "Text that must be base64 is not. POSITION is the offset of the first wrong
-character, or the length of a text that ends too early."))
+character or, if the text ends too early, its length."))
 
 (document-functions
   invalid-base64-position "The offset of the first character that is not base64.")

@@ -160,8 +160,8 @@ deeper than MAX-DEPTH."
       char)))
 
 (define-hot scan-json-number ((reader json-reader)) (values unsigned-byte fixnum boolean boolean)
-  "Pass over a number. Return four values: digits and exponent, so that the magnitude is digits
-times ten to the power exponent; whether it has a minus sign; and whether it is plain, without
+  "Pass over a number. Return four values: digits and exponent, where the magnitude is digits times
+ten to the power exponent; true if the number has a minus sign; and true if it is plain, without
 fraction and exponent."
   (let* ((start (json-reader-position reader))
          (negative (and (skip-json-char reader "-") t))
@@ -236,8 +236,8 @@ fraction and exponent."
       (json-fail reader "lone surrogate")))
 
 (define-hot scan-json-plain ((reader json-reader)) (values index character)
-  "Skip the characters of a string that need no decoding. Return their start, and the quotation mark
-or backslash after them."
+  "Skip the characters of a string that need no decoding. Return the start of these characters, and
+the quotation mark or backslash after them."
   (let* ((octets (json-reader-octets reader))
          (start (json-reader-position reader))
          (end (json-reader-end reader))
@@ -274,7 +274,8 @@ or backslash after them."
             (coerce (read-json-string-rest reader string) 'simple-string))))))
 
 (defun read-json-string-rest (reader beginning)
-  "BEGINNING and the rest of the string, which starts with an escape whose backslash is read."
+  "BEGINNING followed by the rest of the string, which starts with an escape whose backslash is
+read."
   (with-output-to-string (string)
     (write-string beginning string)
     (loop

@@ -61,7 +61,7 @@ digits, or the code of a character exceeds 255."
     (subseq decoded 0 fill)))
 
 (defun percent-decoded-text (text)
-  "TEXT with each %XX decoded, as UTF-8; nil if that cannot be."
+  "TEXT with each %XX decoded, as UTF-8; nil if it is malformed."
   (let ((octets (percent-decoded text)))
     (and octets
          (handler-case (octets-string octets)

@@ -75,8 +75,8 @@ ASCII."
 
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))
-    "Two numbers: how many octets the first of the COUNT 32-bit characters at FROM take beyond one
-each; and how many characters these are, all but at most seven."
+    "Two numbers about the first of the COUNT 32-bit characters at FROM, all but at most seven: how
+many octets they take beyond one each, and how many characters they are."
   (inst xor here here)
   (inst pxor sums sums)
   LOOP
@@ -96,7 +96,8 @@ each; and how many characters these are, all but at most seven."
       (inst pcmpgtd more (repeat-constant 32 limit))
       (inst psubd sums more)))
   (inst jmp LOOP)
-  LAST                                  ; the last eight, if they are ASCII and so add nothing
+  ;; the last eight characters, if they are ASCII and so add nothing
+  LAST
   (inst test here here)
   (inst jmp :z OUT)
   (inst movdqu some (memory -32 from count 4))
@@ -164,7 +165,7 @@ at a time while they are below U+0800. Return how many characters and how many o
   (inst add here 16)
   (inst sub here next)
   (inst jmp LOOP)
-  LAST                                ; nothing after them may be written
+  LAST                                ; no octets after them may be written
   (inst neg next)
   (inst add next 8)
   (inst movq (memory 0 to here) chars)

@@ -3,8 +3,8 @@
 ;;;; simple-base-string, anything else a (simple-array character).
 ;;;;
 ;;;; The fast paths work on eight octets at a time, or in kernels (utf8-kernel.lisp) on more: a base
-;;;; string's characters are octets in memory, a character string's are 32-bit codes. The leaves'
-;;;; callers have checked that all they touch exists.
+;;;; string's characters are octets in memory, a character string's are 32-bit codes. The callers of
+;;;; leaves have checked that all octets and characters that these touch exist.
 
 (in-package #:clgrpc.base)
 
@@ -47,8 +47,8 @@ octets of these.")
                                          (list (min (1+ octet) 7) octet)
                                          (list octet #x80))
                               do (incf octet (if (logbitp octet leads) 2 1)))))
-  "Index: the set of octets that begin a character of two. Value: the layout with the last octet of
-each character below its first.")
+  "Index: the set of octets that begin a character of two octets. Value: the layout with the last
+octet of each character below its first.")
 
 (defconstant +high-bits+ #x8080808080808080
   "The bits that no ASCII octet of eight has.")
@@ -59,12 +59,12 @@ each character below its first.")
 ;;; From strings to octets
 
 (defmacro pair-of (value)
-  "VALUE in both halves of 64 bits, as two adjacent characters in memory have it."
+  "VALUE in both halves of 64 bits, like two equal adjacent characters in memory."
   `(* ,value #x100000001))
 
 (define-leaf %wide-utf8-length ((string wide-string)) index
-  "The number of octets that the characters of STRING take. Two at a time: a constant added to each
-code carries into its top bit if the character takes one octet more."
+  "The number of octets that the characters of STRING take. Two characters at a time: a constant is
+added to each code, and carries into the top bit if the character takes one octet more."
   (let ((count (length string)) (more 0))
     (declare (type index count) (type (unsigned-byte 64) more))
     (with-sap ((from string))
@@ -311,8 +311,8 @@ surrogates, values above U+10FFFF and truncated sequences."
 (define-leaf %decode-wide ((octets octets) (start index) (end index) (string wide-string))
     (or null index)
   "Decode the octets START to END into STRING, which has the length given by %COUNT-CHARACTERS.
-Return nil, or the position of the first octet that is not UTF-8. Each turn takes as many octets
-that begin a character as it stores characters, or ends."
+Return nil, or the position of the first octet that is not UTF-8. Each turn stores one character for
+each octet that begins one, or ends."
   (let ((at start) (to 0) (again start)) ; AGAIN is where to try lanes next
     (declare (type index at to again))
     (with-sap ((base octets) (chars string) (layouts **widen-layouts**))

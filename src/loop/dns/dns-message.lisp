@@ -3,9 +3,9 @@
 ;;;;   octets 0-1  id               4-5  how many questions    8-9    how many authorities
 ;;;;          2-3  flags and code   6-7  how many answers      10-11  how many additional records
 ;;;;
-;;;; A question is a name, a type and a class. A record is the same, followed by a time to live (4
-;;;; octets), the length of the data (2 octets) and the data. A query has one question and a
-;;;; pseudo-record OPT, which gives the longest answer over UDP that we accept (RFC 6891); an
+;;;; A question is a name, a type and a class. A record has the same three parts, followed by a time
+;;;; to live (4 octets), the length of the data (2 octets) and the data. A query has one question
+;;;; and a pseudo-record OPT, which gives the longest answer over UDP that we accept (RFC 6891); an
 ;;;; answer's OPT has the upper bits of its code. Only the records of class IN in an answer's
 ;;;; section of answers are kept.
 
@@ -20,7 +20,7 @@
 
 (defconstant +header-octets+ 12)
 (defconstant +payload-octets+ 1232
-  "The longest answer over UDP, in octets: it fits into the packets of any network.")
+  "The longest answer over UDP, in octets: such an answer fits into one packet of any network.")
 
 (defstruct (question (:copier nil))
   "The question of a message."

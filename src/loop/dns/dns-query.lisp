@@ -4,9 +4,9 @@
 ;;;; and is ignored; the kernel drops messages from other addresses. The owner is called exactly
 ;;;; once, on the loop.
 ;;;;
-;;;; Of a query's time, a fifth is for the first try and the rest shared by the others: a lost
-;;;; datagram costs a second of five. A server that cannot be reached, refuses or fails is left for
-;;;; the next at once.
+;;;; A fifth of a query's time is for the first try, and the other tries share the rest: of five
+;;;; seconds, a lost datagram costs one. If a server cannot be reached, refuses or fails, the next
+;;;; one is asked at once.
 
 (in-package #:clgrpc.dns)
 
@@ -61,7 +61,8 @@ loop."
 ;;; Tries
 
 (defun set-limit (query ns)
-  "Limit the current step of QUERY to NS nanoseconds, or to the rest of its time."
+  "Limit the current step of QUERY to NS nanoseconds, or to the rest of QUERY's time if that is
+less."
   (let ((loop (query-loop query)))
     (loop:start-timer loop (query-timer query)
                       (min (query-end-ns query) (+ (loop:event-loop-now loop) ns)))))

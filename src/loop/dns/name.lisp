@@ -4,8 +4,9 @@
 ;;;; (RFC 4343).
 ;;;;
 ;;;; In a message the end of a name may be a pointer to octets before it. Each pointer must lead to
-;;;; a place before all that was read of the name so far, so reading a name terminates. A name has
-;;;; few pointers: a server could make all names of a message lead through the same 8,000.
+;;;; a place before all that was read of the name so far, so reading a name terminates. The number
+;;;; of pointers of a name is limited: otherwise a server could make each name of a message lead
+;;;; through the same 8,000 pointers.
 
 (in-package #:clgrpc.dns)
 
@@ -33,7 +34,7 @@ PARSE-MESSAGE.")
   "Octets of a label (RFC 1035 section 2.3.4).")
 
 (defconstant +most-pointers+ 127
-  "Pointers of a name: it has no more labels.")
+  "The most pointers of a name, since a name has no more labels than this.")
 
 (defun name-octets (text)
   "The name for TEXT, such as \"example.org\" or \"example.org.\". Signal MISUSE if TEXT is not a

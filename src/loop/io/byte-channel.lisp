@@ -7,7 +7,7 @@
 ;;;; that gets fewer octets than there is room for, +WANTS-READ+, or a write that takes fewer than
 ;;;; it was given, means that nothing more is possible now, unless the read has set MORE. A read of
 ;;;; 0 means that the peer will send no more. A byte channel that detects an error itself, such as
-;;;; invalid TLS, returns +BROKEN+ with the error in FAILURE; it has informed the peer.
+;;;; invalid TLS, returns +BROKEN+ with the error in FAILURE; before that it has informed the peer.
 
 (in-package #:clgrpc.loop)
 

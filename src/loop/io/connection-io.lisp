@@ -24,14 +24,14 @@
 (defconstant +buffer-octets+ 4096
   "Size of a new buffer.")
 (defconstant +pooled-buffer-octets+ 524288
-  "A buffer that has grown larger is not kept. Those of connections with long messages grow to half
-of it.")
+  "A buffer that has grown larger is not kept. The buffers of connections with long messages grow to
+half of this size.")
 (defconstant +pool-octets+ 4194304
   "The most octets that a loop keeps in unused buffers.")
 (defconstant +linger-ns+ (* 2 +ns-per-second+)
-  "How long we wait for the peer of a connection that we close: first, without any of its output
-being taken, and then for the peer to close its side. It is long enough for a slow line, and short
-enough that dead peers do not pile up.")
+  "How long we wait for the peer of a connection that we close: first while the peer takes none of
+the output, and then until the peer closes its side. The time suffices for a slow line, and is so
+short that connections to dead peers do not pile up.")
 
 (defconstant +most-lingering+ 1024
   "How many connections of a loop may linger at once, so that rejected peers cannot make it hold
@@ -273,7 +273,8 @@ from the handler's FILL. On the loop."
               (send-output connection))))
 
 (define-hot flush-and-close ((connection connection)) null
-  "Send the output of a dirty CONNECTION and close it if it is due, as part of the flush phase."
+  "Send the output of a dirty CONNECTION and close CONNECTION if it must be closed, as part of the
+flush phase."
   (let ((more (flush-connection connection)))
     ;; only now, so that FILL's asking for the output does not put it on the list again
     (setf (connection-dirty connection) nil)
@@ -291,7 +292,8 @@ from the handler's FILL. On the loop."
 (defun end-flushed (connection)
   "Continue to close CONNECTION, which has no output left."
   (cond ((eq :closing (connection-state connection)) (begin-linger connection nil))
-        ;; a byte channel that has told its peer of a fault gives it the time to read that
+        ;; a byte channel that has reported a fault to its peer gives the peer time to read the
+        ;; report
         ((and (byte-channel-failure (connection-byte-channel connection))
               (not (connection-told connection)))
          (begin-linger connection (connection-reason connection)))
@@ -411,7 +413,7 @@ from the handler's FILL. On the loop."
     (:open
      (cond ((connection-stopped connection) (return-from read-connection nil))
            ((and (> (connection-unsent connection) (connection-max-unsent connection))
-                 ;; nothing leaves before the handshake is over
+                 ;; no output is sent before the handshake is over
                  (not (byte-channel-handshaking-p (connection-byte-channel connection))))
             (setf (connection-throttled connection) t)
             (return-from read-connection nil)))
@@ -453,7 +455,7 @@ handshake, whose octets had arrived in an earlier turn, no further event would c
     (when (connection-write-wants-read connection) (write-again connection))
     (if (and (logtest flags +failed+)
              (or (connection-stopped connection) (connection-throttled connection)))
-        ;; it is not going to be read, which would say why
+        ;; CONNECTION will not be read, so no failing read will give the reason
         (abort-connection connection (socket-failure connection))
         (mark-ready connection)))
   (when (logtest flags (logior +writable+ +failed+))
@@ -518,7 +520,8 @@ handshake, whose octets had arrived in an earlier turn, no further event would c
 (defun close-connection (connection &key abort)
   "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
 that accepts none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
-that is done. Closing a closed connection does nothing, except with ABORT. On the loop."
+that is done. Closing it again does nothing; but with ABORT it ends a closing that still waits. On
+the loop."
   (cond (abort (abort-connection connection nil))
         ((eq :open (connection-state connection))
          (setf (connection-state connection) :closing)

@@ -28,7 +28,7 @@
   (candidates '() :type list)           ; those that the owner has: (peer . due-ns), newest first
   (each nil :type boolean)              ; TIMEOUT-NS is for each attempt, not for all
   (timeout-ns 0 :type nanoseconds)      ; the time limit
-  (end-ns 0 :type nanoseconds)          ; when that is over, if it is for all
+  (end-ns 0 :type nanoseconds)          ; the end of the time limit for everything, if there is one
   (failures '() :type list)             ; texts, newest first
   (failure-class 'connect-error :type symbol) ; of the last of them
   (delay-ns +connecting-delay-ns+ :type nanoseconds) ; that an attempt is waited for
@@ -205,8 +205,8 @@ the failure."
       (candidate-failed connector (byte-channel-peer byte-channel) (bounded-text failure)))))
 
 (defun candidate-failed (connector peer text)
-  "The connection to PEER, text, a candidate of CONNECTOR's, has ended because of TEXT. Go on with
-the other addresses. On the loop."
+  "The connection to PEER, text, a candidate of CONNECTOR's, has ended because of TEXT. Continue
+with the other addresses. On the loop."
   (unless (connector-done connector)
     (setf (connector-candidates connector)
           (remove peer (connector-candidates connector) :key #'car :test #'string= :count 1))

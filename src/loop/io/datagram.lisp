@@ -31,8 +31,8 @@ few.")
 
 (defun open-udp-socket (loop address on-datagram on-failure)
   "Return a UDP socket for datagrams to and from ADDRESS, the kernel's, or nil and the reason of the
-failure, as text. (ON-DATAGRAM octets end) is called with each datagram from there; its octets are
-those of the vector up to END, valid until ON-DATAGRAM returns. (ON-FAILURE text) is called if no
+failure, as text. (ON-DATAGRAM octets end) is called with each datagram from there: the octets
+before END of the vector OCTETS, valid until ON-DATAGRAM returns. (ON-FAILURE text) is called if no
 process listens there or LOOP stops; then the UDP socket is closed. All on LOOP."
   (let* ((network (event-loop-network loop))
          (socket (funcall (network-open-datagram network) (os:address-family address)))

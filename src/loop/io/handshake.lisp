@@ -4,9 +4,9 @@
 ;;;; first, and a message that is too long is refused before OpenSSL sees it.
 ;;;;
 ;;;; Encrypted octets cannot be read. A client of TLS 1.2 encrypts all that comes after its
-;;;; ChangeCipherSpec; one of TLS 1.3 sends that as well, perhaps before a second ClientHello, and
-;;;; encrypts records of another kind. The only long encrypted message is Certificate, for which
-;;;; OpenSSL has a limit of its own (os/tls-session.lisp).
+;;;; ChangeCipherSpec; a client of TLS 1.3 may send ChangeCipherSpec, too, even before a second
+;;;; ClientHello, and encrypts records of another kind. The only long encrypted message is
+;;;; Certificate, for which OpenSSL has a limit of its own (os/tls-session.lisp).
 
 (in-package #:clgrpc.loop)
 
@@ -21,7 +21,7 @@
   (length 0 :type (unsigned-byte 32))   ; octets of a message's header
   (length-count 0 :type (mod 5))        ; how many of its four have come
   (message-left 0 :type (unsigned-byte 24)) ; octets left of the message
-  (encrypted nil :type boolean))        ; nothing more can be read
+  (encrypted nil :type boolean))        ; the rest is encrypted, so nothing more is examined
 
 (declaim (sb-ext:freeze-type record-scan))
 

@@ -14,8 +14,8 @@
 (defconstant +warning-interval-ns+ +ns-per-second+
   "A listener logs a warning at most this often, however many connections it has to refuse.")
 (defconstant +accepts-at-the-end+ 1024
-  "A listener that closes accepts at most this times +ACCEPTS-PER-TURN+ connections: more than the
-longest backlog.")
+  "A listener that closes accepts at most this number times +ACCEPTS-PER-TURN+ connections, which is
+more than the longest backlog.")
 
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."

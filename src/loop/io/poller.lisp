@@ -4,9 +4,9 @@
 ;;;; byte channels agree.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
-;;;; until it would block before it waits for another. A level-triggered poller calls INTEREST, the
-;;;; one function that the loop gives it, before each wait: it returns the events of a descriptor
-;;;; that the loop does not know of yet. Tokens are not 0.
+;;;; until it would block before it waits for another. A level-triggered poller calls INTEREST, a
+;;;; function of the loop, before each wait: INTEREST returns the events of a descriptor that the
+;;;; loop does not know of yet. Tokens are not 0.
 
 (in-package #:clgrpc.loop)
 
@@ -130,9 +130,10 @@ together."
       result))
 
 (defun make-epoll-poller (&key precise)
-  "Return a poller that uses epoll. If it is PRECISE it waits for nanoseconds, not whole
-milliseconds, where the kernel can (Linux 5.11). This is for timers that must be exact; it costs a
-turn of the loop for each. Signal SOCKET-ERROR if the process has no descriptors left."
+  "Return a poller that uses epoll. If PRECISE is true, its waits end to the nanosecond and not to
+the millisecond, where the kernel can do that (Linux 5.11). This is for timers that must be exact;
+each such timer costs a turn of the loop. Signal SOCKET-ERROR if the process has no descriptors
+left."
   (let* ((descriptor (must-have "make an epoll descriptor for" (os:open-epoll)))
          (eventfd (handler-bind ((error (lambda (error)
                                           (declare (ignore error))

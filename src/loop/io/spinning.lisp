@@ -14,7 +14,7 @@
 ;;;;     which may be such a loop as well, has a trial meanwhile and finds the caller awake. A peer
 ;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**), and again now and then
 ;;;;     while the caller spins.
-;;;; Trials that fail grow rare (PAUSE). A loop stops spinning after some waits longer than
+;;;; Trials that fail grow rare (PAUSE). A loop stops spinning after several waits longer than
 ;;;; +SPIN-NS+, or at once when events of other sources arrive. With fewer than two processors the
 ;;;; peer cannot run meanwhile, or spinning uses up a quota; so no loop spins there, and none does
 ;;;; in a simulated world.
@@ -43,7 +43,7 @@ longer.")
   "The number of waits in a row, each ended by an event of the same source, after which a trial is
 possible.")
 (defconstant +credit+ 4
-  "How many waits in a row must be too long for spinning before a loop stops spinning.")
+  "After this many waits in a row that are too long for it, a loop stops spinning.")
 (defconstant +least-pause+ 16
   "The least number of waits that a loop sleeps through between two trials.")
 (defconstant +longest-pause+ 128
@@ -58,14 +58,16 @@ comes soon.")
 
 (defstruct (spin-state (:copier nil))
   "The data of a loop about its waits."
-  (token 0 :type os:event-token)        ; of the only source that had an event last; 0 if not one
+  ;; of the source whose event ended the last wait, alone; else 0
+  (token 0 :type os:event-token)
   (streak 0 :type (integer 0 8))        ; waits in a row that ended by TOKEN, up to +STEADY+
   (credit 0 :type (integer 0 4))        ; failures left until the loop stops spinning
   (trials 0 :type (integer 0 192))      ; waits left of the trial under way
   (pause 16 :type (integer 16 8192))   ; waits between this trial and the next
   (left 16 :type (integer 0 8192))     ; waits left of the present pause
   (wins 0 :type (integer 0 256))        ; waits that spinning has shortened, up to +WINS+
-  (answered 0 :type fixnum)             ; **CALLERS-TRIALS** when this loop last answered one
+  ;; the value of **CALLERS-TRIALS** when this loop last answered a trial
+  (answered 0 :type fixnum)
   (sent 0 :type (unsigned-byte 62))     ; octets that the loop had sent when it last waited
   (spun-ns 0 :type (unsigned-byte 62))) ; how long it has spun, in all
 

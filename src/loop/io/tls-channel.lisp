@@ -4,24 +4,24 @@
 ;;;; flush.
 ;;;;
 ;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (we send no
-;;;; more either; octets that still come are dropped). A session that fails is :failed: that is
-;;;; reported once, as +BROKEN+, with the reason in BYTE-CHANNEL-FAILURE, and then it is :closed.
-;;;; The peer has been sent the alert.
+;;;; more either; octets that still come are dropped). A session that fails becomes :failed; once
+;;;; the failure was reported, as +BROKEN+ with the reason in BYTE-CHANNEL-FAILURE, the session
+;;;; becomes :closed. The peer has been sent the alert.
 ;;;;
 ;;;; All sessions of a loop work through one area. LENDING-AREA lends it to one session at a time,
-;;;; for one step. The area is empty when it is returned, which is checked, and so it is empty when
-;;;; it is lent. If a step is left before its end, for instance by a condition, its session has
-;;;; failed: the octets that it leaves in the area are dropped, and nothing more of the session is
-;;;; sent. Logs and tracers get the events of a step only after it.
+;;;; for one step. The area is empty whenever it is lent, because LENDING-AREA checks that a session
+;;;; returns it empty. If a step is left before its end, for instance by a condition, its session
+;;;; has failed: the octets that it leaves in the area are dropped, and nothing more of the session
+;;;; is sent. Logs and tracers get the events of a step only after it.
 ;;;;
-;;;; A handshake costs us more than its peer, and a thousand may be due at once. So a read takes
-;;;; +SHAKING-OCTETS+ of one, no peer may send more than +MAX-SHAKING-OCTETS+ before it is over, and
-;;;; handshakes are slow work: a turn does only some of it (loop-structure.lisp).
+;;;; A handshake costs us more than its peer, and a thousand may be due at once. So one read takes
+;;;; only +SHAKING-OCTETS+ of a handshake, no peer may send more than +MAX-SHAKING-OCTETS+ before it
+;;;; is over, and handshakes are slow work: a turn does only some of it (loop-structure.lisp).
 ;;;;
 ;;;; Records that the inner byte channel did not take wait in TAIL. Their data, OWED octets, do not
 ;;;; count as written before they are sent. So the connection offers those octets again and sees as
 ;;;; much back-pressure as without TLS. Records of the handshake have no such data: the reads that
-;;;; continue it send them, too.
+;;;; continue the handshake also send its records.
 
 (in-package #:clgrpc.loop)
 
@@ -44,8 +44,8 @@ once.")
 (defconstant +shaking-octets+ 8192
   "The octets of a handshake that are taken at once. In records of one octet they take us 2 ms.")
 (defconstant +octets-per-data-octet+ 24
-  "How many octets in all each octet of data allows a peer: a record with one octet of data has 23
-more.")
+  "How many octets of records a peer may send for each octet of data: a record with one octet of
+data has 23 more.")
 
 (defstruct (security (:copier nil))
   "The result of the handshake of a TLS connection."
@@ -79,9 +79,9 @@ verified, unless the credentials have :verify nil.")
   (inner nil :type byte-channel :read-only t) ; carries the records
   (role :client :type (member :client :server) :read-only t) ; our end's
   (used-credentials nil :type tls-credentials :read-only t) ; those in force when it began
-  (context nil :type context)           ; a server's may become that for another name
+  (context nil :type context)           ; a server may replace it by the context for another name
   (server nil :type (or null string) :read-only t) ; as a client calls it, with its port
-  (server-name nil :type (or null string)) ; by which the client calls the server
+  (server-name nil :type (or null string)) ; the name by which the client calls the server
   (hello :awaited :type (member :awaited :taken :refused)) ; the ClientHello of a server's peer
   (record-scan nil :type (or null record-scan)) ; of a server's peer that shakes hands: its messages
   (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
@@ -151,7 +151,7 @@ session has ended. On the loop."
 
 (defmacro lending-area ((byte-channel tls) &body body)
   "Do BODY, in which the session of TLS, the state of BYTE-CHANNEL, may use the loop's area, and
-return its values. It is not left by RETURN-FROM."
+return its values. BODY must not leave the form by RETURN-FROM."
   (let ((over (gensym "OVER")))
     `(let ((,over nil))
        (assert (not (shiftf (os:tls-area-lent (tls-area ,tls)) t)))
@@ -277,7 +277,7 @@ read. The certificate may be an attacker's."
 ;;; The handshake
 
 (defun advance-handshake (byte-channel tls)
-  "Go on with the handshake, as far as the peer has sent enough octets. The area is lent."
+  "Continue the handshake as far as the octets that the peer has sent allow. The area is lent."
   (setf (tls-state tls) :handshaking)
   (ecase (os:shake-hands (tls-ssl tls) :choose (lambda (name) (choose-context tls name)))
     (:done (end-handshake byte-channel tls))
@@ -472,7 +472,7 @@ data."
                (setf (byte-channel-more byte-channel) more)
                (return-from read-session (if (> at start) (- at start) otherwise)))
              (end-reading ()
-               ;; available octets come first; the next read returns the end
+               ;; this read returns the available octets, the next one the end
                (if (> at start)
                    (answer 0 t)
                    (read-tls byte-channel octets at end))))
@@ -485,8 +485,8 @@ data."
                    (setf at (take-records byte-channel tls result octets at end))
                    (incf taken result)
                    (case (tls-state tls)
-                     ;; without octets for the connection reading goes on: a short read may have
-                     ;; been the last, and no further event would come
+                     ;; a read that has brought no octets of data is repeated: if it was short, no
+                     ;; further event may come
                      ((:open :handshaking)
                       (when (and (> at start) (or (< result room) (> taken (length area))))
                         (answer +wants-read+ (= result room))))

@@ -34,7 +34,8 @@
 (defstruct (ticket (:constructor make-ticket (pointer until)) (:copier nil))
   "A ticket with which a client resumes a session."
   (pointer 0 :type os:foreign-pointer :read-only t) ; OpenSSL's session
-  (until 0 :type (integer 0) :read-only t)) ; a universal time: the server is verified until then
+  ;; a universal time, until which the server's certificate is valid
+  (until 0 :type (integer 0) :read-only t))
 
 (declaim (sb-ext:freeze-type ticket))
 
@@ -320,7 +321,7 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
         (tls-credentials-contexts ,credentials)))
 
 (defun look-due-p (credentials context)
-  "True if it is time to check the files of CONTEXT; the next time is counted from now."
+  "True if it is time to check the files of CONTEXT; then the time until the next check begins now."
   (let ((interval (tls-credentials-check-seconds credentials))
         (now (monotonic-ns)))
     (when (and interval (>= now (+ (context-checked-ns context) (seconds-ns interval))))
@@ -371,7 +372,7 @@ Call this with the lock, which is released meanwhile."
     (cond ((or (null context) (/= (context-instance context) (os:openssl-instance)))
            (setf (role-context credentials role) (build-context credentials role)))
           ((not (look-due-p credentials context)) context)
-          ((simulated-p)                ; where there are no such threads, nor such files
+          ((simulated-p)                ; a simulated world has neither such threads nor such files
            (setf (role-context credentials role)
                  (or (renewed-context credentials context role) context)))
           (t (have-files-looked-at credentials context role)
@@ -389,8 +390,7 @@ checks of all files that are due, including those of OTHERS, together."
            ,@body)))))
 
 (defun refresh-others (credentials context role)
-  "Update the list from which CONTEXT, that of CREDENTIALS for ROLE, a server's, chooses among its
-others. With the lock."
+  "Update the others of CONTEXT, the context of CREDENTIALS for ROLE, a server's. With the lock."
   (let ((others (loop for other in (tls-credentials-others credentials)
                       collect (with-context (current other role) current))))
     (unless (equal others (context-others context))
@@ -422,7 +422,8 @@ as well. The files are read now, for all connections of that ROLE. From any thre
   nil)
 
 (defun new-contexts (credentials)
-  "New contexts for the roles for which CREDENTIALS have one, nil in the place of the others."
+  "A list of a new context for each role for which CREDENTIALS have a context, and nil for each
+other role."
   (loop for role in '(:client :server :http-server)
         collect (and (role-context credentials role)
                      (build-context credentials role))))

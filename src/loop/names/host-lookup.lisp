@@ -5,9 +5,9 @@
 ;;;; begin if its answer is not wanted any more.
 ;;;;
 ;;;; A loop that asks for a name that is already being looked up gets the answer of that look-up,
-;;;; unless it has taken very long: so retries of a name that hangs occupy few further threads. An
-;;;; address query that waits for a thread is shared only by the loops of the same reserve, since
-;;;; its threads may all hang.
+;;;; unless that look-up has taken very long. So retries of a name that hangs occupy few further
+;;;; threads. An address query that waits for a thread is shared only by the loops of the same
+;;;; reserve, since the threads of another reserve may all hang.
 
 (in-package #:clgrpc.loop)
 
@@ -45,7 +45,7 @@
 ;;; Address queries to the system's resolver
 
 (defconstant +address-query-ns+ (* 60 +ns-per-second+)
-  "An address query that is older is asked once more.")
+  "A query older than this is asked once more instead of being shared.")
 
 (defstruct (address-query (:constructor make-address-query (key reserve since-ns)) (:copier nil))
   "The addresses of a host that were requested."
@@ -66,8 +66,8 @@
 (defglobal **address-queries-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
 
 (defun find-address-query (address-query)
-  "Another address query that is the same as ADDRESS-QUERY and whose answer can be used: one that a
-thread is asking, or one of the same reserve. With the lock."
+  "Another address query for the same name as ADDRESS-QUERY, whose answer can be used: a thread asks
+it already, or it waits in the same reserve. With the lock."
   (find-if (lambda (other)
              (and (not (eq address-query other))
                   (equal (address-query-key address-query) (address-query-key other))

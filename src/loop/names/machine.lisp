@@ -1,5 +1,5 @@
-;;;; The machine, the world of all threads that are in no other (world.lisp): its network is the
-;;;; kernel's sockets and the system's resolver.
+;;;; The machine is the world of all threads that are in no simulated one (world.lisp): its network
+;;;; is the kernel's sockets and the system's resolver.
 
 (in-package #:clgrpc.loop)
 
@@ -34,8 +34,8 @@
 
 (defun retire-by-kernel (socket)
   "The machine's NETWORK-RETIRE. Otherwise a connection that a socket gets between its last accept
-and its end would be reset. If the port is shared, its peer should try again instead: then another
-socket gets the connection."
+and its end would be reset. If several sockets share the port, the peer should try again instead:
+then another socket gets the connection."
   (unless (eql 0 (os:socket-option socket os:+sol-socket+ os:+so-reuseport+))
     (os:drop-new-connections socket)))
 

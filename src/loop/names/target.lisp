@@ -189,13 +189,14 @@ is nil. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
                  (no-target text "a DNS server has a numeric address, not ~S" host))))))
 
 (defun parse-target (text &key (smallest-port 1) for-channel)
-  "The target that TEXT, a string, means; see above. Ports begin at SMALLEST-PORT: 0 is for
-listening, and then a missing host means every IPv4 address. If it is FOR-CHANNEL it may name a DNS
-server, and needs no port. Signal MISUSE if TEXT is not an address. From any thread."
+  "The target that TEXT, a string, means; see above. Ports begin at SMALLEST-PORT. If that is 0, the
+target is for listening, and a missing host means every IPv4 address. If FOR-CHANNEL is true, the
+target may name a DNS server and needs no port. Signal MISUSE if TEXT is not an address. From any
+thread."
   (unless (stringp text)
     (misuse "An address is a string, not ~S~@[: ~A~]." text
             (typecase text
-              (integer "a port is a part of it, HOST:PORT")
+              (integer "the port is part of the address, HOST:PORT")
               (cons "write several addresses as one: ipv4:10.0.0.1:50051,10.0.0.2:50051")
               (standard-object "SERVER-ADDRESS returns that of a server"))))
   (when (find-if (lambda (char) (<= #xD800 (char-code char) #xDFFF)) text)

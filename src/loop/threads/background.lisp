@@ -65,8 +65,8 @@ name of its thread. END-BACKGROUND ends it; so does saving the image."
 (defun add-job (background function)
   "Return a new job of BACKGROUND, which runs FUNCTION, without arguments, whenever it is woken or
 due: WAKE-JOB begins. FUNCTION may wait; it returns the seconds until its next run, or nil. An error
-in it is logged, and the job then idle. A job of a background that has ended never runs. From any
-thread."
+in FUNCTION is logged; then the job is idle. A job of a background that has ended never runs. From
+any thread."
   (let ((job (%make-job background function)))
     (sb-thread:with-mutex ((background-lock background))
       (if (background-ended background)
@@ -85,8 +85,8 @@ thread."
                    (job-running job) t)))))
 
 (defun %put-down (job seconds)
-  "Note that JOB has returned, and runs again in SECONDS, or when it is woken. Return true if that
-is at once."
+  "Note that JOB has returned, and runs again in SECONDS, or when it is woken. Return true if it
+runs again at once."
   (let ((background (job-background job)))
     (setf (job-thread job) nil)
     (cond ((and (shiftf (job-woken job) nil) (not (job-ended job))))
@@ -125,7 +125,7 @@ is at once."
 
 (defun wake-job (job)
   "Run JOB now, or once more if it runs. From any thread."
-  ;; a thread that is unwound in between would leave JOB taken for ever
+  ;; if this thread were unwound in between, JOB would stay taken for ever
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((background-lock (job-background job)))
             (%take-job job))
@@ -140,9 +140,9 @@ thread; this does not wait."
 
 (defun end-job (job &key (seconds 3600))
   "End JOB: it does not run any more. Wait until its function has returned, at most SECONDS, unless
-that function calls this. Return true if it has. From any thread."
+that function calls this. Return true if it has returned. From any thread."
   (let ((background (job-background job)) (end (notice-end seconds)))
-    ;; one that has ended and is still timed would be due for ever
+    ;; a job that has ended and is still timed would be due for ever
     (sb-sys:without-interrupts
       (sb-thread:with-mutex ((background-lock background))
         (setf (job-ended job) t

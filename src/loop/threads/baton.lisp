@@ -68,8 +68,8 @@
 
 (defvar *interruptible* nil
   "True if this thread runs a loop, with interrupts off, and allows them where it runs user code or
-waits for events. It allows them nowhere else: SBCL would take them wherever the loop's code waits
-for a lock.")
+waits for events. Interrupts are off everywhere else in the loop: otherwise SBCL would take them
+wherever the loop's code waits for a lock.")
 
 (defmacro with-user-interrupts (() &body body)
   "Do BODY, user code or the wait for events, with interrupts if this thread allows them. An
@@ -104,8 +104,8 @@ allowed outside of the surrounding SB-SYS:WITHOUT-INTERRUPTS."
   (incf (event-loop-lost loop))
   t)
 
-;;; The steps. Reads of the loop come before the store that gives it away, as its writes do, hence
-;;; the two barriers; on x86-64 they cost nothing.
+;;; The steps. All reads and writes of the loop's data come before the store that gives the baton
+;;; away, hence the two barriers; on x86-64 they cost nothing.
 
 (define-hot (seize :inline t) ((loop event-loop) (old baton)) boolean
   "Take the baton of LOOP for this thread if it is still OLD."
@@ -184,8 +184,8 @@ it again."
     (values t (member :kept :lost))
   "Call FUNCTION, which calls user code in WITH-USER-INTERRUPTS, with ARGUMENT while the baton of
 LOOP is lent. Return two values: the value of FUNCTION, and whether the baton was :KEPT or :LOST.
-After a non-local exit IN-EVENT-LOOP-P answers this. A thread that overtakes the loop calls
-NOTE-LATE with ARGUMENT first. From a deferred function."
+After a non-local exit IN-EVENT-LOOP-P tells whether the baton was kept. A thread that overtakes the
+loop calls NOTE-LATE with ARGUMENT first. From a deferred function."
   (let ((value nil) (kept nil))
     (setf (event-loop-user loop) argument)
     (lend loop)
@@ -263,9 +263,9 @@ WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
 
 ;;; A thread that is overtaken while it waits for events may be in the middle of the wait, and
 ;;; would take events from the thread that runs the loop now, and be left there when the loop stops.
-;;; So the loop gets another poller; the thread is woken, and closes the one that it has. The thread
-;;; is an overtaken waiter until it has left its poller. If it has left before the loop gets
-;;; another, the loop keeps the one that there is.
+;;; So the loop gets another poller; the thread is woken, and closes the poller with which it
+;;; waited. The thread is an overtaken waiter until it has left its poller. If it leaves the poller
+;;; before the loop gets another, the loop keeps that poller.
 
 (defmacro with-overtaken-waiters ((loop) &body body)
   "Evaluate BODY, which changes the OVERTAKEN-WAITERS of LOOP and its poller, while no other thread
@@ -315,9 +315,9 @@ wake LOOP by it."
     shared))
 
 (defun close-poller (loop poller quiet)
-  "Close POLLER, of LOOP. QUIET is false if a thread may still wake LOOP by it, one that was stopped
-in the middle of a POST. Then it stays open, since its descriptors may belong to others by the time
-that thread writes to them."
+  "Close POLLER, of LOOP. QUIET is false if a thread that was stopped in the middle of a POST may
+still wake LOOP by POLLER. Then it stays open, since its descriptors may belong to others by the
+time that thread writes to them."
   (if quiet
       (funcall (poller-close poller) poller)
       (log-event :error :waker-does-not-return :loop loop)))
@@ -341,9 +341,9 @@ that thread writes to them."
 CALL-RELEASING.")
 
 (defun call-releasing (release take function)
-  "Call FUNCTION and return its values. If PREPARE-TO-WAIT is called with a WAIT in it, RELEASE is
-called before that, which gives back what others may wait for. Afterwards, unless WAIT was in vain,
-TAKE is called to take it again; TAKE may wait, too."
+  "Call FUNCTION and return its values. If FUNCTION calls PREPARE-TO-WAIT with a WAIT, RELEASE is
+called before that wait; it gives back the things that other threads may wait for. Afterwards,
+unless WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
   (declare (type function release take function))
   (let* ((outer *around-wait*)
          (*around-wait* (lambda (wait)
@@ -358,7 +358,7 @@ TAKE is called to take it again; TAKE may wait, too."
   "Prepare for this thread's sleep in user code: if it runs a loop, make a reserve thread run that
 loop from now on. Return false if no reserve thread can; then this thread must not sleep. If WAIT is
 given, a function by which this thread waits, call it then, and return its value, which is false if
-the wait was in vain; this thread holds nothing of CALL-RELEASING meanwhile."
+the wait was in vain; meanwhile this thread holds nothing that CALL-RELEASING can release."
   (and (leave-loop)
        (or (null wait)
            (funcall (or *around-wait* #'funcall) wait))))
@@ -375,8 +375,8 @@ the wait was in vain; this thread holds nothing of CALL-RELEASING meanwhile."
              t))))
 
 (defgeneric note-late (argument)
-  (:documentation "The user code for which CALL-USER got ARGUMENT has lost the loop, which the
-calling thread holds.")
+  (:documentation "The user code for which CALL-USER got ARGUMENT has lost the baton, which the
+calling thread has now.")
   (:method (argument) (declare (ignore argument)) nil))
 
 (defun request-takeover (loop baton if-busy)
@@ -390,7 +390,7 @@ RUN-ON-RESERVE. Return true if one will try. The second value is the function th
                       ;; from now on the runner is a thread like others: none waits for it
                       (setf (event-loop-overtaken loop) t)
                       (trace-event :loop :overtaken :loop loop)
-                      (when (= +lent+ (baton-state baton)) ; else it was in no user code
+                      (when (= +lent+ (baton-state baton)) ; otherwise that thread ran no user code
                         (note-late (event-loop-user loop)))
                       (funcall (event-loop-run loop) loop)))))
     (and reserve
@@ -398,7 +398,7 @@ RUN-ON-RESERVE. Return true if one will try. The second value is the function th
 
 (defun request-runner (loop)
   "Make a reserve thread of LOOP run it if no thread does. If necessary a thread is started beyond
-the limit, since all others may wait for LOOP. Return true if one will try."
+the limit, since all threads of the reserve may wait for LOOP. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve

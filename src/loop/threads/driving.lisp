@@ -57,8 +57,8 @@
 
 (defun call-served (loop function candidate)
   "Call FUNCTION, which waits for an event on LOOP that another thread runs. CANDIDATE is a function
-that wakes this thread, or nil. Give it only if FUNCTION returns as soon as it is woken and finds
-that LEFT-TO-DRIVE-P is true."
+that wakes this thread, or nil. CANDIDATE may be given only if FUNCTION returns as soon as it is
+woken and finds that LEFT-TO-DRIVE-P is true."
   (declare (type function function))
   (if (event-loop-driving loop)
       (wait-as-waiter loop function candidate)
@@ -76,8 +76,8 @@ that LEFT-TO-DRIVE-P is true."
                      (compare-and-swap (driving-candidate driving) candidate nil))
                    (atomic-decf (driving-waiters driving))
                    (sb-thread:barrier (:memory))
-                   ;; the thread that gave the loop up may have taken this one for a candidate that
-                   ;; would drive
+                   ;; the thread that gave the loop up may have relied on this one, the candidate,
+                   ;; to drive
                    (when (waited-for-p driving) (request-runner-if-free loop)))
       (request-runner-if-free loop)
       (funcall function))))
@@ -106,7 +106,7 @@ that LEFT-TO-DRIVE-P is true."
 
 (define-hot waited-for-p ((driving driving)) boolean
   "True if a waiter counts on another thread to run the loop of DRIVING. A waiter whose call has
-ended does not count, though it cannot announce that before it gets a processor."
+ended does not count, although it remains among the WAITERS until it gets a processor."
   (and (plusp (driving-waiters driving))
        (plusp (driving-calls driving))))
 
@@ -184,7 +184,8 @@ thread continues, it waits in another way."
          (block driving
            (handler-bind ((sb-sys:interactive-interrupt
                             (lambda (interrupt)
-                              (when (resume-wait loop) ; in user code the watchdog sees to it
+                              ;; in user code the watchdog makes another thread take over
+                              (when (resume-wait loop)
                                 (enter-debugger loop interrupt)
                                 (return-from driving)))))
              (drive-as-holder loop done-p argument)))

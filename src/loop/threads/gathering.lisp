@@ -19,10 +19,10 @@
 (defconstant +single-sends+ 4
   "How many messages in a row are written one by one.")
 (defconstant +burst-gap-ns+ 50000
-  "A message that follows the last one after this time is not in a row with it: then a write for
-each message is cheap enough.")
+  "A message that comes this long after the last one does not continue its burst: at that rate a
+write for each message is cheap enough.")
 (defconstant +gathering-ns+ 150000
-  "Output waits for more output no longer than this and the time to wake a thread, some 50 µs.")
+  "Output waits for more output at most for this time, plus some 50 µs to wake a thread.")
 (defconstant +empty-looks+ 5
   "After this many checks in a row without gathered output the flusher leaves.")
 
@@ -38,7 +38,8 @@ LOOP and sent a message on it."
   nil)
 
 (define-hot gather-p ((loop event-loop)) boolean
-  "Note that a message has been sent on LOOP. Return true if it may wait for those that follow."
+  "Note that a message has been sent on LOOP. Return true if the output may wait for the messages
+that follow."
   (let* ((driving (driving-of loop))
          (now (event-loop-now loop))
          (since (driving-gathered-ns driving)))
@@ -100,7 +101,7 @@ a while."
   (setf (driving-flusher driving) 0)
   (sb-thread:barrier (:memory))
   (or (zerop (driving-gathered-ns driving))
-      ;; there may be another already
+      ;; another flusher may have begun
       (plusp (compare-and-swap (driving-flusher driving) 0 1))))
 
 (defun send-gathered (loop)

@@ -5,7 +5,7 @@
 ;;;; well, for functions that are not guarded elsewhere.
 ;;;;
 ;;;; A peer may cause the same error with each message. So each GUARDING form logs at most
-;;;; +LOGGED-ERRORS+ errors in a second; the next one logged has the number of those that were not
+;;;; +LOGGED-ERRORS+ errors in a second; the next logged error says how many were not logged
 ;;;; (:unlogged).
 
 (in-package #:clgrpc.loop)
@@ -17,7 +17,8 @@
   "The most errors that each place logs in a second.")
 
 (defstruct (errors (:constructor make-errors ()) (:copier nil))
-  "The errors that a place has logged lately. Threads that change it at once may lose a count."
+  "The errors that a place has logged lately. If several threads change it at once, a count may be
+lost."
   (since-ns 0 :type nanoseconds)        ; when the second began
   (logged 0 :type fixnum)               ; in that second
   (unlogged 0 :type fixnum))            ; since the last that was logged
@@ -42,8 +43,8 @@
     nil))
 
 (defun guarded-p (condition)
-  "True if a guard against errors handles CONDITION: not C-c, which is for the debugger, and not one
-that goes to the handlers outside."
+  "True if a guard against errors handles CONDITION. It does not handle C-c, which is for the
+debugger, nor conditions for the handlers outside."
   (not (or (eq condition *unguarded*)
            (typep condition 'sb-sys:interactive-interrupt))))
 
@@ -61,13 +62,14 @@ the condition."
          (values (progn ,@body) nil)))))
 
 (defun pass-timeout (timeout)
-  "Let the handlers outside of all guards have TIMEOUT, an SB-EXT:TIMEOUT; return if none takes it."
+  "Let the handlers outside of all guards have TIMEOUT, an SB-EXT:TIMEOUT; return if no handler
+takes it."
   (let ((*unguarded* timeout)) (signal timeout)))
 
 (defmacro passing-timeouts (&body body)
   "Do BODY, a user's function within a guard, and return its values. The time of a WITH-TIMEOUT of
-its thread may be over meanwhile, which is no error of that function: the timeout goes to the
-handlers outside of all guards, and is taken for an error only if none of them handles it."
+its thread may be over meanwhile, which is no error of that function: that timeout goes to the
+handlers outside of all guards, and counts as an error only if no handler takes it."
   `(handler-bind ((sb-ext:timeout #'pass-timeout)) ,@body))
 
 (defmacro guarding ((event &rest plist) &body body)

@@ -6,10 +6,11 @@
 ;;;;
 ;;;; 1. The consumer sets ASLEEP to 1 (DOZE-INBOX), checks once more whether the inbox is empty, and
 ;;;;    sleeps. A push that this look missed finds ASLEEP to be 1.
-;;;; 2. A push that finds ASLEEP to be 1 increments WAKERS and tries to set ASLEEP to 0. The one
+;;;; 2. A push that finds ASLEEP to be 1 increments WAKERS and tries to set ASLEEP to 0. The thread
 ;;;;    that succeeds wakes the consumer and then decrements WAKERS (CONFIRM-WAKE); the others
-;;;;    decrement it at once. No interrupt may happen in between: an unwinding thread, such as one
-;;;;    whose WITH-TIMEOUT is over, would leave the consumer asleep although it has something to do.
+;;;;    decrement WAKERS at once. No interrupt may happen in between: an unwinding thread, such as
+;;;;    one whose WITH-TIMEOUT is over, would leave the consumer asleep although it has something to
+;;;;    do.
 ;;;; 3. The consumer, awake again, sets ASLEEP to 0 (ROUSE-INBOX).
 ;;;; 4. CLOSE-INBOX waits until WAKERS is 0, for +LONGEST-WAKE-NS+ at most. If it is, the means to
 ;;;;    wake the consumer, such as an eventfd, can be closed.

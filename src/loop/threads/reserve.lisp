@@ -2,8 +2,8 @@
 ;;;; thread can take, up to a limit; beyond the limit work queues, up to another limit; an idle
 ;;;; thread ends after a while. The thread that went idle last works first, so that a pool that is
 ;;;; larger than needed shrinks. Each user of the threads has a share of them (share.lisp); a
-;;;; sixteenth of the threads is for functions without a share, which take over loops. If there are
-;;;; fewer than 16, all are for shares, and a take-over may start one more.
+;;;; sixteenth of the threads is for functions without a share, which take over loops. With fewer
+;;;; than 16 threads all are for shares, and a take-over may start one more.
 ;;;;
 ;;;; A loop that a reserve thread has taken over is not given back to its own thread. That thread
 ;;;; becomes one of the reserve instead, and the reserve has room for one more until the loop stops
@@ -43,7 +43,7 @@
   (root nil :type share :read-only t)   ; the share of all its threads
   (lookups nil :type share :read-only t) ; that of names that are looked up
   (runners 0 :type index)               ; threads beyond LIMIT, for the loops that some of them run
-  (count 0 :type index)                 ; threads, with those that are about to start
+  (count 0 :type index)                 ; threads, including those about to start
   (busy 0 :type index)                  ; how many of them are not IDLE
   (threads '() :type list)              ; those that run; once it is closed, those that have run
   (closed nil :type boolean))           ; it takes no more functions
@@ -66,7 +66,8 @@
 (defun note-exit ()
   "Start no more threads, since the process is about to end. SBCL ends all threads then. Otherwise
 the unwinding of a loop would start a new thread to run it, and the process would wait a minute for
-that thread. The end of a reserve thread would start one for a function that waits."
+that thread. Likewise the end of a reserve thread would start another thread for a function that
+waits."
   (setf **exiting** t))
 
 (pushnew 'note-exit sb-ext:*exit-hooks*)
@@ -90,7 +91,7 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
 ;;; Assigning work to threads; LOCK is held
 
 (defun free-threads (reserve)
-  "The number of threads that shares may still get; none if it is zero or less."
+  "The number of threads that shares may still get; zero or less means that they get none."
   (- (max-threads reserve) (ash (reserve-limit reserve) -4) (reserve-busy reserve)))
 
 (defun free-places (reserve)
@@ -124,7 +125,8 @@ thread and return :START: then the caller starts it."
 
 (defun place-function (reserve function if-busy share takeover)
   "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has it, :START if
-the caller must start a thread for it, :QUEUED, or NIL if there is neither a thread nor a place."
+the caller must start a thread for it, :QUEUED, or NIL if neither a thread nor a place in the queue
+is free."
   (let ((root (reserve-root reserve)))
     (cond ((or (reserve-closed reserve) **exiting**) nil)
           ((and (share-full-p share) (not (eq if-busy :insist))) (values nil :share))
@@ -165,9 +167,9 @@ that it may have. TAKEOVER is true if FUNCTION takes a loop over. From any threa
     (may-have-p share #'share-running (free-threads reserve))))
 
 (defun charge-thread (reserve change function)
-  "Call FUNCTION with the lock held. If it returns a share, charge a thread to that share, for user
-code that began on a loop and has lost it. CHANGE is 1; or it is -1 if that user code has returned,
-to undo the charge. From any thread."
+  "Call FUNCTION with the lock held. If it returns a share, charge that share with a thread, for
+user code that began on a loop and has lost the loop. CHANGE is 1; or it is -1 if that user code has
+returned, to undo the charge. From any thread."
   (declare (type function function))
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((share (funcall function)))
@@ -275,8 +277,8 @@ idle. Return true if functions still wait."
     (loop while (sb-sys:without-interrupts (start-next)))))
 
 (defun await-function (reserve worker)
-  "Wait until WORKER, which is idle, gets a function; if none arrives in time, remove WORKER from
-the idle ones."
+  "Wait until WORKER, which is idle, gets a function; if no function arrives in time, remove WORKER
+from the idle ones."
   (let ((end (notice-end (reserve-idle-seconds reserve))))
     (sb-thread:with-mutex ((reserve-lock reserve))
       (loop until (or (worker-function worker) (reserve-closed reserve))

@@ -8,11 +8,11 @@
 ;;;;
 ;;;;     its number  ≤  WEIGHT × (free number − KEPT)
 ;;;;
-;;;; and a share that has none may have one while anything is free. The parts of a share divide, by
-;;;; the same rule, the number that the share may have. An example with weight 1, nothing kept and
-;;;; 240 threads: one user alone gets some 120, since then 120 are free; two get 80 each, three 60.
-;;;; So each user gets less as more arrive, and the last one still finds some free. No share needs
-;;;; to know the number of shares, and no thread is taken back.
+;;;; and a share that has nothing may have one while anything is free. The same rule divides the
+;;;; number that a share may have among its parts. An example with weight 1, nothing kept
+;;;; and 240 threads: one user alone gets some 120, since then 120 are free; two get 80 each, three
+;;;; 60. So each user gets less as more arrive, and the last one still finds some free. No share
+;;;; needs to know the number of shares, and no thread is taken back.
 ;;;;
 ;;;; Waiting functions are served round robin at each level. A search for a function that may run
 ;;;; skips shares that have too much; there are at most as many of these as threads.
@@ -66,8 +66,8 @@ FREE more. Zero or less means that it may have no more."
           (t 0))))
 
 (defun free-for (share reader free)
-  "The number of items, of the kind that READER counts, that SHARE may have beyond those it has, by
-the rule for SHARE and all its wholes; FREE are free in all."
+  "How many more items of the kind that READER counts SHARE may have, by the rule for SHARE and all
+its wholes, if FREE items are free in all."
   (declare (type function reader))
   (if (share-whole share)
       (part-free share (funcall reader share) (free-for (share-whole share) reader free))

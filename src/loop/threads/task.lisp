@@ -14,8 +14,8 @@
 
 (define-hot (defer :inline t) ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT after the reading of this turn or, if that is over, in the next turn.
-Deferred functions are called in order, but those of newcomers, connections that are read in the
-middle of a long turn, before older ones. On the loop."
+Deferred functions are called in order. But functions of newcomers, which are connections that are
+read in the middle of a long turn, come before older ones. On the loop."
   (let ((ring (event-loop-ring loop))
         (count (event-loop-ring-count loop)))
     (declare (type simple-vector ring))
@@ -83,14 +83,14 @@ turn if none is. FUNCTION as for CALL-LAST. By the thread that holds the baton."
   (queue-function (event-loop-early loop) function argument))
 
 (defconstant +again-ns+ +ns-per-second+
-  "The time after which a lasting timer whose function has failed runs again; it doubles with each
-failure in a row.")
+  "The time after which a lasting timer runs again if its function has failed; the time doubles with
+each failure in a row.")
 (defconstant +longest-again-ns+ (* 64 +ns-per-second+))
 
 (defun make-lasting-timer (loop function argument)
-  "Return a timer like MAKE-TIMER, for the wheel of LOOP, whose FUNCTION must not be lost, such as
-one that starts the timer again. If FUNCTION signals an error and leaves the timer idle, the timer
-runs again after a while."
+  "Return a timer like MAKE-TIMER, for the wheel of LOOP, whose FUNCTION is called again if it
+fails; for instance, because FUNCTION starts the timer again. If FUNCTION signals an error and
+leaves the timer idle, the timer runs again after a while."
   (declare (type function function))
   (let ((timer nil) (again-ns +again-ns+))
     (declare (type nanoseconds again-ns))

@@ -20,17 +20,17 @@
 (defconstant +functions-per-look+ 16
   "After how many deferred functions at most, if there are more, the turn checks whether output
 should be sent, a timer is due or newcomers should be admitted. It begins with
-+FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. It looks after each once the
-watchdog has found the turn long.")
++FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. Once the watchdog has found
+the turn long, the loop checks after each function.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
-  "If the functions between two checks take longer than this, each, the next check comes after
-one.")
+  "If the functions between two checks have taken longer than this on average, the next check comes
+after a single function.")
 (defconstant +admission-ns+ 5000000
   "Deferred functions that take longer than this are interrupted by newcomers. The longest time of
-one admission of newcomers. Then the next ones wait for as long, or for as long as these have taken
-if that is longer.")
+one admission of newcomers. Then the next newcomers wait for the same time, or for the time that
+this admission has taken if that is longer.")
 
 ;;; Phases
 
@@ -75,8 +75,8 @@ Unless it is 0, the inbox counts as asleep."
                         (source-token source)))))
 
 (defconstant +slice-ns+ +ns-per-second+
-  "A driver that was overtaken just before it slept notices it after this time, since its events do
-not wake it any more.")
+  "A driver that was overtaken just before it slept notices this after this time at most, since no
+event wakes it any more.")
 
 (define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))
     (integer 0 256)
@@ -103,7 +103,7 @@ interrupts on; return the number of events fetched."
 (define-hot sleep-as-lender ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
   "As FETCH-EVENTS with a wait. The events that this thread has fetched are lost when an interrupt
 unwinds it, when another thread has got LOOP, or when it has run LOOP in the middle of an interrupt;
-then LOOP asks for all of them again. A thread that was overtaken closes its poller."
+in these cases LOOP asks for all events again. A thread that was overtaken closes its poller."
   (let ((poller (event-loop-poller loop))
         (turns (event-loop-turns loop))
         (count -1))
@@ -116,7 +116,7 @@ then LOOP asks for all of them again. A thread that was overtaken closes its pol
                      count 0)))
             ((and (leave-poller loop poller) (/= 0 count))
              (setf (event-loop-blind loop) t)
-             (post loop (constantly nil))))) ; the thread that runs it may sleep
+             (post loop (constantly nil))))) ; the thread that runs LOOP may sleep
     (max 0 count)))
 
 (define-hot fetch-events ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
@@ -142,8 +142,8 @@ number. After a wait this thread may have lost the baton."
     (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
   "Look for events of LOOP for SPIN-NS without sleeping. Return three values: how many there are;
 after how many nanoseconds they, or a post, have arrived, nil if nothing has; and how long this
-took. If the polling shows that this thread has shared its processor with another, perhaps the peer,
-the second value is one for which spinning is not useful."
+took. If this thread has shared its processor with another meanwhile, perhaps the peer, the second
+value is so long that spinning does not look useful."
   (let* ((begin (monotonic-ns)) (now begin))
     (declare (type nanoseconds begin now))
     (loop
@@ -231,7 +231,8 @@ aborted, and the loop continues with the others."
 
 (defun connection-failed (connection condition)
   "The handler of CONNECTION signalled CONDITION."
-  (setf (connection-dirty connection) nil) ; it may be on the list twice then, which does not matter
+  ;; a connection may be on the list twice then, which does not matter
+  (setf (connection-dirty connection) nil)
   (abort-connection connection condition))
 
 (define-hot read-phase ((loop event-loop)) null
@@ -345,9 +346,10 @@ that are deferred for them run next. Return how many these are."
   "Run the deferred functions. Return false if user code in them has lost the baton."
   (let ((count (event-loop-ring-count loop))
         (done 0)
-        (admitted 0)                    ; newcomers' functions are those until DONE is so much
+        ;; the functions called before DONE reaches this number are newcomers'
+        (admitted 0)
         (admitted-at 0)                 ; when these began, or 0
-        (admission (+ (event-loop-now loop) +admission-ns+)) ; when others may come
+        (admission (+ (event-loop-now loop) +admission-ns+)) ; when other newcomers may be admitted
         (step +functions-before-look+)
         (look +functions-before-look+)  ; when DONE is so much, look
         (looked-at (event-loop-now loop))) ; when that was done last

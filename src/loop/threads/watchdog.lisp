@@ -60,9 +60,10 @@ on a busy machine, a woken thread may have no processor yet.")
   (loop nil :type event-loop)           ; the watched loop
   (seen 0 :type sb-ext:word)            ; its baton
   (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
-  (request nil :type (or null function)) ; the function that overtakes it, if that had to wait
+  ;; the function that overtakes it, if that function had to wait
+  (request nil :type (or null function))
   (unanswered 0 :type index)            ; looks in a row that have found its bell unanswered
-  (turns 0 :type (unsigned-byte 62))    ; the number it had made
+  (turns 0 :type (unsigned-byte 62))    ; the number of turns it had made
   (at 0 :type index))                   ; which deferred function was next
 
 (defglobal **watchdog** nil)
@@ -174,8 +175,9 @@ held."
           (setf least (min least (max ahead +shortest-tick-ns+))))))))
 
 (defun request-takeover-first (watched loop baton)
-  "As REQUEST-TAKEOVER, before all functions that wait for a thread. The request for another baton
-of LOOP is withdrawn if it waits still: while no thread is free, each handler would add one."
+  "As REQUEST-TAKEOVER, before all functions that wait for a thread. A request for an earlier baton
+of LOOP that still waits is withdrawn: otherwise each handler would add one while no thread is
+free."
   (let ((reserve (event-loop-reserve loop)) (former (shiftf (watched-request watched) nil)))
     (when former (leave-reserve reserve (reserve-root reserve) :function former))
     (multiple-value-bind (place function) (request-takeover loop baton :first)
@@ -192,7 +194,7 @@ garbage has been collected since the last check."
              (baton (event-loop-baton loop))
              (state (baton-state baton))
              (still (= baton (shiftf (watched-seen watched) baton)))
-             ;; user code that only begins calls, all of which fail at once, reads nothing
+             ;; user code that only begins calls that fail at once reads nothing
              (unread (= (watched-turns watched) (event-loop-turns loop)))
              (late (look-at-turn watched loop (and comparable (= state +lent+) (not still)))))
         (flet ((ask (asked)
@@ -205,7 +207,7 @@ garbage has been collected since the last check."
                 ((and (= state +lent+) still comparable)
                  (setf overstayed t)
                  (let ((asked (request-takeover-first watched loop baton)))
-                   ;; a thread that is about to wait need not ask another either
+                   ;; so a thread that is about to wait need not ask for another one
                    (when (and asked (not (eq :queued asked)))
                      (setf (event-loop-asked loop) baton))
                    (ask asked)))
@@ -223,7 +225,7 @@ garbage has been collected since the last check."
 
 (defun bell-unanswered-p (watched loop same-wait comparable)
   "True if an item was posted to LOOP, whose runner waits for events, and has not been taken yet.
-Count such checks in a row that find the SAME-WAIT, except one that is not COMPARABLE."
+Count such checks in a row that find the SAME-WAIT; a check that is not COMPARABLE does not count."
   (let* ((inbox (event-loop-inbox loop))
          (rung (not (or (inbox-asleep-p inbox) (inbox-empty-p inbox)))))
     (cond ((not (and rung same-wait)) (setf (watched-unanswered watched) 0))

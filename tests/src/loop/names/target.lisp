@@ -56,7 +56,7 @@
   (flet ((complaint (text)
            (handler-case (progn (parse-target text) "")
              (misuse (error) (princ-to-string error)))))
-    (is (search "not 5: a port is a part of it, HOST:PORT" (complaint 5)))
+    (is (search "not 5: the port is part of the address, HOST:PORT" (complaint 5)))
     (is (search "write several addresses as one: ipv4:" (complaint '("a:1" "b:2"))))
     (is (search "SERVER-ADDRESS returns" (complaint (make-instance 'standard-object))))
     (is (search "leave http:// out" (complaint "http://host:80")))
