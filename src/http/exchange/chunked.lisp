@@ -14,9 +14,9 @@
 (defun begin-response (request &key (status 200) headers)
   "Begin to answer REQUEST, the argument of a handler of HTTP, in chunks: send STATUS, an HTTP
 status from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK continues it,
-and END-RESPONSE ends it. If the handler returns REQUEST the response remains open; if it returns
-anything else this ends the response. A server that stops ends it at once. Signal MISUSE if REQUEST
-has an answer. From any thread."
+and END-RESPONSE ends it. If the handler returns REQUEST, the response remains open; any other value
+of the handler ends the response. A server that stops ends the response at once. Signal MISUSE if
+REQUEST has an answer. From any thread."
   (let ((answer (check-answer status headers nil)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))
@@ -40,7 +40,8 @@ has an answer. From any thread."
      (the index (funcall (responder-unsent (http-request-responder request)) request))))
 
 (defun room-for-chunk-p (request count)
-  "True if COUNT octets more of REQUEST's response may wait. If nothing waits any number may."
+  "True if COUNT octets more of REQUEST's response may wait. If nothing waits, a chunk of any length
+may."
   (let ((waiting (waiting-octets request)))
     (or (<= waiting +head-charge+)
         (<= (+ waiting count)
@@ -65,7 +66,7 @@ option send-budget-octets. Signal MISUSE if the response has not been begun. Fro
           ((zerop count) t)
           ((not (room-for-chunk-p request count)) nil)
           (t (post-chunk request
-                         ;; the caller may go on to use its own for something else
+                         ;; the caller may use its own vector for something else afterwards
                          (if (eq octets chunk) (copy-seq octets) octets))
              t))))
 

@@ -1,5 +1,5 @@
 ;;;; Answers: the values of HTTP handlers, checked. Their headers must not include those that only
-;;;; the server sets, and each must be exactly one header on the line.
+;;;; the server sets, and each must be exactly one line of the head.
 
 (in-package #:clgrpc.exchange)
 
@@ -39,7 +39,7 @@
   '(simple-array character (*)))
 
 (define-hot sound-value-p ((value text)) boolean
-  "True if VALUE is valid for a header as it is: printable ASCII without blanks around it."
+  "True if VALUE is valid for a header without a change: printable ASCII without blanks around it."
   (let ((end (length value)))
     (and (loop for char across value always (char<= #\Space char #\~))
          (or (zerop end)
@@ -55,7 +55,7 @@
   (mapcar (lambda (name) (coerce name 'text))
           '("connection" "content-length" "keep-alive" "proxy-connection" "te" "transfer-encoding"
             "upgrade"))
-  "The names of headers that only we may set.")
+  "The names of headers that only the server may set.")
 
 (defun sound-header (entry)
   "ENTRY of a handler's headers with its name in lower case and without blanks around its value.

@@ -10,18 +10,20 @@
 (define-load-time-global **not-found** (text-answer 404 "there is nothing here"))
 
 (defstruct (sink (:copier nil))
-  "An owner's functions for its exchanges and for its connections that speak HTTP/1.1. All functions
-run on the loop, except those marked otherwise."
-  ;; (owner request): over HTTP/1.1 its head has come. Return true if it goes on; false if it has
-  ;; been ended
+  "The functions of an owner for its exchanges and for its connections that speak HTTP/1.1. All
+functions run on the loop, except those marked otherwise."
+  ;; (owner request): over HTTP/1.1 its head has come. Return true if the request continues; false
+  ;; if it has been ended
   (begun nil :type function :read-only t)
-  (hold nil :type function :read-only t) ; (request count): so with COUNT octets more of its body
-  (whole nil :type function :read-only t) ; (request): it is whole
+  ;; (request count): charge it for COUNT more octets of its body; the value is as for BEGUN
+  (hold nil :type function :read-only t)
+  (whole nil :type function :read-only t) ; (request): all of it has come
   ;; of requests whose bodies the owner takes as they come, over HTTP/1.1:
   ;; (request octets start end last): more of it, valid only during the call; LAST if it is the last
   (body nil :type (or null function) :read-only t)
-  (writable nil :type (or null function) :read-only t) ; (request): the peer takes its answer
-  (finish nil :type function :read-only t) ; (request): it has its answer, which is to be written
+  ;; (request): the peer takes octets of its answer
+  (writable nil :type (or null function) :read-only t)
+  (finish nil :type function :read-only t) ; (request): its answer is ready to be written
   (head-sent nil :type function :read-only t) ; (request): the head of its answer is about to go out
   (done nil :type function :read-only t) ; (request): its answer, over HTTP/1.1, has been written
   (lost nil :type function :read-only t) ; (request text): its peer has gone, as TEXT says
@@ -54,19 +56,19 @@ which runs on any thread."
   ;; body has LENGTH octets, nil if that is not known
   (head nil :type function :read-only t)
   ;; (request octets start end storable last): more of the body, at its end if LAST. The octets are
-  ;; the connection's; STORABLE as HTTP2:SEND-DATA has it
+  ;; the connection's; STORABLE as for HTTP2:SEND-DATA
   (part nil :type function :read-only t)
   (pause nil :type function :read-only t) ; (request): read no more of its body for now
-  (resume nil :type function :read-only t)) ; (request): go on with that
+  (resume nil :type function :read-only t)) ; (request): read its body again
 
 (defstruct (known-head (:constructor make-known-head (message router route prompt query
                                                       claimed refusal))
                        (:copier nil))
-  "The data of a request over HTTP/1.1 from its head alone. For a repeated head it is found in the
-memo of MESSAGE. It belongs to the connection."
+  "The data of a request over HTTP/1.1 from its head alone. For a repeated head they are in the memo
+of MESSAGE. A known head belongs to its connection."
   (message nil :type http1:message :read-only t) ; which the head is
-  (headers :unread :type (or list (eql :unread))) ; as HTTP-REQUEST-HEADERS has them
-  (router nil :type (or null router) :read-only t) ; whose routes they were
+  (headers :unread :type (or list (eql :unread))) ; as HTTP-REQUEST-HEADERS returns them
+  (router nil :type (or null router) :read-only t) ; the router that has found ROUTE
   (route nil :read-only t)              ; by which a handler is called, or nil
   (prompt nil :type (or null function) :read-only t) ; that answers, see PROMPT-HANDLER
   (query nil :type (or null string) :read-only t) ; which that is called with
@@ -130,7 +132,7 @@ runs, or before it is answered.")
           (t (cons name value)))))
 
 (defun known-headers (known)
-  "The headers of KNOWN, a known head, made at the first request for them."
+  "The headers of KNOWN, a known head, made when they are first needed."
   (let ((headers (known-head-headers known)))
     (if (listp headers)
         headers
@@ -187,9 +189,10 @@ any thread."
 (define-hot (parameter-named-p :inline t) ((query simple-string) (start index) (end index)
                                            (name simple-string))
     boolean
-  "True if QUERY has NAME from START to END. Most parameters have other names, and some are attacks
-on processor time: a name is decoded only if its length is possible. A character takes at most
-twelve octets: four octets of UTF-8, each of which is escaped."
+  "True if QUERY has NAME from START to END. Most parameters have other names, and a peer may send
+many to cost us processor time. So a name is decoded only if its length makes a match possible. A
+character takes at most twelve octets: its UTF-8 has up to four octets, and each of these may be
+escaped."
   (unless (<= (length name) (- end start) (* 12 (the index (length name))))
     (return-from parameter-named-p nil))
   (if (loop for i of-type index from start below end thereis (escape-p (char query i)))
@@ -267,15 +270,16 @@ nil for a name that none of the first 64 parameters has."
 
 (defun prompt-handler (path prompt &key quiet)
   "Return a handler for START-SERVER's :http whose function PROMPT answers GET and HEAD for PATH, a
-string. PROMPT is a function of the query, a string or nil, that returns a value of FIXED-ANSWER. It
-is called on the loop, so it must not wait or fail. A GET over HTTP/1.1 is answered as soon as it is
-read, without a call, unless an observer needs one. QUIET is as for HTTP-HANDLER. From any thread."
+string. PROMPT is a function of the query, a string or nil, that returns a value of FIXED-ANSWER.
+PROMPT is called on the loop, so it must not wait or fail. A GET over HTTP/1.1 is answered as soon
+as it is read, without a call, unless an observer needs one. QUIET is as for HTTP-HANDLER. From any
+thread."
   (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
                       '("GET" "HEAD") :inline (and quiet t) prompt))
 
 (defun note-refusal (router request)
-  "Set the answer to REQUEST, which has no route of ROUTER, or nil: if ROUTER has a route for
-another method, set the answer that says so."
+  "Set the answer to REQUEST, for which ROUTER, or nil, has no route: the answer says so if ROUTER
+has a route for another method."
   (let ((entry (target-entry router (http-request-target request))))
     (when entry
       (setf (http-request-refusal request) (wrong-method (router-entry-handler entry))))))
@@ -312,8 +316,8 @@ another method, set the answer that says so."
                                                 (max-fallback-body-octets)" limit))))
 
 (defun make-body-room (request count limit)
-  "Make room for COUNT octets more in the body of REQUEST, whose limit is LIMIT. Return false if
-that exceeds its memory limit; then REQUEST was ended."
+  "Make room for COUNT octets more in the body of REQUEST, whose limit is LIMIT. Return false if the
+body exceeds its memory limit; then REQUEST was ended."
   (let* ((body (http-request-body request))
          (need (+ (http-request-fill request) count))
          (length (min limit (max need (* 2 (length body)) 1024))))
@@ -391,7 +395,7 @@ it."
 
 (defun write-end (request whole otherwise)
   "Write the answer of REQUEST, which has ended, or the end of an answer in chunks; if WHOLE is
-false, cut that off. OTHERWISE, a function, returns the answer if REQUEST has none."
+false, cut the answer in chunks off. OTHERWISE, a function, returns the answer if REQUEST has none."
   (declare (type function otherwise))
   (let ((responder (http-request-responder request)))
     (if (begun-p request)

@@ -5,8 +5,8 @@
 
 (defun first-octets-version (octets start end)
   "The protocol of a connection whose first octets are those from START to END: HTTP/2 if they are
-\"PRI \", HTTP/1.1 for other text. Everything else is left to HTTP/2, which reports the error. :MORE
-if more octets are needed."
+\"PRI \", HTTP/1.1 for other text. Everything else is left to HTTP/2, which reports the error. The
+value is :MORE if more octets are needed."
   (let ((count (min 4 (- end start))))
     (cond ((null (mismatch #.(ascii-octets "PRI ") octets :end1 count :start2 start
                                                           :end2 (+ start count)))
@@ -16,7 +16,7 @@ if more octets are needed."
 
 (defun http-version-of (agreed octets start end)
   "The protocol of a connection, :HTTP1 or :HTTP2, on which ALPN has AGREED, a string or nil, and
-whose first octets are those from START to END. :MORE if more octets are needed to decide."
+whose first octets are those from START to END. The value is :MORE if more octets are needed."
   (cond ((null agreed) (first-octets-version octets start end))
         ((string= "http/1.1" agreed) :http1)
         (t :http2)))

@@ -1,10 +1,10 @@
 ;;;; HTTP/1.1 at a server (RFC 9112): a connection, from the octets of requests to those of their
 ;;;; answers. Its owner has a SINK.
 ;;;;
-;;;; A connection has one request at a time. Pipelined octets after it wait until it is answered;
-;;;; meanwhile nothing more is read, so a peer can make us keep the octets of one read at most.
-;;;; After an error, and after an answer that comes before the end of its request, the beginning of
-;;;; the next request is unknown: the connection ends with that answer.
+;;;; A connection has one request at a time. Pipelined octets after the request wait until it is
+;;;; answered; meanwhile nothing more is read, so a peer can make us keep at most the octets of one
+;;;; read. After an error, and after an answer that comes before the end of its request, the
+;;;; beginning of the next request is unknown: the connection ends with that answer.
 ;;;;
 ;;;; Phases: :idle → :head → :body → :answer → :idle, or :over. One timer for each connection checks
 ;;;; the phase when the earliest time-out of it may be due; a request that ends before that needs no
@@ -33,10 +33,10 @@
   (since-ns 0 :type nanoseconds)        ; the time when the phase began
   (message nil :type (or null http1:message)) ; the head of the request under way
   (request nil :type (or null http1-request)) ; that request, until it has been answered
-  (prompt nil :type (or null plain-answer)) ; its answer, if that was there at once
+  (prompt nil :type (or null plain-answer)) ; its answer, if it was available at once
   (answered 0 :type index)              ; how many requests have been taken
   (last nil :type boolean)              ; the connection ends with the answer to come
-  (waits nil :type boolean)             ; input waits until that has been given
+  (waits nil :type boolean)             ; input waits until the answer has been given
   (paused nil :type boolean)            ; the owner wants no more of the body for now
   (sent-ns 0 :type nanoseconds)         ; when output last left
   (timer nil :type (or null timer))     ; see STATE-DUE
@@ -175,7 +175,7 @@
         ((zerop (http1:message-minor (state-message state))) "keep-alive")))
 
 (defun write-new-head (state answer body)
-  "As WRITE-ANSWER-HEAD, for an answer whose head has not been made yet, or not with the present
+  "As WRITE-ANSWER-HEAD, for an answer whose head has not been made yet, or was made with another
 header connection."
   (let ((headers (plain-answer-headers answer))
         (date (current-date-text)))
@@ -202,7 +202,7 @@ header connection."
   (let ((stays (and whole (stays-p state))))
     (cond (stays
            (http1:next-message (state-parser state))
-           ;; nil if it is too long to be kept
+           ;; nil if the message is too long to be kept
            (setf (state-message state) (http1:parser-message (state-parser state)))
            (enter-phase state :idle)
            (when (shiftf (state-waits state) nil)
@@ -343,8 +343,8 @@ connection."
     (end-http1 state text)))
 
 (defun refuse-claimed (state http-status text)
-  "As REFUSE, for a claimed request that is still being received: its owner has lost it. An answer
-that has begun is cut off."
+  "As REFUSE, for a claimed request that is still being received: its owner has lost the request. An
+answer that has begun is cut off."
   (let ((request (shiftf (state-request state) nil)))
     (funcall (sink-lost (state-sink state)) request text)
     (funcall (sink-done (state-sink state)) request)
@@ -505,7 +505,8 @@ more."
       (when (and (state-paused state) (< at end))
         (loop:stop-reading (state-socket state))
         (return (values at t)))
-      ;; the end of a body needs no octet after the last one: it is taken in a pause as well
+      ;; the end of a body needs no octet after the last one, so it is processed even if no octet is
+      ;; left
       (multiple-value-bind (next event) (http1:parse (state-parser state) octets at end)
         (setf at next)
         (unless event
@@ -579,7 +580,7 @@ sink's functions."
   (let ((message (state-message state)))
     (+ +http1-octets+
        (http1:parser-octets (state-parser state))
-       ;; twice, since the headers of the request are made of the fields
+       ;; twice, since the request's headers are made from the fields
        (if message (* 2 (http1:message-octets message)) 0))))
 
 (defun drain-http1 (state)

@@ -93,7 +93,7 @@ Return true if the headers end the answer."
   nil)
 
 (defun end-late (stream)
-  "End the answer on STREAM, whose queued octets were all sent, and the request, which is
+  "End the answer on STREAM, whose queued octets were all sent; end also the request, which is
 incomplete."
   (http2:send-data stream (make-octets 0) 0 0 t)
   (http2:reset-stream stream http2:+no-error+))

@@ -30,7 +30,7 @@ FUNCTION   a function, or the name of one, of an HTTP-REQUEST: see HTTP-REQUEST-
            HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. It returns an HTTP
            status from 200 to 599, an alist of headers, strings both, and a body: a string, octets
            or nil. Or it answers in chunks: see BEGIN-RESPONSE. It runs as handlers of calls do. An
-           error in it is answered with 500 and goes to the log; FAIL in it is answered with the
+           error in it is answered with 500 and goes to the log; a FAIL in it is answered with the
            closest HTTP status
 METHODS    a list of HTTP methods, strings, by default GET and HEAD; requests with others are
            answered with 405. HEAD gets the answer of GET without the body

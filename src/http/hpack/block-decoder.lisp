@@ -3,9 +3,9 @@
 ;;;; Everything is bounded: an integer has at most five octets after its prefix, a string ends
 ;;;; within the block, the table and the list have limits. The decoded fields take at most 8/5 of
 ;;;; the octets of the block, plus objects that are shared. Size updates stand before the first
-;;;; field (section 4.2). Everything else that is forbidden is an HPACK-ERROR, after which the
-;;;; decoder cannot be used any more. An indexed field, and a literal or block found in a cache,
-;;;; allocate nothing.
+;;;; field (section 4.2). Any other violation of the RFC is an HPACK-ERROR, after which the decoder
+;;;; cannot be used any more. An indexed field, and a literal or block found in a cache, allocate
+;;;; nothing.
 
 (in-package #:clgrpc.hpack)
 
@@ -28,10 +28,10 @@
   "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS and whose lists hold
 LIST-FIELDS fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets
 until it has seen our SETTINGS, so set a lower limit only by SET-DECODER-LIMIT, when the peer has
-acknowledged it. A decoder belongs to one connection, and one thread at a time may use it; it grows
-with the table that its peer really uses. Decoders may share COMMON, a value of MAKE-COMMON-FIELDS,
-and with it fields that their peers have in common, such as content-type; only one thread at a time
-may use any of these decoders."
+acknowledged it. A decoder belongs to one connection, and one thread at a time may use it; its
+memory grows with the table that its peer really uses. Decoders may share COMMON, a value of
+MAKE-COMMON-FIELDS, and with it fields that their peers have in common, such as content-type; only
+one thread at a time may use any of these decoders."
   (check-type table-octets index)
   (check-type list-octets index)
   (check-type list-fields index)
@@ -45,8 +45,8 @@ may use any of these decoders."
 
 (defun set-decoder-limit (decoder octets)
   "Allow the peer of DECODER a dynamic table of up to OCTETS: our SETTINGS_HEADER_TABLE_SIZE, once
-it is acknowledged. A larger table is reduced at once; a smaller one grows only by the peer's
-update."
+it is acknowledged. A larger table is reduced at once; a smaller one grows only when the peer sends
+a size update."
   (check-type octets index)
   (setf (decoder-ceiling decoder) octets)
   (when (< octets (table-limit decoder))
@@ -55,15 +55,15 @@ update."
   octets)
 
 (defun forget-repeats (decoder)
-  "Drop the caches of DECODER, which make repeated octets cheap; it fills them again."
+  "Drop the caches of DECODER, which make repeated octets cheap; DECODER fills them again."
   (setf (decoder-literals decoder) nil
         (decoder-literal-octets decoder) 0
         (decoder-blocks decoder) nil
         (decoder-block-octets decoder) 0))
 
 (define-hot forget-blocks ((decoder decoder)) null
-  "Drop the blocks that DECODER has cached, since its table changes: none of them means the same
-afterwards, and they may have fields that the table drops."
+  "Drop the blocks that DECODER has cached, since its table changes: the change alters the meaning
+of each, and they may have fields that the table drops."
   (when (plusp (decoder-block-octets decoder))
     (fill (the simple-vector (decoder-blocks decoder)) nil)
     (setf (decoder-block-octets decoder) 0))
@@ -90,7 +90,7 @@ at a full cache."
 
 (define-hot read-long-integer ((octets octets) (at index) (end index) (prefix octet))
     (values index index)
-  "Read the continuation octets at AT of an integer whose prefix was all ones, PREFIX."
+  "Read the continuation octets at AT of an integer whose prefix, PREFIX, had only ones."
   (let ((value prefix))
     (declare (type index value))
     (loop for shift from 0 to 28 by 7
@@ -165,8 +165,8 @@ if a cache may keep it, because it means the same with any contents of the table
 
 (define-hot read-plain-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the literal without indexing at AT, from the cache if it has it, and the
-position after it."
+  "Return two values: the field of the literal without indexing at AT, from the cache if possible,
+and the position after the literal."
   (multiple-value-bind (after cacheable) (literal-end octets at end #x0F)
     (if (not cacheable)
         (read-literal decoder octets at end #x0F nil)
@@ -186,8 +186,8 @@ position after it."
 
 (define-hot read-indexed-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the literal with incremental indexing at AT, from the shared cache if it has
-it, and the position after it."
+  "Return two values: the field of the literal with incremental indexing at AT, from the shared
+cache if possible, and the position after the literal."
   (let ((common (decoder-common decoder)))
     (multiple-value-bind (after cacheable)
         (if common (literal-end octets at end #x3F) (values at nil))
@@ -205,8 +205,8 @@ it, and the position after it."
 
 (define-hot decode-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the representation at AT, which is not an indexed one, and the position after
-it."
+  "Return two values: the field of the literal representation at AT, and the
+position after the representation."
   (let ((octet (aref octets at)))
     (cond ((logtest #x40 octet)
            (multiple-value-bind (field after) (read-indexed-literal decoder octets at end)
@@ -277,7 +277,7 @@ sensitive."
     (when (field-sensitive-p field) (return-from repeat-of nil)))
   (make-repeat (subseq (field-list-fields list) 0 (field-list-count list))
                (field-list-octets list)
-               ;; the layers above have a vector of the fields as well, and may have parts of their
+               ;; the layers above keep a vector of the fields as well, and perhaps parts of their
                ;; texts, such as the path
                (+ +repeat-octets+ octets (* 16 (field-list-count list)) (field-list-octets list)
                   (own-fields-octets decoder list))))
@@ -318,8 +318,8 @@ table is not cached, since it never means the same twice."
                           (list field-list))
     null
   "Decode the whole header block in START to END of OCTETS into LIST, which is cleared first.
-Signal HPACK-ERROR for anything RFC 7541 forbids; DECODER must not be used again then. A list that
-grows over the decoder's limit is not an error: see FIELD-LIST-OVERFLOW-P."
+Signal HPACK-ERROR for anything RFC 7541 forbids; after that DECODER must not be used again. A list
+that grows over the decoder's limit is not an error: see FIELD-LIST-OVERFLOW-P."
   (assert (<= start end (length octets)))
   (if (< 0 (- end start) +cache-octets+)
       (let* ((hash (%hash-octets octets start end 0))

@@ -2,15 +2,15 @@
 ;;;; buffer.
 ;;;;
 ;;;; The encoder's dynamic table is found by hash: HEADS has the number of the newest entry of each
-;;;; bucket, LINKS for each slot of the ring the number of the next older one in its bucket. Both
-;;;; have two halves as long as the ring: by hash of name and value, and by hash of the name.
-;;;; Numbers only decrease along a chain, so it ends at the first number that is not alive, and
-;;;; evicting changes nothing here. Hashes are stored in the field, so a constant field that is
-;;;; already in the table costs one probe of its bucket. A string is Huffman coded only where that
-;;;; is shorter. A change of limit is noted by SET-ENCODER-LIMIT and takes effect, for us as for the
-;;;; peer, with the size updates that BEGIN-BLOCK writes (section 4.2). The encoding of a vector of
-;;;; constant fields remains valid while no entry is added or evicted and the limit is the same, so
-;;;; ENCODE-FIELDS copies it instead of searching again.
+;;;; bucket, LINKS for each slot of the ring the number of the next older one in its bucket. Each
+;;;; has two halves, both as long as the ring: one by the hash of name and value, one by the hash of
+;;;; the name. Numbers only decrease along a chain, so a chain ends at the first number that is not
+;;;; alive, and evicting changes nothing here. Hashes are stored in the field, so a constant field
+;;;; that is already in the table costs one probe of its bucket. A string is Huffman coded only
+;;;; where that is shorter. A change of limit is noted by SET-ENCODER-LIMIT and takes effect, for us
+;;;; as for the peer, with the size updates that BEGIN-BLOCK writes (section 4.2). The encoding of a
+;;;; vector of constant fields remains valid while no entry is added or evicted and the limit is the
+;;;; same, so ENCODE-FIELDS copies it instead of searching again.
 
 (in-package #:clgrpc.hpack)
 
@@ -29,7 +29,7 @@
   (heads **no-numbers** :type numbers)  ; the index of the entries: by bucket, the newest number
   (links **no-numbers** :type numbers)  ; by slot of the ring, the number before it in the bucket
   (encoded nil :type (or null simple-vector))   ; the encodings that ENCODE-FIELDS caches
-  (settled 0 :type index))                      ; TABLE-INSERTED at its last call
+  (settled 0 :type index))                      ; TABLE-INSERTED at the last call of ENCODE-FIELDS
 (declaim (freeze-type encoder))
 
 (defun make-encoder (&key (table-octets +initial-table-octets+))
@@ -46,7 +46,7 @@ thread at a time may use it; it grows with its table."
             (table-limit encoder))))
 
 (defun forget-encoded (encoder)
-  "Drop the cache of ENCODER, which makes ENCODE-FIELDS cheap; it fills it again."
+  "Drop the cache of ENCODER, which makes ENCODE-FIELDS cheap; ENCODE-FIELDS fills it again."
   (setf (encoder-encoded encoder) nil))
 
 (define-hot (encoder-memory :inline t) ((encoder encoder)) index
@@ -125,7 +125,7 @@ limit is lower. The next block will announce the change."
 
 (defmacro find-in-chain ((entry encoder hash half) test)
   "Search ENCODER's chain for HASH in HALF, 0 or 1, newest first, for an ENTRY that satisfies TEST.
-The value is its index on the wire, or 0."
+The value is the index of that entry on the wire, or 0."
   `(let* ((ring (table-ring ,encoder))
           (offset (* ,half (length ring)))
           (oldest (table-oldest ,encoder)))
@@ -197,8 +197,8 @@ The value is its index on the wire, or 0."
   nil)
 
 (define-hot (begin-block :inline t) ((encoder encoder) (buffer buffer)) null
-  "Begin a header block: append to BUFFER the table size updates that are due. To be called once
-before the fields of each block."
+  "Begin a header block: append to BUFFER the table size updates that are due. Call this once before
+the fields of each block."
   (let ((pending (encoder-pending encoder)))
     (when pending (append-updates encoder buffer pending)))
   nil)
@@ -215,7 +215,7 @@ before the fields of each block."
 
 (define-hot encode-field ((encoder encoder) (buffer buffer) (field field) (mode mode)) null
   "Append FIELD to the header block at the end of BUFFER. MODE :INDEX sends the index of FIELD if a
-table has it, else a literal that enters the dynamic table, unless it would fill most of that.
+table has it, else a literal, which enters the dynamic table unless it would fill most of the table.
 :PLAIN does the same but leaves the table alone. :NEVER sends a literal that no intermediary may
 index, as any mode does for a sensitive field. Encoding a field object again with :INDEX costs a few
 nanoseconds, so keep constant fields."
@@ -290,7 +290,7 @@ not change."
         (fill (buffer-fill buffer)))
     (loop for field across fields
           do (encode-field encoder buffer field :index))
-    ;; Not while the table changes all the time: then nothing learnt would be used.
+    ;; Not while the table changes all the time: nothing that is learnt then would be used.
     (when (= inserted (table-inserted encoder) (encoder-settled encoder))
       (let ((end (buffer-end buffer)))
         (learn-fields encoder fields

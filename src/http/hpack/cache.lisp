@@ -13,10 +13,11 @@
 ;;;; tables of all connections. Only fields with names of **COMMON-NAMES** are shared: otherwise the
 ;;;; time to decode a literal might reveal to a peer the fields of others.
 ;;;;
-;;;; A cache is direct mapped, with sets of four elements: raw octets, their meaning, their hash,
-;;;; and the hash of the last octets that missed. Octets are stored when they miss twice in a row in
-;;;; their set, so octets that occur only once (time-outs, trace ids) cost no memory and do not
-;;;; replace those that repeat. A decoder's own cache has one set while it has only one entry.
+;;;; A cache is direct mapped, with sets of four elements: raw octets, their meaning, the hash of
+;;;; these octets, and the hash of the last octets that missed. Octets are stored when they miss
+;;;; twice in a row in their set, so octets that occur only once (time-outs, trace ids) cost no
+;;;; memory and do not replace those that repeat. A decoder's own cache has one set while it has
+;;;; only one entry.
 
 (in-package #:clgrpc.hpack)
 
@@ -56,7 +57,7 @@ common; see MAKE-DECODER."
     nil))
 
 (define-hot grow-cache ((cache simple-vector)) simple-vector
-  "A cache with all its sets and the entry of CACHE, which has one set."
+  "A new cache with all sets, which contains the entry of CACHE, which has one set."
   (let ((new (make-raw-cache +cache-sets+))
         (missed (svref cache 3)))
     (when (svref cache 0)

@@ -9,7 +9,7 @@
 (in-package #:clgrpc.hpack)
 
 (defconstant +field-overhead-octets+ 32
-  "The octets that a field counts in a table or list in addition to its name and value (RFC 7541
+  "The octets that count for a field in a table or list in addition to its name and value (RFC 7541
 section 4.1).")
 
 (defconstant +static-unknown+ 255
@@ -20,11 +20,11 @@ section 4.1).")
                       (name value sensitive-p
                        &aux (size (+ (length name) (length value) +field-overhead-octets+))))
                   (:copier nil))
-  "A header field. In KIND and MEMO the layers above may store their results about it."
+  "A header field. In KIND and MEMO the layers above may store their results about the field."
   (name (make-octets 0) :type octets :read-only t) ; the octets of the name
   (value (make-octets 0) :type octets :read-only t) ; the octets of the value
   (size 0 :type index :read-only t)     ; as RFC 7541 section 4.1 counts it
-  (sensitive-p nil :type boolean :read-only t) ; if no table may ever hold it
+  (sensitive-p nil :type boolean :read-only t) ; true if no table may ever hold it
   (kind 0 :type fixnum)                 ; 0 at first
   (memo nil)                            ; nil at first
   (name-memo nil :type (or null simple-string)) ; the name as a string, made when needed

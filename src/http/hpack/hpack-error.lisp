@@ -1,6 +1,6 @@
-;;;; The one condition of HPACK. A header block that cannot be decoded leaves the two dynamic tables
-;;;; different for good, so there is no restart: the connection ends with COMPRESSION_ERROR (RFC
-;;;; 9113 section 4.3).
+;;;; The one condition of HPACK. A header block that cannot be decoded leaves the dynamic tables of
+;;;; the two ends different for good, so there is no restart: the connection ends with
+;;;; COMPRESSION_ERROR (RFC 9113 section 4.3).
 
 (in-package #:clgrpc.hpack)
 

@@ -128,7 +128,8 @@ octets; return the number of decoded octets."
                  (setf table (ash (logand step #x7F) 8))
                  (decf bits 8))
                 (t (end-code step)))))
-      ;; Under 8 bits are left, here filled up with ones: codes may end in them, then padding.
+      ;; Fewer than 8 bits are left, here filled up with ones: codes may end in them; the rest is
+      ;; padding.
       (loop while (plusp bits)
             do (let ((step (step-at (logior (ash window (- 8 bits)) (1- (ash 1 (- 8 bits)))))))
                  (when (or (logtest step #x8000) (< bits (logand step #xF))) (return))
@@ -142,7 +143,8 @@ octets; return the number of decoded octets."
   (flet ((decode (scratch)
            (subseq-octets scratch 0 (decode-huffman-into octets start end scratch))))
     (declare (inline decode))
-    ;; The shortest code has 5 bits. Short strings need no garbage beyond their result.
+    ;; The shortest code has 5 bits. The decoding of a short string allocates nothing but its
+    ;; result.
     (if (<= (- end start) 160)
         (let ((scratch (make-array 256 :element-type 'octet)))
           (declare (dynamic-extent scratch))
@@ -160,11 +162,11 @@ octets; return the number of decoded octets."
     (ash (+ bits 7) -3)))
 
 (define-hot encode-huffman ((octets octets) (to octets) (start index)) index
-  "Write OCTETS as a Huffman string into TO from START on, where HUFFMAN-OCTETS are free; return the
-position after it."
+  "Write OCTETS as a Huffman string into TO from START on, where as many octets are free as
+HUFFMAN-OCTETS returns for them; return the position after it."
   (let ((codes **huffman-codes**) (window 0) (bits 0) (at start))
     (declare (type (unsigned-byte 62) window) (type (integer 0 61) bits) (type index at))
-    ;; WINDOW's low BITS bits are not yet written, fewer than 32 of them between two symbols.
+    ;; WINDOW's low BITS bits are not yet written; between two symbols these are fewer than 32.
     (loop for octet across octets
           for code of-type (unsigned-byte 62) = (aref codes octet)
           for length = (logand #x1F code)

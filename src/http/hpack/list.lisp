@@ -8,8 +8,8 @@
 (in-package #:clgrpc.hpack)
 
 (defstruct (repeat (:constructor make-repeat (fields octets memory)) (:copier nil))
-  "A header block that a peer has sent before, octet for octet. It stands for the same fields, and
-changes nothing, as long as the dynamic table does not change."
+  "A header block that a peer has sent before, octet for octet. As long as the dynamic table does
+not change, the block stands for the same fields, and decoding it changes nothing."
   (fields #() :type simple-vector :read-only t) ; the fields of the block
   (octets 0 :type index :read-only t)   ; the sum of their sizes
   (memory 0 :type index)                ; the octets of memory that it takes, about
@@ -99,8 +99,8 @@ is missing.")
 (define-hot (field-list-memo :inline t) ((list field-list)) t
   "The value stored with SETF of FIELD-LIST-MEMO the last time this decoder decoded the same block,
 or NIL. Only blocks that were repeated octet for octet have a memo: storing one in another list has
-no effect. It is for an upper layer's result about a block as a whole; lists with the same memo have
-the same field objects."
+no effect. It is for an upper layer's result about a block as a whole; two lists with the same memo
+have the same field objects."
   (let ((repeat (field-list-repeat list)))
     (and repeat (repeat-memo repeat))))
 

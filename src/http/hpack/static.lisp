@@ -8,7 +8,7 @@
 (defconstant +static-count+ 61 "The last index of the static table; the dynamic one follows.")
 
 (defconstant +static-name-only+ 128
-  "Added to the index that STATIC-MATCH returns if only the name is equal to that entry's.")
+  "STATIC-MATCH adds this to the index that it returns if only the name is equal to that entry's.")
 
 (declaim (type simple-vector **static-fields** **static-names**))
 
@@ -64,8 +64,8 @@ length.")
     (+ name-index +static-name-only+)))
 
 (define-hot (static-match :inline t) ((field field)) octet
-  "The index of FIELD in the static table; if it is not in it, +STATIC-NAME-ONLY+ plus the least
-index with its name, or plus 0."
+  "The index of FIELD in the static table. If FIELD is not in the table, the value is
++STATIC-NAME-ONLY+ plus the least index of an entry with its name, or plus 0."
   (let ((known (field-static field)))
     (if (= known +static-unknown+)
         (setf (field-static field) (find-static field))

@@ -21,7 +21,7 @@
   (limit +initial-table-octets+ :type index)) ; the most that OCTETS may be
 
 (define-hot (table-slot :inline t) ((table table) (number hash)) index
-  "The slot of the ring for entry NUMBER, or the bucket of a hash; not to be called while the ring
+  "The slot of the ring for entry NUMBER, or the bucket of a hash; do not call this while the ring
 is empty."
   (logand number (1- (length (table-ring table)))))
 

@@ -11,13 +11,13 @@
   (remove-if-not (lambda (field) (named-p field name)) fields))
 
 (defun only-field (name fields)
-  "The field NAME, or nil. Two such fields are an error."
+  "The field NAME, or nil. Two fields of that name are an error."
   (let ((found (fields-named name fields)))
     (when (rest found) (bad-message 400 "~A is there twice" name))
     (first found)))
 
 (defun only-value (name fields)
-  "The value of the field NAME, or nil. Two such fields are an error."
+  "The value of the field NAME, or nil. Two fields of that name are an error."
   (let ((field (only-field name fields)))
     (and field (hpack:field-value-string field))))
 
@@ -39,7 +39,7 @@
   (let ((value (only-value "transfer-encoding" fields)))
     (when value
       (unless (string-equal "chunked" value)
-        ;; only if the last coding is chunked is it known where the body ends (section 6.3)
+        ;; the end of the body is known only if the last coding is chunked (section 6.3)
         (if (equal "chunked" (first (last (list-words "transfer-encoding" fields))))
             (bad-message 501 "there is a transfer coding other than chunked")
             (bad-message 400 "the last transfer coding is not chunked")))
@@ -99,14 +99,14 @@
           :test #'string=))
 
 (defun message-fields-of (fields authority)
-  "FIELDS as a MESSAGE has them; AUTHORITY, or nil, is the first."
+  "FIELDS in the form of a MESSAGE's, after a field for AUTHORITY unless that is nil."
   (coerce (append (and authority (list (hpack:string-field ":authority" authority)))
                   (remove-if #'connection-field-p fields))
           'simple-vector))
 
 (defun request-from (octets start end limit)
-  "The request whose head is the octets from START to END, without the empty line after it; of at
-most LIMIT fields."
+  "The request whose head is the octets from START to END, without the empty line after it; it may
+have LIMIT fields at most."
   (let ((line-end (line-end octets start end)))
     (multiple-value-bind (http-method target minor) (request-line octets start line-end)
       (multiple-value-bind (authority path) (split-target http-method target)

@@ -1,5 +1,5 @@
-;;;; The parser: it takes octets in any portions, and returns their parts one by one. It keeps no
-;;;; more than a head, or a line between chunks; a body is not copied.
+;;;; The parser: it takes octets in any portions, and returns the parts of messages one by one. It
+;;;; keeps no more than a head, or a line between chunks; a body is not copied.
 ;;;;
 ;;;;     (multiple-value-bind (at event) (parse parser octets start end) …)
 ;;;;
@@ -63,7 +63,7 @@ responses to earlier requests."
 (defconstant +kept-octets+ 1024
   "A longer vector for incomplete heads is not kept for the next message.")
 (defconstant +repeated-octets+ 4096
-  "A longer head is not kept in case it is repeated.")
+  "The longest head that is kept in case the peer repeats it.")
 
 (defun parser-octets (parser)
   "The octets of memory that PARSER keeps, without its message."
@@ -91,8 +91,8 @@ responses to earlier requests."
         when (= +lf+ (aref octets i)) return (1+ i)))
 
 (define-hot head-end ((octets octets) (start index) (end index)) (or null index)
-  "The end of the first empty line in the octets from START to END, or nil. Only the LF is searched
-for: other errors in the lines are found when they are read."
+  "The end of the first empty line in the octets from START to END, or nil. This searches only for
+LF; other errors in the lines are found when the lines are read."
   (loop with at of-type index = start
         for line-end = (find-line-end octets at end)
         while line-end
@@ -205,7 +205,7 @@ request")))))
 
 (defun skip-empty-line (parser octets at)
   "Skip an empty line before a message, which a request may have (RFC 9112 section 2.2). PARSER is
-before a message or in such a line. Return the position at which to continue, AT or the next."
+before a message or within an empty line. Return the position at which to continue, AT or the next."
   (let ((octet (aref octets at)))
     (cond ((eq :half-line (parser-state parser))
            (unless (= +lf+ octet) (bad-message 400 "a line ends with something else than CR LF"))
@@ -297,7 +297,7 @@ return nil if the line is incomplete."
 (defun parse-trailers (parser octets start end)
   (let ((limit (parser-max-head-octets parser)))
     (flet ((find-end (vector from to)
-             ;; only at their very beginning may the empty line be the first
+             ;; the empty line may be the first line only at the very beginning
              (if (or (eq vector octets) (<= (parser-fill parser) (- to from)))
                  (trailers-end vector from to)
                  (head-end vector from to))))
@@ -345,8 +345,8 @@ peer breaks the protocol, or passes a limit."
              (setf at next))))))))
 
 (defun parse-end (parser)
-  "The peer has closed the connection. Return :end if that ends a message, nil if it is between two.
-Signal HTTP1-ERROR if the rest of a message is missing."
+  "The peer has closed the connection. Return :end if the end of input ends a message, nil if PARSER
+is between two messages. Signal HTTP1-ERROR if the rest of a message is missing."
   (cond ((eq :until-close (parser-state parser))
          (setf (parser-state parser) :done)
          :end)

@@ -20,8 +20,8 @@
   (body 0 :type framing :read-only t)   ; where the body ends; 0 without a body
   (persistent-p nil :type boolean :read-only t) ; the connection goes on after this message
   (expects-p nil :type boolean :read-only t) ; the peer waits for 100 before it sends the body
-  (octets 0 :type index :read-only t)   ; of memory that its strings take, about
-  (memo nil))                           ; the result of the layer above for it
+  (octets 0 :type index :read-only t)   ; about how many octets of memory its strings take
+  (memo nil))                           ; a result that the layer above keeps with the message
 
 (declaim (freeze-type message))
 

@@ -20,8 +20,9 @@
   "A longer field is ignored: browsers and scrapers of metrics send some 200 characters.")
 
 (defmacro do-preferences ((name parameters weight field) &body body)
-  "Evaluate BODY for each element of FIELD, the value of a field or nil: with NAME, its PARAMETERS,
-texts, and its WEIGHT. An element without a name is passed over (RFC 9110 section 5.6.1.2)."
+  "Evaluate BODY for each element of FIELD, the value of a field or nil, with NAME bound to its
+name, PARAMETERS to its parameters, texts, and WEIGHT to its weight. An element without a name is
+passed over (RFC 9110 section 5.6.1.2)."
   `(call-with-preferences (lambda (,name ,parameters ,weight)
                             (declare (ignorable ,parameters))
                             ,@body)

@@ -14,7 +14,7 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun octet-set (predicate)
-    "The set of the octets for whose character PREDICATE is true."
+    "The set of the octets whose characters satisfy PREDICATE."
     (let ((set (make-array 256 :element-type 'bit :initial-element 0)))
       (dotimes (octet 256 set)
         (when (funcall predicate (code-char octet)) (setf (sbit set octet) 1)))))
@@ -70,7 +70,8 @@ misread."
   (or (= +space+ octet) (= +tab+ octet)))
 
 (define-hot decimal ((octets octets) (start index) (end index)) (or null index)
-  "The number of one to fifteen digits from START to END, or nil if the octets are not that."
+  "The number that the octets from START to END, one to fifteen digits, represent; nil if they are
+anything else."
   (and (< start end)
        (<= (- end start) 14)            ; so that an INDEX has room for it
        (let ((number 0))

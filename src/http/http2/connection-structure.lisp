@@ -57,15 +57,16 @@ default that does nothing, except ON-OUTPUT, which has no default.
 connection began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
   (control-frames 0 :type event-count)  ; answers in the output, with some that have left lately
-  (later-control-frames 0 :type event-count) ; those of them that are after CONTROL-MARK
+  (later-control-frames 0 :type event-count) ; the number of those after CONTROL-MARK
   (control-mark 0 :type event-count)    ; a place in the output, as SENT-OCTETS counts
   (block-octets 0 :type index)          ; of the header block that is being collected
   (streams-opened 0 :type event-count)  ; by either side
-  (streams-failed 0 :type event-count)  ; of those opened: ended before the server had said all
+  ;; of the opened streams, those that ended before the server had ended its side
+  (streams-failed 0 :type event-count)
   (resets-due 0 :type time-ns)          ; when the whole burst of resets is allowed again
   (idle-due 0 :type time-ns)            ; the same for frames that carry nothing
   (calls-served 0 :type event-count)    ; calls of NOTE-CALL-SERVED, which each earn a reset
-  (resets-borne 0 :type event-count)    ; resets that earned ones have paid for, or that lapsed
+  (resets-borne 0 :type event-count)    ; earned resets that were used up, or that lapsed
   (pinged-ns 0 :type time-ns)           ; when the peer's last PING came
   (opened-at-ping 0 :type event-count)  ; STREAMS-OPENED at that time
   (open-at-ping 0 :type index)          ; how many streams were open at that time
@@ -79,7 +80,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 
 (defstruct (pool (:constructor make-pool (&key keeps-users)) (:copier nil) (:predicate nil))
   "The shared data of the connections of one thread. Never used by two threads at once."
-  (keeps-users nil :type boolean :read-only t) ; a stream that is used again has its user still
+  (keeps-users nil :type boolean :read-only t) ; a stream that is used again keeps its user
   (streams nil :type (or null stream))  ; streams to use again, chained by NEXT
   (stream-count 0 :type index)          ; the number of these
   (field-list nil :type (or null hpack:field-list)) ; to decode a header block into
@@ -116,7 +117,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (phase +awaiting-preface+ :type (unsigned-byte 3)) ; a constant above
   (output nil :type (or null buffer))   ; to append to; nil until it is borrowed
   (given-octets 0 :type index)          ; how much it held when it was given back
-  (sent-octets 0 :type event-count)     ; how many had left it when it was borrowed
+  (sent-octets 0 :type event-count)     ; how many octets had left it when it was borrowed
   (encoder nil :type hpack:encoder)     ; of our header blocks
   (decoder nil :type hpack:decoder)     ; of the peer's
   (error-text "" :type simple-string)   ; the last error, for logs
@@ -145,9 +146,10 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (ring-head nil :type (or null stream)) ; the ring of writers (data-queue.lisp): the next one
   (ring-tail nil :type (or null stream)) ; and the last one
   (open-mark -1 :type fixnum)           ; where in the output an unended header block begins, or -1
-  (data-stream nil :type (or null stream)) ; whose DATA the output ended with when it was written
+  ;; the stream whose DATA frame was the last thing in the output
+  (data-stream nil :type (or null stream))
   (data-mark 0 :type index)             ; where in the output that frame begins
-  (data-end 0 :type index)              ; and where it ends
+  (data-end 0 :type index)              ; and where that frame ends
   ;; Receiving
   (stream-window 0 :type window)        ; the full window of a stream
   (connection-window 0 :type window)    ; the full window of the connection
@@ -307,7 +309,8 @@ advice (6.5.2).")
    (connection-send-window "The octets of DATA that the peer still takes on a connection.")
    (connection-receive-window "The octets of DATA that the peer may still send on a connection.")
    (counters-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
-   (counters-control-frames "Answers in the output, with some that have left it lately.")
+   (counters-control-frames "The number of answers in the output, perhaps with some that were
+      sent recently.")
    (counters-block-octets "Octets of the header block that is being collected.")
    (counters-streams-opened "Streams that were opened, by either side.")
    (counters-streams-failed

@@ -62,7 +62,7 @@ again, or NIL."
   (and (connection-block-buffer connection) (connection-block-ns connection)))
 
 (defconstant +bare-octets+ 2048
-  "The memory of a connection that has nothing, with its owner's structures.")
+  "The memory of a connection without streams and queued octets, with its owner's structures.")
 (defconstant +stream-octets+ 1024
   "The memory of an open stream, including the minimum that its owner keeps for it.")
 
@@ -71,7 +71,7 @@ again, or NIL."
 
 (define-hot (kept-octets :inline t) ((connection connection)) index
   "About how many octets of memory CONNECTION keeps: its tables, its streams, the queued DATA, and
-an incomplete header block. The memory of its owner is not included."
+an incomplete header block. Memory of CONNECTION's owner is not included."
   (let ((block (connection-block-buffer connection)))
     (+ +bare-octets+
        (* +stream-octets+ (connection-stream-count connection))

@@ -32,8 +32,9 @@
 (define-hot write-now ((stream stream) (octets octets) (start index) (end index)
                        (end-stream-p boolean))
     index
-  "Write DATA frames of the octets START to END while that is allowed; return where it stopped. With
-END-STREAM-P the frame with the last octet ends the stream, which may not exist afterwards."
+  "Write DATA frames of the octets START to END while that is allowed; return the position of the
+first octet not written. With END-STREAM-P the frame with the last octet ends the stream, which may
+not exist afterwards."
   (let ((connection (stream-connection stream))
         (at start))
     (declare (type index at))
@@ -144,7 +145,7 @@ before."
     (let ((head (connection-ring-head connection)))
       (cond ((or (null head) (connection-closed-p connection))
              (return nil))
-            ((not (stream-waiting-p head)) ; its window was taken back by SETTINGS
+            ((not (stream-waiting-p head)) ; SETTINGS have reduced its window
              (leave-ring connection head))
             ((<= (connection-send-window connection) 0)
              (return nil))

@@ -41,8 +41,9 @@
 
 (define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
   "Note that COUNT octets that ON-DATA delivered on STREAM were read or dropped: the windows of
-STREAM and of its connection may grow by that (RFC 9113 section 6.9). For a stream that closes, this
-is done for the rest, so later calls do nothing. Signal MISUSE if COUNT is more than was delivered."
+STREAM and of its connection may grow by that (RFC 9113 section 6.9). When a stream closes, this is
+done for all remaining octets, so later calls do nothing. Signal MISUSE if COUNT is more than was
+delivered."
   (unless (stream-flag-p stream +finished+)
     (let ((left (- (stream-unconsumed stream) count)))
       (when (minusp left)
@@ -57,8 +58,8 @@ is done for the rest, so later calls do nothing. Signal MISUSE if COUNT is more 
 
 (define-hot credit-connection ((stream stream)) null
   "Let the connection's window, but not the stream's, grow by everything that ON-DATA has delivered
-on STREAM: the owner still keeps it, but other streams need not wait for that. The stream's window
-grows with a later CONSUME-DATA."
+on STREAM: the owner still keeps those octets, but other streams need not wait for them. The
+stream's window grows with a later CONSUME-DATA."
   (let ((count (- (stream-unconsumed stream) (stream-credited stream)))) ; 0 once STREAM has ended
     (when (plusp count)
       (setf (stream-credited stream) (stream-unconsumed stream))
@@ -76,8 +77,8 @@ grows with a later CONSUME-DATA."
       (and (connection-due connection) t)))
 
 (define-hot write-window-updates ((connection connection)) null
-  "Append the WINDOW_UPDATEs that are due. WRITE-QUEUED does this too; an owner that does not call
-WRITE-QUEUED before each flush must call this."
+  "Append the WINDOW_UPDATEs that are due. WRITE-QUEUED does this, too; an owner that does not call
+it before each flush must call this function instead."
   (when (window-update-due-p connection)
     (let ((unreturned (connection-unreturned connection)))
       (incf (connection-receive-window connection) unreturned)

@@ -1,6 +1,6 @@
 ;;;; Frame layouts (RFC 9113 sections 4.1 and 6), each declared once and compiled into its reader
 ;;;; and its writer; a frame never exists as an object. A layout is a row of big-endian fields of 8,
-;;;; 16, 24, 32 or 64 bits; one of 31 bits is a word whose top bit is reserved: written as 0,
+;;;; 16, 24, 32 or 64 bits; a field of 31 bits is a word whose top bit is reserved: written as 0,
 ;;;; ignored when read.
 ;;;;
 ;;;; Accessors take the octets and the position where the layout begins; the caller has checked that

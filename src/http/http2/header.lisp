@@ -1,8 +1,8 @@
 ;;;; The meaning of header fields to HTTP/2 itself, and the check that a list of them is a
-;;;; well-formed message (RFC 9113 sections 8.1 to 8.3). Each field is classified once: its kind,
-;;;; which also says whether name and value are allowed at all, is stored in the field object, and
-;;;; the HPACK tables return the same object again. So a repeated field costs one load, and a list
-;;;; is checked by bits and comparisons.
+;;;; well-formed message (RFC 9113 sections 8.1 to 8.3). Each field is classified once, and its kind
+;;;; is stored in the field object, which the HPACK tables return again. The kind also says whether
+;;;; name and value are allowed at all. So a repeated field costs one load, and a list is checked by
+;;;; bits and comparisons.
 ;;;;
 ;;;; Kinds below +KIND-OTHER+ are pseudo-fields, in order of their constants. A malformed message is
 ;;;; a stream error PROTOCOL_ERROR (section 8.1.1).
@@ -191,7 +191,7 @@ message ends the block named NIL with +MALFORMED-MESSAGE+."
 
 (defun one-host-p (list)
   "True if LIST has one host field (RFC 9110 section 7.2), and :authority, if any, has the same
-value. A peer may send many hosts of an octet each: at most two are compared."
+value. At most two host fields are compared, since a peer may send many short ones."
   (let ((authority nil) (host nil))
     (hpack:do-fields (field list)
       (case (field-kind-of field)

@@ -56,8 +56,8 @@ header is incomplete."
 
 (defun skip-preface (connection octets start end)
   "The position of the first frame in OCTETS from START to END: after the client's preface (section
-3.4) if they begin with it. They are the input of CONNECTION, which may or may not await the
-preface; if CONNECTION is nil they are a client's output."
+3.4) if they begin with it. OCTETS are the input of CONNECTION, which may still await the preface;
+if CONNECTION is nil, OCTETS are a client's output."
   (let ((preface-end (+ start (length **preface**))))
     (if (and (or (null connection) (= +awaiting-preface+ (connection-phase connection)))
              (<= preface-end end)

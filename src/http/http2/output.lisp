@@ -3,8 +3,8 @@
 ;;;; 6.9).
 ;;;;
 ;;;; The owner lends the buffer by ON-OUTPUT, and gets it back by GIVE-OUTPUT-BACK to send its
-;;;; contents. It is lent again with the octets that were not sent, so the sent octets can be
-;;;; counted.
+;;;; contents. When the owner lends it again, it still has the octets that were not sent, so the
+;;;; sent octets can be counted.
 
 (in-package #:clgrpc.http2)
 
@@ -21,7 +21,8 @@ Called when the owner has filled it up by WRITE-QUEUED, and before it sends anyt
   (let ((output (connection-output connection)))
     (when output
       (setf (connection-given-octets connection) (buffer-fill output)
-            (connection-data-stream connection) nil ; a part of its frame may be sent alone
+            ;; a part of the stream's frame may be sent before the rest
+            (connection-data-stream connection) nil
             (connection-output connection) nil)))
   nil)
 

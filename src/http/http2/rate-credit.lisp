@@ -23,7 +23,8 @@ one reset. The option max-reset-burst limits the unused resets that are kept."
          t)))
 
 (defconstant +updates-earned+ 8
-  "How many WINDOW_UPDATEs a DATA frame of ours, a new stream, or one that we reset, earns.")
+  "How many WINDOW_UPDATEs a peer earns by a DATA frame of ours, by a new stream, or by a stream
+that we reset.")
 (defconstant +most-updates-earned+ 1000000
   "The most WINDOW_UPDATEs that can be earned and not yet used.")
 

@@ -10,14 +10,14 @@
 ;;;; The frequent frames of ordinary peers are not charged (rate-credit.lisp): as many resets as
 ;;;; calls were served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA
 ;;;; was sent, since the last one; WINDOW_UPDATEs and late frames, as far as DATA and new streams
-;;;; have earned them. A frame is late if it has no content and its stream has ended, which its
-;;;; sender did not know yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
+;;;; have earned them. A frame is late if it has no content and its stream had ended, but its sender
+;;;; did not know that yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
 ;;;;
 ;;;; Answers are counted while they wait in the output; more than the option
 ;;;; max-queued-control-frames end the connection. The output of a busy connection may never be
-;;;; empty, so answers are counted in two parts, those before a mark and those after it. When the
-;;;; octets before the mark were sent, these answers were sent, too; then the mark moves to the end
-;;;; of the output.
+;;;; empty, so answers are counted in two parts, those before a mark and those after it. Once all
+;;;; octets before the mark are sent, the answers of the first part are sent; then the mark moves to
+;;;; the end of the output.
 
 (in-package #:clgrpc.http2)
 
@@ -45,7 +45,7 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
        nil)))
 
 (define-hot charge-reset ((connection connection)) null
-  "Count that the client has reset a stream, or made us reset one."
+  "Count that the client has reset a stream, or has made us reset one."
   (when (and (connection-server-p connection) (not (reset-earned-p connection)))
     (charge (connection counters-resets-due options-max-reset-burst
                         options-max-resets-per-second)

@@ -8,8 +8,8 @@
 ;;;;
 ;;;; Errors are values, not conditions: FAIL-STREAM and FAIL-CONNECTION return, and code that may
 ;;;; have called them checks the state again. Only HPACK signals; that is caught once per
-;;;; RECEIVE-OCTETS. While a sink function runs for a stream it is CONNECTION-CURRENT, so that it
-;;;; cannot be used again.
+;;;; RECEIVE-OCTETS. The stream for which a sink function runs is CONNECTION-CURRENT, so that it is
+;;;; not used again for another meanwhile.
 ;;;;
 ;;;; The octets of one read may contain thousands of frames. RECEIVE-OCTETS returns after a given
 ;;;; number of frames, so that its owner can check the time and the output in between.
@@ -40,7 +40,7 @@ owner allows that."
 (define-hot reject-frame ((connection connection) (stream (or null stream)) (id stream-id)
                           (step state-step))
     null
-  "Perform STEP, which is not ACCEPT, for a frame on STREAM or, if it is nil, on ID."
+  "Perform STEP, which is not ACCEPT, for a frame on STREAM or, if STREAM is nil, on ID."
   (let ((code (step-code step)))
     (case (step-action step)
       (#.+stream-error+
@@ -284,8 +284,8 @@ connection."
   (collect-block connection octets start end))
 
 (define-hot collect-block ((connection connection) (octets octets) (start index) (end index)) null
-  "Add a piece to the header block in progress. Its frame header counts too, so that many empty
-pieces pass the limit as well."
+  "Add a piece to the header block in progress. The frame header counts too, so that even empty
+pieces reach the limit if they are many."
   (let ((counters (connection-counters connection)))
     (if (< (options-max-header-block-octets (connection-options connection))
            (incf (counters-block-octets counters)
@@ -295,8 +295,8 @@ pieces pass the limit as well."
                        :start start :end end))))
 
 (defun fail-block (connection)
-  "The header block in progress is too long to be decoded, so CONNECTION must end; its stream, if
-there is one, ends for a reason of its own."
+  "The header block in progress is too long to be decoded, so CONNECTION must end; its stream, if it
+exists, ends with a reason that says so."
   (let ((stream (find-stream connection (connection-block-id connection))))
     (when stream
       (setf (connection-error-text connection) "header block too large")
@@ -340,7 +340,7 @@ there is one, ends for a reason of its own."
 (define-hot frame-step ((connection connection) (stream (or null stream)) (id stream-id)
                         (input input))
     state-step
-  "The step for INPUT on STREAM or, if it is nil, on ID; never ACCEPT without a stream."
+  "The step for INPUT on STREAM or, if STREAM is nil, on ID; never ACCEPT without a stream."
   (find-step (if stream (stream-state stream) (absent-state connection id)) input))
 
 (define-hot receive-reset ((connection connection) (octets octets) (start index) (id stream-id))
@@ -399,8 +399,8 @@ there is one, ends for a reason of its own."
     nil))
 
 (defun receive-goaway (connection octets start end)
-  "Handle the peer's GOAWAY: open no new streams, and end as refused those of ours that the peer
-will not process (6.8). A later GOAWAY may only lower the last stream identifier."
+  "Handle the peer's GOAWAY: open no new streams, and end those of our streams that the peer will
+not process as refused (6.8). A later GOAWAY may only lower the last stream identifier."
   (let* ((before (connection-goaway-received connection))
          (last-id (goaway-last-stream-id octets start))
          (last-id (if (= before +no-goaway+) last-id (min before last-id))))
@@ -458,8 +458,8 @@ one, else nil."
            "TLS"))))
 
 (defun fail-beginning (connection octets start end otherwise)
-  "End CONNECTION, whose peer's first octets, OCTETS from START to END, are not HTTP/2. The error
-names their protocol, or is OTHERWISE if that is unknown."
+  "End CONNECTION, whose peer's first octets, OCTETS from START to END, are not HTTP/2. The error's
+text names the protocol of OCTETS; if that is unknown, the text is OTHERWISE."
   (let ((foreign (foreign-protocol octets start end)))
     (fail-connection connection +protocol-error+
                      (if foreign
@@ -469,8 +469,8 @@ names their protocol, or is OTHERWISE if that is unknown."
 (define-hot check-phase ((connection connection) (octets octets) (at index) (type octet)
                          (flags flags) (id stream-id))
     null
-  "Fail if this frame, whose header is AT, is not allowed in the phase of CONNECTION, which is not
-the usual one."
+  "Fail if the frame whose header is AT is not allowed in the phase of CONNECTION, which is awaiting
+a particular frame."
   (case (connection-phase connection)
     (#.+awaiting-settings+
      (unless (and (= type +frame-settings+) (not (logtest flags +flag-ack+)))
@@ -540,10 +540,10 @@ is incomplete."
   "Process the peer's octets from START to END, received at NOW (nanoseconds of any steady clock),
 but no more than FRAMES frames. Return the position of the first octet not consumed, at which a
 frame begins: present it again with the octets after it. The second value is true if that frame may
-be complete, because FRAMES were processed; otherwise more octets must be received first. Sink
-functions are called meanwhile; OCTETS are theirs only during the call. If the peer broke the
-protocol, GOAWAY is in the output and ON-CLOSE was called; from then on everything is consumed and
-ignored."
+be complete, because this returned after FRAMES frames; otherwise more octets must be received
+first. Sink functions are called meanwhile; they may use OCTETS only during the call. If the peer
+broke the protocol, GOAWAY is in the output and ON-CLOSE was called; from then on everything is
+consumed and ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))

@@ -38,7 +38,7 @@
 
 (define-hot forget-reset ((connection connection) (place index)) index
   "Drop the lowest of the recorded streams that we reset, to make room for a new one at PLACE.
-Return the new one's place after that."
+Return the place that the new one then has."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))
@@ -46,7 +46,7 @@ Return the new one's place after that."
     (1- place)))
 
 (define-hot remember-reset ((connection connection) (id stream-id)) null
-  "Remember that we reset the stream ID; the peer may not know it yet."
+  "Record that we reset the stream ID; the peer may not know this yet."
   (earn-updates (connection-counters connection))
   (unless (or (<= id (connection-reset-forgotten connection))
               (reset-known-p connection id))
@@ -101,7 +101,7 @@ Return the new one's place after that."
 
 (define-hot fail-stream ((stream stream) (code error-code) (text simple-string))
     null
-  "The peer made the stream error CODE on STREAM (5.4.2): reset it and notify the owner."
+  "Reset STREAM, on which the peer has caused the stream error CODE (5.4.2), and notify the owner."
   (let ((connection (stream-connection stream)))
     (unless (stream-flag-p stream +finished+)
       (reset-absent connection (stream-id stream) code text)

@@ -1,6 +1,7 @@
 ;;;; SETTINGS (RFC 9113 section 6.5), ours and the peer's. Each parameter is declared once with its
 ;;;; range and the error for other values; unknown ones are ignored (6.5.2). The peer's are applied
-;;;; and acknowledged at once; ours are in force from the acknowledgement on, where that matters.
+;;;; and acknowledged at once; ours are in force once the peer has acknowledged them, where that
+;;;; matters.
 
 (in-package #:clgrpc.http2)
 

@@ -48,8 +48,8 @@ shrunk."
   nil)
 
 (define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
-  "Note that COUNT received octets need the connection's window no longer. When half of the window
-consists of such octets, return it."
+  "Note that COUNT received octets need the connection's window no longer. When such octets make up
+half of the window, return them to the peer."
   (let ((unreturned (+ (connection-unreturned connection) count)))
     (setf (connection-unreturned connection) unreturned)
     (when (<= (ash (connection-connection-window connection) -1) unreturned)
@@ -65,7 +65,7 @@ consists of such octets, return it."
       (set-stream-flag stream +finished+)
       (remove-stream connection stream)
       (drop-queue stream)
-      ;; those before it may wait for the connection's window for long
+      ;; the streams before it in the ring may wait for the connection's window for long
       (when (stream-flag-p stream +in-ring+) (leave-ring connection stream))
       (when (eq stream (connection-opening connection))
         (setf (connection-opening connection) nil))

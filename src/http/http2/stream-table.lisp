@@ -72,7 +72,7 @@ oldest first. FUNCTION may end streams; streams that it has ended are skipped."
                    while stream
                    when (> (stream-id stream) above)
                      do (push (stream-id stream) ids)))
-    ;; one that has ended may be a stream of another connection by now
+    ;; a stream that has ended may belong to another connection by now
     (dolist (id (sort ids #'<))
       (let ((stream (find-stream connection id)))
         (when stream (funcall function stream))))
@@ -104,7 +104,7 @@ oldest first. FUNCTION may end streams; streams that it has ended are skipped."
 
 (define-hot recycle-stream ((stream stream)) null
   "Put STREAM into the pool if neither the owner nor this connection uses it any more. Streams of a
-finished connection are not put there, since they would keep it from the collector."
+finished connection are not put there, since the collector could not free that connection."
   (let* ((connection (stream-connection stream))
          (pool (connection-pool connection)))
     (when (and (= (logior +finished+ +released+)

@@ -5,7 +5,7 @@
 ;;;; Between the two halves of a pair nothing else may be appended. A header block is contiguous: it
 ;;;; is encoded in one piece after 9 octets that are kept free, and it is split to insert the
 ;;;; headers of CONTINUATIONs only if it is longer than the peer's largest frame. DATA never
-;;;; overtakes queued DATA, and trailers never either: see data-queue.lisp.
+;;;; overtakes queued DATA, and neither do trailers: see data-queue.lisp.
 
 (in-package #:clgrpc.http2)
 
@@ -50,8 +50,8 @@ SEND-TRAILERS-LATER."
 
 (define-hot end-headers ((stream stream) (end-stream-p boolean)) null
   "End the header block that BEGIN-HEADERS began on STREAM: write its frame header, and
-CONTINUATIONs if it needs them. With END-STREAM-P our side of the stream ends. Second headers are
-trailers and must end it."
+CONTINUATIONs if the block needs them. With END-STREAM-P our side of the stream ends. Second headers
+are trailers and must end the stream."
   (let* ((connection (stream-connection stream))
          (buffer (the buffer (connection-output connection)))
          (mark (connection-open-mark connection))
@@ -143,7 +143,8 @@ output is below its cap. Then call BEGIN-DATA, else SEND-DATA."
 
 (define-hot (begin-data :inline t) ((stream stream) (count index)) (values octets index)
   "After RESERVE-DATA was true for COUNT: return octets and the position in them where exactly
-COUNT octets are to be written. Then call END-DATA, with nothing done to the connection in between."
+COUNT octets are to be written. Then call END-DATA; nothing else may be done with the connection in
+between."
   (let* ((buffer (output-buffer (stream-connection stream)))
          (octets (ensure-buffer-room buffer (+ count +frame-header-octets+))))
     (values octets (if (joins-last-p stream buffer count)
@@ -152,8 +153,8 @@ COUNT octets are to be written. Then call END-DATA, with nothing done to the con
 
 (define-hot end-data ((stream stream) (count index) (end-stream-p boolean)) null
   "End the COUNT octets of DATA that BEGIN-DATA began on STREAM; with END-STREAM-P they are the
-last. They are a frame, or belong to the frame before them: messages that are sent together share
-one, which costs the peer less than a frame for each."
+last. They become a frame of their own, or join the frame before them: messages that are sent
+together share one frame, which costs the peer less than a frame for each."
   (let* ((connection (stream-connection stream))
          (buffer (the buffer (connection-output connection)))
          (step (find-step (stream-state stream)
