@@ -26,7 +26,7 @@
 
 (defstruct (subchannel-pool (:constructor make-subchannel-pool (key)) (:copier nil))
   "The connection sets that channels that are alike share on their loop; see connection-set.lisp."
-  (key '() :type list :read-only t)      ; EQUAL for these channels
+  (key '() :type list :read-only t)      ; equal, by EQUAL, for channels that share
   (waiting-count 0 :type index)         ; how many calls of all of them wait for a stream
   ;; from lists of addresses, text, to the connection sets for them
   (connection-sets (make-hash-table :test #'equal) :type hash-table :read-only t))
@@ -42,8 +42,10 @@
   (begun nil :type boolean)             ; the resolver has begun
   (done nil :type boolean)              ; it has published backends
   (backends '() :type list)             ; those that were used last
-  (keys '() :type list)                 ; of all that it last published, sorted; for channelz
-  (awaited nil :type boolean)           ; connect to its next answer
+  ;; the keys of all backends that it last published, sorted; for channelz
+  (keys '() :type list)
+  ;; true if the channel must connect when the next answer comes
+  (awaited nil :type boolean)
   (back-off (make-back-off) :type back-off :read-only t)) ; of a resolver that fails
 
 (define-printer (resolution resolution)
@@ -52,17 +54,17 @@
 (defstruct (stream-queue (:copier nil))
   "The calls of a channel that wait for a stream: heads of rings of QUEUED-ATTEMPTs, and their
 number; see stream-queue.lisp."
-  (waiting (make-ring) :type ring :read-only t) ; those for which any stream will do
-  (patient (make-ring) :type ring :read-only t) ; those that wait for another picker
+  (waiting (make-ring) :type ring :read-only t) ; attempts for which any stream will do
+  (patient (make-ring) :type ring :read-only t) ; attempts that wait for another picker
   (scattered nil :type boolean)         ; some queued attempt is not in WAITING
   (count 0 :type index)                 ; of all, with those of subchannels
-  (unpicked-count 0 :type index)        ; of those that no server was picked for
-  (next-number 0 :type (unsigned-byte 62))) ; of the next one
+  (unpicked-count 0 :type index)        ; the number of those for which no server was picked
+  (next-number 0 :type (unsigned-byte 62))) ; the number of the next place
 
 (defstruct (idle-watch (:copier nil))
   "The time since which a channel has had no calls; see core.lisp."
   (timer nil :type (or null timer))     ; while the channel may go idle
-  (picks 0 :type index)                 ; of streams until it was last seen busy
+  (picks 0 :type index)                 ; the number of picked streams when calls were last seen
   (since-ns 0 :type nanoseconds))       ; when that was
 
 (declaim (sb-ext:freeze-type resolution stream-queue idle-watch))
@@ -80,24 +82,27 @@ number; see stream-queue.lisp."
   "The state of a channel on its loop."
   (name "" :type string :read-only t)   ; the channel's target, as it was given
   (open t :type boolean)                ; until CLOSE-CHANNEL
-  (dropped nil :type (or null function)) ; if the user has dropped it: called when a link ends
+  ;; if the user has dropped the channel, a function that is called when a link ends
+  (dropped nil :type (or null function))
   (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; of CHANGED
   ;; STATE has, or FAILED-ATTEMPTS
   (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t)
   (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
   (call-credentials nil :read-only t)   ; see credentials/call-credentials.lisp, or nil
-  (plaintext-credentials nil :type boolean :read-only t) ; they go without TLS as well
+  (plaintext-credentials nil :type boolean :read-only t) ; true if they may be sent without TLS
   (sink nil :type (or null http2:sink) :read-only t) ; for events of links' streams
   (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
   (user-agent nil :type (or null hpack:field) :read-only t) ; likewise, if not **USER-AGENT**
   (encoding nil :type (or null encoding:encoding) :read-only t) ; of requests, by default
   (codec nil :type (or null encoding:message-codec) :read-only t) ; of messages, or nil
-  (refused '() :type list)              ; encodings that none of the servers whose list is
-                                        ; known accepts; changed by one store
+  ;; encodings that no server with a known list accepts; changed by one store
+  (refused '() :type list)
   (resolution (make-resolution nil) :type resolution :read-only t) ; how its target is resolved
-  (config nil :type (or null config:service-config)) ; in force, once the resolver has answered
-  (default-config nil :type (or null config:service-config) :read-only t) ; if the resolver has none
+  ;; the config in force, once the resolver has answered
+  (config nil :type (or null config:service-config))
+  ;; the config to use if the resolver has none
+  (default-config nil :type (or null config:service-config) :read-only t)
   (receive-limit nil :type (or null index) :read-only t) ; the user's max-receive-octets
   (methods nil :type (or null method-table)) ; CONFIG's method configs, or nil
   (balancing nil :type (or null config:policy-config)) ; the user's policy, before CONFIG
@@ -109,7 +114,7 @@ number; see stream-queue.lisp."
   (state :idle :type connectivity)      ; of the channel
   (state-functions '() :type list)      ; of STATE, see ON-STATE-CHANGE
   (subchannels '() :type list)          ; those in use, and those that still have calls
-  (subchannel-count 0 :type index)      ; how many these are
+  (subchannel-count 0 :type index)      ; the number of SUBCHANNELS
   (crowded nil :type boolean)           ; there was no room for another, since the last update
   ;; what it shares with channels that are alike, if it does; see connection-set.lisp
   (subchannel-pool nil :type (or null subchannel-pool) :read-only t)
@@ -123,7 +128,7 @@ number; see stream-queue.lisp."
   (silence-ns nil :type (or null nanoseconds))
   (last-error nil :type (or null string)) ; why the last attempt to connect failed
   (failed-attempts 0 :type (unsigned-byte 62)) ; to resolve its target, or to connect to a server
-  (throttle nil :type (or null throttle)) ; of retries, once needed
+  (throttle nil :type (or null throttle)) ; the throttle of retries, once needed
   (replays (make-octet-budget) :type octet-budget :read-only t) ; octets of requests that are kept
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
                                         ; next attempt, as keys
@@ -181,8 +186,8 @@ plist."
 
 (defun enter-stage (core stage)
   "Note that CORE, or one of its subchannels, has entered STAGE of getting a connection, or :queue
-with a connection. While CORE is :ready other stages do not count, since no call waits for further
-connections."
+with a connection. While CORE is :ready, other stages are ignored, since no call waits for a further
+connection."
   (unless (and (eq :ready (core-state core)) (not (eq :queue stage)))
     (enter-clock-stage (core-clock core) stage (core-now core))))
 
@@ -199,7 +204,7 @@ connections."
       (incf (core-calls-failed core))))
 
 (defun tell-failed-attempt (core)
-  "Count a failed attempt to resolve CORE's target or to connect to a server of it, and wake the
+  "Count a failed attempt to resolve CORE's target or to connect to one of its servers, and wake the
 threads that wait for the outcome."
   (incf (core-failed-attempts core))
   (sb-thread:with-mutex ((core-lock core))
@@ -230,7 +235,8 @@ resolver that has just failed is asked later anyhow."
   (goaway-code nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the peer reads
   (internal-streams 0 :type index)      ; the number of streams of internal calls so far
-  (authorities '() :type list))         ; of calls: texts for which its peer has a certificate
+  ;; texts that calls have used as :authority and that its peer's certificate covers
+  (authorities '() :type list))
 
 (declaim (sb-ext:freeze-type client-link))
 
@@ -246,14 +252,15 @@ resolver that has just failed is asked later anyhow."
 (defstruct (connection-set (:copier nil))
   "The connections to one of some addresses, and the attempts to make them; see
 connection-set.lisp."
-  (core nil :type core :read-only t)    ; whose name, credentials and so on links have
+  (core nil :type core :read-only t)    ; the core whose name, credentials and so on the links use
   (pool nil :type (or null subchannel-pool) :read-only t) ; that shares it, or nil
   (owners '() :type list)               ; the subchannels that use it
   (addresses '() :type list)            ; the kernel's, octets
   (link-state :idle :type connectivity) ; of its connections
   (connect-rounds '() :type list)       ; to connect: those under way
   (links '() :type list)                ; in use, oldest first
-  (draining '() :type list)             ; links that get no more calls and still have some
+  ;; links that get no more calls, but still have calls under way
+  (draining '() :type list)
   (proven nil :type boolean)            ; the last connection has worked
   (useless 0 :type (integer 0 2))       ; connections in a row that were useless, 2 for more
   (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect
@@ -265,28 +272,30 @@ connection-set.lisp."
 (defstruct (subchannel (:constructor make-subchannel
                            (&key core balancer key addresses attributes channel-trace note))
                        (:copier nil))
-  "Addresses of one server, or of several that count as one, as a balancer sees them."
+  "One server as a balancer sees it: the addresses of one server, or of several that count as one."
   (core nil :type core :read-only t)    ; of its channel
-  (balancer nil :type balancer :read-only t) ; that gets its states
+  (balancer nil :type balancer :read-only t) ; the balancer that gets its states
   (addresses '() :type list)            ; the kernel's, octets
-  (connection-set nil :type (or null connection-set)) ; whose links it uses
-  (former-sets '() :type list)          ; connection sets on which calls of it may still go on
-  (link-state :idle :type connectivity) ; of its connection set, as far as it has asked
+  (connection-set nil :type (or null connection-set)) ; the connection set whose links it uses
+  (former-sets '() :type list)          ; connection sets on which calls of it may still run
+  ;; the state of its connection set, if it has asked that to connect
+  (link-state :idle :type connectivity)
   (open-calls 0 :type index)            ; attempts of calls that are under way, internal ones too
   (picks 0 :type (unsigned-byte 62))    ; how many of users' calls it has had
   (key "" :type string :read-only t)    ; of its backend, if it has one
-  (attributes '() :type list)           ; a plist, the backend's, or of several that of the last one
-                                        ; it was connected to
+  ;; the backend's plist; with several backends, that of the one it was last connected to
+  (attributes '() :type list)
   (backends '() :type list)             ; its backends, if it has several
-  (vetoes '() :type list)               ; on the use of its connection, newest first
-  (state :idle :type connectivity)      ; from both, as its balancer sees it
+  (vetoes '() :type list)               ; the vetoes on the use of its connection, newest first
+  ;; the state that follows from LINK-STATE and VETOES, which its balancer sees
+  (state :idle :type connectivity)
   (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
   (listener nil :type (or null function)) ; called at each attempt's end, see ADD-LISTENER
   (breaker nil :type (or null breaker)) ; of a guarded channel's
   ;; the channel's own calls on its links, see internal-call.lisp
   (internal-calls '() :type list)
   (waiting (make-ring) :type ring :read-only t) ; PLACEs of calls that wait for a stream of it
-  (waiting-count 0 :type index)         ; of calls without a stream that have it as their last pick
+  (waiting-count 0 :type index)         ; the number of calls without a stream whose last pick it is
   (note nil)                            ; its balancer's data about it
   (failures 0 :type (unsigned-byte 62)) ; attempts that failed and were not cancelled
   (cancellations 0 :type (unsigned-byte 62)) ; attempts that were cancelled
@@ -296,8 +305,8 @@ connection-set.lisp."
 (declaim (sb-ext:freeze-type subchannel))
 
 (defstruct (connect-round (:copier nil))
-  "An attempt of a connection set to connect to one of its addresses: the first whose peer's
-SETTINGS arrive is used (gRFC A61)."
+  "An attempt of a connection set to connect to one of its addresses. The first connection on which
+the peer's SETTINGS arrive is used (gRFC A61)."
   (connection-set nil :type connection-set :read-only t) ; that connects
   (connector nil :type (or null loop:connector)) ; that tries the addresses
   (began-ns 0 :type nanoseconds :read-only t) ; when
@@ -348,7 +357,8 @@ SETTINGS arrive is used (gRFC A61)."
                            (:constructor make-client-failure
                                (status message &key how (reach :handler) pushback (trailers #())))
                            (:copier nil))
-  "The failure of an attempt of a call, with the data for its user if the call ends by it."
+  "The failure of an attempt of a call, with the data that the user gets if the failure ends the
+call."
   (how '() :type list :read-only t)     ; a plist, as END-CALL takes it
   (trailers #() :type simple-vector :read-only t)) ; metadata that came with it
 
@@ -377,12 +387,14 @@ SETTINGS arrive is used (gRFC A61)."
     (princ (caller-identity-credentials identity) stream)))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
-  "A call on the client. Its stream is that of the attempt with which it continues so far, the
-oldest of those under way."
+  "A call on the client. Its stream is the stream of the attempt with which it continues so far, the
+oldest attempt under way."
   (request nil)                         ; the only one, a message or encoded, until the response
                                         ; begins (request.lisp)
-  (reply nil)                           ; of a method with one response, decoded or for WIRE-DECODE
-  (completions '() :type loop:completions)) ; of a call that is its own future (future.lisp)
+  ;; the reply of a method with one response, decoded or for WIRE-DECODE
+  (reply nil)
+  ;; the completions of a call that is its own future (future.lisp)
+  (completions '() :type loop:completions))
 
 (declaim (sb-ext:freeze-type client-call))
 
@@ -393,12 +405,14 @@ oldest of those under way."
 (defstruct (attempt (:constructor make-attempt (stream)) (:copier nil))
   "One try of a call, on one stream. It is made once for an object of the stream pool, and used
 again with it."
-  (stream nil :type http2:stream :read-only t) ; whose user it is
-  (subchannel nil :type (or null subchannel)) ; that STREAM was opened for, until it is closed
+  (stream nil :type http2:stream :read-only t) ; the stream whose user it is
+  ;; the subchannel that STREAM was opened for, until STREAM is closed
+  (subchannel nil :type (or null subchannel))
   (call nil :type (or null client-call)) ; that it is part of, until its stream is closed
   (number 0 :type index)                ; how many attempts of CALL came before it
   (began-ns 0 :type nanoseconds)        ; when it did
-  (cause nil :type (or null client-failure)) ; once it has failed, and CALL goes on without it
+  ;; the failure, once it has failed and CALL continues without it
+  (cause nil :type (or null client-failure))
   (view nil :type (or null attempt:attempt))) ; for interceptors, if the channel has some
 
 (declaim (sb-ext:freeze-type attempt))
@@ -409,9 +423,9 @@ again with it."
 
 (rpc:define-own-part parts (client client-call wire:wire-parts)
   "The parts of a call on the client."
-  (identity nil :type (or null caller-identity)) ; if it has call credentials
+  (identity nil :type (or null caller-identity)) ; set if it has call credentials
   (internal nil :type boolean)          ; the channel's own call, see internal-call.lisp
-  (retries nil :type (or null client-retries)) ; once a second attempt is possible
+  (retries nil :type (or null client-retries)) ; set once a second attempt is possible
   (wait nil :type (or null wait-clock)) ; of the call's waits
   ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
   (queued-attempt nil))
@@ -440,7 +454,7 @@ again with it."
     (and parts (client-parts-replay parts))))
 
 (define-hot (call-retries :inline t) ((call client-call)) (or null client-retries)
-  "The data of the attempts of CALL; nil while it has only one, and no hedging policy."
+  "The data of the attempts of CALL; nil while CALL has only one attempt and no hedging policy."
   (let ((parts (call-client-parts call)))
     (and parts (client-parts-retries parts))))
 

@@ -11,8 +11,8 @@
       (:queue (full-text core)))))
 
 (defun full-text (core)
-  "A text that says that all streams allowed by CORE's servers are open; nil if some are free, or no
-server is connected."
+  "A text that says that all streams allowed by CORE's servers are in use; nil if some are free, or
+if no server is connected."
   (let* ((links (loop for subchannel in (core-subchannels core)
                       append (connection-set-links (subchannel-connection-set subchannel))))
          (limit (loop for link in links
@@ -56,8 +56,8 @@ server is connected."
 ;;; (wire/stage.lisp) and from what it has waited for (wait-clock.lisp)
 
 (defun call-waits (call)
-  "The waits of CALL, a client's, before it had a stream. The values are totals as in a WAIT-CLOCK
-and the number of attempts to connect; nil if it has not waited."
+  "The waits of CALL, a client's, before it had a stream. The two values are the totals, as in a
+WAIT-CLOCK, and the number of attempts to connect; nil if CALL has not waited."
   (let* ((parts (call-client-parts call))
          (wait (and parts (client-parts-wait parts))))
     (cond ((null wait) nil)
@@ -113,7 +113,8 @@ and the number of attempts to connect; nil if it has not waited."
             (when answer (list (cons :receive (- total answer)))))))
 
 (defun requests-open-p (call)
-  "True if CALL waits, or waited in vain, for its answer before its user had ended its requests."
+  "True if CALL waits for its answer, or ended without one, while its user has not ended its
+requests."
   (and (call-rpc-method call)
        (member (rpc-method-kind (call-rpc-method call)) '(:client-streaming :bidi))
        (not (eq :ok (call-status call)))
@@ -136,8 +137,8 @@ and the number of attempts to connect; nil if it has not waited."
   (print-unreadable-object (undecoded stream :type t)))
 
 (defun decode-reply (call)
-  "Decode the long reply of CALL, unless another thread has done so. Store in its place, and return,
-the message, or the RPC-ERROR if it is invalid."
+  "Decode the long reply of CALL, unless another thread has done so. Store the message in the
+reply's place, or the RPC-ERROR if the reply is invalid, and return it."
   (let ((item (client-call-reply call)))
     (when (encoded-p item)
       (let ((new (make-undecoded item)))

@@ -1,13 +1,13 @@
 ;;;; Keepalive of a channel's links: the silence after which they send a PING, and the wait for its
-;;;; answer (gRFC A8). The options give both; a server's complaint makes the first longer,
-;;;; LIMIT-CHANNEL-SILENCE makes them shorter. The PINGs themselves are of wire
+;;;; answer (gRFC A8). The options give both times; a server's complaint makes the first longer,
+;;;; LIMIT-CHANNEL-SILENCE makes both shorter. The PINGs themselves are of wire
 ;;;; (link-keepalive.lisp).
 
 (in-package #:clgrpc.client)
 
 (defconstant +longest-keepalive-ns+ (* 2 60 60 +ns-per-second+)
-  "The longest silence before a PING, in nanoseconds, that complaints of servers lead to: the
-default of servers themselves (gRFC A8).")
+  "The longest silence before a PING, in nanoseconds, that results from complaints of servers: the
+default of gRPC's servers (gRFC A8).")
 
 (defun keepalive-ns (core)
   "The silence, in nanoseconds, after which new links of CORE's channel send a PING; 0 for never."
@@ -54,15 +54,15 @@ for as long."
     (wire:check-link link)))
 
 (define-hot (begin-on-link :inline t) ((link client-link)) null
-  "Count a call that begins on LINK. A link that has had no calls, and was silent for longer than
-its keepalive, sends a PING first (gRFC A8)."
+  "Count a call that begins on LINK. If LINK has had no calls and was silent for longer than its
+keepalive, send a PING first (gRFC A8)."
   (incf (client-link-calls link))
   (when (shiftf (client-link-dormant link) nil) (wire:check-link link))
   nil)
 
 (defun limit-links-silence (core)
-  "Apply the limit of silence of CORE's channel to its links, and to later links of connections that
-it shares. A server that has complained of PINGs does not get more of them."
+  "Apply the limit of silence of CORE's channel to its links, and to later links of the connection
+sets that it shares. A server that has complained of PINGs does not get PINGs more often."
   (unless (core-keepalive-ns core)
     (dolist (subchannel (core-subchannels core))
       (let* ((connection-set (subchannel-connection-set subchannel))

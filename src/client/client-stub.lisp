@@ -5,8 +5,8 @@
 ;;;;   client streaming  REQUEST is a sequence, a generator function (nil when done) or :open;
 ;;;;                     returns the reply and the call, or for :open the call, whose reply
 ;;;;                     RECEIVE gives after CLOSE-SEND
-;;;;   bidi              the same kinds of REQUEST; returns the call. A sequence or generator is
-;;;;                     sent by the loop as the peer takes it, while the caller receives.
+;;;;   bidi              the same kinds of REQUEST; returns the call. The loop sends the messages of
+;;;;                     a sequence or generator as the peer takes them, while the caller receives.
 
 (in-package #:clgrpc.client)
 
@@ -79,8 +79,8 @@
   (loop:read-clock (core-loop (channel-core channel))))
 
 (defun make-call (channel method deadline unattended now)
-  "A new call of METHOD on CHANNEL, its own future if UNATTENDED is true. It begins NOW, or if NOW
-is 0 when its loop begins it."
+  "A new call of METHOD on CHANNEL, its own future if UNATTENDED is true. It begins at NOW; if NOW
+is 0, it begins when its loop starts it."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
   (let ((call (make-client-call
                :rpc-method method :endpoint (channel-core channel) :deadline deadline :born-ns now
@@ -101,8 +101,8 @@ long."
       (wire:encode-message call request :auto))))
 
 (define-hot submit-call ((call client-call) request) null
-  "Hand CALL to its loop with its only REQUEST, or nil. The request is written directly into the
-output if this thread may run the loop for that; else this thread encodes it. If the loop has just
+  "Hand CALL to its loop with its only REQUEST, or nil. If this thread may run the loop for that, it
+writes the request directly into the output; else it encodes the request. If the loop has just
 stopped, since the channel was closed, end CALL."
   (let ((loop (wire-call-loop call))
         (encoded (and request
@@ -174,10 +174,10 @@ RPC-ERROR."
 ;;; Streams of requests
 
 (defun sending-at-once (call generator)
-  "A generator for SEND-REQUESTS of the messages of GENERATOR, which never waits. It sends messages
-itself on the loop, many in one write, and returns only those that are long or for which there is no
-room. If another thread runs the loop, that thread combines the writes, and this generator returns
-every message."
+  "A generator for SEND-REQUESTS of the messages of GENERATOR, which never waits. The new generator
+sends messages itself on the loop, many in one write, and returns only messages that are long or for
+which there is no room. If another thread runs the loop, that thread combines the writes, and the
+new generator returns every message."
   (declare (type function generator))
   (let ((next nil))
     (flet ((send-those-there-is-room-for ()

@@ -7,16 +7,16 @@
 (in-package #:clgrpc.client)
 
 (defun widen (connection-set count)
-  "Begin as many connect rounds of CONNECTION-SET, which is ready, as it needs for COUNT links. A
-round that fails is not repeated."
+  "Begin as many connect rounds of CONNECTION-SET, which is ready, as are needed to reach COUNT
+links. A round that fails is not repeated."
   (when (eq :ready (connection-set-link-state connection-set))
     (loop repeat (- count (+ (length (connection-set-links connection-set))
                              (length (connection-set-connect-rounds connection-set))))
           do (begin-connect-round connection-set))))
 
 (defun keep-links (connection-set)
-  "Begin the links that CONNECTION-SET, if it is ready, lacks to the number of
-connections-per-subchannel."
+  "If CONNECTION-SET is ready, begin the links that it lacks to have connections-per-subchannel of
+them."
   (when (null (back-off-timer (connection-set-back-off connection-set)))
     (widen connection-set
            (options-connections-per-subchannel (connection-set-options connection-set)))))
@@ -91,7 +91,7 @@ when a peer's SETTINGS come."
                                (string-right-trim "." (princ-to-string error)))))))
 
 (defun tunnelled-byte-channel (core byte-channel)
-  "BYTE-CHANNEL, one of CORE's, through CORE's proxy if it has one."
+  "BYTE-CHANNEL, one of CORE's, or a tunnel over it if CORE has a proxy."
   (let ((proxy (resolver-proxy (resolution-resolver (core-resolution core)))))
     (if proxy
         (proxy:make-tunnel-byte-channel byte-channel proxy)
@@ -141,8 +141,8 @@ this server from the resolver, or the host of the target."
           (end-connect-round connect-round text)))
 
 (defun handle-settings (connection-set link)
-  "Handle SETTINGS of LINK's peer. With the first ones, if LINK is a candidate, CONNECTION-SET is
-connected and knows the peer's limit of streams."
+  "Handle SETTINGS of LINK's peer. If LINK is a candidate, its first SETTINGS make CONNECTION-SET
+connected, and say how many streams the peer allows."
   (let ((connect-round (connect-round-of connection-set link)))
     (when connect-round
       (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
@@ -200,8 +200,8 @@ CONNECT-ROUND, another round begins at once if calls would fail otherwise."
           (t (wait-for-better-times connection-set text (connect-round-began-ns connect-round))))))
 
 (defun pause-widening (connection-set text)
-  "Let CONNECTION-SET, which is ready, begin no further link until a back-off ends, because one has
-failed because of TEXT."
+  "Let CONNECTION-SET, which is ready, begin no further link until a back-off ends, after the
+failure of one with TEXT."
   (incf (connection-set-failed-connects connection-set))
   (let ((core (connection-set-core connection-set)))
     (trace-event :subchannel :no-further-connection :target (core-name core) :reason text)
@@ -222,7 +222,7 @@ addresses. The wait counts from SINCE-NS, when the last attempt began."
     (incf (connection-set-failed-connects connection-set))
     (ask-resolvers connection-set)
     (change-state connection-set :transient-failure)
-    ;; unless a listener has given it up
+    ;; unless a listener has closed the subchannel
     (when (eq :transient-failure (connection-set-link-state connection-set))
       (enter-stages connection-set :back-off)
       (let ((seconds (start-back-off (connection-set-back-off connection-set) (core-loop core)

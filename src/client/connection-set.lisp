@@ -4,18 +4,18 @@
 ;;;; pool. Channels are alike if they have the same credentials, authority, observer and options;
 ;;;; their service configs, policies and interceptors may differ.
 ;;;;
-;;;; 1. Links, connect rounds and back-off belong to the connection set. All else belongs to the
-;;;;    subchannel: vetoes, listeners, breakers, internal calls, counts of calls.
+;;;; 1. Links, connect rounds and back-off belong to the connection set. Everything else belongs to
+;;;;    the subchannel: vetoes, listeners, breakers, internal calls, counts of calls.
 ;;;; 2. A subchannel is idle until CONNECT, in any state of its connection set. From then on its
 ;;;;    LINK-STATE follows the connection set's, until that is idle; then CONNECT is needed again.
-;;;; 3. An attempt refers to the subchannel that was picked for it. That gets the end of the
-;;;;    stream, even if it does not use the connection set any more.
-;;;; 4. A subchannel that is closed leaves its connection set; when the last has left it, its links
-;;;;    end with their last calls.
+;;;; 3. An attempt refers to the subchannel that was picked for it. That subchannel is informed of
+;;;;    the end of the stream, even if it does not use the connection set any more.
+;;;; 4. A subchannel that is closed leaves its connection set; when the last subchannel has left,
+;;;;    the links of the connection set end with their last calls.
 ;;;; 5. A subchannel whose addresses change keeps its connection set if no other subchannel uses it
 ;;;;    and the pool has none for the new addresses. Otherwise it moves to the connection set for
-;;;;    those. If it is connected to one of them it is misplaced, and moves when that connection has
-;;;;    ended.
+;;;;    its new addresses. But if it is connected to one of its new addresses, it moves only when
+;;;;    that connection has ended; until then it is misplaced.
 
 (in-package #:clgrpc.client)
 
@@ -26,7 +26,7 @@
   (core-options (connection-set-core connection-set)))
 
 (defun all-links (connection-set)
-  "The links of CONNECTION-SET, with those that get no more calls. On its loop."
+  "The links of CONNECTION-SET, including those that get no more calls. On its loop."
   (append (connection-set-links connection-set) (connection-set-draining connection-set)))
 
 ;;; Sharing between channels
@@ -48,7 +48,7 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
        (values (gethash (connection-set-key addresses) (subchannel-pool-connection-sets pool)))))
 
 (defun register-connection-set (connection-set)
-  "Enter CONNECTION-SET, if it may be shared, into its pool by its addresses."
+  "If CONNECTION-SET may be shared, enter it into its pool under its addresses."
   (let ((pool (connection-set-pool connection-set)))
     (when pool
       (setf (gethash (connection-set-key (connection-set-addresses connection-set))
@@ -74,7 +74,7 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
     (setf (subchannel-connection-set subchannel) connection-set)))
 
 (defun misplaced-p (subchannel)
-  "True if the connection set of SUBCHANNEL is for other addresses than its own."
+  "True if the connection set of SUBCHANNEL is for other addresses than those of SUBCHANNEL."
   (not (equalp (subchannel-addresses subchannel)
                (connection-set-addresses (subchannel-connection-set subchannel)))))
 
@@ -86,8 +86,8 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
              (connection-set-owners connection-set)))
 
 (defun change-link-states (subchannels state)
-  "Change the link state of all SUBCHANNELS, which belong to one connection set, to STATE. After
-that call their watchers, and notify the balancer of each subchannel whose own state has changed."
+  "Change the link state of all SUBCHANNELS, which belong to one connection set, to STATE. Then call
+their watchers, and notify the balancer of each subchannel whose own state has changed."
   (dolist (subchannel subchannels) (setf (subchannel-link-state subchannel) state))
   (dolist (subchannel subchannels)
     (tell-watchers subchannel)
@@ -106,8 +106,8 @@ that call their watchers, and notify the balancer of each subchannel whose own s
     (change-link-states concerned state)))
 
 (defun map-cores (function connection-set)
-  "Call FUNCTION with the core of each channel that uses CONNECTION-SET; once for each of its
-subchannels."
+  "Call FUNCTION with the core of each channel that uses CONNECTION-SET; a channel with several
+subchannels there is passed once for each."
   (declare (type function function))
   (dolist (owner (connection-set-owners connection-set))
     (funcall function (subchannel-core owner))))

@@ -24,8 +24,8 @@
         picker)))
 
 (defun pick-again (core call subchannel)
-  "The pick of CORE's picker for CALL, which waits for a stream of SUBCHANNEL: SUBCHANNEL, or a
-FAILURE."
+  "The new pick of CORE's picker for CALL, which waits for a stream of SUBCHANNEL: SUBCHANNEL itself
+or a FAILURE."
   (let* ((picker (core-picker core))
          (again (and (picker-p picker) (picker-again picker))))
     (if again (funcall again subchannel call) subchannel)))
@@ -53,7 +53,7 @@ pick for CALL, or nil."
             (read-clock-for-call (core-clock core) (core-now core))))))
 
 (defun begin-place (core call picked taker)
-  "Queue CALL, for which PICKED was picked, with TAKER; return its place."
+  "Queue CALL, for which PICKED was picked, with TAKER; return the place of CALL."
   (begin-waiting core call)
   (trace-event :channel :call-waits :target (core-name core)
                :method (rpc:call-path call) :state (core-state core)
@@ -70,8 +70,8 @@ pick for CALL, or nil."
 
 (defun wait-for-stream (core call picked taker)
   "Let CALL wait for a stream: FIND-STREAM has found no stream for it, and has picked PICKED. TAKER
-is called when the wait ends: with CALL, a stream and its link, and nil; or with CALL, nil twice,
-and an ATTEMPT-FAILURE."
+is called when the wait ends: with CALL, a stream and its link, and nil; or with CALL, nil, nil, and
+an ATTEMPT-FAILURE."
   (if (and (failure-p picked) (ends-p call picked))
       (deny call taker picked)
       (ecase (core-state core)
@@ -91,26 +91,26 @@ and an ATTEMPT-FAILURE."
         (:shutdown (rpc:abort-as call :channel-closed)))))
 
 (defun wanted-p (call)
-  "True if CALL still needs an attempt of it that waits to begin: attempts in parallel to another
-may not be needed."
+  "True if CALL still needs an attempt that waits to begin: attempts in parallel to another may have
+become unnecessary."
   (not (or (call-status call)
            (and (client-call-stream call)
                 (call-retries call)
                 (client-retries-over (call-retries call))))))
 
 (defun ends-p (call failure)
-  "True if CALL, for which FAILURE was picked, ends with it."
+  "True if CALL, for which FAILURE was picked, ends with that failure."
   (or (failure-drop failure)
       (not (client-call-wait-for-ready call))))
 
 (defconstant +picks-for-links+ 16
-  "The most further picks for a call that waits, to find a server that may have another
+  "The most further picks for a waiting call, which look for a server that may have another
 connection.")
 
 (defun ask-for-some-link (core call picked)
-  "Ask for another link of PICKED, on which CALL finds no stream. If it has as many links as it may,
-ask another server that is picked for CALL: CALL starts on the first with a free stream (gRFC
-A105)."
+  "Ask for another link of PICKED, on which CALL finds no stream. If PICKED has as many links as it
+may, pick again for CALL and ask that server; CALL starts on the first server with a free stream
+(gRFC A105)."
   (unless (or (ask-for-link picked)
               (choosy-p core)
               (= 1 (most-links picked)))
@@ -121,9 +121,9 @@ A105)."
           until (ask-for-link other))))
 
 (defun start-at (core queued-attempt picked)
-  "Start the call of QUEUED-ATTEMPT on PICKED, its pick, if that is a server with a free stream.
-Deny it a stream if PICKED is a failure that it does not outlast. Return true if QUEUED-ATTEMPT left
-the queue."
+  "Start the call of QUEUED-ATTEMPT on PICKED, its pick, if PICKED is a server with a free stream.
+If PICKED is a failure that ends the call, deny it a stream. Return true if QUEUED-ATTEMPT left the
+queue."
   (let ((call (queued-attempt-call queued-attempt)))
     (typecase picked
       (null nil)
@@ -137,14 +137,14 @@ the queue."
            (when stream
              (leave-place queued-attempt)
              (stop-waiting call)
-             ;; it is in no queue, and others wait for their turn
+             ;; on an error the attempt is in no queue, and the other calls still get their turn
              (guarding-call (call)
                             (funcall (queued-attempt-taker queued-attempt) call stream link nil))
              t))))))
 
 (defun start-first (core)
   "Pick for the calls that wait for any stream, the oldest first, until one finds no stream. Calls
-that outlast a failure wait for another picker."
+that do not end with a failure wait for another picker."
   (loop for queued-attempt = (ring-first (stream-queue-waiting (core-stream-queue core)))
         for wanted = (and queued-attempt (wanted-p (queued-attempt-call queued-attempt)))
         for picked = (and wanted (pick core (queued-attempt-call queued-attempt)))
@@ -178,7 +178,8 @@ connections for the others."
       (start-first core)))
 
 (defun place-by-itself (core queued-attempt)
-  "Pick for the call of QUEUED-ATTEMPT, which waits for any stream, regardless of other calls."
+  "Pick for the call of QUEUED-ATTEMPT, which waits for any stream, regardless of other waiting
+calls."
   (let* ((call (queued-attempt-call queued-attempt))
          (wanted (wanted-p call))
          (picked (and wanted (pick core call))))
@@ -188,7 +189,7 @@ connections for the others."
              (when (subchannel-p picked) (ask-for-some-link core call picked))))))
 
 (defun serve-all (core)
-  "Serve the calls that wait in CORE, since each server may have a free stream, or another
+  "Serve the calls that wait in CORE, since each server may have a free stream, or may get another
 connection."
   (when (and (waiting-p core) (core-picker core)) (place-anew core)))
 
@@ -199,7 +200,7 @@ of CORE wait in line, until one finds no stream."
   (if (eager-p core)
       (loop with picker = (core-picker core)
             for queued-attempt in (waiting-places core)
-            ;; one of them may end others, or lead to another picker
+            ;; the start of a call may end others, or change the picker
             while (eq picker (core-picker core))
             do (when (queued-p queued-attempt) (place-by-itself core queued-attempt)))
       (start-first core))
@@ -209,13 +210,13 @@ of CORE wait in line, until one finds no stream."
 ;;; States
 
 (defun unready-text (core)
-  "The reason, a text, why CORE is not ready, or nil: that of its picker, for example that a server
-does not serve, or that of the last failure to connect. From any thread."
+  "The reason why CORE is not ready, a text, or nil. It is the reason of its picker, for example
+that a server does not serve, or that of the last failure to connect. From any thread."
   (let ((picker (core-picker core)))
     (if (failure-p picker) (failure-text picker) (core-last-error core))))
 
 (defun change-core-state (core state)
-  "Set the state of CORE to STATE, and report that to all who wait for it."
+  "Set the state of CORE to STATE, and notify everything that waits for a change of the state."
   (trace-event :connectivity-state :state-changed :target (core-name core)
                :from (core-state core) :to state)
   (let ((failed (eq :transient-failure state)))
@@ -277,7 +278,7 @@ does not serve, or that of the last failure to connect. From any thread."
              (unless (resolution-awaited resolution) (exit-idle (core-balancer core)))))))
 
 (defun awaited-p (core)
-  "True, once, if CORE waits for the resolver's answer in order to connect."
+  "True if CORE waits for the resolver's answer in order to connect; the next call returns false."
   (shiftf (resolution-awaited (core-resolution core)) nil))
 
 (defun end-resolver-wait (core)
@@ -293,7 +294,8 @@ does not serve, or that of the last failure to connect. From any thread."
   "The most servers that an event of a channel names.")
 
 (defun usable-backends (core backends)
-  "The BACKENDS that CORE's channel uses: the first ones, with no more addresses than it may have."
+  "The BACKENDS that CORE's channel uses: as many of the first ones as have no more addresses
+together than the channel may have."
   (let ((most (min (options-max-addresses (core-options core))
                    (options-max-subchannels (core-options core)))))
     (loop for rest on backends
@@ -342,7 +344,8 @@ SELECTED-CONFIG."
         ((or (awaited-p core)
              (eq :transient-failure (core-state core)))
          (exit-idle (core-balancer core))))
-  (when (eq :ready (core-state core)) (serve-all core))) ; they may have more connections
+  ;; the backends may have more connections now
+  (when (eq :ready (core-state core)) (serve-all core)))
 
 (defun receive-failure (core text)
   "Handle the failure of CORE's resolver because of TEXT. The present backends stay in use."
@@ -469,8 +472,8 @@ the shortest wait."
   (close-balancer (core-balancer core)))
 
 (defun close-core (core)
-  "Unless CORE was ended before, end it and release its client loop, even if a non-local exit ends
-the wait. Not on its loop."
+  "Unless CORE was ended before, end it and release its client loop, even if a non-local exit
+interrupts this. Not on its loop."
   (sb-sys:without-interrupts            ; a core that is closed gives up its loop
     (when (sb-thread:with-mutex ((core-lock core)) (shiftf (core-open core) nil))
       (trace-event :channel :channel-closed :target (core-name core))

@@ -1,6 +1,7 @@
 ;;;; The description of a channel, which DESCRIBE prints for people and CHANNEL-ADDRESSES returns as
-;;;; plists. It is read on the channel's loop, so that it is of one moment. It needs no counters
-;;;; that cost calls time: the number of picks of a server is the number of its streams.
+;;;; plists. The description is read on the channel's loop, so that all of it belongs to one moment.
+;;;; It needs no counters that would cost each call time: the number of picks of a server is the
+;;;; number of its streams.
 
 (in-package #:clgrpc.client)
 
@@ -13,7 +14,7 @@
 
 (defgeneric subchannel-facts (balancer subchannel)
   (:documentation "A plist of BALANCER's data about SUBCHANNEL, such as a weight, for people.
-SUBCHANNEL is its own or its children's. On its channel's loop.")
+SUBCHANNEL belongs to BALANCER or to one of its children. On its channel's loop.")
   (:method (balancer subchannel)
     (declare (ignore balancer subchannel))
     '()))

@@ -5,12 +5,12 @@
 ;;;; its link is left, so that it does not delay the end of the link.
 ;;;;
 ;;;; Their messages are reports, each of which makes the earlier ones obsolete. The loop gets the
-;;;; newest; earlier ones that it has not handled yet are skipped, since a server can send them
-;;;; faster than balancers can use them.
+;;;; newest report; earlier reports that it has not handled yet are skipped, since a server can send
+;;;; reports faster than balancers can use them.
 ;;;;
-;;;; They carry the channel's call credentials, as gRFC A17 asks. These may have to be fetched. A
-;;;; user's function among them may wait, so a thread of the reserve calls it. The call begins after
-;;;; that.
+;;;; They carry the channel's call credentials, as gRFC A17 asks. The credentials may have to fetch
+;;;; them. A function of a user among the credentials may wait, so a thread of the reserve calls it.
+;;;; The call begins after that.
 
 (in-package #:clgrpc.client)
 
@@ -91,8 +91,8 @@ ERROR, an RPC-ERROR or nil."
 
 (defun open-internal-call (subchannel method request &key on-message on-end)
   "Call METHOD, one that streams responses, with REQUEST on a link of SUBCHANNEL, which is ready.
-ON-MESSAGE is called with messages, the last among them, ON-END with the status, both on the loop.
-Return the call, or nil if no link has a stream now."
+ON-MESSAGE is called with messages, of which some may be skipped but never the last, and ON-END with
+the status; both on the loop. Return the call, or nil if no link has a stream now."
   (let ((call (make-internal-call subchannel method on-message on-end)))
     (cond ((core-call-credentials (subchannel-core subchannel))
            (start-with-credentials call subchannel request)
@@ -100,6 +100,6 @@ Return the call, or nil if no link has a stream now."
           (t (start-internal-call call subchannel request)))))
 
 (defun close-internal-call (call)
-  "End CALL, an internal call; the only later event is its end."
+  "End CALL, an internal call; after this only its end is reported."
   (unless (call-status call)
     (client-abort call :cancelled "it is not needed any more" :local)))

@@ -1,5 +1,5 @@
-;;;; Channels over the network (rpc/calling/channel.lisp). Making one never blocks and connects
-;;;; nothing: the first call does, or ENSURE-CONNECTED.
+;;;; Channels over the network (rpc/calling/channel.lisp). Making a channel never blocks and
+;;;; connects nothing: its first call connects it, or ENSURE-CONNECTED does.
 
 (in-package #:clgrpc.client)
 
@@ -19,7 +19,7 @@
 
 (defmethod channel-secure-p ((channel core))
   (let ((credentials (core-credentials channel)))
-    ;; a server that does not prove its name is not trusted
+    ;; such a server has not proved its name, so it gets no credentials
     (values (and credentials (loop:tls-credentials-verify credentials))
             (core-plaintext-credentials channel))))
 
@@ -53,8 +53,8 @@ CALL-CREDENTIALS       metadata that identify the caller, asked for before each 
                        CALL-CREDENTIALS, or a function of a method's path that returns metadata.
                        The function may wait: it is called in the caller's thread for the first
                        attempt, on another for further ones. The :call-credentials of a stub are
-                       sent besides. On a channel without TLS, or with TLS that verifies nothing,
-                       calls with credentials are refused with :unauthenticated
+                       sent in addition. On a channel without TLS, or with TLS that verifies
+                       nothing, calls with credentials are refused with :unauthenticated
 PLAINTEXT-CREDENTIALS  true to send call credentials on such a channel too
 BALANCE                the balancing policy, in place of a service config's: :pick-first, the
                        default, uses the address to which the channel is connected; :round-robin
@@ -173,7 +173,7 @@ ARGUMENTS those of its core."
         channel))))
 
 (defun tell-made (core)
-  "Report that CORE was made, and enter it where others look for channels."
+  "Report that CORE was made, and enter it into the registry of channels."
   (trace-event :channel :channel-made :target (core-name core))
   (note-channel-event (core-channel-trace core) (channel-trace-born-ns (core-channel-trace core))
                       "channel created")
@@ -248,7 +248,7 @@ that value, or NIL after TIMEOUT seconds."
 
 (defmethod ensure-connected ((channel wire-channel) &key (timeout 10))
   (let* ((core (channel-core channel))
-         ;; the count of failed attempts, if the state is the result of one
+         ;; the count of failed attempts, if the state results from a failure
          (known (and (eq :transient-failure (channel-state channel))
                      (core-failed-attempts core))))
     (loop:post (core-loop core) (lambda () (wake core)))
@@ -276,11 +276,11 @@ that value, or NIL after TIMEOUT seconds."
 
 (defun limit-channel-silence (channel seconds)
   "Bound the silence of CHANNEL's servers while calls are under way, even if :keepalive-seconds and
-:keepalive-timeout-seconds are longer. After a silence of SECONDS the server gets a PING; if it
-stays silent for as long again, its connection ends. The calls there end with :unavailable, and the
-next ones go to other servers. This is for services whose servers allow such PINGs, see
-MIN-PING-SECONDS. It has no effect on a channel whose server has complained of PINGs, nor on an
-object without a network. Return CHANNEL. From any thread."
+:keepalive-timeout-seconds are longer. After a silence of SECONDS a server gets a PING; if it stays
+silent for SECONDS more, its connection ends. The calls on that connection end with :unavailable,
+and later calls go to other servers. This is for services whose servers allow such PINGs, see
+MIN-PING-SECONDS. This has no effect on a channel whose server has complained of PINGs, nor on a
+channel without a network. Return CHANNEL. From any thread."
   (when (typep channel 'wire-channel)
     (let ((core (channel-core channel)) (limit-ns (seconds-ns seconds)))
       (unless (let ((before (core-silence-ns core))) (and before (<= before limit-ns)))

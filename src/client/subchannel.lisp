@@ -22,7 +22,7 @@
 
 (defun open-subchannel (balancer backend)
   "Return a new subchannel of BALANCER's to the server BACKEND. It is idle. Signal an error if the
-channel has as many as it may. On the channel's loop."
+channel has as many subchannels as it may have. On the channel's loop."
   (unless (room-for-subchannel-p (balancer-core balancer))
     (error "The channel may have no more subchannels (max-subchannels)."))
   (let* ((core (balancer-core balancer))
@@ -48,12 +48,13 @@ channel has as many as it may. On the channel's loop."
       (when (eq :idle state) (setf (connection-set-link-state connection-set) :connecting))
       (change-link-states (list subchannel) :connecting)
       (case state
-        ;; unless a listener has given it up
+        ;; unless a listener has closed SUBCHANNEL
         (:idle (when (and (eq :connecting (connection-set-link-state connection-set))
                           (null (connection-set-connect-rounds connection-set)))
                  (begin-connect-round connection-set)))
         (:connecting (enter-stage (subchannel-core subchannel) :connect))
-        ;; a balancer that calls CONNECT does not expect the subchannel to be ready at once
+        ;; deferred, since a balancer that calls CONNECT does not expect SUBCHANNEL to be ready at
+        ;; once
         (t (loop:defer (connection-set-loop connection-set) #'catch-up subchannel))))))
 
 (defun catch-up (subchannel)
@@ -73,9 +74,9 @@ channel has as many as it may. On the channel's loop."
          (min (or wanted 1) (options-max-connections-per-subchannel options)))))
 
 (defun ask-for-link (subchannel)
-  "Begin another link of SUBCHANNEL, on which a call finds no stream, unless it has as many as it
-may, one is under way, or the last attempt has failed a short while ago. Return true if one is under
-way now."
+  "Begin another link of SUBCHANNEL, on which a call finds no stream, unless SUBCHANNEL has as many
+links as it may, or a link is under way, or the last attempt failed a short while ago. Return true
+if a link is under way now."
   (let* ((connection-set (subchannel-connection-set subchannel))
          (count (length (connection-set-links connection-set))))
     (when (and (< count (most-links subchannel))
@@ -89,8 +90,8 @@ way now."
        (< (http2:connection-last-receive-ns (client-link-http2 link)) since-ns)))
 
 (defun leave-spare-links (connection-set since-ns)
-  "Leave links of CONNECTION-SET that have been quiet since SINCE-NS, the newest first, except as
-many as it always keeps."
+  "Leave links of CONNECTION-SET that have been quiet since SINCE-NS, the newest first, but keep as
+many links as it always keeps."
   (let ((kept (options-connections-per-subchannel (connection-set-options connection-set))))
     (dolist (link (reverse (nthcdr kept (connection-set-links connection-set))))
       (when (quiet-p link since-ns)
@@ -104,9 +105,9 @@ many as it always keeps."
     (remove-if (lambda (address) (gethash address table)) addresses)))
 
 (defun change-addresses (subchannel addresses)
-  "Change SUBCHANNEL's addresses to ADDRESSES. Connections to addresses that stay are kept. If no
-connection is left, or none is made yet and the addresses differ, an attempt begins at once; a new
-order applies to the next attempt."
+  "Change SUBCHANNEL's addresses to ADDRESSES. Connections to addresses that stay are kept. If its
+connection is to none of the new addresses, or if it has no connection yet and the addresses differ,
+an attempt begins at once; a new order applies to the next attempt."
   (unless (equalp addresses (subchannel-addresses subchannel))
     (setf (subchannel-addresses subchannel) addresses)
     (change-connection-set subchannel (subchannel-connection-set subchannel))))
@@ -125,9 +126,10 @@ order applies to the next attempt."
       (:transient-failure (when new (end-wait connection-set))))))
 
 (defun change-connection-set (subchannel connection-set)
-  "Adapt SUBCHANNEL, which uses CONNECTION-SET, to its new addresses. CONNECTION-SET gets them as
-well if no other subchannel uses it and the pool has none for them. If SUBCHANNEL is connected to
-one of them it stays until that connection ends. Else SUBCHANNEL moves to another connection set."
+  "Adapt SUBCHANNEL, which uses CONNECTION-SET, to its new addresses. CONNECTION-SET gets these
+addresses as well if no other subchannel uses it and the pool has no connection set for them. If
+SUBCHANNEL is connected to one of its new addresses, it stays until that connection ends. Else
+SUBCHANNEL moves to another connection set."
   (let* ((addresses (subchannel-addresses subchannel))
          (found (find-connection-set (connection-set-pool connection-set) addresses)))
     (cond ((eq connection-set found))
@@ -160,7 +162,7 @@ one of them it stays until that connection ends. Else SUBCHANNEL moves to anothe
     (change-link-states misplaceds :idle)))
 
 (defun leave-addresses (connection-set)
-  "Leave the links of CONNECTION-SET, which is ready, to other addresses than its own."
+  "Leave those links of CONNECTION-SET, which is ready, that are to other addresses than its own."
   (dolist (link (connection-set-links connection-set))
     (unless (find-address (connection-set-addresses connection-set) (client-link-peer link))
       (setf (client-link-draining link) t
@@ -186,7 +188,8 @@ it as draining."
           nil))))
 
 (define-hot free-stream ((subchannel subchannel)) (values (or null http2:stream) (or null link))
-  "A new stream of the first link of SUBCHANNEL with a free one, and the link; or nil."
+  "Two values: a new stream of the first link of SUBCHANNEL with a free stream, and that link; or
+nil."
   (dolist (link (connection-set-links (the connection-set (subchannel-connection-set subchannel)))
                 (values nil nil))
     (let ((stream (next-stream link)))
@@ -209,7 +212,7 @@ loop."
 ;;; Links that go
 
 (defun drain-link (connection-set link &optional (text "the server is going away"))
-  "Begin no more calls on LINK, which its peer or we are about to close because of TEXT."
+  "Begin no more calls on LINK, which will be closed, by its peer or by us, because of TEXT."
   (trace-event :subchannel :connection-left :target (core-name (connection-set-core connection-set))
                                             :peer (client-link-peer link) :reason text)
   (let ((connect-round (connect-round-of connection-set link)))
@@ -238,8 +241,8 @@ loop."
      (client-link-internal-streams link)))
 
 (defun useful-p (connection-set link)
-  "True if LINK, which has worked, had a user's call that its peer has seen, according to its
-GOAWAY, or lasted as long as the first wait between attempts."
+  "True if LINK, which has worked, was of use: it had a user's call that its peer has seen,
+according to the peer's GOAWAY, or it lasted as long as the first wait between attempts."
   (let ((http2 (client-link-http2 link)))
     (or (and (plusp (link-streams link)) (/= 0 (http2:connection-goaway-received http2)))
         (>= (- (core-now (connection-set-core connection-set)) (client-link-born-ns link))
@@ -261,7 +264,7 @@ did not listen."
   (cond ((eq :shutdown (connection-set-link-state connection-set))) ; all owners were misplaced
         ((< (connection-set-useless connection-set) 2)
          (change-state connection-set
-                       ;; another link that was requested may still be made, or have failed
+                       ;; another requested link may still be under way, or may have failed
                        (cond ((connection-set-connect-rounds connection-set) :connecting)
                              ((back-off-timer (connection-set-back-off connection-set))
                               :transient-failure)
@@ -271,7 +274,7 @@ did not listen."
                                           (core-name (connection-set-core connection-set)) text)))))
 
 (defun abandon-link (link status text)
-  "End every call whose stream is on LINK with STATUS and TEXT, and LINK in order."
+  "End every call whose stream is on LINK with STATUS and TEXT, and close LINK in order."
   (http2:map-streams (lambda (stream)
                        (let ((call (stream-call stream)))
                          (when call (client-abort call status text :local))))
@@ -279,7 +282,7 @@ did not listen."
   (wire:close-link link text))
 
 (defun link-due (connection-set link event)
-  "Leave LINK of CONNECTION-SET, or end it, after EVENT of WIRE:LINK-EVENT."
+  "Leave or end LINK, of CONNECTION-SET, according to EVENT, a value of WIRE:LINK-EVENT."
   (setf (client-link-draining link) t
         (connection-set-useless connection-set) 0) ; the server is not to blame
   (ecase event
@@ -288,8 +291,8 @@ did not listen."
     (:grace (abandon-link link :unavailable "the connection is too old"))))
 
 (defun disconnect-error (connection-set link)
-  "The reason, in the terms of gRFC A94, why LINK of CONNECTION-SET has ended; of several the first
-that was seen."
+  "The reason, in the terms of gRFC A94, why LINK of CONNECTION-SET has ended; if there are several
+reasons, the first that was seen."
   (let ((text (or (client-link-failure link) "")))
     (flet ((mentions (word) (search word text :test #'char-equal)))
       (cond ((client-link-goaway-code link) (format nil "GOAWAY ~A" (client-link-goaway-code link)))
@@ -416,7 +419,7 @@ channel's loop."
   (forget-if-ended subchannel))
 
 (defun close-several (balancer subchannels text)
-  "Close SUBCHANNELS of BALANCER, a list, because of TEXT; together, because they may be many."
+  "Close SUBCHANNELS, a list, of BALANCER because of TEXT, all together, since they may be many."
   (let ((core (balancer-core balancer)))
     (dolist (subchannel subchannels) (give-up subchannel text))
     (keep-subchannels core (complement #'ended-p))))

@@ -1,6 +1,6 @@
 ;;;; The waits of a client's call before it has a stream. Its channel keeps a WAIT-CLOCK: the total
 ;;;; time it has been in each stage of getting a connection. A call that begins to wait stores the
-;;;; totals of the clock; the totals at the end, less these, are the waits of the call. The report
+;;;; totals of the clock; the totals at the end minus these are the waits of the call. The report
 ;;;; for people is in client-call.lisp.
 
 (in-package #:clgrpc.client)
@@ -8,7 +8,7 @@
 (defparameter *waiting-stages* '(:resolve :connect :handshake :back-off :queue)
   "The stages in which a client's call may wait before it has a stream: for the look-up of its
 server's name, a connection, the handshakes of TLS and HTTP/2, the next attempt to connect, and,
-with a connection, a stream of it.")
+once there is a connection, a stream on it.")
 
 (defstruct (wait-clock (:copier nil))
   "How long a channel has been in each of *WAITING-STAGES*, and how often it has tried to connect. A
@@ -42,8 +42,9 @@ the end of the wait."
   (when (eq stage :resolve) (incf (wait-clock-attempts clock))))
 
 (defun read-clock-for-call (clock now)
-  "The wait clock for a call that begins to wait at NOW, with the values of CLOCK, the channel's. An
-attempt to connect that is under way is not included, since the call will wait for it."
+  "The wait clock for a call that begins to wait at NOW, with the values of CLOCK, the channel's.
+The attempt to connect that is under way counts among the call's own, since the call will wait for
+it."
   (make-wait-clock :totals (clock-totals clock now)
                    :attempts (- (wait-clock-attempts clock)
                                 (ecase (wait-clock-stage clock)
@@ -51,7 +52,7 @@ attempt to connect that is under way is not included, since the call will wait f
                                   ((:back-off :queue) 0)))))
 
 (defun clock-difference (clock before now)
-  "The totals and the attempts that CLOCK has added until NOW to those of BEFORE, a call's clock."
+  "The totals and the attempts of CLOCK at NOW minus those of BEFORE, a call's clock."
   (values (map '(simple-vector 5) #'- (clock-totals clock now) (wait-clock-totals before))
           (- (wait-clock-attempts clock) (wait-clock-attempts before))))
 

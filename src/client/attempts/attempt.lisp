@@ -154,8 +154,8 @@ ATTEMPT."
   nil)
 
 (defun change-over (call stream)
-  "Let CALL continue with another attempt, that on STREAM. STREAM may have room for the sender, who
-was stopped by the full stream of the previous attempt."
+  "Let CALL continue with another attempt, the one on STREAM. STREAM may have room for messages of a
+sender that the full stream of the previous attempt has stopped."
   (go-on-with call (stream-link stream) stream)
   (wire:tell-writable call))
 
@@ -182,7 +182,7 @@ nil, the messages that CALL has sent before and those that wait for a stream."
     (begin-on-link link)
     (tell-attempt-begun call link stream)
     (when request (setf (client-call-request call) request))
-    ;; if interceptors send on CALL or end it, CALL has no stream yet
+    ;; CALL has no stream yet while interceptors run, because they may send on it or end it
     (let ((failure (if (core-attempt-interceptors core)
                        (intercept attempt link)
                        (unfit-headers call link (attempt-number attempt)
@@ -197,7 +197,7 @@ nil, the messages that CALL has sent before and those that wait for a stream."
 
 (define-hot write-attempt ((attempt attempt) (own boolean)) null
   "Send the headers of ATTEMPT and the messages of its call. OWN is true if the call continues with
-it."
+ATTEMPT."
   (let ((call (the client-call (attempt-call attempt)))
         (stream (attempt-stream attempt)))
     (when own (wire:mark-call call :headers))
@@ -205,7 +205,7 @@ it."
     (when own (rpc:observe headers-sent (core-observer (client-call-core call)) call))
     (cond ((null (client-call-request call))
            (write-replay call stream)
-           (cond ((call-status call))   ; there was no memory for it
+           (cond ((call-status call))   ; no memory was left for its messages
                  (own (write-outbox call))
                  ((wire:marked-p call :closed) (half-close-stream stream))))
           (own (write-request call))
@@ -237,7 +237,8 @@ returned metadata and it has a stream."
 (defun submit-identified (call request error)
   "Continue the attempt of CALL, which runs, after its credentials have answered, with its only
 REQUEST unless that is nil. With ERROR, an RPC-ERROR, the attempt fails. If no service config is in
-force yet, it fails only when it has a stream, since the config may have a policy for the failure."
+force yet, a failed attempt fails only when it has a stream, since the config may have a policy for
+the failure."
   (cond ((null error) (submit-now call request))
         ((core-config (client-call-core call))
          (fail-unbegun call (interceptor-failure call error)))
@@ -264,15 +265,16 @@ attempt fails with FAILURE."
 ;;; An attempt fails
 
 (defun record-failure (call number link failure)
-  "Record FAILURE of an attempt of CALL for FAILED-ATTEMPTS. NUMBER others came before it. It was on
-LINK or, if LINK is nil, had no stream."
+  "Record FAILURE of an attempt of CALL for FAILED-ATTEMPTS. NUMBER other attempts came before it.
+The attempt was on LINK or, if LINK is nil, had no stream."
   (rpc:note-failed-attempt call number (and link (client-link-peer link))
                            (client-failure-status failure) (client-failure-message failure)
                            (ns-seconds (since call (client-call-born-ns call)))))
 
 (defun follow-failure (call attempt number link failure)
-  "Perform the decision after FAILURE of ATTEMPT of CALL, which runs, on LINK; both are nil if it
-had no stream. NUMBER others came before it. CALL does not use ATTEMPT any more."
+  "Perform the decision after the FAILURE of ATTEMPT, of CALL, which runs, on LINK. ATTEMPT and LINK
+are nil if the attempt had no stream. NUMBER other attempts came before it. CALL does not use
+ATTEMPT any more."
   (guarding-call (call)
     (record-failure call number link failure)
     (attempt:tell-failed **retry-operations** call attempt number failure
@@ -286,7 +288,7 @@ without it."
          (number (attempt-number attempt))
          (retries (ensure-retries call)))
     (setf (attempt-cause attempt) failure
-          ;; at once: another attempt of CALL may get the structure with the stream
+          ;; now, since another attempt of CALL may get the structure, together with the stream
           (client-retries-running retries) (remove attempt (client-retries-running retries)))
     (when (eq (attempt-stream attempt) (client-call-stream call))
       (let ((other (first (client-retries-running retries))))
@@ -329,7 +331,7 @@ without it."
 
 (define-hot committed-call ((stream http2:stream)) (or null client-call)
   "The call for which an answer begins on STREAM; the attempt on STREAM is its only one from now on.
-Nil if no call waits for it."
+Nil if no call waits for that answer."
   (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
          (call (and attempt (attempt-call attempt)))
          (retries (and call (call-retries call))))
@@ -367,7 +369,7 @@ went on with ATTEMPT."
   nil)
 
 (defun leave-stream (stream)
-  "Detach STREAM, which is closed, from its call. Return the link it was on, or nil if it had no
+  "Detach STREAM, which is closed, from its call. Return the link of STREAM, or nil if STREAM had no
 call."
   (let* ((attempt (http2:stream-user stream))
          (call (and attempt (attempt-call attempt)))

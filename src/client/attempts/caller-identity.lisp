@@ -34,8 +34,8 @@
 
 (defun begin-identity (call channel credentials)
   "Give the attempts of CALL, a new call on CHANNEL, the metadata of CREDENTIALS. Signal
-:unauthenticated if these must not be sent on CHANNEL, or the error of a function among CREDENTIALS.
-In the caller's thread."
+:unauthenticated if credentials must not be sent on CHANNEL, or the error of a function among
+CREDENTIALS. In the caller's thread."
   (let ((waiting (nth-value 1 (credentials:check-credentials credentials channel)))
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
@@ -70,8 +70,8 @@ another attempt may have been answered. The service config may have arrived mean
 (defun ask-identity (call identity request taker)
   "Ask the credentials of CALL, which has IDENTITY. When they have answered, and CALL still needs
 the attempt, call TAKER with CALL, its only REQUEST, and nil or the RPC-ERROR of the credentials.
-REQUEST is nil for a stream, or if it is kept by then. Credentials may answer at once, or later on
-any thread."
+REQUEST is nil for a stream, or if CALL keeps it by then. Credentials may answer at once, or later
+on any thread."
   (declare (type function taker))
   (let ((stage (list :asking)) (answered-metadata '()) (answered-error nil)
         (core (client-call-core call)))

@@ -3,8 +3,8 @@
 ;;;; channel that its user has dropped.
 ;;;;
 ;;;; A call may outlive the channel it was made on, if its user still has the call but not the
-;;;; channel. So a dropped channel marks its links for no further calls, as before a server's end,
-;;;; and is closed when its last call has ended.
+;;;; channel. So the links of a dropped channel take no further calls, as before a server's end, and
+;;;; the channel is closed when its last call has ended.
 
 (in-package #:clgrpc.client)
 

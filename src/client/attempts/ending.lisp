@@ -77,7 +77,7 @@ gets the code NO_ERROR (gRPC over HTTP/2, \"Early Server Closure\")."
                                      http2:+no-error+)))))
 
 (defun drop-replay (call)
-  "Release the kept messages of CALL. The collector frees the octets, since some may still be
+  "Release the kept messages of CALL. The octets are left to the collector, since some may still be
 queued."
   (let ((replay (call-replay call)))
     (when replay
@@ -162,7 +162,7 @@ the deadline is replaced by :deadline-exceeded, with the error as its cause."
                                                t)))
 
 (defun end-with-failure (call failure)
-  "End CALL with FAILURE of its attempt."
+  "End CALL with FAILURE, that of its attempt."
   (when (plusp (length (client-failure-trailers failure)))
     (setf (rpc:trailer-fields call) (client-failure-trailers failure)))
   (apply #'end-client-call call (client-failure-status failure) (client-failure-message failure)

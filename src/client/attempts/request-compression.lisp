@@ -1,13 +1,13 @@
 ;;;; Compression at the client (gRPC's document "Compression"): requests are compressed by the
-;;;; setting of the channel or call. A server that does not accept the encoding, by its headers,
-;;;; gets them uncompressed (PLAIN-ONLY-P). If none of the servers with such headers accepts it, no
-;;;; request is compressed. Every request lists the encodings that we accept.
+;;;; setting of the channel or call. A server whose headers do not list the encoding gets them
+;;;; uncompressed (PLAIN-ONLY-P). If no server with such a list accepts the encoding, no request is
+;;;; compressed. Every request lists the encodings that we accept.
 
 (in-package #:clgrpc.client)
 
 (defun begin-compression (call encoding)
-  "Let CALL, which has not begun, compress with ENCODING if a server of its channel may accept
-that."
+  "Let CALL, which has not begun, compress with ENCODING if a server of its channel may accept that
+encoding."
   (unless (member encoding (core-refused (client-call-core call)))
     (setf (wire:outgoing-encoding call) encoding)))
 
@@ -45,13 +45,13 @@ the error."
     (if field (wire:parse-encoding (hpack:field-value field)) nil)))
 
 (defun encoding-problem (list)
-  "Nil if we can read the encoding that the header LIST names, else (status text)."
+  "Nil if we can read the encoding that the header LIST names, else a list of a status and a text."
   (multiple-value-bind (encoding text) (response-encoding list)
     (when (eq :unknown encoding) (list :internal text))))
 
 (defun note-encodings (call list)
-  "Note the encodings in the header LIST of CALL's valid response. Return true if its messages may
-be compressed."
+  "Note the encodings in the header LIST of CALL's valid response. Return true if the messages of
+CALL may be compressed."
   (note-accepted-encodings (client-call-link call) list)
   (let ((encoding (response-encoding list)))
     (when encoding

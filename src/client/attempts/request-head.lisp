@@ -44,7 +44,7 @@
 
 (defun write-head (call stream number metadata)
   "Write the header block of an attempt of CALL on STREAM, with METADATA, an alist. NUMBER attempts
-came before it."
+came before this one."
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (hpack:encode-field encoder buffer **post** :index)
     (hpack:encode-field encoder buffer
@@ -72,7 +72,7 @@ came before it."
 
 (defun request-list-octets (call number metadata)
   "The most octets of the header list of an attempt of CALL with METADATA, as RFC 9113 section 6.5.2
-counts. NUMBER attempts came before it."
+counts. NUMBER attempts came before this one."
   (+ (loop for field in (list **post** **https** **te-trailers** (content-type-field call)
                               (or (core-user-agent (client-call-core call)) **user-agent**)
                               (method-path-field (call-rpc-method call))
@@ -87,7 +87,7 @@ counts. NUMBER attempts came before it."
 
 (defun large-headers (call link number metadata)
   "The failure of an attempt of CALL on LINK with METADATA, if its header list is larger than LINK's
-server accepts; else nil. NUMBER attempts came before it."
+server accepts; else nil. NUMBER attempts came before this one."
   (let ((limit (http2:connection-peer-max-header-list (client-link-http2 link)))
         (size (request-list-octets call number metadata)))
     (when (> size limit)
@@ -105,7 +105,8 @@ server accepts; else nil. NUMBER attempts came before it."
         (subseq authority 0 (position #\: authority)))))
 
 (defconstant +remembered-authorities+ 16
-  "The most names that a link remembers as proved by its server; others are checked each time.")
+  "The most names that a link remembers as proved by its server; further names are checked each
+time.")
 
 (defun proves-p (link authority)
   "True if the certificate of LINK's server is for the host that AUTHORITY names."
@@ -140,7 +141,7 @@ certificate of LINK's server is not for it; else nil."
 (define-hot unfit-headers ((call client-call) (link link) (number index) (metadata list))
     (or null client-failure)
   "The failure of an attempt of CALL on LINK with METADATA, if its headers cannot be sent; else nil.
-NUMBER attempts came before it."
+NUMBER attempts came before this one."
   (or (identity-failure call)
       (and (own-authority call) (false-authority call link))
       (and (or (< (http2:connection-peer-max-header-list (client-link-http2 link))

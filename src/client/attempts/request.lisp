@@ -1,13 +1,14 @@
-;;;; The messages that a call sends, on the streams of its attempts. Until it has a stream its
+;;;; The messages that a call sends, on the streams of its attempts. Until a call has a stream its
 ;;;; messages wait in its outbox. A caller that may run the channel's loop writes its only request
 ;;;; directly into the output; others encode it and post the call.
 ;;;;
 ;;;; Sent messages are kept until the response begins, so that the call can be tried again, or on a
 ;;;; second stream. The only request is kept as the message itself while its caller waits in the
-;;;; stub, else encoded. The messages of a stream are all kept if the method has a policy for
-;;;; further attempts; else the first few, for a server that has not seen the call (resend-octets
-;;;; and resend-messages). They are kept only while there is room for them (base/replay.lisp). A
-;;;; single request is charged to that room once it is kept for the sake of a policy.
+;;;; stub, else encoded. If the method has a policy for further attempts, all messages of a stream
+;;;; are kept; otherwise only the first few, for the case that the server has not seen the call
+;;;; (resend-octets and resend-messages). They are kept only while there is room for them
+;;;; (base/replay.lisp). A single request counts for that room only if it is kept because of a
+;;;; policy.
 ;;;;
 ;;;; Everything here runs on the call's loop, except functions whose docstrings name another thread.
 
@@ -35,7 +36,7 @@ place of earlier limits."
         (t (drop-replay call))))
 
 (defun keep-for-replay (call encoded)
-  "Keep ENCODED, which CALL sends, and return true. If there is no room for it, or CALL's messages
+  "Keep ENCODED, which CALL sends, and return true. If the room does not suffice, or CALL's messages
 are not kept, keep no message of CALL any more and return false."
   (let ((replay (call-replay call)))
     (or (and replay
@@ -73,16 +74,16 @@ kept."
         (stream (client-call-stream call)))
     (when (and (typep request 'wire:parcel)
                stream
-               (null (call-retries call)) ; no other attempt had it
-               (zerop (http2:stream-queued-octets stream))) ; no octets of it are to be sent still
+               (null (call-retries call)) ; no other attempt has sent it
+               (zerop (http2:stream-queued-octets stream))) ; no octets of it are still queued
       (give-octets-back (wire:parcel-taken request))))
   nil)
 
 ;;; Sending
 
 (defun write-first (call encoded last keep)
-  "Send ENCODED, of ENCODE-MESSAGE, on the stream with which CALL continues. With KEEP CALL keeps
-it, and it is not returned to the store of octets."
+  "Send ENCODED, of ENCODE-MESSAGE, on the stream with which CALL continues. If KEEP is true, CALL
+keeps the message, so its octets are not returned to the store."
   (wire:write-encoded call encoded last
                       :plain (plain-only-p call (client-call-stream call)) :keep keep))
 
@@ -92,7 +93,7 @@ not the one with which CALL continues."
   (wire:write-encoded call encoded last :plain (plain-only-p call stream) :again stream))
 
 (define-hot write-request ((call client-call)) null
-  "Send the only request of CALL, which keeps it."
+  "Send the only request of CALL, and let CALL keep it."
   (let ((request (client-call-request call)))
     (if (typep request '(or octets wire:parcel))
         (write-first call request t t)
@@ -104,7 +105,7 @@ not the one with which CALL continues."
   (let ((replay (call-replay call)))
     (when replay
       (loop for kept in (reverse (replay-messages replay))
-            until (call-status call)    ; there was no memory for one
+            until (call-status call)    ; no memory was left for a message
             do (write-again call stream kept nil)))))
 
 (defun keep-to-one (call)
@@ -135,8 +136,8 @@ outbox."
              (push encoded (client-outlet-outbox outlet))))))
 
 (defun longest-outgoing (call request)
-  "The octets of REQUEST, a message of CALL or its value of ENCODE-MESSAGE. If that is nil, the
-octets of the longest message in CALL's outbox, 0 if that is empty."
+  "The number of octets of REQUEST, a message of CALL or the value of ENCODE-MESSAGE for one. If
+that is nil, the octets of the longest message in CALL's outbox, 0 if that is empty."
   (flet ((length-of (encoded) (- (wire:encoded-length encoded) wire:+prefix-octets+)))
     (typecase request
       (null (let ((outlet (call-client-outlet call)))

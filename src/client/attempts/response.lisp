@@ -17,13 +17,13 @@ response."
         (let ((problem (if (simple-vector-p memo) nil (response-problem list))))
           (cond (problem (destructuring-bind (status text) problem
                            (refuse-answer stream list status text)))
-                ;; the only headers there are count as trailers
+                ;; its only headers count as trailers
                 (ended (take-only-trailers stream list))
                 (t (begin-answer stream list nil)))))))
 
 (defun begin-answer (stream list memo)
-  "Begin the answer on STREAM with LIST, the headers of a valid response. Its metadata is MEMO if
-that is not nil."
+  "Begin the answer on STREAM with LIST, the headers of a valid response. The metadata of the answer
+are MEMO unless that is nil."
   (let ((call (committed-call stream)))
     (when (and call (not (call-status call)))
       (forget-request call)
@@ -125,8 +125,8 @@ response."
     (when (and call (not (call-status call))) (end-with-trailers call list))))
 
 (defun end-with-trailers (call list)
-  "End CALL with the status in the trailers LIST. A block that the server repeats remembers that it
-has only the status :ok."
+  "End CALL with the status in the trailers LIST. The memo of a repeated block says that it has only
+the status :ok."
   (if (eq :ok (hpack:field-list-memo list))
       (end-well call)
       (read-trailers call list)))
@@ -149,7 +149,8 @@ has only the status :ok."
                  (end-client-call call :internal **unsound-metadata**))))))
 
 (defun trailers-failure (list)
-  "The failure of a call in the trailers LIST, or nil if it has succeeded; and their metadata."
+  "Two values: the failure in LIST, the trailers of a call, or nil if the call has succeeded; and
+the metadata in LIST."
   (let ((fields (values (wire:list-fields list nil))))
     (multiple-value-bind (code text details) (trailers-status list)
       (cond ((null code)
@@ -170,8 +171,8 @@ has only the status :ok."
     (parse-pushback (and field (hpack:field-value-string field)))))
 
 (defun end-well (call)
-  "End CALL, which the server has ended with :ok: with :ok if the number of messages is right, else
-with the verdict on that number."
+  "End CALL, which the server has ended with :ok. The status is :ok if the number of messages is
+right, else that of the verdict on this number."
   (let ((flaw (rpc:flaw call (if (client-call-reply call) 1 0) (wire:wire-call-partial call))))
     (cond (flaw (end-client-call-as call flaw))
           (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
@@ -239,7 +240,7 @@ arguments of the sink's on-reset."
     (setf (client-link-draining link) t)
     (unless (client-link-goaway-code link)
       (setf (client-link-goaway-code link) (http2:error-code-name error-code)))
-    ;; the first GOAWAY with a reason: after a graceful one another may come
+    ;; only the first GOAWAY with a reason counts; before it a graceful one may have come
     (when (and (/= error-code http2:+no-error+) (null (client-link-goaway link)))
       (setf (client-link-goaway link)
             (format nil "GOAWAY ~A~:[ ~A~;~]" (http2:error-code-name error-code)

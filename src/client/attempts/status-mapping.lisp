@@ -4,16 +4,16 @@
 (in-package #:clgrpc.client)
 
 (defun http-status-status (http-status)
-  "The status of a response without grpc-status that has HTTP-STATUS. For 431 it is :unknown, as in
-other implementations and in ConnectRPC's suite, although the newest version of the document has
-:internal."
+  "The status of a response without grpc-status that has HTTP-STATUS. For 431 the value is :unknown,
+as in other implementations and in ConnectRPC's suite, although the newest version of the document
+says :internal."
   (case http-status
     (400 :internal) (401 :unauthenticated) (403 :permission-denied) (404 :unimplemented)
     ((429 502 503 504) :unavailable)
     (t :unknown)))
 
 (defun status-number (value)
-  "The number that VALUE of grpc-status is, or nil if it is not one."
+  "The number that VALUE, of grpc-status, represents, or nil if it represents none."
   (and (<= 1 (length value) 8)
        (every #'digit-char-p value)
        (parse-integer value)))

@@ -7,23 +7,24 @@
 ;;;;                        connection
 ;;;;
 ;;;; A call has lasted if it has received a message and ran for as long as the first wait of a
-;;;; back-off. So a server that ends every call after one message gets about as many calls as one
-;;;; that does not answer.
+;;;; back-off. So a server that ends every call after one message gets about as many calls as a
+;;;; server that does not answer.
 
 (in-package #:clgrpc.balance)
 
 (defstruct (backend-stream (:copier nil))
   "An internal call of METHOD on SUBCHANNEL that is maintained."
-  (subchannel nil :type subchannel :read-only t) ; that it is on
+  (subchannel nil :type subchannel :read-only t) ; the subchannel that it is on
   (method nil :read-only t)             ; an RPC-METHOD that streams responses
   (request nil :read-only t)            ; its request, a message
   ;; called with an event and a message or a text, see START-BACKEND-STREAM
   (tell nil :type function :read-only t)
-  (watcher nil :type (or null function)) ; among those of the subchannel
-  (call nil)                            ; that is under way, or nil
+  (watcher nil :type (or null function)) ; its function among the watchers of the subchannel
+  (call nil)                            ; the call under way, or nil
   (heard nil :type boolean)             ; it has brought a message
   (began-ns 0 :type nanoseconds)        ; when it began
-  (hasty nil :type boolean)             ; one was made at once, and none has lasted since
+  ;; a call was made again at once, and no call has lasted since
+  (hasty nil :type boolean)
   (vain nil :type boolean)              ; the server does not implement it
   (back-off (make-back-off) :type back-off :read-only t)) ; between calls
 

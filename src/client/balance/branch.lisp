@@ -58,8 +58,8 @@
   (close-balancer branch))
 
 (defun cut-others (tree names)
-  "End the branches of TREE whose names are not among NAMES, after TREE has published the state of
-the others."
+  "End the branches of TREE whose names are not among NAMES. TREE has published the state of the
+others before."
   (loop for branch being the hash-values of (tree-branches tree)
         unless (member (branch-name branch) names :test #'string=)
           collect branch into others

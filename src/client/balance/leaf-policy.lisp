@@ -3,10 +3,10 @@
 ;;;; of the ready ones. A policy is a subclass with a method of LEAF-POLICY-PICKER, and of MAKE-NOTE
 ;;;; if it remembers more data of a subchannel.
 ;;;;
-;;;; The state is :ready while one subchannel is ready; else :connecting while one that has not
-;;;; failed may become ready; else :transient-failure. A subchannel that has failed counts as failed
-;;;; until it is ready again, although it connects again by itself meanwhile (gRFC A62). A backend
-;;;; that the resolver repeats counts once.
+;;;; The state is :ready while one subchannel is ready; else :connecting while one that counts as
+;;;; not failed may become ready; else :transient-failure. A subchannel that has failed counts as
+;;;; failed until it is ready again, although it connects again by itself meanwhile (gRFC A62). A
+;;;; backend that the resolver repeats counts once.
 ;;;;
 ;;;; The cost of each step is proportional to the number of backends. So in a large fleet connecting
 ;;;; is spread over the turns of the loop, and all changes of a turn are published together, at its
@@ -22,7 +22,7 @@ are published together.")
   "How many members of a fleet begin to connect in one turn.")
 
 (defstruct (member-note (:conc-name note-) (:copier nil))
-  "The data of a leaf policy about one of its subchannels; the SUBCHANNEL-NOTE of that."
+  "The data of a leaf policy about one of its subchannels, which has them as its SUBCHANNEL-NOTE."
   (failed nil :type boolean)            ; it has failed and not been ready since
   (health nil :type (or null backend-stream))) ; over its server's health, or nil
 
@@ -61,8 +61,8 @@ not empty."))
   (:documentation "Publish the state of LEAF-POLICY that follows from those of its members."))
 
 (defgeneric member-idle (leaf-policy subchannel)
-  (:documentation "Connect SUBCHANNEL, a member that is idle, unless calls connect the members of
-this policy.")
+  (:documentation "Connect SUBCHANNEL, an idle member; but do nothing in a policy whose members are
+connected when a call needs them.")
   (:method ((leaf-policy leaf-policy) subchannel)
     (connect subchannel)))
 
@@ -130,7 +130,7 @@ members."
           (let ((subchannel (gethash key members)))
             (cond (subchannel
                    (setf (subchannel-attributes subchannel) (backend-attributes backend))
-                   ;; the same ones, perhaps in another order
+                   ;; the same addresses, perhaps in another order
                    (client:change-addresses subchannel (backend-addresses backend)))
                   ((client:room-for-subchannel-p (balancer-core leaf-policy))
                    (push (setf subchannel (add-member leaf-policy backend)) new))
@@ -194,7 +194,7 @@ members."
 
 (defmethod subchannel-changed ((leaf-policy leaf-policy) subchannel)
   (let ((note (subchannel-note subchannel)))
-    (when note                          ; else it is being made
+    (when note                          ; without a note SUBCHANNEL is being made
       (case (subchannel-state subchannel)
         (:idle (member-idle leaf-policy subchannel))
         (:ready (setf (note-failed note) nil))

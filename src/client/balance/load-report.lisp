@@ -2,10 +2,10 @@
 ;;;; out of band, on a stream of OpenRcaService that is maintained while the server is connected.
 ;;;;
 ;;;; A report may have invalid numbers: 0 / 0 on the first sample of a meter is a NaN. So numbers of
-;;;; a report are read by LOAD-NUMBER only. It ignores NaNs and infinities, as gRFC A114 specifies,
-;;;; and numbers that are not above 0. It clamps all others to the range from +LEAST-LOAD+ to
-;;;; +MOST-LOAD+. The weight of a server is in that range as well. So no product, quotient or sum of
-;;;; a few of them can overflow.
+;;;; a report are read by LOAD-NUMBER only. LOAD-NUMBER ignores NaNs and infinities, as gRFC A114
+;;;; specifies, and numbers that are not above 0. It clamps all other numbers to the range from
+;;;; +LEAST-LOAD+ to +MOST-LOAD+. The weight of a server is in that range as well. So no product,
+;;;; quotient or sum of a few of them can overflow.
 
 (in-package #:clgrpc.balance)
 
@@ -49,8 +49,8 @@ PENALTY, a double from 0 to +MOST-LOAD+."
              +least-load+ +most-load+))))
 
 (defun watch-load (subchannel interval-ns function)
-  "Call FUNCTION with a load report of SUBCHANNEL's server each INTERVAL-NS, if the server gives
-reports. Return the backend stream."
+  "Call FUNCTION with a load report of SUBCHANNEL's server about every INTERVAL-NS, if the server
+sends reports. Return the backend stream."
   (declare (type function function))
   (start-backend-stream subchannel
                         (method:stub-method

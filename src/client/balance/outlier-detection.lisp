@@ -1,6 +1,6 @@
 ;;;; The policy outlier_detection (gRFC A50): a child policy balances. A server whose calls fail
 ;;;; much more often than those of others, or than a threshold, is ejected: its subchannels count as
-;;;; failed for a while, the longer the more often this has happened.
+;;;; failed for a while. Each further ejection of the server lasts longer.
 ;;;;
 ;;;; After each interval one or both of these algorithms examine the calls that ended in it:
 ;;;;
@@ -11,9 +11,9 @@
 ;;;; At most maxEjectionPercent of the servers are ejected, or one more, as in other
 ;;;; implementations. An ejection lasts baseEjectionTime times the server's count of ejections, at
 ;;;; most the larger of maxEjectionTime and baseEjectionTime. Each interval without an ejection
-;;;; subtracts one from the count. A call that the client cancels does not count; a call that the
-;;;; server has answered with CANCELLED has failed. A subchannel whose key is not that of a backend,
-;;;; as pick_first's, is not examined.
+;;;; subtracts one from a server's count of ejections. A call that the client cancels does not
+;;;; count; a call that the server has answered with CANCELLED has failed. A subchannel whose key is
+;;;; not that of a backend, as pick_first's, is not examined.
 
 (in-package #:clgrpc.balance)
 
@@ -176,7 +176,8 @@
     (eject balancer endpoint now-ns)))
 
 (defun judged-endpoints (endpoints algorithm)
-  "The ENDPOINTS with enough calls for ALGORITHM; the empty list if they are too few."
+  "The ENDPOINTS with enough calls for ALGORITHM; the empty list if ALGORITHM requires more
+endpoints."
   (let ((judged (remove-if (lambda (endpoint)
                              (< (endpoint-volume endpoint) (max 1 (algorithm-volume algorithm))))
                            endpoints)))

@@ -59,7 +59,7 @@ time; or to T once the time is over."))
                               (choose tree)))))
 
 (defun end-time (tree branch &optional over)
-  "Stop the timer of BRANCH; OVER is true if its time is over."
+  "Stop the timer of BRANCH; OVER is true if the time has passed."
   (let ((timer (gethash branch (priority-failing tree))))
     (when (typep timer 'timer) (stop-policy-timer tree timer)))
   (if over
@@ -90,7 +90,7 @@ time; or to T once the time is over."))
   (case state
     ((:ready :idle) (end-time parent child))
     (:transient-failure (end-time parent child t))
-    ;; it was ready, and gets its time again
+    ;; it was ready, so it has 10 seconds again
     (:connecting (when (member (branch-state child) '(:ready :idle))
                    (end-time parent child)
                    (give-time parent child)))))
@@ -136,7 +136,7 @@ time; or to T once the time is over."))
               ((trying-p tree branch)
                (return-from choose (serve-by tree branch))))
         (setf last branch)))
-    ;; no child serves: take one that still tries, else the last
+    ;; no child serves: take the first that still connects, else the last
     (let ((branch (or (loop for name in (priorities-order (priorities tree))
                             for branch = (find-branch tree name)
                             when (eq :connecting (branch-state branch)) return branch)

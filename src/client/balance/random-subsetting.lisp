@@ -31,8 +31,8 @@
   (setf (subsetting-seed balancer) (random (expt 2 64) (balancer-random balancer))))
 
 (defun subset (backends size seed)
-  "The SIZE BACKENDS with the lowest hashes under SEED, in the order of the hashes; all of them if
-there are no more than SIZE."
+  "The SIZE BACKENDS with the lowest hashes under SEED, in the order of the hashes; all BACKENDS if
+these are SIZE or fewer."
   (let ((distinct (remove-duplicates-by-key backends)))
     (if (<= (length distinct) size)
         distinct

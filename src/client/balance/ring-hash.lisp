@@ -5,14 +5,15 @@
 ;;;; attribute :hash-key. A call's hash is that of the values of its header requestHashHeader,
 ;;;; joined by commas; without that it is random. Without a configured header every call fails; in
 ;;;; other implementations xDS would give the hash. A server's weight is its attribute :weight, or
-;;;; 1; a server that the resolver repeats has the sum.
+;;;; 1; a server that the resolver repeats has the sum of its weights.
 ;;;;
-;;;; Servers are connected to when calls are picked for them. Calls pass over those that failed.
+;;;; The channel connects to a server when the first call is picked for it. Calls skip servers that
+;;;; have failed.
 ;;;;
 ;;;; A server with the fraction F of all weight has ⌊S · F⌋ entries, but at least one; S is
 ;;;; ⌈Fmin · minRingSize⌉ / Fmin, but at most maxRingSize. With three servers of equal weight and
 ;;;; minRingSize 1024 each has 342. The gRFC gives the entries that rounding leaves to the next
-;;;; servers in turn; then most servers' entries would change when one of many is removed.
+;;;; servers in turn; but then the entries of most servers would change when one of many is removed.
 
 (in-package #:clgrpc.balance)
 
@@ -89,7 +90,7 @@ At most LIMIT."
          limit)))
 
 (define-hot entry-hash ((octets octets) (end index) (number index)) word
-  "The hash of the first END of OCTETS and the digits of NUMBER, which are written after them."
+  "The hash of OCTETS up to END followed by the digits of NUMBER, which this writes there."
   (let ((digits (if (zerop number) 1 (loop with rest of-type index = number
                                            until (zerop rest)
                                            do (setf rest (floor rest 10))
@@ -174,8 +175,8 @@ one for each."
   (make-ring-note))
 
 (defun update-shares (leaf-policy backends)
-  "Set the weights of LEAF-POLICY's members from BACKENDS. Backends beyond the subchannels that the
-channel may have are not members."
+  "Set the weights of LEAF-POLICY's members from BACKENDS. Backends for which the channel may not
+have subchannels are not members."
   (map-members (lambda (subchannel) (setf (note-share (subchannel-note subchannel)) 0)) leaf-policy)
   (dolist (backend backends)
     (let ((member (gethash (backend-key backend) (leaf-policy-members leaf-policy))))
@@ -222,13 +223,13 @@ calls."
               subchannel))
 
 (defun ring-failure (ring start)
-  "The failure for a call if all servers of RING have failed: that of the server at the index
+  "The failure for a call if all servers of RING have failed: the failure of the server at the index
 START."
   (make-failure (last-error-text (svref (ring-servers ring) start))))
 
 (defun pick-by-key (leaf-policy ring start)
-  "The server of RING at the index START, or the first after it that has not failed: a subchannel,
-nil while that connects, or a failure if all have failed."
+  "The server of RING at the index START, or the first after it that has not failed: The value is a
+subchannel, or nil while that connects, or a failure if all have failed."
   (loop with servers = (ring-servers ring)
         with count = (length servers)
         repeat count
@@ -243,8 +244,8 @@ nil while that connects, or a failure if all have failed."
         finally (return (ring-failure ring start))))
 
 (defun pick-at-random (leaf-policy ring start connecting)
-  "The first ready server of RING from the index START on, else as PICK-BY-KEY. At most one server
-is connected for that, and none if CONNECTING is true, since one connects already."
+  "The first ready server of RING from the index START on, else as PICK-BY-KEY. This begins to
+connect at most one server, and none if CONNECTING is true: then a server connects already."
   (loop with servers = (ring-servers ring)
         with count = (length servers)
         with coming = connecting
@@ -289,8 +290,8 @@ is connected for that, and none if CONNECTING is true, since one connects alread
     (values idle connecting ready failed)))
 
 (defun connect-an-idle (leaf-policy)
-  "Connect a random idle server, since servers have failed and calls alone connect no other. It is
-random so that not all clients choose the same server (gRFC A117)."
+  "Connect a random idle server, since servers have failed and calls alone would connect no other
+server. The choice is random, so that not all clients choose the same server (gRFC A117)."
   (let ((idle '()))
     (map-members (lambda (subchannel)
                    (when (eq :idle (member-state subchannel)) (push subchannel idle)))
@@ -315,5 +316,5 @@ random so that not all clients choose the same server (gRFC A117)."
           (publish leaf-policy state (ring-picker leaf-policy (plusp connecting)))))))
 
 (defmethod exit-idle ((leaf-policy ring-hash))
-  "Connect any idle server if no call waits; calls that wait connect their own."
+  "Connect any idle server if no call waits; each waiting call connects a server of its own."
   (unless (client:waiting-p (balancer-core leaf-policy)) (connect-an-idle leaf-policy)))

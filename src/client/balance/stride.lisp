@@ -18,7 +18,7 @@
 
 (defstruct (stride (:constructor make-stride (weights sequence)) (:copier nil))
   "A scheduler, with an entry for each weight."
-  (weights nil :type weights)           ; of each entry, one of them +MOST-WEIGHT+
+  (weights nil :type weights)           ; the weight of each entry; the largest is +MOST-WEIGHT+
   (sequence 0 :type (unsigned-byte 62))) ; of the next try
 
 (declaim (sb-ext:freeze-type stride))
@@ -49,7 +49,7 @@ weights are above 0."
         (setf (stride-sequence stride) (if (= sequence most-positive-fixnum) 0 (1+ sequence)))
         (multiple-value-bind (generation index) (floor sequence count)
           (let* ((weight (aref weights index))
-                 ;; entries of one weight are not all passed over in the same generation
+                 ;; so entries of equal weight are not all skipped in the same generation
                  (offset (* index (ash +most-weight+ -1)))
                  (position (mod (+ (* weight (logand generation #xFFFFFFFFFF)) offset)
                                 +most-weight+)))

@@ -14,7 +14,7 @@
 (defstruct (weighting (:copier nil))
   "The config of weighted_round_robin. Times are in nanoseconds."
   (out-of-band nil :type boolean :read-only t) ; servers send reports on streams
-  (interval-ns 0 :type nanoseconds :read-only t) ; between two of these reports
+  (interval-ns 0 :type nanoseconds :read-only t) ; the time between two out-of-band reports
   (blackout-ns 0 :type nanoseconds :read-only t) ; from the first report until it counts
   (expiration-ns 0 :type nanoseconds :read-only t) ; from the last report until it expires
   (update-ns 0 :type nanoseconds :read-only t) ; between two renewals of the weights
@@ -40,7 +40,7 @@
   (weight 0d0 :type double-float)       ; by the last report
   (first-ns nil :type (or null nanoseconds)) ; of the first report that counts
   (last-ns nil :type (or null nanoseconds)) ; of the last report
-  (load nil :type (or null backend-stream))) ; over its server's load, or nil
+  (load nil :type (or null backend-stream))) ; the stream of its server's load reports, or nil
 
 (defclass weighted-round-robin (leaf-policy)
   ((weighting :accessor weighting
@@ -74,7 +74,7 @@
         (blackout-ns (weighting-blackout-ns weighting)))
     (cond ((null last-ns) 0)
           ((>= (- now-ns last-ns) (weighting-expiration-ns weighting))
-           (setf (note-first-ns note) nil) ; another blackout is due
+           (setf (note-first-ns note) nil) ; after the expiration another blackout begins
            0)
           ((and (plusp blackout-ns)
                 (or (null first-ns) (< (- now-ns first-ns) blackout-ns)))
@@ -82,7 +82,7 @@
           (t (note-weight note)))))
 
 (defun watch-load-of (leaf-policy subchannel note)
-  "Begin or end the stream of reports from SUBCHANNEL's server, whose note is NOTE, according to
+  "Begin or end the stream of load reports for SUBCHANNEL, whose note is NOTE, according to
 LEAF-POLICY's config."
   (let ((backend-stream (shiftf (note-load note) nil)))
     (when backend-stream (end-backend-stream backend-stream)))
@@ -132,7 +132,7 @@ LEAF-POLICY's config."
     (scaled-weights (map 'vector #'said (weighted-ready leaf-policy)))))
 
 (defun look-at-weights (leaf-policy)
-  "Renew the weights by which LEAF-POLICY's picker picks."
+  "Update the weights that LEAF-POLICY's picker uses."
   (let* ((now-ns (balancer-now leaf-policy))
          (weighting (weighting leaf-policy))
          (stride (weighted-stride leaf-policy))
@@ -153,7 +153,7 @@ LEAF-POLICY's config."
   "Renew the weights each update period while LEAF-POLICY has ready members."
   (stop-policy-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil))
   (when (plusp (length (weighted-ready leaf-policy)))
-    ;; first, so that the timer goes on after an error
+    ;; the timer is started first, so that an error below does not end it
     (setf (weighted-timer leaf-policy)
           (start-policy-timer leaf-policy (weighting-update-ns (weighting leaf-policy))
                               #'look-again))
@@ -177,7 +177,7 @@ LEAF-POLICY's config."
 
 (defmethod subchannel-changed :before ((leaf-policy weighted-round-robin) subchannel)
   (when (and (subchannel-note subchannel) (eq :ready (subchannel-state subchannel)))
-    ;; earlier reports are of another connection
+    ;; earlier reports came over another connection
     (setf (note-first-ns (subchannel-note subchannel)) nil)))
 
 (defmethod review :before ((leaf-policy weighted-round-robin))

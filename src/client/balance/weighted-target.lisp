@@ -8,7 +8,8 @@
 (defstruct (target-config (:copier nil))
   "A target in the config."
   (name "" :type string :read-only t)   ; its own
-  (weight 1 :type (integer 1) :read-only t) ; its share of the calls, of the sum of weights
+  ;; its share of the calls, relative to the sum of all weights
+  (weight 1 :type (integer 1) :read-only t)
   (child nil :type config:policy-config :read-only t)) ; its policy
 
 (defun parse-targets (object path)

@@ -7,7 +7,8 @@
 (defstruct (policy (:constructor make-policy (keyword names class parser)) (:copier nil))
   "A row of the registry."
   (keyword nil :type keyword :read-only t) ; its name as an option's value
-  (names '() :type list :read-only t)   ; in JSON: strings, the first of them for people
+  ;; strings, its names in JSON; the first is used in texts for people
+  (names '() :type list :read-only t)
   (class nil :type symbol :read-only t) ; of its balancers
   (parser nil :type (or symbol function) :read-only t)) ; see REGISTER-POLICY
 
@@ -96,7 +97,7 @@ if that is not known."
 
 (defun parse-balancing (list path)
   "The POLICY-CONFIG of the first element of LIST, as in loadBalancingConfig, whose policy is known;
-PATH is that of the list. Signal SERVICE-CONFIG-ERROR if no policy is known, or if its own config is
+PATH is the path of LIST. Signal SERVICE-CONFIG-ERROR if no policy is known, or if its own config is
 not valid."
   (loop for element in (check-list list path)
         for number from 0

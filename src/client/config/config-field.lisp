@@ -1,15 +1,15 @@
 ;;;; Fields of the objects in a service config, read as Protocol Buffers' JSON mapping specifies: by
 ;;;; their name in lowerCamelCase or in snake_case, null as absent, integers as numbers or strings,
-;;;; durations as strings ("1.5s"). Unknown fields are ignored, with a warning in the log if one is
-;;;; probably a known one misspelt; in a plist, which a programmer has written, they are errors.
-;;;; Each reader takes the OBJECT, the NAME of the field in lowerCamelCase, and the PATH of the
-;;;; object, for errors.
+;;;; durations as strings ("1.5s"). Unknown fields are ignored, with a warning in the log if the
+;;;; name is probably a misspelt known one; in a plist, which a programmer has written, they are
+;;;; errors. Each reader takes the OBJECT, the NAME of the field in lowerCamelCase, and the PATH of
+;;;; the object, for errors.
 ;;;;
 ;;;; A config is also read from Lisp data. There an object is a plist whose keywords are the names
 ;;;; (:max-attempts is maxAttempts), or an alist as PARSE-JSON returns; a list is a list or a
 ;;;; vector; true and false are T and NIL; a duration may be a number of seconds; a status may be
-;;;; its keyword; NIL means absent, or false for booleans. The code that reads a list decides
-;;;; whether it is an object.
+;;;; its keyword; NIL means absent, or false for booleans. A list may be an object or a list: the
+;;;; code that reads the field decides.
 
 (in-package #:clgrpc.config)
 
@@ -109,8 +109,8 @@ another object such a field is ignored; if it is probably misspelt, the log says
                                                         names)))))))
 
 (defun find-field (object name path)
-  "Two values: that of the field NAME of OBJECT, which may be null, and true if OBJECT has it.
-Signal SERVICE-CONFIG-ERROR if OBJECT has it twice, under either form of the name."
+  "Two values: the value of the field NAME of OBJECT, perhaps null, and true if OBJECT has the
+field. Signal SERVICE-CONFIG-ERROR if OBJECT has the field twice, under the two forms of its name."
   (note-field object name path)
   (let ((found (loop with snake = (snake-case name)
                      for member in (object-members object)
@@ -120,8 +120,8 @@ Signal SERVICE-CONFIG-ERROR if OBJECT has it twice, under either form of the nam
     (values (cdr (first found)) (and found t))))
 
 (defun field (object name &optional (path ""))
-  "Two values: that of the field NAME of OBJECT, which is at PATH, and true; nil and nil if it is
-absent."
+  "Two values: the value of the field NAME of OBJECT, which is at PATH, and true; or nil twice if
+the field is absent."
   (multiple-value-bind (value present) (find-field object name path)
     (if (and present (not (absent-p value)))
         (values value t)
@@ -129,7 +129,7 @@ absent."
 
 (defmacro with-field ((value object name path default) &body body)
   "Evaluate BODY with VALUE bound to the field NAME of OBJECT and PATH to its path, or return
-DEFAULT if it is absent."
+DEFAULT if the field is absent."
   (let ((present (gensym "PRESENT")))
     `(multiple-value-bind (,value ,present) (find-field ,object ,name ,path)
        (if (and ,present (not (absent-p ,value)))
@@ -150,21 +150,22 @@ DEFAULT if it is absent."
 
 (defun absent-value (object name path required default)
   "The value of a reader for the field NAME of OBJECT, at PATH, which is absent. Signal an error if
-it is REQUIRED."
+the field is REQUIRED."
   (when required
     (config-error (member-path path name) "must be given~@[; is ~A a misspelling of it?~]"
                   (similar-key object name)))
   default)
 
 (defun object-field (object name path)
-  "The field NAME of OBJECT, an object, maybe an empty one, and true if OBJECT has it."
+  "Two values: the field NAME of OBJECT, an object or the empty list, and true if OBJECT has the
+field."
   (with-field (value object name path (values '() nil))
     (values (check-object value path) t)))
 
 ;;; Lists
 
 (defun check-list (value path)
-  "VALUE, at PATH, as a list. Signal an error if it is not a list, or has null in it."
+  "VALUE, at PATH, as a list. Signal an error if it is not a list, or contains null."
   (let ((items (cond ((and (vectorp value) (not (stringp value))) (coerce value 'list))
                      ((and *lisp-source* (listp value) (ignore-errors (list-length value))) value)
                      (t (config-error path "must be a list, not ~A" (shown value))))))
@@ -174,8 +175,8 @@ it is REQUIRED."
     items))
 
 (defun list-field (object name path)
-  "The field NAME of OBJECT, a list, as a list; empty if it is absent. The second value is true if
-OBJECT has the field."
+  "The value of the field NAME of OBJECT as a list, which is empty if the field is absent. The
+second value is true if OBJECT has the field."
   (with-field (value object name path (values '() nil))
     (values (check-list value path) t)))
 
@@ -226,8 +227,8 @@ is a number from MINIMUM to MAXIMUM and more than ABOVE, each nil for no limit."
 (defun number-field (object name path &key default required minimum maximum above least most
                                         (text t))
   "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM and more than ABOVE, each nil for no
-limit. It may be in a string if TEXT is true. If it is absent return DEFAULT, unless it is REQUIRED.
-A number less than LEAST becomes LEAST, one more than MOST becomes MOST."
+limit. If TEXT is true, the number may be in a string. If the field is absent return DEFAULT, unless
+it is REQUIRED. A number below LEAST becomes LEAST, a number above MOST becomes MOST."
   (with-field (value object name path (absent-value object name path required default))
     (let ((number (check-number (and (or text (realp value)) (number-of value)) value "a number"
                                 minimum maximum above path)))
@@ -235,9 +236,9 @@ A number less than LEAST becomes LEAST, one more than MOST becomes MOST."
 
 (defun integer-field (object name path &key default required (minimum 0) (maximum #xFFFFFFFF)
                                          (text t))
-  "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM. It may be in a string if TEXT is
-true. If it is absent return DEFAULT, unless it is REQUIRED. A number with a fraction of zero is an
-integer."
+  "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM. If TEXT is true, the integer may be
+in a string. If the field is absent return DEFAULT, unless it is REQUIRED. A number with a fraction
+of zero is an integer."
   (with-field (value object name path (absent-value object name path required default))
     (let ((number (and (or text (realp value)) (number-of value))))
       (check-number (and (integerp number) number) value "an integer" minimum maximum nil path))))
@@ -288,8 +289,8 @@ such as \"1.5s\" or \".1s\". Nil if TEXT is not a duration."
 
 (defun duration-field (object name path &key default required (minimum 0) maximum least)
   "The field NAME of OBJECT, a duration such as \"1.5s\" from MINIMUM to MAXIMUM, in nanoseconds; or
-DEFAULT, unless it is REQUIRED. A duration less than LEAST becomes LEAST. One longer than the type
-NANOSECONDS allows becomes the longest."
+DEFAULT, unless it is REQUIRED. A duration less than LEAST becomes LEAST. A duration longer than the
+type NANOSECONDS allows becomes the longest one of that type."
   (with-field (value object name path (absent-value object name path required default))
     (let ((ns (duration-of value)))
       (unless (and ns (>= ns minimum) (or (null maximum) (<= ns maximum)))

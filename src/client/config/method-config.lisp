@@ -1,26 +1,28 @@
 ;;;; Method configs: MethodConfig of service_config.proto, with the retry and hedging policies of
-;;;; gRFC A6, whose numbers must not be in strings.
+;;;; gRFC A6, whose numbers must not be written as strings.
 
 (in-package #:clgrpc.config)
 
 (deftype status-mask ()
-  "A set of statuses: the bit of each one's number."
+  "A set of statuses: for each, the bit at the position of its number is 1."
   '(unsigned-byte 17))
 
 (defstruct (retry-policy (:copier nil))
   "The rules for retries of a method's calls after a failed attempt (gRFC A6)."
-  (max-attempts 2 :type (unsigned-byte 32) :read-only t) ; all of a call, as the config has it
+  ;; all attempts of a call, the first included, as the config says
+  (max-attempts 2 :type (unsigned-byte 32) :read-only t)
   (initial-ns 0 :type nanoseconds :read-only t) ; the longest wait before the second attempt
   (maximum-ns 0 :type nanoseconds :read-only t) ; the longest wait of all
   ;; by which the wait grows
   (multiplier 1 :type (rational (0) #.(expt 10 6)) :read-only t)
-  (codes 0 :type status-mask :read-only t)) ; after which another attempt is made
+  (codes 0 :type status-mask :read-only t)) ; the statuses after which another attempt is made
 
 (defstruct (hedging-policy (:copier nil))
   "The rules for hedging, several attempts of a method's call at once (gRFC A6)."
-  (max-attempts 2 :type (unsigned-byte 32) :read-only t) ; all of a call, as the config has it
+  ;; all attempts of a call, the first included, as the config says
+  (max-attempts 2 :type (unsigned-byte 32) :read-only t)
   (delay-ns 0 :type nanoseconds :read-only t) ; from one attempt to the next
-  (codes 0 :type status-mask :read-only t)) ; after which the other attempts go on
+  (codes 0 :type status-mask :read-only t)) ; the statuses after which the other attempts continue
 
 (defstruct (method-config (:copier nil))
   "The rules for calls of a method."
@@ -76,8 +78,8 @@
         do (funcall function item (element-path path number))))
 
 (defun statuses-field (object name path &key required)
-  "The set of the statuses in the field NAME of OBJECT, a list; empty if it is absent. If it is
-REQUIRED, it must be there and not be empty."
+  "The set of the statuses in the field NAME of OBJECT, a list; empty if it is absent. A REQUIRED
+field must be present and not be empty."
   (let ((mask 0))
     (declare (type status-mask mask))
     (multiple-value-bind (list present) (list-field object name path)
@@ -91,8 +93,9 @@ REQUIRED, it must be there and not be empty."
 ;;; Policies
 
 (defconstant +most-multiplier+ 1000000
-  "The largest backoffMultiplier that counts: with it the longest wait follows the first. The
-smallest that counts is its inverse, with which the second wait is almost 0.")
+  "The largest backoffMultiplier that matters: with it the wait after the first is already the
+longest. The smallest that matters is the inverse of this number, with which the second wait is
+almost 0.")
 
 (defun parse-retry-policy (object path)
   "The RETRY-POLICY in OBJECT, at PATH."

@@ -6,15 +6,15 @@
 (defstruct (throttling (:copier nil))
   "The limits by which calls are not retried while too many fail (gRFC A6)."
   ;; in thousandths of a token
-  (max-tokens 1000 :type (integer 1000 1000000) :read-only t) ; where their count begins
-  (token-ratio 1 :type (integer 1 1000000) :read-only t)) ; added by a call that ends with :ok
+  (max-tokens 1000 :type (integer 1000 1000000) :read-only t) ; the initial number of tokens
+  (token-ratio 1 :type (integer 1 1000000) :read-only t)) ; what a call that ends with :ok adds
 
 (defstruct (service-config (:copier nil))
   "A parsed service config. Immutable."
   ;; from "/S/M", "/S/" or "" to a METHOD-CONFIG
   (methods (make-hash-table :test #'equal) :type hash-table :read-only t)
-  (balancing nil :type (or null policy-config) :read-only t) ; nil if it does not say
-  (throttling nil :type (or null throttling) :read-only t) ; nil if it does not say
+  (balancing nil :type (or null policy-config) :read-only t) ; nil if the config has none
+  (throttling nil :type (or null throttling) :read-only t) ; nil if the config has none
   (health-service nil :type (or null string) :read-only t) ; for health checks, or nil
   (max-connections nil :type (or null (unsigned-byte 32)) :read-only t) ; of a subchannel, or nil
   (source nil :type (or list string) :read-only t)) ; the text or plist
@@ -38,13 +38,14 @@ are alike."
        (policy-config-name (service-config-balancing config))))
 
 (defun parse-throttling (object path)
-  "The THROTTLING in OBJECT, at PATH. Its ratio is cut to thousandths, but is at least one."
+  "The THROTTLING in OBJECT, at PATH. Its ratio is truncated to thousandths, but is at least one
+thousandth."
   (make-throttling
    :max-tokens (* 1000 (integer-field object "maxTokens" path :required t :minimum 1
                                                               :maximum 1000 :text nil))
    :token-ratio (let ((ratio (number-field object "tokenRatio" path :required t :above 0
                                                                     :most 1000 :text nil)))
-                  ;; a double is only near the decimal that was meant
+                  ;; a double only approximates the decimal number of the config
                   (max 1 (floor (round (* ratio 1000000000)) 1000000)))))
 
 (defun parse-deprecated-balancing (object)
@@ -65,7 +66,8 @@ are alike."
   "The POLICY-CONFIG of the config OBJECT, or nil."
   (multiple-value-bind (list present) (field object "loadBalancingConfig")
     (cond (present
-           (field object "loadBalancingPolicy") ; may stand beside it, for other clients
+           (field object "loadBalancingPolicy") ; may stand beside loadBalancingConfig, for other
+                                                ; clients
            (parse-balancing list "loadBalancingConfig"))
           (t (parse-deprecated-balancing object)))))
 
@@ -88,7 +90,7 @@ are alike."
                                              :minimum 1))))))
 
 (defconstant +longest-config+ (expt 2 20)
-  "The longest service config that is read, in characters. One from DNS has at most 64 KB.")
+  "The longest service config that is read, in characters. A config from DNS has at most 64 KB.")
 
 (defun parse-text (text)
   "The value of TEXT, JSON. Signal SERVICE-CONFIG-ERROR if it is invalid."
@@ -101,7 +103,7 @@ are alike."
 plist, such as (:method-config ((:name ((:service \"a.B\")) :timeout 1.5))). Signal
 SERVICE-CONFIG-ERROR, a MISUSE, with the path of the error. Unknown fields are ignored in JSON,
 which may be written for other versions; the log has a warning for each that is probably misspelt.
-They are errors in a plist. From any thread."
+In a plist unknown fields are errors. From any thread."
   (unless (typep source '(or string list))
     (misuse "A service config is a JSON text or a plist, not ~S~:[~;; UIOP:READ-FILE-STRING reads ~
              a file~]." source (pathnamep source)))

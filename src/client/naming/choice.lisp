@@ -8,8 +8,8 @@
 ;;;;                    a number from 0 to 99 once, and meets a percentage above that number; so a
 ;;;;                    client that takes a choice still does so when its percentage grows
 ;;;;
-;;;; An invalid choice before the one that is taken, such as one with an unknown field, makes the
-;;;; whole list invalid.
+;;;; An invalid choice before the chosen one, such as one with an unknown field, makes the whole
+;;;; list invalid.
 
 (in-package #:clgrpc.client)
 
@@ -26,7 +26,7 @@
         (invalid-utf8 () (config:config-error "grpc_config" "must be UTF-8"))))))
 
 (defun read-choices (strings)
-  "The list of choices in a TXT record of STRINGS; empty if it is not a grpc_config."
+  "The list of choices in a TXT record of STRINGS; empty if the record is not a grpc_config."
   (let ((text (config-text strings)))
     (when text
       (let ((choices (handler-case (parse-json text)
@@ -66,7 +66,7 @@
 
 (defun choose-config (texts number)
   "The service config for a client with NUMBER, from 0 to 99, in the data of TXT records, TEXTS; nil
-if no choice matches. Signal SERVICE-CONFIG-ERROR if they are invalid."
+if no choice matches. Signal SERVICE-CONFIG-ERROR if TEXTS are invalid."
   (loop for choice in (mapcan #'read-choices texts)
         for i from 0
         for config = (chosen-config (config:element-path "grpc_config" i) choice number)

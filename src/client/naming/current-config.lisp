@@ -3,7 +3,7 @@
 ;;;; in force; calls that wait for the answer get it then.
 ;;;;
 ;;;; The config of a method is looked up once and remembered. A channel whose config has no method
-;;;; configs has no METHOD-TABLE, and its calls look no further.
+;;;; configs has no METHOD-TABLE, so its calls look nothing up.
 
 (in-package #:clgrpc.client)
 
@@ -33,7 +33,7 @@
 ;;; Settings of calls
 
 (defun client-call-wait-for-ready (call)
-  "True if CALL waits for ready: as its user has set, or else the config."
+  "True if CALL waits for ready, by the choice of its user or else by the service config."
   (let* ((intent (call-client-intent call))
          (said (if intent (client-intent-wait-for-ready intent) :unset)))
     (if (eq :unset said)
@@ -42,8 +42,8 @@
         said)))
 
 (defun shorten-deadline (call deadline)
-  "Change CALL's deadline to DEADLINE, unless its own is earlier. Return true if it has changed;
-then its timer does not run."
+  "Change CALL's deadline to DEADLINE, unless its own is earlier. Return true if the deadline has
+changed; then its timer does not run yet."
   (let ((own (call-deadline call))
         (parts (call-client-parts call)))
     (when (or (zerop own) (< deadline own))
@@ -54,7 +54,7 @@ then its timer does not run."
 
 (defun limit-time (call)
   "Shorten the deadline of CALL, which has begun, to the timeout of the service config. Return true
-if it has changed; then call WIRE:START-DEADLINE."
+if the deadline has changed; then call WIRE:START-DEADLINE."
   (let* ((config (method-config-of call))
          (timeout-ns (and config (config:method-config-timeout-ns config))))
     (and timeout-ns
@@ -116,7 +116,7 @@ than the service config, which is known now, allows."
                          (told-config config)))
       (let ((table (and (plusp (hash-table-count (config:service-config-methods config)))
                         (make-method-table config (core-receive-limit core)))))
-        (sb-thread:barrier (:write))    ; other threads look things up in it
+        (sb-thread:barrier (:write))    ; other threads read the table
         (setf (core-config core) config
               (core-methods core) table
               (core-limits core) (and table #'call-limits)))

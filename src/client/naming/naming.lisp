@@ -5,13 +5,13 @@
 ;;;;
 ;;;; 1. A name is looked up when the channel first needs it, and later when the channel has lost a
 ;;;;    server or cannot reach one; but no sooner than resolve-interval-seconds after a look-up that
-;;;;    had an answer. A look-up that is requested too soon waits for that time.
+;;;;    had an answer. A look-up that is requested earlier begins at that time.
 ;;;; 2. After a failed look-up the channel keeps its addresses, and asks again after its back-off.
 ;;;; 3. A missing or unreachable config is not a failure: if no server answers the previous config
-;;;;    remains; if the DNS server says that no such record exists there is none.
+;;;;    remains; if the DNS server says that no such record exists, the resolver has no config.
 ;;;; 4. A channel that has had addresses waits a second for new ones; then it continues with the old
-;;;;    ones. It does not wait if no look-up may begin yet, or if the one under way has taken longer
-;;;;    already.
+;;;;    ones. It does not wait if no look-up may begin yet, or if the look-up under way has already
+;;;;    taken longer.
 
 (in-package #:clgrpc.client)
 
@@ -50,7 +50,8 @@ clients; see choice.lisp."))
 
 (defmethod answers-p ((resolver name-resolver))
   (if (resolver-asking resolver)
-      (and (resolver-timer resolver)    ; else no addresses are known, or the wait is over
+      ;; without a timer either no addresses are known, or the wait is over
+      (and (resolver-timer resolver)
            (timer-pending-p (resolver-timer resolver)))
       (due-p resolver)))
 
@@ -198,7 +199,8 @@ answered."
            nil (resolver-config resolver)))
 
 (defun address-backends (addresses together)
-  "The backends of ADDRESSES, the kernel's: a single one of all if TOGETHER is true."
+  "The backends of ADDRESSES, the kernel's: one for each address, or a single one with all if
+TOGETHER is true."
   (if together
       (list (addresses-backend addresses))
       (mapcar (lambda (address) (addresses-backend (list address))) addresses)))

@@ -1,8 +1,8 @@
 ;;;; Resolvers, which find the addresses of a channel's servers (gRPC's document "Name Resolution").
 ;;;; Each scheme of targets has its resolvers in the registry of loop/names/scheme.lisp.
-;;;; DEFINE-RESOLVER adds a user's: a class, of which each channel has an instance, with methods of
-;;;; START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. It pushes addresses or failures at any time and
-;;;; from any thread; a push goes to the channel's loop.
+;;;; DEFINE-RESOLVER adds the resolver of a user: a class, of which each channel has an instance,
+;;;; with methods of START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. It pushes addresses or failures
+;;;; at any time and from any thread; a push goes to the channel's loop.
 ;;;;
 ;;;; A user's methods run on reserve threads, so they may block. Those of one resolver run one after
 ;;;; another, in the order of the channel's requests. Between STOP-RESOLVER, when the channel goes
@@ -14,7 +14,7 @@
 
 (defstruct (backend (:copier nil))
   "A server that a channel may use; an endpoint in the terms of gRFC A61."
-  (addresses '() :type list)            ; the kernel's, to be tried in turn; octets
+  (addresses '() :type list)            ; octets in the kernel's form, to be tried in turn
   (key "" :type string)                 ; the same backend has the same addresses, and so this text,
                                         ; whatever their order
   (attributes '() :type list))          ; a plist, from the resolver
@@ -116,8 +116,8 @@ changed. On its loop."))
   (:method ((resolver resolver)) nil))
 
 (defgeneric certificate-name (resolver address)
-  (:documentation "The name that the certificate of the server at ADDRESS, one of RESOLVER's, must
-have, text.")
+  (:documentation "The name, a text, that the certificate of the server at ADDRESS, one of
+RESOLVER's, must have.")
   (:method ((resolver resolver) address)
     (declare (ignore address))
     (resolver-host resolver)))
@@ -168,7 +168,8 @@ waits for the answer.")
   nil)
 
 (defmethod certificate-name ((resolver fixed-resolver) address)
-  "The name for ADDRESS: if the target has several addresses each is the name of its own server."
+  "The name for ADDRESS: if the target has several addresses, each address is the name of the server
+there."
   (or (and (os:make-address (resolver-host resolver) 0)
            (null (resolver-proxy resolver))
            (os:address-host address))
@@ -188,15 +189,16 @@ waits for the answer.")
   (:documentation "The superclass of each class of DEFINE-RESOLVER."))
 
 (defgeneric start-resolver (resolver)
-  (:documentation "Begin to push addresses by PUSH-ADDRESSES, at once or later, also if they are the
+  (:documentation "Begin to push addresses by PUSH-ADDRESSES, at once or later, even if they are the
 same as before. Called when a channel needs the addresses of its servers, for the first time or
-after STOP-RESOLVER. Each class of DEFINE-RESOLVER has a method. An error in it goes to the channel
-as by PUSH-FAILURE. On a thread that may block."))
+after STOP-RESOLVER. Each class of DEFINE-RESOLVER has a method. An error in the method is passed to
+the channel as if by PUSH-FAILURE. On a thread that may block."))
 
 (defgeneric resolve-now (resolver)
   (:documentation "Look for new addresses at once. Called when the channel has lost a server, or
-cannot reach one; only once for all servers that were lost while another method ran. A resolver that
-polls may have a method; one that is notified of changes needs none. On a thread that may block.")
+cannot reach one; but only once for all servers that are lost while another method runs. A resolver
+that polls may have a method; one that is notified of changes needs none. On a thread that may
+block.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric stop-resolver (resolver)
@@ -216,7 +218,8 @@ other method has returned.")
                while function
                do (funcall (the function function))
                finally (setf over t))
-      (unless over                      ; a function has ended its thread: others call the rest
+      ;; a function has ended its thread: another thread calls the rest
+      (unless over
         (push-failure resolver "a method of the resolver has not returned")
         (start-errands resolver)))))
 
@@ -231,7 +234,7 @@ other method has returned.")
 
 (defun send-on-errand (resolver function)
   "Call FUNCTION with RESOLVER on a reserve thread, after the functions queued before. An error in
-it is a failure to resolve."
+FUNCTION counts as a failure to resolve."
   (flet ((errand ()
            (let ((error (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
                                        (funcall (the function function) resolver)))))
@@ -246,7 +249,8 @@ it is a failure to resolve."
   (send-on-errand resolver #'start-resolver))
 
 (defmethod resolve-again ((resolver user-resolver))
-  ;; once for all requests before it begins: thousands of servers may be lost meanwhile
+  ;; one look-up serves all requests that come before it begins: thousands of servers may be lost
+  ;; meanwhile
   (flet ((asked (new)
            (sb-thread:with-mutex ((resolver-lock resolver))
              (shiftf (resolver-asked resolver) new))))
@@ -278,18 +282,18 @@ it is a failure to resolve."
 and a plist of attributes of the server. A list of several texts in place of the text means one
 server, whose addresses are tried in turn. Calls on servers that remain continue. Servers that are
 missing from ADDRESSES get no new calls, and their connections end with their last call.
-SERVICE-CONFIG is a service config as in MAKE-CHANNEL, in place of the channel's own. An invalid one
-is refused: the last one stays in force, or else the channel's own. If there is neither, calls end
-with :unavailable until a valid one is pushed. Return false if the channel does not use RESOLVER any
-more. Signal MISUSE if an address is invalid. From any thread."
+SERVICE-CONFIG is a service config as in MAKE-CHANNEL, in place of the channel's own. An invalid
+config is refused: the last valid one stays in force, or else the channel's own. Without either,
+calls end with :unavailable until a valid config is pushed. Return false if the channel does not use
+RESOLVER any more. Signal MISUSE if an address is invalid. From any thread."
   (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil
                         (parse-pushed-config service-config))
        t))
 
 (defun push-failure (resolver text)
   "Report to RESOLVER's channel that no addresses can be found because of TEXT. If the channel has
-addresses it keeps them; else its calls end with :unavailable and TEXT, and it calls RESOLVE-NOW
-later. Return false if the channel does not use RESOLVER any more. From any thread."
+addresses, it keeps them; else its calls end with :unavailable and TEXT, and the channel calls
+RESOLVE-NOW later. Return false if the channel does not use RESOLVER any more. From any thread."
   (check-type text string)
   (and (push-to-channel resolver '()
                         (format nil "Cannot resolve ~A: ~A" (resolver-target resolver)
@@ -309,8 +313,8 @@ makes an instance for each target that begins with SCHEME, a string, and a colon
 only channels use the class that name it among their :resolvers. Define a method of START-RESOLVER
 for it, which calls PUSH-ADDRESSES, and perhaps methods of RESOLVE-NOW and STOP-RESOLVER.
 RESOLVER-NAME is the name to resolve, and also the channel's :authority. A new class for a scheme
-replaces the old one; existing channels keep their resolvers. Evaluate it at top level, from one
-thread at a time, like DEFCLASS."
+replaces the old one; existing channels keep their resolvers. Evaluate the form at top level, from
+one thread at a time, like DEFCLASS."
   `(progn
      (defclass ,name (user-resolver) (,@slots) ,@class-options)
      ,@(when scheme

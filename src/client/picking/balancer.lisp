@@ -4,8 +4,8 @@
 ;;;; connects them by CONNECT and closes them by CLOSE-SUBCHANNEL (subchannel.lisp).
 ;;;;
 ;;;; Balancers are a tree: each has a parent, which is the channel's core or another balancer, and
-;;;; publishes to that. A balancer that has children makes them with itself as :PARENT, passes them
-;;;; the backends, and combines their states and pickers in CHILD-PUBLISHED.
+;;;; publishes to its parent. A balancer that has children makes them with itself as :PARENT, passes
+;;;; them the backends, and combines their states and pickers in CHILD-PUBLISHED.
 ;;;;
 ;;;; A picker is immutable, except for data that only picking uses. It is one of
 ;;;;
@@ -13,7 +13,7 @@
 ;;;;   a FAILURE      calls end with it, and those that wait for ready wait
 ;;;;   a subchannel   it gets every call, without a function call
 ;;;;   a PICKER       its function returns one of the three above for each call. Calls that wait
-;;;;                  delay those after them, unless it is CHOOSY: then each waits alone
+;;;;                  delay the calls after them, unless it is CHOOSY: then each waits alone
 
 (in-package #:clgrpc.client)
 
@@ -22,7 +22,7 @@
   "The pick for a call that gets no server."
   (text "" :type string :read-only t)   ; the message of the calls' status
   (status :unavailable :type keyword :read-only t) ; of the calls
-  (drop nil :type boolean :read-only t)) ; the calls end also if they wait for ready
+  (drop nil :type boolean :read-only t)) ; true: even calls that wait for ready end
 
 (declaim (sb-ext:freeze-type failure))
 
@@ -38,7 +38,7 @@ Signal MISUSE if STATUS is not a status. From any thread."
                        (function text &key choosy (eager choosy) again waiting))
                    (:copier nil))
   "A function that picks a subchannel, a FAILURE, or nil to wait, for each call."
-  (function nil :type function :read-only t) ; of the call; on the loop
+  (function nil :type function :read-only t) ; a function of the call; on the loop
   (text "" :type string :read-only t)   ; its description, for people
   (choosy nil :type boolean :read-only t) ; a pick is for one call: others need not wait
   (eager nil :type boolean :read-only t) ; new calls do not wait behind others
@@ -53,10 +53,10 @@ Signal MISUSE if STATUS is not a status. From any thread."
 (defun make-picker (function text &key choosy)
   "Return a picker for PUBLISH. FUNCTION is called with each call, and returns a subchannel that is
 ready, a value of MAKE-FAILURE, or nil, so that the call waits for another picker. TEXT describes
-the picker for people. Calls that wait delay those after them, unless CHOOSY is true, which means
-that a pick is for one call only. FUNCTION runs on the channel's loop, so it must not wait; a call
-for which it signals an error ends with :internal. FUNCTION can inspect the call by CALL-RPC-METHOD
-and similar functions. From any thread."
+the picker for people. Calls that wait delay the calls after them; not so if CHOOSY is true, which
+means that a pick is for one call only. FUNCTION runs on the channel's loop, so it must not wait; a
+call for which it signals an error ends with :internal. FUNCTION can inspect the call by
+CALL-RPC-METHOD and similar functions. From any thread."
   (declare (type function function))
   (new-picker (lambda (call)
                 (handler-case (funcall function call)
@@ -103,8 +103,8 @@ methods of UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
 (defgeneric update-backends (balancer backends config)
   (:documentation "Make BACKENDS, a list of BACKEND that may be empty, the servers of BALANCER; some
 of them may be the same as before. CONFIG is the policy's config in force, as its parser has
-returned it. Called once BALANCER is made, and whenever one of the two changes. On the channel's
-loop."))
+returned it. Called when BALANCER has been made, and whenever BACKENDS or CONFIG changes. On the
+channel's loop."))
 
 (defgeneric subchannel-changed (balancer subchannel)
   (:documentation "Handle a change of the state of SUBCHANNEL, one of BALANCER's. On the channel's
@@ -153,7 +153,7 @@ MAKE-PICKER or MAKE-FAILURE. On the channel's loop."
 
 (defun call-guarded (publisher balancer function)
   "Call FUNCTION, a method of BALANCER's, which may be a user's. An error in it is logged, and
-PUBLISHER, a balancer, publishes a failure: else calls might wait for ever."
+PUBLISHER, a balancer, publishes a failure, since otherwise calls might wait for ever."
   (let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
                               (funcall (the function function))))))
     (when error

@@ -1,19 +1,20 @@
-;;;; A circuit breaker, which keeps calls away from a server of which too many calls fail. While it
-;;;; is closed it counts calls and failures over a window of time. When too large a part of enough
-;;;; calls has failed it opens, and passes no calls for a while. Then it is half open and passes one
-;;;; call at a time, until one has ended: after a success it is closed, after a failure it is open
-;;;; again. A call whose answer has begun is a success then, since a stream may last for days. A
-;;;; trial without an answer after the time for which a breaker is open decides nothing any more:
-;;;; the next call is tried. A call without a deadline at a server that hangs would last for ever.
+;;;; A circuit breaker, which keeps calls away from a server of which too many calls fail. While a
+;;;; breaker is closed it counts calls and failures over a window of time. When too large a part of
+;;;; enough calls has failed it opens, and passes no calls for a while. Then it is half open and
+;;;; passes one call at a time, until one has ended: after a success it is closed, after a failure
+;;;; it is open again. A call counts as a success once its answer has begun, since a stream may last
+;;;; for days. If a trial has no answer within the time for which a breaker stays open, it decides
+;;;; nothing any more, and the next call is the trial. A call without a deadline at a server that
+;;;; hangs would last for ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts are of the last nine to ten tenths of the window.
 ;;;;
 ;;;; A cancelled call does not count. But if a call is hedged and an attempt that began later was
-;;;; answered, the server of an earlier attempt has failed: it had more time, and a server that
-;;;; hangs would otherwise never be detected.
+;;;; answered, the server of an earlier attempt has failed: that attempt had more time, and a server
+;;;; that hangs would otherwise never be detected.
 ;;;;
-;;;; Pure: time is an argument. Which calls go to which server is decided in guarded-picker.lisp.
+;;;; Pure: time is an argument. guarded-picker.lisp decides which calls go to which server.
 
 (in-package #:clgrpc.client)
 
@@ -23,13 +24,13 @@
   "The circuit breaker of one subchannel."
   (options nil :type channel-options :read-only t) ; the channel's
   (state :closed :type (member :closed :open :half-open)) ; see above
-  (until-ns 0 :type nanoseconds)        ; while open: when it becomes half open; then: when the
-                                        ; trial has had its time
+  ;; while open: the time when it becomes half open; while half open: the time limit of the trial
+  (until-ns 0 :type nanoseconds)
   (trial nil)                           ; while half open: the call that has passed, or nil
   (part 0 :type unsigned-byte)          ; the newest part of the window, counted from time 0
   ;; how many calls ended in each part, at its number modulo the count of parts
   (calls (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t)
-  ;; how many of them had failed
+  ;; likewise, how many of these had failed
   (failures (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t))
 
 (declaim (sb-ext:freeze-type breaker))
@@ -69,8 +70,8 @@
   (keep-away breaker :open nil now))
 
 (defun passes-p (breaker call calls now)
-  "True if CALL may go to BREAKER's server, which has CALLS, at NOW. A call that has passed may pass
-again."
+  "True if CALL may go at NOW to BREAKER's server, which has CALLS under way. A call that has passed
+may pass again."
   (let ((most (options-breaker-max-calls (breaker-options breaker)))
         (trial (breaker-trial breaker)))
     (ecase (breaker-state breaker)
@@ -79,8 +80,8 @@ again."
       (:half-open (or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))))))
 
 (defun admit-to-breaker (breaker call calls now)
-  "Nil if CALL may go to BREAKER's server, by PASSES-P; then it is the trial if there must be one.
-Else the reason, a text."
+  "Nil if CALL may go to BREAKER's server, by PASSES-P; if BREAKER is half open, CALL is the trial
+then. Else the reason, a text."
   (cond ((passes-p breaker call calls now)
          (unless (or (eq :closed (breaker-state breaker)) (eq call (breaker-trial breaker)))
            (keep-away breaker :half-open call now))
@@ -113,7 +114,7 @@ the server's fault. Return the new state of BREAKER if it has changed, else nil.
          (cond (failed (open-breaker breaker now))
                (t (setf (breaker-state breaker) :closed
                         (breaker-trial breaker) nil)))))
-      (:open nil))                      ; a call of before it opened
+      (:open nil))                      ; a call from before it opened
     (let ((after (breaker-state breaker)))
       (and (not (eq before after)) after))))
 

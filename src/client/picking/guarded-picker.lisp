@@ -4,9 +4,10 @@
 ;;;;
 ;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is in flight
 ;;;;   from when a server was first picked for it until it ends, whatever attempts it has (gRFC A105
-;;;;   explains why it counts before it has a stream). The guard's observer is informed of its end.
+;;;;   explains why it counts before it has a stream). An observer tells the guard of the end of
+;;;;   each call.
 ;;;; * A circuit breaker for each subchannel (breaker.lisp). If a breaker refuses a call the picker
-;;;;   is asked again, as it may pick another server; if it picks none whose breaker admits the
+;;;;   is asked again, as it may pick another server; if no breaker of a picked server admits the
 ;;;;   call, the call is refused.
 ;;;;
 ;;;; A channel without such options has no guard, and its picker is the balancer's.
@@ -60,7 +61,7 @@ server's fault."
 
 (defun note-overtaken (call subchannel)
   "Count a failure of SUBCHANNEL: an attempt of CALL there, which is about to be reset, has no
-answer, while one that began later has."
+answer, while an attempt that began later has one."
   (when (subchannel-breaker subchannel)
     (note-outcome (subchannel-breaker subchannel) call subchannel t)))
 
@@ -87,8 +88,9 @@ answer, while one that began later has."
     (and trial (answering-subchannel trial) t)))
 
 (defun decide-trial (breaker subchannel)
-  "End the trial of BREAKER, which TRIAL-DECIDED-P, although it still runs: it is a success of
-SUBCHANNEL, whose breaker it is, unless it is a hedged call that another server answers."
+  "End the trial of BREAKER, the breaker of SUBCHANNEL, although the call still runs, since
+TRIAL-DECIDED-P says so. It is a success of SUBCHANNEL, unless the call is hedged and another server
+answers it."
   (let ((trial (breaker-trial breaker)))
     (if (eq subchannel (answering-subchannel trial))
         (note-outcome breaker trial subchannel nil)
@@ -103,7 +105,7 @@ SUBCHANNEL, whose breaker it is, unless it is a hedged call that another server 
         (trial-decided-p breaker))))
 
 (defun room-p (subchannel call)
-  "True if SUBCHANNEL is likely to have a stream for CALL, which its breaker passes."
+  "True if SUBCHANNEL's breaker passes CALL and it is likely to have a stream."
   (and (breaker-passed-p subchannel call)
        (spare-stream-p (subchannel-connection-set subchannel))))
 
@@ -140,7 +142,8 @@ else the FAILURE of the last breaker."
 (defun give-trial-back (subchannel call)
   "If CALL was the trial of SUBCHANNEL's breaker and has no stream there, let the breaker try the
 next call; a hedged call may have a stream elsewhere. CALL, for which SUBCHANNEL was picked, goes
-elsewhere or has ended. The breaker gets the end of a stream by its listener."
+elsewhere or has ended. If CALL has a stream, the breaker's listener reports the end of that
+stream."
   (let ((breaker (subchannel-breaker subchannel)))
     (when (and breaker
                (eq call (breaker-trial breaker))
@@ -196,7 +199,8 @@ further observer."
 
 (defun refuse-to-wait (core queued-attempt)
   "The FAILURE for the call of QUEUED-ATTEMPT, which has begun to wait for a stream, if too many
-calls wait with the same pick, a server or none; QUEUED-ATTEMPT leaves its queue then. Else nil."
+calls wait with the same pick, be it a server or no server; then QUEUED-ATTEMPT leaves its queue.
+Else nil."
   (let ((most (options-breaker-max-waiting (core-options core)))
         (server (queued-attempt-server queued-attempt)))
     (when (and (plusp most)

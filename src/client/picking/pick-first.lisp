@@ -22,8 +22,8 @@ since."))
 (config:register-policy :pick-first '("pick_first") 'pick-first 'parse-pick-first)
 
 (defun shuffled (backends random-state)
-  "BACKENDS in a random order, by RANDOM-STATE. Each is the first with a probability in proportion
-to its weight, the attribute :weight or 1; likewise the second among the others, and so on."
+  "BACKENDS in a random order, by RANDOM-STATE. The first is drawn with a probability in proportion
+to its weight, the attribute :weight or 1; the second is drawn likewise from the others, and so on."
   (flet ((lot (backend)
            (let ((weight (getf (backend-attributes backend) :weight)))
              (/ (- (log (- 1d0 (random 1d0 random-state))))

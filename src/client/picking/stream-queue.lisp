@@ -1,12 +1,13 @@
 ;;;; The calls of a channel that wait for a stream. Each attempt of a call that finds no stream has
 ;;;; a QUEUED-ATTEMPT in one of these queues, by the event that it waits for:
 ;;;;
-;;;;   STREAM-QUEUE-WAITING  a stream of any server, if the picker is not choosy: then the oldest is
-;;;;                         picked for, and while it finds no stream the others behind it are not
+;;;;   STREAM-QUEUE-WAITING  a stream of any server, if the picker is not choosy: the pick is for
+;;;;                         the oldest; while that finds no stream, no pick is made for the others
 ;;;;   SUBCHANNEL-WAITING    a stream of the server that a choosy picker has picked for it
-;;;;   STREAM-QUEUE-PATIENT  another picker: this one has none for it, or a failure that it outlasts
+;;;;   STREAM-QUEUE-PATIENT  another picker: the present one has no server for it, or a failure that
+;;;;                         does not end it
 ;;;;
-;;;; So the end of a stream concerns only as many calls as it frees streams for. Only a new picker
+;;;; So when a stream ends, only as many calls are examined as can get a stream. Only a new picker
 ;;;; examines all calls, in the order in which they came.
 ;;;;
 ;;;; A call refers to its first place, which refers to further ones (SIBLING), and leaves them when
@@ -30,13 +31,14 @@
   "~D~@[ for ~A~]" (queued-attempt-number queued-attempt) (queued-attempt-server queued-attempt))
 
 (defun choosy-p (core)
-  "True if each pick of CORE's picker is for one call, so that waiting calls delay no others."
+  "True if each pick of CORE's picker is for one call, so that waiting calls do not delay other
+calls."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-choosy picker))))
 
 (defun eager-p (core)
-  "True if CORE picks for calls when they arrive, even while others wait: each is placed by itself,
-or may be refused."
+  "True if CORE picks for calls when they arrive, even while others wait: each such call is placed
+independently of them, or refused."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-eager picker))))
 

@@ -2,7 +2,7 @@
 ;;;; another policy, a child of that policy replaces it, without a failed call (gRPC's "graceful
 ;;;; switch"). The new child becomes ready while the old one serves. The old one serves until the
 ;;;; new one has published a state other than :connecting, or the old one is not ready itself. The
-;;;; channel's core has one, and so has every balancer whose children a config names.
+;;;; channel's core has a switch, and so has each child that a config of another balancer names.
 
 (in-package #:clgrpc.client)
 
@@ -83,7 +83,7 @@ existing balancers keep theirs. Evaluate it at top level."
                     (lambda ()
                       (update-backends child backends (config:policy-config-value config))))
       (when (eq child (switch-next balancer))
-        ;; no other code asks it to connect
+        ;; only this makes it connect
         (call-guarded balancer child (lambda () (exit-idle child)))
         (unless (eq :ready (switch-state balancer))
           (when (eq child (switch-next balancer)) (promote balancer)))))))
@@ -102,7 +102,7 @@ existing balancers keep theirs. Evaluate it at top level."
 
 (defmethod exit-idle ((balancer switch))
   (let ((child (newest-child balancer)))
-    ;; nil if it was closed: a state that a policy publishes may be the end of that policy
+    ;; nil if the child was closed: publishing a state may have ended it
     (when child (call-guarded balancer child (lambda () (exit-idle child))))))
 
 (defmethod close-balancer ((balancer switch))

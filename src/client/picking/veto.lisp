@@ -34,7 +34,7 @@ that of the newest veto."
 
 (defun impose-veto (subchannel name state text)
   "Veto SUBCHANNEL: while its links are ready its state is STATE, because of TEXT, until LIFT-VETO
-of the same NAME, or a newer veto. It replaces an earlier veto of NAME."
+of the same NAME, or a newer veto. The new veto replaces an earlier veto of NAME."
   (setf (subchannel-vetoes subchannel)
         (cons (make-veto name state text)
               (remove name (subchannel-vetoes subchannel) :key #'veto-name)))
@@ -55,7 +55,7 @@ of the same NAME, or a newer veto. It replaces an earlier veto of NAME."
 
 (defun add-listener (subchannel function)
   "Call FUNCTION at the end of each attempt of a call on SUBCHANNEL, after the functions added
-before. Its arguments are the call, SUBCHANNEL, the attempt's status and its trailers, fields or
+before. Its arguments are the call, SUBCHANNEL, the attempt's status, and its trailers, fields or
 nil."
   (declare (type function function))
   (let ((before (subchannel-listener subchannel)))

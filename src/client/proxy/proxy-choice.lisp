@@ -1,5 +1,5 @@
-;;;; The choice of the proxy for a channel's connections (gRFC A1). The channel's user gives one, or
-;;;; the channel takes it from the environment, from the variables that gRPC and most other clients
+;;;; The choice of the proxy for a channel's connections (gRFC A1). The channel's user names the
+;;;; proxy, or the channel takes it from the environment variables that gRPC and most other clients
 ;;;; read: the first of grpc_proxy, https_proxy, HTTPS_PROXY and http_proxy that is set, unless
 ;;;; no_grpc_proxy, no_proxy or NO_PROXY excepts the host. The proxy looks the host up; the channel
 ;;;; connects to the proxy only (tunnel.lisp).
@@ -139,14 +139,14 @@ or address, each with or without :PORT, as a network ADDRESS/BITS, or as *."
 ;;; The choice
 
 (defparameter *proxy-variables* '("grpc_proxy" "https_proxy" "HTTPS_PROXY" "http_proxy")
-  "The environment variables that have the proxy: the first that is set is taken.")
+  "The environment variables for the proxy; the first that is set is used.")
 
 (defparameter *exception-variables* '("no_grpc_proxy" "no_proxy" "NO_PROXY")
-  "The environment variables with the hosts that use no proxy: likewise.")
+  "The environment variables for the hosts that use no proxy; the first that is set is used.")
 
 (defun first-variable (names get-variable)
-  "The value of the first of NAMES for which GET-VARIABLE, as POSIX-GETENV, returns one, and that
-name."
+  "Two values: the value of the first of NAMES for which GET-VARIABLE, a function like POSIX-GETENV,
+returns one; and that name."
   (declare (type function get-variable))
   (dolist (name names nil)
     (let ((value (funcall get-variable name)))
@@ -163,7 +163,7 @@ name."
 
 (defun may-have-proxy-p (target asked)
   "True if the connections to TARGET may use a proxy: it is a host and a port, perhaps with a scheme
-for these. With ASKED, if the user names the proxy, it may be a numeric address too."
+for these. If ASKED is true, the user names the proxy; then the host may also be a numeric address."
   (let ((scheme (loop:find-scheme target)))
     (member (if scheme (loop:scheme-name scheme) "dns")
             (if asked '("dns" "passthrough" "ipv4" "ipv6") '("dns" "passthrough"))
@@ -171,7 +171,7 @@ for these. With ASKED, if the user names the proxy, it may be a numeric address 
 
 (defun find-proxy (target proxy)
   "The PROXY for a channel to TARGET, text, or nil. The argument PROXY is that of MAKE-CHANNEL.
-Signal MISUSE if it is wrong, or TARGET cannot be reached through a proxy."
+Signal MISUSE if PLACE is wrong, or TARGET cannot be reached through a proxy."
   (unless (typep proxy '(or null string (eql :environment)))
     (misuse ":proxy must be a URL, :environment or NIL, not ~S." proxy))
   (let ((asked (stringp proxy)))
@@ -181,7 +181,7 @@ Signal MISUSE if it is wrong, or TARGET cannot be reached through a proxy."
                   (host (loop:target-host place))
                   (port (loop:target-port place)))
              (cond ((not asked)
-                    ;; a target with a DNS server in it is not for the proxy to look up
+                    ;; a proxy cannot look up a target with a DNS server in it
                     (and (null (loop:target-server place)) (environment-proxy host port)))
                    ((or (loop:target-server place)
                         (and (host-number host) (rest (loop:target-addresses place))))

@@ -33,9 +33,9 @@
     (and mark (+ mark 4))))
 
 (defun read-connect-answer (proxy octets start end)
-  "The outcome of a dialogue for the head of an answer in OCTETS from START to END: nil for
-an interim answer (RFC 9110 section 15.2), after which another comes; not for 101, which was not
-asked for."
+  "The outcome of a dialogue for the head of an answer in OCTETS from START to END: nil for an
+interim answer (RFC 9110 section 15.2), after which another comes. 101 does not count as one here,
+since the client did not ask for an upgrade."
   (let* ((line (map 'string #'code-char
                     (subseq octets start (search #(13 10) octets :start2 start :end2 end))))
          (status (and (eql 7 (mismatch "HTTP/1." line))
@@ -53,7 +53,7 @@ asked for."
   (and (< index (length text)) (char text index)))
 
 (defun http-dialogue (proxy)
-  "The dialogue of CONNECT with PROXY. The octets of its interim answers count for the limit of an
+  "The dialogue of CONNECT with PROXY. The octets of interim answers count toward the limit of one
 answer."
   (let ((asked nil) (looked 0))         ; no head ends before LOOKED
     (lambda (octets start end)
@@ -102,7 +102,8 @@ answer."
       (1 10)
       (4 22)
       (3 (+ 7 (aref octets (+ start 4))))
-      (t 4))))                          ; an unknown kind of address: a failure
+      ;; the kind of address is unknown; the reply counts as a failure
+      (t 4))))
 
 (defun socks-dialogue (proxy)
   "The dialogue of SOCKS5 with PROXY."

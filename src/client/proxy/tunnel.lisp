@@ -1,6 +1,6 @@
-;;;; Tunnels: byte channels through a proxy (gRFC A1). A tunnel first holds a dialogue with it
-;;;; (proxy-dialogue.lisp). Then all octets pass unchanged, beginning with those received after the
-;;;; proxy's last answer.
+;;;; Tunnels: byte channels through a proxy (gRFC A1). A tunnel first holds a dialogue with the
+;;;; proxy (proxy-dialogue.lisp). Then all octets pass unchanged, beginning with those received
+;;;; after the proxy's last answer.
 ;;;;
 ;;;; States of a tunnel: :new → :talking → :open or :failed.
 
@@ -53,8 +53,8 @@
              (return))))))
 
 (defun send-talk (tunnel)
-  "Write the dialogue's octets to the inner byte channel. Return 0 if all are written, else as a
-write does."
+  "Write the dialogue's octets to the inner byte channel. Return 0 if all octets are written, else
+the result of the write."
   (let ((output (tunnel-output tunnel)))
     (if (null output)
         0
@@ -86,7 +86,7 @@ their number."
         (let ((result (loop:byte-channel-read (tunnel-inner tunnel) octets (+ start count) end)))
           (cond ((zerop count) result)
                 ((plusp result) (+ count result))
-                (t count))))))          ; INNER returns another result again
+                (t count))))))          ; INNER will return any other result again
 
 (defun talk (byte-channel tunnel octets start end)
   "As a read of TUNNEL: continue its dialogue until more octets are needed, or the tunnel is open."

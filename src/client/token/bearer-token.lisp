@@ -21,7 +21,7 @@
   "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:
 Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one. The function is
 called for each attempt of a call, and may wait; for the first attempt it runs in the caller's
-thread. Signal MISUSE if it is neither. From any thread."
+thread. Signal MISUSE if TOKEN is neither. From any thread."
   (typecase token
     (string (make-instance 'fixed-credentials :metadata (token-metadata token)))
     (function (lambda (path)

@@ -19,14 +19,14 @@
   (most-octets 0 :type index :read-only t) ; of the answer's body
   (parser (http1:make-parser :client) :type http1:parser :read-only t) ; of the answer
   (body (make-buffer :size 1024) :type buffer :read-only t) ; of the answer, so far
-  (connection nil :type (or null loop:connection))) ; once it is made
+  (connection nil :type (or null loop:connection))) ; set once it is made
 
 (defmethod print-object ((exchange exchange) stream)
   (print-unreadable-object (exchange stream :type t))) ; it has secrets
 
 (defstruct (url (:constructor make-url (text secure host port path)) (:copier nil))
   "The parts of a URL of HTTP."
-  (text "" :type string :read-only t)   ; the URL without its path, which may be secret
+  (text "" :type string :read-only t)   ; the URL without its path, since a path may be secret
   (secure nil :type boolean :read-only t) ; by TLS
   (host "" :type string :read-only t)   ; a name or an address without brackets
   (port 0 :type (integer 1 65535) :read-only t) ; of the server
@@ -37,8 +37,8 @@
     (write-string (url-text url) stream)))
 
 (defun parse-url (url)
-  "The parts of URL, a text http://HOST[:PORT][/PATH] or https://…. Signal MISUSE if it is neither,
-or has a user in it."
+  "The parts of URL, a text http://HOST[:PORT][/PATH] or https://…. Signal MISUSE if URL has neither
+form, or names a user."
   (multiple-value-bind (host port path scheme user) (split-url url)
     (let ((default (rest (assoc scheme '(("http" . 80) ("https" . 443)) :test #'equal))))
       (unless (and host default (null user))
@@ -156,8 +156,8 @@ or has a user in it."
 ;;; For the calling thread
 
 (defun give-up (exchange loop)
-  "End the connection of EXCHANGE, for which no thread waits any more, on LOOP. Return a future of
-that."
+  "End the connection of EXCHANGE, for which no thread waits any more, on LOOP. Return a future,
+which is settled when this is done."
   (let ((done (loop:make-future)))
     (loop:post loop (lambda ()
                       (unless (loop:future-done-p (exchange-future exchange))

@@ -10,8 +10,8 @@
 ;;;; (For a token that lives less than 6 minutes these numbers are a twelfth and a quarter of its
 ;;;; life.) So one fetch runs at a time, for any number of calls that wait, and no fetch runs
 ;;;; without calls. Each fetch runs on a new thread, which may wait and ends with it. Failures
-;;;; double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off. However a
-;;;; fetch ends, also if its thread is ended by force, it settles those that wait.
+;;;; double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off. Whenever a
+;;;; fetch ends, even if its thread is ended by force, the attempts that wait get a result.
 ;;;;
 ;;;; LOCK guards the state; no user's function runs while it is held. Times of tokens are of the
 ;;;; wall clock, as those inside tokens are; the back-off uses the loops' clock, which is monotonic.
@@ -19,20 +19,20 @@
 (in-package #:clgrpc.token)
 
 (defconstant +least-life-seconds+ 30
-  "The last seconds of its life in which a token is not sent, since clocks differ and servers take
-time.")
+  "A token is not sent in the last seconds, this many, of its life, since clocks differ and servers
+take time.")
 (defconstant +refresh-seconds+ 60
   "How long, in seconds, before a token is not sent any more a fetch begins.")
 (defconstant +most-token-octets+ 65536
-  "A token of so many octets or more is refused: no server accepts such headers.")
+  "A token of this many octets or more is refused: no server accepts such headers.")
 (defconstant +first-pause-seconds+ 1)
 (defconstant +most-pause-seconds+ 120)
 
 (defstruct (kept-token (:constructor make-kept-token (text refresh-ns end-ns)) (:copier nil))
   "A token, until it expires."
   (text "" :type string :read-only t)   ; itself
-  (refresh-ns 0 :type integer :read-only t) ; from then on another is fetched
-  (end-ns 0 :type integer :read-only t)) ; from then on it is not sent
+  (refresh-ns 0 :type integer :read-only t) ; the time from which another token is fetched
+  (end-ns 0 :type integer :read-only t)) ; the time from which it is not sent
 
 (defmethod print-object ((kept kept-token) stream)
   (print-unreadable-object (kept stream :type t))) ; it is secret
@@ -56,8 +56,8 @@ at a time. All channels with the same credentials share it. From any thread."))
 ASCII, and the seconds, a real, for which it is valid. A third value, seconds, makes the next fetch
 come earlier than the token's life requires. Define a method for your own subclass of
 TOKEN-CREDENTIALS. It is called on a thread of its own and may wait, but not without end. If it
-signals an RPC-ERROR, attempts that wait for the token fail with that; use :unavailable if another
-attempt may succeed. Any other error becomes :unauthenticated."))
+signals an RPC-ERROR, attempts that wait for the token fail with that error; use :unavailable if
+another attempt may succeed. Any other error becomes :unauthenticated."))
 
 (defun wall-now ()
   "The nanoseconds since 1970."
@@ -91,7 +91,7 @@ expired."
 ;;; The end of a fetch
 
 (defun take-token (credentials kept)
-  "End the fetch of CREDENTIALS with KEPT, and give it to the attempts that wait."
+  "End the fetch of CREDENTIALS with KEPT, a KEPT-TOKEN, and give that to the attempts that wait."
   (dolist (future (sb-thread:with-mutex ((token-lock credentials))
                     (loop:forget-failures (token-pauses credentials))
                     (setf (token-kept credentials) kept
@@ -101,8 +101,8 @@ expired."
     (loop:resolve-future future (token-metadata (kept-token-text kept)))))
 
 (defun take-failure (credentials error)
-  "End the fetch of CREDENTIALS with ERROR, an RPC-ERROR. Attempts that wait fail with it. Others
-fail with it until the back-off is over, unless a valid token is kept."
+  "End the fetch of CREDENTIALS with ERROR, an RPC-ERROR. Attempts that wait fail with that error.
+Later attempts fail with it, too, until the back-off is over, unless a valid token is kept."
   (log-event :warning :token-not-fetched :credentials credentials
                                          :reason (bounded-text error))
   (dolist (future (sb-thread:with-mutex ((token-lock credentials))

@@ -10,8 +10,8 @@
 (in-package #:clgrpc.token)
 
 (defconstant +default-life-seconds+ 3600
-  "The life, in seconds, of a token whose answer does not have it; RFC 6749 section 5.1 leaves it to
-the client.")
+  "The life, in seconds, that is assumed for a token if the answer does not say; RFC 6749 section
+5.1 leaves it to the client.")
 
 (defconstant +longest-life-seconds+ (expt 10 9)
   "The longest life of a token that counts, thirty years. Some servers send 2^31-1 or more for a
@@ -177,8 +177,8 @@ CREDENTIALS cannot be used. From any thread."
                                credentials timeout)))
 
 (defun token-text (token)
-  "The present text of TOKEN: a string itself, the contents of the file of a pathname, or the value
-of a function."
+  "The present text of TOKEN: TOKEN itself if it is a string, the contents of the file if it is a
+pathname, or the value if it is a function."
   (etypecase token
     (string token)
     (pathname (read-token token))
@@ -205,8 +205,8 @@ of a function."
            credentials (timeout 10))
   "Return call credentials, for :call-credentials of a channel or stub, that send a token from a
 security token service. The service at URL, http:// or https://, issues it in exchange for another
-token (RFC 8693). It is requested when it is first needed, and again 90 seconds before it expires,
-by one request at a time.
+token (RFC 8693). The token is requested when it is first needed, and again 90 seconds before it
+expires, by one request at a time.
 SUBJECT-TOKEN   the token of the subject, the party for which calls are made: a string, a pathname,
                 whose file is read for each exchange, or a function without arguments that returns a
                 string, called on a thread of its own

@@ -4,8 +4,8 @@
 (in-package #:clgrpc.token)
 
 (defconstant +unknown-life-seconds+ 600
-  "How long, in seconds, a token without an expiry is still sent while its file cannot be read
-again.")
+  "The time, in seconds, for which a token without an expiry is still sent if its file cannot be
+read again.")
 
 (defclass file-credentials (token-credentials)
   ((path :initarg :path :reader token-file-path) ; a pathname
@@ -17,9 +17,9 @@ again.")
 
 (define-keyword-function token-file (path &key seconds)
   "Return call credentials, for :call-credentials of a channel or stub, that send the token in the
-file PATH, a pathname or its text, as `authorization: Bearer TOKEN` (gRFC A97). The file has the
-token alone, perhaps with blanks and ends of lines around it, 65,535 octets at most. It is read when
-a token is first needed, on a thread of its own.
+file PATH, a pathname or its text, as `authorization: Bearer TOKEN` (gRFC A97). The file contains
+only the token, 65,535 octets at most, perhaps with blanks and ends of lines around it. It is read
+when a token is first needed, on a thread of its own.
 SECONDS  a real, 1 or more: the interval at which the file is read again. nil, the default, is for
          JSON Web Tokens: the file is read again 90 seconds before the token's expiry (`exp`), and
          a token without an expiry fails
@@ -41,7 +41,8 @@ for a wrong argument. From any thread."
       (map 'string #'code-char (subseq octets 0 end)))))
 
 (defun read-token (path)
-  "The text of the file at PATH without blanks around it. Signal :unavailable if it cannot be read."
+  "The text of the file at PATH without blanks around it. Signal :unavailable if the file cannot be
+read."
   (string-trim '(#\Space #\Tab #\Return #\Newline)
                (handler-case (file-text path)
                  (sb-ext:file-does-not-exist ()

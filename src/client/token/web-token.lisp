@@ -48,7 +48,8 @@ KEY-ID, a string, is the member `kid` of its header if it is not nil."
 ;;; Call credentials
 
 (defconstant +remembered-audiences+ 64
-  "The most services for which a self-signed token is kept; one more replaces all of them.")
+  "The most services for which self-signed tokens are kept; for one more service, all kept tokens
+are dropped.")
 
 (defclass self-signed-credentials (credentials:call-credentials)
   ((key :initarg :key :reader signer-key) ; PEM
@@ -71,7 +72,7 @@ SELF-SIGNED-TOKEN."))
   "issuer ~A, key ~A" (signer-issuer signer) (signer-what signer))
 
 (defun key-text (key)
-  "The text of KEY, PEM as a string or the name of a file; and a name for errors."
+  "The text of KEY, PEM as a string or the name of a file; and a name of KEY for errors."
   (if (and (stringp key) (search "-----BEGIN" key))
       (values key "the key")
       (values (handler-case (alexandria:read-file-into-string key :external-format :latin-1)
