@@ -14,7 +14,7 @@
 
 (define-hot (own-limits :inline t) ((call call)) (values (or null index) (or null index))
   "Two values: the limits that CALL's user has set, in octets, for a message that CALL sends and for
-one that it receives; each nil for the channel's limit."
+one that it receives; each is nil if the channel's limit applies."
   (let ((intent (call-intent call)))
     (if intent
         (values (intent-send-limit intent) (intent-receive-limit intent))
@@ -31,8 +31,8 @@ one that it receives; each nil for the channel's limit."
 (defun begin-intent (call &key authority max-send-octets max-receive-octets values
                              &allow-other-keys)
   "Note the options of the stub of CALL, a new call: the limits in octets for a request and a
-response, each nil for the channel's, and its first values. Signal MISUSE if one of them, or the
-:authority of its requests, is invalid."
+response, each nil if the channel's limit applies, and the first values of the call. Signal MISUSE
+if one of these, or the :authority of its requests, is invalid."
   (flet ((limit (name value)
            (unless (typep value '(or null (integer 0 2147483647)))
              (misuse "~S is a number of octets up to 2147483647, not ~S." name value))

@@ -2,8 +2,8 @@
 ;;;; and the numbers of messages; EXPLAIN-CALL writes them in one line, for errors. Everything is
 ;;;; computed on demand, from the data of the transport (wire/stage.lisp).
 ;;;;
-;;;; CALL-STAGES may be called from any thread while the call's loop runs. Then its values may be of
-;;;; two moments, with events in between.
+;;;; CALL-STAGES may be called from any thread while the call's loop runs. Then its values may
+;;;; belong to two moments, with events in between.
 
 (in-package #:clgrpc.rpc)
 
@@ -21,7 +21,7 @@ loop's turns. Stages that were too short to measure are omitted. Stages of a cli
 Stages of a handler's call:
  :RECEIVE, until the handler may start;
  :QUEUE, for a thread, or its turn on the loop;
- :ANSWER, from the start of the handler to the first of its answer;
+ :ANSWER, from the start of the handler to the beginning of its answer;
  :SEND, the rest.
 Other entries:
  :TOTAL, from its beginning to its end, or to now;
@@ -63,7 +63,7 @@ any thread."
   (getf (ecase role (:client *client-stage-texts*) (:server *server-stage-texts*)) stage))
 
 (defun write-spans (stream plist)
-  "Write those stages of PLIST, as CALL-STAGES returns it, that are long enough to matter."
+  "Write the stages in PLIST, a value of CALL-STAGES, that are long enough to matter."
   (format stream "~{~(~A~) ~,3F s~^, ~}"
           (loop for (name value) on plist by #'cddr
                 when (and (floatp value)
@@ -73,7 +73,7 @@ any thread."
 
 (defun wait-failure-text (call)
   "The last failure of a step for which CALL has waited, such as connecting, as text. Nil without a
-failure, or if the message of CALL's status has it already."
+failure, or if the message of CALL's status already contains it."
   (let* ((outcome (call-outcome call))
          (text (if outcome (outcome-last-error outcome) (call-last-error call))))
     (and text

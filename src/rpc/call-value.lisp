@@ -36,8 +36,8 @@ argument :values of a stub gives the first values of a client's call. From any t
                   (return value)))))
 
 (defun late-value (call key)
-  "Return the value that CALL has for KEY. If there is none, call the function :late of CALL's
-observer with CALL, and store its result as the value. Return nil if the observer has no such
+  "Return the value that CALL has for KEY. If CALL has no such value, call the function :late of
+CALL's observer with CALL, and store the result as the value. Return nil if the observer has no such
 function. From any thread."
   (multiple-value-bind (value there) (call-value call key)
     (let* ((observer (if there nil (operate observer call)))

@@ -17,8 +17,8 @@
   "An RPC at one of its ends. A call made by CALL-ASYNC is also its own future."
   (rpc-method nil :type (or null rpc-method)) ; nil if no such method is known
   (operations (misuse "A call has a transport.") :type operations) ; its transport's
-  (deadline 0 :type deadline)           ; in ns of its loop's clock, 0 for none
-  (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it is there
+  (deadline 0 :type deadline)           ; in ns of its loop's clock; 0 without a deadline
+  (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it has arrived
   (status nil :type symbol)             ; a keyword once the call has ended
   (half-closed nil :type boolean)       ; the peer's last message has been queued
   (parts nil :type (or null parts)))    ; data that few calls need, by subject
@@ -151,8 +151,8 @@ message. Signal MISUSE if METHOD has no codec."
       (refuse-message method type message)))
 
 (define-hot (check-message :inline t) ((method rpc-method) (type protobuf:message-type) message) t
-  "MESSAGE if it is of TYPE, one of METHOD's two types; else its encoding by the codec of METHOD.
-Signal MISUSE if METHOD has no codec."
+  "MESSAGE itself if it is of TYPE, one of METHOD's two types; else its encoding by the codec of
+METHOD. Signal MISUSE if METHOD has no codec."
   (if (protobuf:message-of-type-p message type)
       message
       (convert-message method type message)))
@@ -214,8 +214,9 @@ reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
   nil)
 
 (define-hot (notify :inline t) ((call call)) null
-  "Wake the threads that wait for CALL. Call this after the store that they wait for. If this thread
-runs a loop, it wakes them at the end of the turn, together with those of other calls."
+  "Wake the threads that wait for CALL. Call this after the store that the sleepers wait for. If
+this thread runs a loop, it wakes them at the end of the turn, together with the sleepers of other
+calls."
   (sb-thread:barrier (:memory))
   (let* ((parts (call-parts call))
          (gate (and parts (parts-gate parts))))
@@ -242,16 +243,17 @@ thread sleeps."
   "Signal that this thread, which runs a loop, cannot wait for CALL, because no other thread can run
 the loop."
   (error (make-rpc-error
-          ;; the reserve is that of the server whose handler waits: name its call
+          ;; the reserve belongs to the server whose handler waits, so the error names that
+          ;; handler's call
           :resource-exhausted :call (or *call* call) :ended-by :local
           :message "no reserve thread is left to run the loop while this one waits")))
 
 (defun wait-for-call (call ready-p)
   "Wait until (funcall READY-P CALL) is true or CALL has ended; return the last value of READY-P. To
 wait only for the end of CALL, let READY-P be CALL-STATUS. While it waits, this thread drives CALL's
-loop, or it hands over the loop that it runs itself and sleeps. The wait ends at the latest with the
-call, which its deadline or its connection ends. Signal :resource-exhausted if this thread runs a
-loop and no other thread is left to run it."
+loop; or it hands over the loop that it runs itself, and sleeps. The wait ends at the latest with
+the call, which its deadline or its connection ends. Signal :resource-exhausted if this thread runs
+a loop and no other thread is left to run it."
   (declare (type function ready-p))
   (cond ((funcall ready-p call))
         ((call-status call) nil)
@@ -266,7 +268,8 @@ loop and no other thread is left to run it."
 
 (defun park (call ready-p &optional (leave-p (constantly nil)))
   "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; return the last
-value of READY-P. LEAVE-P is called at each wake-up as well; PARK also returns when it is true."
+value of READY-P. LEAVE-P is called at each wake-up as well; PARK also returns when LEAVE-P returns
+true."
   (declare (type function ready-p leave-p))
   (let* ((gate (ensure-gate call))
          (futex (gate-futex gate)))
@@ -314,8 +317,8 @@ return false if they do not fit."
 
 (define-hot open-batch ((call call) (full (or null arrival)) (need index) (longest index)) arrival
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
-long as its message, each further one about twice as long as the one before, FULL, which is queued;
-but no further one is longer than LONGEST unless its message is."
+long as its message. Each further one is about twice as long as the one before, FULL, which is
+queued, but not longer than LONGEST, unless its message is."
   (let* ((length (if full
                      (max need +shortest-batch+
                           (min longest (* 2 (- (arrival-size full) +arrival-octets+))))
@@ -339,8 +342,8 @@ but no further one is longer than LONGEST unless its message is."
     ((call call) (octets octets) (start index) (end index) (longest index))
     (values index boolean)
   "Add the short message in OCTETS to CALL's batch of a read, which QUEUE-BATCH queues after the
-read. Return the octets that CALL is charged with for it: 0 unless that takes a new batch, of at
-most LONGEST octets. The second value is true if that is the first batch of the read. On CALL's
+read. Return the octets that CALL is charged with for the message: 0 unless it needs a new batch, of
+at most LONGEST octets. The second value is true if that is the first batch of the read. On CALL's
 loop."
   (let* ((inlet (ensure-inlet call))
          (batch (inlet-batch inlet)))
@@ -349,22 +352,22 @@ loop."
         (begin-batch call inlet octets start end longest))))
 
 (define-hot queue-batch ((call call) (inlet inlet)) boolean
-  "Queue the batch of CALL, whose inlet is INLET, and return true; return false if it has none. On
-CALL's loop."
+  "Queue the batch of CALL, whose inlet is INLET, and return true; return false if CALL has no
+batch. On CALL's loop."
   (let ((batch (shiftf (inlet-batch inlet) nil)))
     (when batch
       (push-arrival call batch)
       t)))
 
 (define-hot push-incoming ((call call) item (size index)) index
-  "Queue ITEM, one message of SIZE octets. Return the octets that CALL is charged with for it. On
+  "Queue ITEM, one message of SIZE octets. Return the octets that CALL is charged with for ITEM. On
 CALL's loop."
   (let ((arrival (charged-arrival call item size)))
     (push-arrival call arrival)
     (arrival-size arrival)))
 
 (define-hot uncharge ((inlet inlet) (size index)) index
-  "Subtract SIZE from INLET's queued octets, or all of them if they are fewer. Return how many were
+  "Subtract SIZE from INLET's queued octets; if these are fewer, set them to 0. Return how many were
 subtracted. From any thread."
   (loop
     (let ((old (inlet-queued-octets inlet)))
@@ -372,8 +375,8 @@ subtracted. From any thread."
         (return (min old size))))))
 
 (define-hot oldest-arrival ((inlet inlet)) (or null arrival)
-  "The arrival from which INLET's call receives next; it stays queued. Only by the receiving
-thread."
+  "The arrival from which INLET's call receives next; it stays queued. Only the receiving thread
+calls this."
   (or (inlet-received inlet)
       (when (inlet-incoming inlet)
         (let ((newest (loop for old = (inlet-incoming inlet)
@@ -403,7 +406,7 @@ filter."
 
 (define-hot put-received ((call call) message (first boolean)) null
   "Add MESSAGE, which is not charged, to the messages that the receiving thread has taken out of
-CALL's queue: before them if FIRST is true, else after them. Only by that thread."
+CALL's queue: before them if FIRST is true, else after them. Only that thread calls this."
   (let* ((inlet (ensure-inlet call))
          (received (inlet-received inlet))
          (arrival (make-arrival :item message)))
@@ -416,8 +419,9 @@ CALL's queue: before them if FIRST is true, else after them. Only by that thread
   nil)
 
 (define-hot pop-incoming ((call call)) t
-  "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If its octets
-are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the receiving thread."
+  "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If the octets
+are not a message, signal an RPC-ERROR, which ends CALL as well. Only the receiving thread calls
+this."
   (let* ((inlet (call-inlet call))
          (arrival (and inlet (oldest-arrival inlet))))
     (when arrival
@@ -438,7 +442,7 @@ are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the rec
     (and inlet (inlet-received inlet) (pop-incoming call))))
 
 (defun receivable-p (call)
-  "True if CALL has a waiting message, or its peer has ended its side."
+  "True if a message of CALL waits, or CALL's peer has ended its side."
   (or (messages-wait-p call)
       (call-half-closed call)))
 
@@ -447,7 +451,7 @@ are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the rec
 (defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t)
                                (observer (operate observer call)))
   "Store the end of CALL, notify OBSERVER and wake the threads that wait for CALL. Return false if
-it had ended already. On CALL's loop."
+CALL had ended already. On CALL's loop."
   (unless (call-status call)
     (unless (and (eq status :ok) (null details) (zerop (length (the string message))))
       (setf (ending-outcome (ensure-ending call))
@@ -494,8 +498,8 @@ before CALL ends."
   (setf (ending-trailer-fields (ensure-ending call)) fields))
 
 (defun note-failed-attempt (call number peer status message seconds)
-  "Note that an attempt of CALL, a client's, has failed with STATUS and MESSAGE; NUMBER others came
-before it. On CALL's loop."
+  "Note that an attempt of CALL, a client's, has failed with STATUS and MESSAGE; NUMBER other
+attempts came before it. On CALL's loop."
   (let* ((ending (ensure-ending call))
          (failed (ending-failed ending)))
     (when (< (length failed) +most-failed-attempts+)
@@ -530,7 +534,7 @@ has been answered and this is not code of CALL. From any thread."
     (misuse "~A has ended, and its ~A were sent." call part)))
 
 (defun (setf call-trailers) (metadata call)
-  ;; while an interceptor runs, another thread may answer at any moment
+  ;; checked under the lock: while an interceptor runs, another thread may answer
   (unless (eq call *call*) (refuse-if-answered call "trailers"))
   (setf (ending-trailers (ensure-ending call)) (check-metadata metadata)))
 
@@ -563,8 +567,8 @@ On its loop."
     (if outcome (outcome-unsent outcome) (operate unsent-octets call))))
 
 (defun call-peer (call)
-  "The address of CALL's peer as a string, \"127.0.0.1:50051\", or nil before there is one. From any
-thread."
+  "The address of CALL's peer as a string, \"127.0.0.1:50051\", or nil before CALL has a peer. From
+any thread."
   (operate peer call))
 
 (defun call-security (call)

@@ -3,8 +3,9 @@
 ;;;; only an interrupt from the keyboard and the end of the thread do.
 ;;;;
 ;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
-;;;; An RPC-ERROR of another call that the handler has made is an error like any other: it is meant
-;;;; for this server, not for its clients. A handler that passes it on uses FAIL.
+;;;; An RPC-ERROR of another call, one that the handler has made, is an error like any other, since
+;;;; it is meant for this server and not for its clients. To pass it on to its client, a handler
+;;;; uses FAIL.
 
 (in-package #:clgrpc.rpc)
 
@@ -64,7 +65,7 @@ handler's thread. See *DEBUG-ON-ERROR*."
 
 (defun of-another-call-p (error call)
   "True if ERROR, an RPC-ERROR, neither ended CALL nor was signalled by FAIL in CALL's handler: then
-another call ended with it, or a channel could not make a call."
+it ended another call, or a channel could not make a call because of it."
   (let ((other (rpc-error-call error)))
     (if other
         (not (same-call-p other call))
@@ -85,7 +86,7 @@ another call ended with it, or a channel could not make a call."
                           :method (and (call-rpc-method call)
                                        (rpc-method-path (call-rpc-method call))))
            (cond ((heap-condition-p error) (verdict-error :no-memory '() :cause error))
-                 ;; the text of an error in a client's own code is for that client only
+                 ;; a client's own process may see the text of an error in its code
                  ((client-p call)
                   (verdict-error :callback-error (list (bounded-text error)) :cause error))
                  (t (verdict-error :handler-error '() :cause error))))))
@@ -100,11 +101,11 @@ code has ended with. Return ERROR."
   "Run BODY, user code of CALL, with CALL as the current call and the baton lent. Return nil, or the
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
 RETRY-HANDLER is chosen in the debugger. A timeout of SB-EXT:WITH-TIMEOUT that BODY does not handle
-may be for the code around this, such as a user's that waits for CALL: so PASS-TIMEOUT, the name of
-a function or a lambda form, is called with it. If that returns, the timeout is an error in BODY.
-A lambda form crosses to other condition handlers than those around this, so it is also called with
-a timeout that code within BODY passes on. The time may also be over while an error is written to
-the log."
+may be meant for the code around this form, such as a user's code that waits for CALL. So
+PASS-TIMEOUT, the name of a function or a lambda form, is called with that timeout. If that returns,
+the timeout is an error in BODY. A lambda form crosses to other condition handlers than those around
+this, so it is also called with a timeout that code within BODY passes on. The timeout may also come
+while an error is written to the log."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
         (outcome (gensym "OUTCOME")))
     `(flet ((,function () ,@body))

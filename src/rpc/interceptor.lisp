@@ -2,16 +2,16 @@
 ;;;; around its handlers, on the handlers' threads; a channel's around its stubs, on the caller's
 ;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (messaging.lisp) show
 ;;;; them the messages of streams, and the ends of calls that outlive their handler or stub.
-;;;; CALL-VALUE (call-value.lisp) carries their results to handlers. Those of attempts are in
+;;;; CALL-VALUE (call-value.lisp) carries their results to handlers. Interceptors of attempts are in
 ;;;; attempt/attempt-view.lisp.
 ;;;;
-;;;; Interceptors for some methods only are a list in that list; its first element is the service or
-;;;; method that they are for.
+;;;; In the list of interceptors, those for some methods only are a list of their own, whose first
+;;;; element is the service or method that they are for.
 ;;;;
 ;;;; A server or channel without interceptors has no cost from them. A route of a server has the
 ;;;; interceptors for its method. A channel with interceptors or call credentials is of a class of
-;;;; its own, a subclass of INTERCEPTION, so that calls on other channels do not even check for
-;;;; them.
+;;;; its own, a subclass of INTERCEPTION, so that calls on other channels need not even check for
+;;;; interceptors.
 
 (in-package #:clgrpc.rpc)
 

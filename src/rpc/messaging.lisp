@@ -28,9 +28,9 @@ that CALL's method sends."
 queued: see TRY-SEND and ON-WRITABLE. Return nil without sending if the peer has ended the call with
 :ok. Signal the call's RPC-ERROR if it has ended with another status, and MISUSE after CLOSE-SEND.
 COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compressed if it is long
-enough and compression shortens it; with t, always. With nil it is sent uncompressed, as it should
-be if a secret is next to text that an attacker chose. From any thread, but CALL is not locked:
-threads that send on one call must do so one after the other."
+enough and compression shortens it; with t, always. With nil, MESSAGE is sent uncompressed: choose
+this if it has a secret next to text that an attacker may have chosen. From any thread, but CALL is
+not locked: threads that send on one call must do so one after the other."
   (check-call call)
   (operate send call (outgoing call message) t compress))
 
@@ -64,23 +64,22 @@ for a handler's call. From any thread."
   "Return the next message of CALL, or nil after the last one. Wait until a message arrives. On a
 client, signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler,
 signal it once the call was cancelled or its deadline passed. Only one thread at a time may receive
-on a call. Signal MISUSE after ON-MESSAGE. Never call it on a loop's thread with nothing to
-receive."
+on a call. Signal MISUSE after ON-MESSAGE. Never call it on a loop's thread while no message waits."
   (check-call call)
   (check-receiver call)
   (operate receive call))
 
 (define-hot (deliverable-p :inline t) ((call call)) boolean
-  "True if RECEIVE may return messages that have arrived for CALL: CALL runs, has ended with :ok, or
-was ended by the peer."
+  "True if RECEIVE may return messages that have arrived for CALL: CALL still runs, or has ended
+with :ok, or the peer has ended it."
   (and (or (member (call-status call) '(nil :ok))
            (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
        t))
 
 (define-hot (receive-by :inline t) ((call call) (next function) (more-p function)) t
-  "Return (funcall NEXT CALL), waiting for it until CALL's queue has a message or (funcall MORE-P
-CALL) is true. Return nil once CALL has ended with :ok and NEXT returns nil; signal CALL's RPC-ERROR
-if it has ended with another status than :ok."
+  "Wait until CALL's queue has a message or (funcall MORE-P CALL) is true, and return (funcall NEXT
+CALL). Return nil once CALL has ended with :ok and NEXT returns nil; signal CALL's RPC-ERROR if it
+has ended with another status than :ok."
   (flet ((next () (and (deliverable-p call) (values (funcall next call))))
          (ready-p (call) (or (funcall more-p call) (receivable-p call))))
     (cond ((next))
@@ -259,15 +258,15 @@ wait. Return CALL. From any thread."
                        (setf (reactions-on-ended reactions)
                              (append (reactions-on-ended reactions) (list function)))
                        (operate schedule call))))
-    ;; its loop has stopped, so CALL has ended, and no other thread calls FUNCTION
+    ;; CALL's loop has stopped, so CALL has ended, and no other thread calls FUNCTION
     (funcall function))
   call)
 
 (defun filter-messages (call &key incoming outgoing)
   "Filter the messages of CALL, a call of streams: INCOMING and OUTGOING are functions of a message,
-or nil, whose value replaces each message that is received or sent. For interceptors, before CALL is
-used, on their thread. The functions of an outer interceptor see incoming messages first and
-outgoing ones last. Return CALL."
+or nil, whose value replaces each message that is received or sent. Only interceptors call this, on
+their thread, before CALL is used. The functions of an outer interceptor see incoming messages first
+and outgoing ones last. Return CALL."
   (check-call call)
   (let ((inlet (ensure-inlet call))
         (outlet (ensure-outlet call)))
@@ -290,18 +289,18 @@ outgoing ones last. Return CALL."
 
 (defun after (call seconds function)
   "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL has ended
-before. For handlers that have returned their call and hold no thread. Signal MISUSE for other
-arguments. From any thread."
+before. This is for handlers that have returned their call and hold no thread. Signal MISUSE for
+other arguments. From any thread."
   (check-callback 'after call function)
   (unless (realp seconds) (misuse "SECONDS of AFTER is a real number, not ~S." seconds))
   (operate after call seconds function)
   nil)
 
 (defun reply (call message)
-  "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. For handlers that
-have returned their call. Signal MISUSE if MESSAGE is of a wrong type, or CALL has been answered
-already. If CALL has ended in another way, such as by its client or its deadline, do nothing. From
-any thread."
+  "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. This is for handlers
+that have returned their call. Signal MISUSE if MESSAGE is of a wrong type, or CALL has been
+answered already. If CALL has ended in another way, such as by its client or its deadline, do
+nothing. From any thread."
   (check-call call)
   (when (or (eq :ok (call-status call))
             (not (operate reply call (outgoing call message))))
@@ -311,10 +310,10 @@ any thread."
 
 (defun finish (call &key (status :ok) (message "") details trailers)
   "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
-messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For
-handlers that have returned their call. If CALL has ended already, do nothing. Signal MISUSE for
-invalid arguments, and for :ok if CALL has one answer, which REPLY sends, also after REPLY and after
-the end of CALL. From any thread."
+messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL).
+This is for handlers that have returned their call. If CALL has ended already, do nothing. Signal
+MISUSE for invalid arguments, and for :ok if CALL has one answer, which only REPLY sends; both also
+after REPLY or the end of CALL. From any thread."
   (check-call call)
   (status-code status)
   (check-metadata trailers)

@@ -7,9 +7,9 @@
 ;;;;
 ;;;; An observer's functions are called where the events happen: on the call's loop, with the baton
 ;;;; held. So they must be short, must not wait, and may only read the call. An error in a user's
-;;;; function goes to the log: the work of a call after an observer was called, such as waking those
-;;;; that wait for its end, is done in any case. Observers of clgrpc's own establish no handlers, so
-;;;; they call each user's function in GUARDING.
+;;;; function goes to the log: after it, the work of the call continues as usual, such as waking the
+;;;; threads that wait for the call's end. Observers of clgrpc's own establish no handlers, so they
+;;;; call each user's function in GUARDING.
 
 (in-package #:clgrpc.rpc)
 
@@ -171,7 +171,8 @@ errors, and no handlers are established. From any thread."
                                      function)))))
 
 (defun join-observers (first second)
-  "An observer that reports each event to FIRST, then to SECOND, observers or nil; nil if both are."
+  "An observer that reports each event to FIRST, then to SECOND, observers or nil; nil if both are
+nil."
   (if (and first second)
       (apply #'%make-observer
              :late (or (observer-late first) (observer-late second))
@@ -220,7 +221,7 @@ Signal MISUSE if SOURCE is not valid as :observer.")
 
 (defmacro observe (name observer &rest arguments)
   "Report the observation NAME with ARGUMENTS to OBSERVER, an observer or nil. ARGUMENTS are
-evaluated only if OBSERVER has a function for it, or the tracer of NAME is on."
+evaluated only if OBSERVER has a function for NAME, or the tracer of NAME is on."
   (let* ((row (find-observation name))
          (variable (gensym "OBSERVER"))
          (function (gensym "FUNCTION"))

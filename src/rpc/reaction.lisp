@@ -1,5 +1,5 @@
 ;;;; The choice of the callback of a call that is due. The transport decides when and where
-;;;; callbacks run: SCHEDULE-CALLBACKS asks it to, by the operation SCHEDULE.
+;;;; callbacks run; SCHEDULE-CALLBACKS requests that by the operation SCHEDULE.
 
 (in-package #:clgrpc.rpc)
 
@@ -9,7 +9,7 @@
 
 (define-hot (schedule-callbacks :inline t) ((call call)) null
   "Let the callbacks of CALL that are due run soon, if its user has any. Call this, on CALL's loop,
-after the store that they wait for."
+after the store that the callbacks wait for."
   (when (callbacks-p call) (operate schedule call))
   nil)
 
@@ -33,8 +33,9 @@ again when there is room."
   nil)
 
 (define-hot due-callback ((call call) (reactions reactions) (over boolean)) (or null function)
-  "The callback of CALL, other than that for messages, that must run next. If OVER is false, that is
-the callback for room or none: the others wait for the last message or for the end of CALL."
+  "The callback of CALL that must run next, other than the callback for messages. If OVER is false,
+only the callback for room is considered: the others wait for the last message or for the end of
+CALL."
   (cond ((not over) (due-on-writable call reactions))
         ((and (reactions-on-half-close reactions) (all-received-p call))
          (shiftf (reactions-on-half-close reactions) nil))

@@ -2,17 +2,17 @@
 ;;;; octets of the heap (base/memory/heap.lisp). Without a promise it waits, at most for the option
 ;;;; room-wait-seconds; then the call ends with :resource-exhausted.
 ;;;;
-;;;; One of the threads that wait has the turn, **ROOM-TURN**. It checks for room again and again,
-;;;; and collects garbage when there is none; the others wait for their turn. If there is room at
-;;;; once no thread takes a lock.
+;;;; One of the threads that wait has the turn, **ROOM-TURN**. That thread checks for room again and
+;;;; again, and collects garbage if the heap has none; the others wait for their turn. If the heap
+;;;; has room at once, no thread takes a lock.
 ;;;;
-;;;; A thread that waits for room holds little that others wait for, else threads would wait for
-;;;; each other: it gives back the room for its answer and the turn of all peers for compressed
-;;;; messages (LOOP:CALL-RELEASING), and takes them again afterwards.
+;;;; While a thread waits for room it must hold little that other threads wait for, or threads would
+;;;; wait for each other. So it gives back the room for its answer and the turn of all peers for
+;;;; compressed messages (LOOP:CALL-RELEASING), and takes them again afterwards.
 ;;;;
 ;;;; Part of the heap is reserved for peers that receive their answers: a call whose connection
-;;;; already has answers waiting gets a promise only while two fifths are free, other calls while
-;;;; one fifth is.
+;;;; already has waiting answers gets a promise only while two fifths of the heap are free, another
+;;;; call while one fifth is free.
 
 (in-package #:clgrpc.rpc)
 
@@ -38,7 +38,7 @@ room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
       (flet ((wait () (setf found (await-promise call octets options received))))
         (unwind-protect
              (setf kept (loop:prepare-to-wait #'wait))
-          ;; the thread could not take again what it had released
+          ;; the thread could not get back the things that it had released
           (when (and found (not kept)) (settle-octets octets))))
       (unless kept (refuse-room call octets received)))))
 
@@ -48,7 +48,8 @@ room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
              (verdict-error :no-room (list octets) :call call))))
 
 (defun await-promise (call octets options received)
-  "Wait until OCTETS are promised for CALL and return true; false if CALL ends or time runs out."
+  "Wait until OCTETS are promised for CALL, and return true; return false if CALL ends or the time
+has passed."
   (let ((end (+ (operate now call) (seconds-ns (options-room-wait-seconds options))))
         (turn nil))
     (flet ((late-p ()
@@ -78,9 +79,10 @@ decodes, it is 0 and nothing is promised. It remains 0 if there is no room after
 
 (defun call-with-room (call octets options function &key (long octets) received answer promised)
   "Wait for room, at most as long as OPTIONS allow; then call FUNCTION, which uses OCTETS of the
-heap to make a message of CALL. LONG, octets or nil, is its length as a hint for later calls of the
-method. RECEIVED is nil, or the length of the received message that FUNCTION decodes. ANSWER is true
-if FUNCTION is user code, see CALL-PROMISED. PROMISED is true if the OCTETS are promised already."
+heap to make a message of CALL. LONG, a number of octets or nil, is the message's length, a hint for
+later calls of the method. RECEIVED is nil, or the length of the received message that FUNCTION
+decodes. ANSWER is true if FUNCTION is user code, see CALL-PROMISED. PROMISED is true if the OCTETS
+are promised already."
   (declare (type function function))
   (when long (operate note-long-message call long))
   (let ((held (list (if promised octets 0))))

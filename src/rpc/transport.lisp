@@ -11,9 +11,10 @@
     "One operation of the contract."
     (name nil :type symbol)             ; of the operation
     (lambda-list '() :type list)        ; of required parameters, the call first
-    (thread :any :type (member :any :loop :receiver)) ; on which it is called
-    (end nil :type (member nil :client :server)) ; that has it, nil for both
-    (default nil)                       ; a form for the function, nil if each transport gives one
+    (thread :any :type (member :any :loop :receiver)) ; the thread on which it is called
+    (end nil :type (member nil :client :server)) ; the end that has it; nil for both
+    ;; a form for the function; nil if each transport must give one
+    (default nil)
     (text "" :type string))             ; what it does
 
   (defvar *contract* '() "The CONTRACT-ROWs, in the order of the table.")
@@ -277,11 +278,11 @@ plist."
 
 (defmacro define-transport-end (name (end &key like) &body operations)
   "Define the global NAME: the OPERATIONS of the END, :client or :server, of a transport's calls. If
-END is nil they are only for :LIKE NAME of both ends.
-OPERATIONS is a plist from operation to a form for its function. A missing operation is that of
-LIKE, the name of another end, or else the default. Signal an error at compile time for an operation
-that the contract does not have, and for one that is missing and has no default. At load time signal
-one if a function does not accept the arguments of its operation."
+END is nil, these operations are only a base for other ends, which name them by :LIKE NAME.
+OPERATIONS is a plist from operation to a form for its function. A missing operation is taken from
+LIKE, the name of another end, or else is the default. Signal an error at compile time for an
+operation that the contract does not have, and for a missing operation without a default. Signal an
+error at load time if a function does not accept the arguments of its operation."
   (let ((all (append operations (and like (get like 'operations)))))
     `(progn
        (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -1,14 +1,14 @@
-;;;; The reasons why this side ends a call without a request of its user. Each reason is a VERDICT:
-;;;; a name with the status and the text that both ends of every transport use. Rules that are the
-;;;; same on all transports are here as well: whether a deadline has passed (OVERDUE-P), the error
-;;;; of a peer that has ended its side after a wrong number of messages (FLAW), the trailers of an
-;;;; answer (ADD-TRAILERS).
+;;;; The reasons for which this side ends a call without a request of its user. Each reason is a
+;;;; VERDICT: a name with the status and the text that both ends of every transport use. Rules that
+;;;; are the same on all transports are here as well: whether a deadline has passed (OVERDUE-P), the
+;;;; error of a peer that has ended its side after a wrong number of messages (FLAW), the trailers
+;;;; of an answer (ADD-TRAILERS).
 
 (in-package #:clgrpc.rpc)
 
 (defstruct (verdict-row (:copier nil))
   "A row of the table."
-  (name nil :type keyword)              ; by which code refers to it
+  (name nil :type keyword)              ; the name by which code refers to it
   (status nil :type keyword)            ; that the call ends with
   (text "" :type string))               ; a format control, if the verdict has arguments
 
@@ -69,7 +69,8 @@
 (defun verdict (name &rest arguments)
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are those of its text, a format
 control. A string among them may come from a peer, so only its first 120 characters are shown: HPACK
-lets the peer repeat it by an octet, and each character may have to be escaped."
+lets the peer repeat that string at the cost of one octet, and each of its characters may have to be
+escaped."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is not a verdict." name))))
     (values (verdict-row-status row)
@@ -117,8 +118,8 @@ MAKE-RPC-ERROR."
        t))
 
 (define-hot (flaw :inline t) ((call call) (count index) unfinished) symbol
-  "The verdict on the messages of CALL's peer, which has ended its side after COUNT messages, or nil
-if the number is right. UNFINISHED is true if another message had begun."
+  "The verdict on CALL's peer, which has ended its side after COUNT messages; nil if this number is
+right. UNFINISHED is true if another message had begun."
   (let ((client-p (client-p call)))
     (cond (unfinished (if client-p :unfinished-response :unfinished-request))
           ((not (if client-p (answers-once-p call) (takes-one-p call))) nil)

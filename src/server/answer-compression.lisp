@@ -19,13 +19,13 @@ compression of that name may be registered later."
               (setf (hpack:field-memo field) (or encoding :identity)))))))
 
 (defun begin-compression (call incoming default)
-  "Give CALL its compression: INCOMING is an encoding, :unknown or nil, as its request has it;
-DEFAULT is the encoding for answers, if the client accepts it, or nil."
+  "Give CALL its compression: INCOMING is the encoding of its request, :unknown or nil; DEFAULT is
+the encoding for answers, if the client accepts it, or nil."
   (setf (wire:incoming-encoding call) (if (eq incoming :unknown) nil incoming)
         (wire:outgoing-encoding call) (acceptable-encoding call default)))
 
 (defun acceptable-encoding (call encoding)
-  "ENCODING if CALL's client accepts that, else nil."
+  "ENCODING if CALL's client accepts it, else nil."
   (find encoding (server-call-accepted call)))
 
 (defun server-change-encoding (call name)

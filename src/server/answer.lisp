@@ -66,8 +66,9 @@ COUNT reduces the charge, because the octets have arrived there."
           (t (charge-account (server-link-account link) count)))))
 
 (defun post-reply-by (call message encode finish)
-  "As POST-REPLY. ENCODE makes of CALL, MESSAGE and :auto what WIRE:ENCODE-MESSAGE does, on this
-thread. FINISH sends this, its second argument, and the status :ok, on the loop."
+  "As POST-REPLY. ENCODE, a function like WIRE:ENCODE-MESSAGE, is called with CALL, MESSAGE and
+:auto on this thread. FINISH sends the encoded message, its second argument, and the status :ok, on
+the loop."
   (let* ((encoded (handler-case (funcall (the function encode) call message :auto)
                     ((or error storage-condition) (error)
                       (bad-answer-condition call message error))))
@@ -119,7 +120,7 @@ the deadline, log CALL's method and identifiers. CALL is about to end with STATU
              (funcall rpc:**call-ids** call)))))
 
 (defun server-abort (call status text ended-by)
-  "The operation ABORT: end CALL with STATUS, telling peer and handler."
+  "The operation ABORT: end CALL with STATUS, and notify the peer and the handler."
   (declare (ignore ended-by))
   (unless (call-status call)
     (tell-of-forgotten call status)
@@ -127,8 +128,8 @@ the deadline, log CALL's method and identifiers. CALL is about to end with STATU
     (rpc:schedule-callbacks call)))
 
 (defun post-metadata (call metadata others function)
-  "The operation SEND-METADATA, for METADATA with OTHERS octets of other fields: unless CALL has
-ended by then, FUNCTION, without arguments, sends METADATA on the loop. From any thread."
+  "The operation SEND-METADATA, for METADATA with OTHERS octets of other fields. FUNCTION, without
+arguments, sends METADATA on the loop, unless CALL has ended by then. From any thread."
   (check-metadata-size call metadata others)
   (when (wire:sending-begun-p call) (misuse "The headers of ~A were sent before." call))
   (setf (wire:sending-begun-p call) t)

@@ -69,10 +69,10 @@ clients expect."
   "The time after which one more octet of a query is allowed: 250 KB a second.")
 
 (defun take-query-octets (call octets)
-  "True if the limit of CALL's connection allows to decode a message of OCTETS from its query. Count
-these octets if so. The limit applies over HTTP/2, where the client may send a long path as one or
-two octets, an index of HPACK's table. Over HTTP/1.1 the client has sent all octets, so there is no
-limit."
+  "True if the limit of CALL's connection allows this thread to decode a message of OCTETS from
+CALL's query. If so, count these octets. The limit applies over HTTP/2, where the client may send a
+long path as one or two octets, an index of HPACK's table. Over HTTP/1.1 the client has sent all
+octets, so there is no limit."
   (or (null (server-call-stream call))
       (let* ((link (server-call-link call))
              (now (loop:event-loop-now (server-link-loop link)))

@@ -18,8 +18,8 @@ stream includes them.")
                                      (size index))
     null
   "Take the request of CALL, of SIZE octets; ITEM, LONG and INSIDE are the values of
-WIRE:TAKE-SINGLE. CALL's link is charged with a decoded message if that is long. The message may
-occupy four times the memory of its octets, and the messages inside it more."
+WIRE:TAKE-SINGLE. CALL's link is charged with a decoded message if that is long. The message is
+charged with four times its octets, and in addition with the memory of the messages inside it."
   (let ((memory (+ inside (* 4 size))))
     (declare (type index memory))
     (cond ((null item))                 ; CALL has ended
@@ -33,13 +33,13 @@ occupy four times the memory of its octets, and the messages inside it more."
 (define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)
                              &optional (keep boolean nil) (decode (or null function) nil))
     null
-  "The operation DELIVER of methods that take one message. With KEEP the handler's thread decodes
-it. DECODE, if not nil, decodes it, as of WIRE:TAKE-SINGLE."
-  (cond ((call-status call))            ; an observer of the message has ended it
+  "The operation DELIVER of methods that take one message. If KEEP is true, the handler's thread
+decodes the request. DECODE, if not nil, is the function that decodes it, as for WIRE:TAKE-SINGLE."
+  (cond ((call-status call))            ; an observer of the message has ended the call
         ((or (server-call-request call) (server-call-undecoded call))
          (rpc:abort-as call (rpc:flaw call 2 nil)))
-        ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
-        ;; that is as long as what has come
+        ;; decoded by the handler's thread; or, if short, when the peer ends its side, so that a
+        ;; request waits for that at the length that was received
         (t (multiple-value-bind (item long inside)
                (wire:take-single call octets start end (or keep (unended-p call)) decode)
              (take-request call item long inside (- end start)))))
@@ -67,8 +67,8 @@ it. DECODE, if not nil, decodes it, as of WIRE:TAKE-SINGLE."
   nil)
 
 (defun end-plain-request (call)
-  "Note that the plain request of CALL is whole. The half-close, which follows, starts its handler,
-if it has one."
+  "Note that the plain request of CALL is whole. The half-close, which follows, starts the handler
+of CALL, if it has one."
   (let ((request (call-http-request call)))
     (setf (server-call-half-closed call) t)
     (exchange:end-body request)

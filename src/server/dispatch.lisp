@@ -1,15 +1,15 @@
 ;;;; From a request's headers to a call (gRPC over HTTP/2, "Requests"), and the server's sink: the
 ;;;; functions that the http2 core calls, on the loop. A request whose content type is not gRPC's is
-;;;; a plain one (plain.lisp). Without a handler for it, the answer is 415 as soon as the request is
-;;;; whole.
+;;;; a plain one (plain.lisp). Without a handler for such a request, the answer is 415 as soon as
+;;;; the request is complete.
 
 (in-package #:clgrpc.server)
 
 (define-hot content-type-meaning ((field hpack:field))
     (values (or symbol encoding:message-codec) boolean)
   "The kind of a request with the content type FIELD: :grpc in Protocol Buffers, a codec of gRPC's
-messages, or :plain. FIELD remembers it, unless a codec that is registered later may change it; then
-the second value is true."
+messages, or :plain. FIELD remembers its kind, unless a codec that is registered later may change
+that; then the second value is true."
   (let ((memo (hpack:field-memo field)))
     (if memo
         (values memo nil)
@@ -90,7 +90,8 @@ Reject the request if the method's messages are raw or already have a codec."
                (or (setf (request-timeout request) (status:parse-timeout (hpack:field-value field)))
                    (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
               ((= kind http2:+kind-grpc-encoding+)
-               ;; once one is unknown that is so: HPACK repeats it for an octet, its text is long
+               ;; the first unknown encoding decides: HPACK lets a peer repeat such a field at the
+               ;; cost of one octet, and the text for it is long
                (unless (eq :unknown (request-incoming request)) (read-encoding request field)))
               ((= kind http2:+kind-grpc-accept-encoding+)
                (setf (request-accepted request) (wire:accepted-encodings field))))))
@@ -131,7 +132,7 @@ includes them.")
         (cond ((= kind http2:+kind-method+) (setf http-method (hpack:field-value-string field)))
               ((= kind http2:+kind-path+) (setf target (hpack:field-value-string field))))
         (push field fields)))
-    ;; a path has no octets but ASCII (RFC 3986); over HTTP/1.1 such a target is refused
+    ;; a path has only ASCII (RFC 3986); over HTTP/1.1 any other target is refused
     (when (and (not (hpack:field-list-overflow-p list)) (typep target 'simple-base-string))
       (setf (request-claim request)
             (claim-request claimers http-method target (coerce (nreverse fields) 'vector))))))
@@ -192,7 +193,7 @@ and return it. A plain request is not counted among the calls."
     call))
 
 (defun list-authority (list)
-  "The :authority of LIST, the headers of a request, or else its host; nil without either."
+  "The :authority in LIST, the headers of a request, or else the host; nil without either."
   (let ((field (or (hpack:find-field list ":authority") (hpack:find-field list "host"))))
     (and field (hpack:field-value-string field))))
 
@@ -201,7 +202,7 @@ and return it. A plain request is not counted among the calls."
   (hpack:field-value-string (hpack:find-field list ":method")))
 
 (defun list-octets (list)
-  "The octets of memory that a plain request made from LIST occupies: strings in lists, and the
+  "The octets of memory that a plain request made from LIST occupies: the strings in lists, and the
 fields."
   (* 2 (+ (hpack:field-list-octets list) (* hpack:+field-octets+ (hpack:field-list-count list)))))
 
@@ -305,7 +306,7 @@ request has been answered."
 (define-hot receive-other ((call server-call) (octets octets) (start index) (end index)
                            (ended boolean))
     null
-  "Handle a part of the body of CALL, which is not gRPC's, and return window for it."
+  "Handle a part of the body of CALL, which is not gRPC's, and return the window for that part."
   (flet ((receive (call octets start end)
            (exchange:receive-body (call-http-request call) octets start end)))
     (if (call-claim call)
@@ -347,7 +348,7 @@ request has been answered."
   nil)
 
 (defun server-stream-closed (stream)
-  "The sink's on-stream-closed: the core's last call for STREAM."
+  "The sink's on-stream-closed: the last function that the core calls for STREAM."
   (let ((call (http2:stream-user stream)))
     (when call
       (let ((link (server-call-link call)))

@@ -40,8 +40,7 @@ peer sends other frames first.")
     (await-drain-ping link now)))
 
 (defun end-open-responses (link)
-  "End the responses on LINK that handlers write in chunks, since these may never end by
-themselves."
+  "End the responses on LINK that handlers write in chunks, since they may never end by themselves."
   (http2:map-streams (lambda (stream)
                        (let ((call (http2:stream-user stream)))
                          (when (and (typep call 'server-call) (call-http-request call))
@@ -60,8 +59,8 @@ themselves."
       (< (- now +drain-look-ns+) (http2:connection-last-receive-ns (server-link-http2 link)))))
 
 (defun look-at-drain (link)
-  "Check LINK, whose peer has not answered the PING so far; continue without the answer if its time
-is over."
+  "Check LINK, whose peer has not answered the PING so far; continue without the answer if the time
+for it has passed."
   (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
     (when (and (busy-p link now) (< now (permit-drain-end-ns permit)))
       (setf (permit-drain-busy-ns permit) now))

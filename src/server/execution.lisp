@@ -20,7 +20,7 @@
   "Run CALL's handler on the thread that is right for its method: the loop's or a reserve thread."
   (cond ((and (runs-inline-p (the server-route (server-call-route call))
                              (= 1 (server-loop-open (the server-loop (server-call-endpoint call)))))
-              ;; a hundred such requests would hold the loop up for a second
+              ;; decoding a hundred such requests would delay the loop for a second
               (not (long-request-p call)))
          (loop:defer (wire-call-loop call) #'run-inline call))
         ((output-waits-p (the server-link (server-call-link call)))
@@ -32,8 +32,8 @@
   "Run CALL's handler on a reserve thread. If all threads are busy CALL waits for one, at most for
 the option reserve-wait-seconds, since all of their handlers might wait for this call. Three events
 race for the ticket: a thread is free, that time ends, or CALL ends. The first event takes the call
-out of the ticket and later ones find it empty, so an ended call is not kept and has no place in the
-queue."
+out of the ticket, and later events find the ticket empty. So an ended call is not kept, and has no
+place in the queue."
   (let* ((ticket (list call nil))
          (link (server-call-link call))
          (loop (wire-call-loop call))
@@ -90,8 +90,8 @@ queue."
       (rpc:abort-as call :no-thread-in-time))))
 
 (defun forget-unstarted (call)
-  "If CALL, which has ended, is in the queue where it waits for its handler to begin, remove it, so
-that its request can be collected. On the loop."
+  "If CALL, which has ended, still waits in a queue for the start of its handler, remove it, so that
+its request can be collected. On the loop."
   (when (server-call-deferred-start call) (stop-wait-timer call))
   (when (and (due-p call) (zerop (server-call-began-ns call)))
     (let ((deferred-start (server-call-deferred-start call)))
@@ -117,7 +117,7 @@ that its request can be collected. On the loop."
 
 (defun hold-up (call)
   "Make CALL wait until its link's peer has received enough of the answers before it. Calls wait in
-the order of their arrival, even those that have waited before. On the loop."
+the order of their arrival, also if they have waited before. On the loop."
   (let ((link (server-call-link call)))
     (unless (call-status call)
       (enqueue-in-order call (ensure-held-up link) #'earlier-p)
@@ -135,8 +135,8 @@ the order of their arrival, even those that have waited before. On the loop."
   (loop:defer (server-link-loop link) #'start-held-up link))
 
 (defun start-held-up (link)
-  "Start the first of LINK's calls that are held up, unless too much of its output still waits. The
-next one follows after the functions that are due on the loop now."
+  "Start the first of LINK's calls that are held up, unless too much of LINK's output still waits.
+The next call follows after the functions that are due on the loop now."
   (let ((queue (server-link-held-up link)))
     (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
       (let ((call (dequeue queue)))
@@ -172,7 +172,7 @@ cannot be decoded. In user code."
          (condition
            (with-user-code (call)
              (loop:with-user-interrupts ()
-               ;; once, though a restart may run this again
+               ;; decoded only once, though a restart may run the handler again
                (setf request (or request (handler-request call))
                      value (answer-of route request call))))))
     (when (tracing-p :server)
@@ -182,7 +182,8 @@ cannot be decoded. In user code."
     (or condition value)))
 
 (define-hot run-promised ((call server-call) (promised index)) t
-  "As RUN-HANDLER. PROMISED octets of the heap are promised for CALL's answer until its end."
+  "As RUN-HANDLER. Until the end of this function PROMISED octets of the heap are promised for
+CALL's answer."
   (if (zerop promised)
       (run-handler call)
       (rpc:call-with-room call promised (wire:wire-call-options call)
@@ -191,7 +192,7 @@ cannot be decoded. In user code."
 
 (define-hot (promise-for :inline t) ((call server-call)) (or null index)
   "Promise room in the heap for CALL's answer if its method gives long answers. Return the number of
-octets promised; nil if there is no room."
+octets promised; nil if the heap has no room."
   (let ((route (the server-route (server-call-route call))))
     (if (or (zerop (route-long-octets route))
             (eq call (server-loop-probe (the server-loop (server-call-endpoint call)))))
@@ -199,7 +200,7 @@ octets promised; nil if there is no room."
         (promise-answer route))))
 
 (define-hot (run-at-once :inline t) ((call server-call) (promised index)) null
-  "Run CALL's handler on the loop. PROMISED octets of the heap are promised for its answer."
+  "Run CALL's handler on the loop. PROMISED octets of the heap are promised for CALL's answer."
   (note-time call)
   (setf (server-call-began-ns call) (loop:event-loop-now (wire-call-loop call)))
   (let ((abandoned t))
@@ -238,8 +239,8 @@ octets promised; nil if there is no room."
 
 ;;; Handlers and callbacks that began on the loop and have lost it. Each holds a thread, which is
 ;;; charged to its connection. The thread that takes the loop over adds the charge; the thread that
-;;; returns from user code removes it. These happen in either order, so both threads do it under the
-;;; lock of the reserve, and note it in the call.
+;;; returns from user code removes it. The two events happen in either order, so both threads do
+;;; this under the lock of the reserve, and note it in the call.
 
 (defun leaves-loop-p (call)
   "True if the handler of CALL, which was to begin on the loop, begins on a reserve thread instead,
@@ -263,7 +264,7 @@ or -1. FUNCTION is called under the lock of the reserve."
 
 (defmethod loop:note-late ((call server-call))
   (ensure-share (server-call-link call))
-  (cond ((wire:late-callback-p call)    ; it says nothing about the method
+  (cond ((wire:late-callback-p call)    ; the callback says nothing about the method
          (charge call 1 (lambda () (wire:note-callback-charge call t))))
         (t (note-overstay (server-call-route call))
            (charge call 1 (lambda ()
@@ -272,7 +273,7 @@ or -1. FUNCTION is called under the lock of the reserve."
                                 (setf (deferred-start-late deferred-start) :charged))))))))
 
 (defun uncharge-handler (call)
-  "Undo the charge for the handler of CALL: it has lost the loop, and has returned."
+  "Undo the charge for the handler of CALL: the handler had lost the loop, and has returned."
   (charge call -1 (lambda ()
                     (eq :charged (shiftf (deferred-start-late (ensure-deferred-start call))
                                          :returned))))
@@ -325,8 +326,8 @@ debugger. Return the RPC-ERROR that ends CALL."
   (rpc:verdict-error :handler-error '()))
 
 (define-hot conclude ((call server-call) value) null
-  "Send the answer or end of CALL. VALUE is the value that its handler has returned, or the
-RPC-ERROR that ended the handler. On the loop."
+  "Send the answer or end of CALL. VALUE is the value of CALL's handler, or the RPC-ERROR that ended
+the handler. On the loop."
   (cond ((eq value call) (when (answers-once-p call) (note-later call)))
         ((or (status:failure-p value) (not (answers-once-p call)))
          (if (zerop (wire:posted-octets call))
@@ -365,8 +366,8 @@ its status, else with :ok. On the loop."
   nil)
 
 (defun post-end (call value)
-  "Post END-WITH of VALUE to the loop. It is called after all messages of CALL from this thread, and
-from the threads for which this one has waited, were sent."
+  "Post END-WITH of VALUE to the loop. FUNCTION is called after all messages that this thread, and
+the threads for which it has waited, have sent on CALL."
   (loop:post (wire-call-loop call) (lambda () (end-with call value))))
 
 (defun conclude-elsewhere (call value)

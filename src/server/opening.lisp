@@ -41,7 +41,7 @@ EXCHANGE:HTTP-VERSION-OF."
         (exchange:begin-http1 link (server-loop-http (server-link-owner link))
                               (server-link-socket link) (server-link-born-ns link))
         (server-link-dialect link) **http1**)
-  ;; HTTP/2 is ready with its SETTINGS
+  ;; a connection of HTTP/2 is ready when its SETTINGS arrive
   (note-ready link))
 
 ;;; Until it is known
@@ -84,9 +84,9 @@ EXCHANGE:HTTP-VERSION-OF."
              (not (eq :more (http-version-of link (make-octets 0) 0 0)))))))
 
 (defun opening-due (link)
-  "Decide the protocol of LINK, whose peer has not shown it in time. The server treats it as HTTP/2,
-whose error names the missing preface. A mute peer gets no octets: browsers connect in advance, and
-would take an error for the answer to their first request."
+  "Decide the protocol of LINK, whose peer has not sent enough octets in time. The server treats it
+as HTTP/2, whose error names the missing preface. A mute peer gets no octets: browsers connect in
+advance, and would take an error for the answer to their first request."
   (cond ((server-link-failure link))
         ((mute-p link) (wire:close-link link "the peer has sent nothing in time" :how :lost))
         (t (settle link :http2))))
@@ -94,7 +94,7 @@ would take an error for the answer to their first request."
 (define-load-time-global **opening**
     (make-server-dialect
      :octets (constantly 0)
-     :pause #'list                      ; it has no calls yet
+     :pause #'list                      ; such a link has no calls yet
      :drain (lambda (link) (settle link :http2) (drain-link link))
      :abandon (lambda (link status text) (declare (ignore status text)) (settle link :http2))))
 

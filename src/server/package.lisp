@@ -32,7 +32,7 @@
    ;; for channelz
    #:server-channel-trace #:server-loop-links #:server-loop-loop #:server-loop-call-counts
    #:server-loops #:server-sockets #:**servers**
-   ;; protocol.lisp, and what protocols beside gRPC need
+   ;; protocol.lisp, and the functions that protocols other than gRPC need
    #:call-claim #:call-http-request #:call-notes #:call-protocol #:claim #:claim-incoming
    #:deliver-request #:deliver-to-stream #:encode-status-message #:finish-with-condition
    #:half-close-stream #:handler-began-ns #:header-list-limit #:make-protocol

@@ -3,8 +3,8 @@
 ;;;; as soon as the request is whole.
 ;;;;
 ;;;; A server-call that has the HTTP-REQUEST runs such a handler. So handlers of HTTP run like those
-;;;; of calls, and the limits and the end of the server apply to them, but they do not count as
-;;;; calls.
+;;;; of calls, under the same limits and until the same end of the server, but their requests do not
+;;;; count as calls.
 
 (in-package #:clgrpc.server)
 
@@ -43,7 +43,7 @@
                    (exchange:http-request-header request "host"))
       (rpc:observe headers-received observer call))
     (cond ((rejected-at-once-p claim) (reject-claimed call claim) nil)
-          ((claim-rejection claim) t)   ; once its body has come
+          ((claim-rejection claim) t)   ; the rejection is sent once the body has come
           ((refuse-call-p server-loop link call) nil)
           (t (start-claimed call claim) t))))
 
@@ -67,7 +67,8 @@
                                       :local))
 
 (define-hot prompt-p ((link server-link)) boolean
-  "The sink's PROMPT-P: true if no observer sees the requests on LINK, and its peer reads answers."
+  "The sink's PROMPT-P: true if no observer sees the requests on LINK, and its peer receives
+answers."
   (and (null (server-loop-observer (the server-loop (server-link-owner link))))
        (not (tracing-p :call :server))
        (not (output-waits-p link))))
@@ -121,8 +122,8 @@
 ;;; Routes
 
 (defun plain-method (name &optional quiet)
-  "The method of the calls that run the handler of plain requests called NAME, a string; QUIET or
-not."
+  "The method of the calls that run the handler of plain requests with NAME, a string; QUIET is as
+for HTTP-HANDLER."
   (method:make-rpc-method :name name :path name :kind :unary :quiet quiet))
 
 (define-load-time-global **fallback-method** (plain-method "the fallback"))
@@ -161,7 +162,7 @@ returns the values of a handler."
 
 (defun make-server-router (server handlers fallback execution)
   "The router of SERVER with HANDLERS, a list of HTTP-HANDLERs, and FALLBACK, a function or nil; nil
-if there is neither, and no protocol other than gRPC. EXECUTION is that of START-SERVER."
+without handlers, fallback and protocols other than gRPC. EXECUTION is that of START-SERVER."
   (let ((router (exchange:make-router))
         (execution (execution-of (if (listp execution) :auto execution) nil)))
     (dolist (handler handlers)

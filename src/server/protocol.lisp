@@ -1,11 +1,11 @@
 ;;;; Protocols other than gRPC that reach the handlers of a server's services. A protocol is
 ;;;; registered by name; a server uses only its function that gets the routes and returns a CLAIMER.
 ;;;; For a request whose content type is not gRPC's, the server calls its claimers in order. A
-;;;; claimer returns nil if the request is not its own, or a PLAIN-ANSWER that answers it, or a
-;;;; CLAIM. With a claim the request becomes a call by the claim's route. It has everything that
-;;;; calls have: limits, deadline, interceptors, observers, drain (claimed.lisp). The claim holds
-;;;; the differences from a gRPC call: the operations of the call, and a MANNER, functions of the
-;;;; protocol that the code of dispatch and answers calls.
+;;;; claimer returns nil if the request is not of its protocol; else a CLAIM, or a PLAIN-ANSWER that
+;;;; answers the request. With a claim the request becomes a call by the claim's route. It has
+;;;; everything that calls have: limits, deadline, interceptors, observers, drain (claimed.lisp).
+;;;; The claim holds the differences from a gRPC call: the operations of the call, and a MANNER,
+;;;; functions of the protocol that the code of dispatch and answers calls.
 
 (in-package #:clgrpc.server)
 
@@ -36,8 +36,8 @@ POST-REPLY run on the loop. Protocols include this structure."
   (writable nil :type function :read-only t)) ; (call): over HTTP/1.1 the peer has taken output
 
 (defstruct (claim (:copier nil))
-  "The result of a protocol for the head of a request. It is immutable, and kept with the head for
-requests that repeat it. Protocols include this structure."
+  "The result of a protocol for the head of a request. A claim is immutable; it is kept with the
+head of its request, for requests that repeat this head. Protocols include this structure."
   (manner nil :type manner :read-only t) ; of the protocol
   (operations nil :type rpc:operations :read-only t) ; of the call
   (route nil :type (or null server-route) :read-only t) ; nil with a rejection only
@@ -46,7 +46,7 @@ requests that repeat it. Protocols include this structure."
   (timeout nil :type (or null (unsigned-byte 62)) :read-only t) ; nanoseconds
   (incoming nil :type (or null encoding:encoding) :read-only t) ; of compressed messages
   (accepted '() :type list :read-only t) ; the encodings that the client can read
-  (rejection '() :type list :read-only t)) ; why it cannot become a call: a status and a text
+  (rejection '() :type list :read-only t)) ; a status and a text if the request cannot become a call
 
 (declaim (sb-ext:freeze-type protocol))
 
@@ -69,8 +69,8 @@ requests that repeat it. Protocols include this structure."
 (defglobal **protocols** '())
 
 (defun register-protocol (protocol)
-  "Register PROTOCOL under its name, in place of another of that name, and return it. From any
-thread."
+  "Register PROTOCOL under its name, in place of an earlier one of that name, and return it. From
+any thread."
   (setf **protocols** (cons protocol
                             (remove (protocol-name protocol) **protocols** :key #'protocol-name)))
   protocol)
@@ -82,7 +82,7 @@ thread."
 
 (defun find-protocols (names)
   "The protocols other than gRPC among NAMES, the :PROTOCOLS of START-SERVER. Signal MISUSE if one
-is not known."
+of NAMES is not known."
   (unless (listp names) (misuse ":protocols is a list of keywords, not ~S." names))
   (loop for name in (remove-duplicates names :from-end t)
         unless (eq :grpc name)

@@ -1,7 +1,7 @@
 ;;;; Room for long answers, before their handlers begin. If a method has recently given long
-;;;; answers, we expect another: room for the message and for its octets is promised
-;;;; (base/memory/heap.lisp) before the handler begins. A call that gets no promise waits on its
-;;;; loop, without a thread, after the calls that came before it. After the time of the option
+;;;; answers, another long answer is expected: the heap promises room for the message and for its
+;;;; octets (base/memory/heap.lisp) before the handler begins. A call that gets no promise waits on
+;;;; its loop, without a thread, after the calls that came before it. After the time of the option
 ;;;; room-wait-seconds it ends with :resource-exhausted. One of the calls that wait, the PROBE,
 ;;;; begins without a promise, since its answer may be short after all.
 ;;;;
@@ -57,8 +57,8 @@ wait.")
     t))
 
 (defun look-for-room (server-loop)
-  "Begin the calls of SERVER-LOOP for which there is room now, and end those that have waited too
-long. On the loop."
+  "Begin the waiting calls of SERVER-LOOP for which the heap has room now, and end those that have
+waited too long. On the loop."
   (let* ((loop (server-loop-loop server-loop))
          (now (loop:event-loop-now loop))
          (promised '()))
@@ -90,11 +90,11 @@ long. On the loop."
   "The operation NOTE-LONG-MESSAGE."
   (note-answer (server-call-route call) octets))
 
-;;; Calls that wait until answers before them have left, see HOLD-UP
+;;; Calls that wait until the answers before them have been sent, see HOLD-UP
 
 (define-hot look-at-held-up ((link server-link)) null
-  "If LINK has delayed calls, let them check whether they may begin: output was sent or will not be
-sent. On the loop."
+  "If LINK has delayed calls, check whether they may begin: output was sent, or will never be sent.
+On the loop."
   (let ((queue (server-link-held-up link)))
     (when (and queue (fifo-items queue))
       (wire:link-event (server-link-owner link) link :output-left))

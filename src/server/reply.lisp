@@ -29,8 +29,8 @@
 
 (define-hot write-headers-start ((stream http2:stream) (call server-call))
     (values hpack:encoder buffer)
-  "Begin the first header block of CALL's answer with the fields that all calls have. Return its
-encoder and buffer, for more."
+  "Begin the first header block of CALL's answer with the fields that all calls have. Return the
+encoder and the buffer for further fields."
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (let ((codec (call-codec call)))
       (if codec
@@ -59,7 +59,8 @@ encoder and buffer, for more."
 
 (defconstant +constant-octets+ 300
   "The octets of a header list that are kept for :status, content-type, the two fields of
-compression and grpc-status. Without registered compressions and a codec, these take fewer.")
+compression and grpc-status. Without registered compressions and a codec, these fields take fewer
+octets.")
 (defconstant +registered-octets+ 400
   "The octets kept besides +CONSTANT-OCTETS+ with registered compressions or a codec.")
 
@@ -76,7 +77,7 @@ compression and grpc-status. Without registered compressions and a codec, these 
   "The octets of a text that take precedence over details and trailers.")
 
 (defun check-metadata-size (call metadata others)
-  "Signal an RPC-ERROR if METADATA, with OTHERS octets of other fields, is larger than CALL's client
+  "Signal an RPC-ERROR if METADATA, with OTHERS octets of other fields, is longer than CALL's client
 accepts."
   (let ((size (wire:metadata-octets metadata))
         (limit (header-list-limit call)))
@@ -102,7 +103,7 @@ accepts."
         (write-status-code status encoder buffer))))
 
 (define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) list
-  "Write the status of CALL. Return what was omitted, see WRITE-WHOLE-STATUS."
+  "Write the status of CALL. Return a list of the omitted parts, see WRITE-WHOLE-STATUS."
   (multiple-value-bind (status text details trailers) (rpc:final-status call)
     (cond ((or trailers details (plusp (length text)))
            (write-whole-status call text details trailers encoder buffer))
@@ -111,8 +112,8 @@ accepts."
 
 (defun write-whole-status (call text details trailers encoder buffer)
   "Write the status of CALL, and its TEXT, DETAILS and TRAILERS as far as there is room. A long text
-is truncated; details or trailers that do not fit are omitted. Return a list of those, of :details
-and :trailers."
+is truncated; details or trailers that do not fit are omitted. Return a list of the omitted parts,
+:details or :trailers or both."
   (let* ((status (call-status call))
          (left (max 0 (- (header-list-limit call) (constant-octets call))))
          (kept (min left +kept-text-octets+ (length text)))
@@ -142,15 +143,15 @@ and :trailers."
     left-out))
 
 (defun report-status-cut (call left-out)
-  "Log that LEFT-OUT of the status of CALL was not sent. Called only after the header block was
-ended, since a user's function for the log may send something on the same connection."
+  "Log that LEFT-OUT of the status of CALL was not sent. Call this only after the end of the header
+block, since a user's function for the log may send something on the same connection."
   (apply #'log-event :warning :status-cut :method (rpc:call-path call)
          :peer (rpc:call-peer call) :status (call-status call) :left-out left-out
          (funcall rpc:**call-ids** call)))
 
 (define-hot (note-served :inline t) ((call server-call)) null
-  "Note that the end of CALL's answer is written. Over HTTP/2, an answer with :ok allows its
-connection one more reset by the peer."
+  "Note that the end of CALL's answer is written. Over HTTP/2, an answer with :ok allows the peer
+one more reset on its connection."
   (let ((stream (server-call-stream call)))
     (when (and stream (eq :ok (call-status call)))
       (http2:note-call-served (http2:stream-connection stream))))
@@ -174,8 +175,8 @@ connection one more reset by the peer."
     nil))
 
 (defun write-trailers-later (call)
-  "Write the trailers of CALL, which has ended, after all data queued on its stream; nothing if the
-stream is closed."
+  "Write the trailers of CALL, which has ended, after all data queued on its stream; do nothing if
+the stream is closed."
   (let ((stream (server-call-stream call)))
     (when stream (http2:send-trailers-later stream #'write-trailers))))
 

@@ -1,24 +1,26 @@
 ;;;; The server's end of a call. The marks of the call have the time from which its handler could
 ;;;; start (WIRE:+DUE+); BEGAN-NS is the time when it started. If the handler does not run on the
 ;;;; loop at once, the call has a DEFERRED-START, which records where it waits meanwhile. Few calls
-;;;; have one.
+;;;; have a DEFERRED-START.
 
 (in-package #:clgrpc.server)
 
 (defstruct (deferred-start (:copier nil))
-  "The data of a call whose handler does not simply run on the loop, whose request is long,
-or that is not gRPC's."
+  "The data of a call whose handler does not run on the loop at once, of a call with a long request,
+or of a call that is not gRPC's."
   ;; for a reserve thread: a list of the call, or NIL once the ticket is used, and of the function
   ;; that waits; NIL without a ticket
   (ticket '() :type list)
-  (timer nil :type (or null timer))     ; rings when it has waited for such a thread for too long
-  (place nil :type (or null ring))      ; among the calls of its loop that wait for room
+  ;; rings when the call has waited too long for a reserve thread
+  (timer nil :type (or null timer))
+  (place nil :type (or null ring))      ; its place among the calls of its loop that wait for room
   (undecoded nil :type (or null wire:parcel)) ; its request, if that is long
   (long nil :type boolean)              ; UNDECODED may be long once it is decompressed
   ;; T: the handler has returned the call, to answer later; :ANSWERED: REPLY was called. Atomic
   (later nil :type (member nil t :answered))
-  (http-request nil :type (or null exchange:http-request)) ; whose handler it runs
-  (claim nil)                           ; by which a protocol beside gRPC has it, or nil
+  ;; the plain request whose handler the call runs
+  (http-request nil :type (or null exchange:http-request))
+  (claim nil)                           ; the claim of a protocol other than gRPC, or nil
   (notes nil)                           ; the data of that protocol for this call
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
@@ -27,10 +29,10 @@ or that is not gRPC's."
 
 (defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
   "A call on a connection of a server's."
-  (route nil :type (or null server-route)) ; where its path leads; NIL if it has no handler
+  (route nil :type (or null server-route)) ; the route of its path; NIL without a handler
   (request nil)                         ; the request that its handler will get, decoded
   (accepted '() :type list)             ; the encodings that the client can read
-  (began-ns 0 :type nanoseconds)        ; when its handler began; 0 before
+  (began-ns 0 :type nanoseconds)        ; the time when its handler began; 0 before that
   (deferred-start nil :type (or null deferred-start))) ; made when one of its slots is needed
 
 (declaim (sb-ext:freeze-type server-call))
@@ -42,13 +44,13 @@ or that is not gRPC's."
         (or (sb-ext:compare-and-swap (server-call-deferred-start call) nil new) new))))
 
 (defun note-later (call &optional again)
-  "Note that CALL's handler has returned CALL and will answer later; with AGAIN that a REPLY was
-unwound, by a timeout for example. From any thread."
+  "Note that CALL's handler has returned CALL and will answer later; if AGAIN is true, note that a
+REPLY was unwound, for example by a timeout. From any thread."
   (sb-ext:compare-and-swap (deferred-start-later (ensure-deferred-start call))
                            (if again :answered nil) t))
 
 (defun note-reply (call)
-  "Note that REPLY was called with CALL. Return false if it was called before. From any thread."
+  "Note that REPLY was called with CALL. Return false if REPLY was called before. From any thread."
   (loop with deferred-start = (ensure-deferred-start call)
         for old = (deferred-start-later deferred-start)
         until (eq :answered old)
@@ -63,8 +65,8 @@ nil."
     (and deferred-start (deferred-start-undecoded deferred-start))))
 
 (defun note-undecoded (call item long)
-  "Note ITEM, a parcel, as the request of CALL, which the handler's thread decodes. LONG
-is true if it may be long when it is decompressed."
+  "Note ITEM, a parcel, as the request of CALL, which the handler's thread decodes. LONG is true if
+the request may be long when it is decompressed."
   (let ((deferred-start (ensure-deferred-start call)))
     (setf (deferred-start-undecoded deferred-start) item
           (deferred-start-long deferred-start) long)))
@@ -87,7 +89,8 @@ is true if it may be long when it is decompressed."
     (and deferred-start (deferred-start-http-request deferred-start))))
 
 (define-hot (call-claim :inline t) ((call server-call)) t
-  "The claim by which CALL is of another protocol, or nil if it is gRPC's or a plain request."
+  "The claim of CALL if CALL belongs to a protocol other than gRPC; nil for a call of gRPC and for a
+plain request."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-claim deferred-start))))
 
@@ -117,7 +120,7 @@ before."
     (and (plusp began-ns) began-ns)))
 
 (define-hot (due-p :inline t) ((call server-call)) boolean
-  "True once the handler of CALL was to start. On the loop."
+  "True once the handler of CALL could start. On the loop."
   (wire:marked-p call :due))
 
 (define-hot (note-time :inline t) ((call server-call)) null

@@ -19,14 +19,14 @@
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (begun 0 :type (unsigned-byte 62))    ; how many calls have begun
   (calls 0 :type (unsigned-byte 62))    ; how many have ended
-  (failed 0 :type (unsigned-byte 62))   ; how many of these with another status than OK
-  (call-ns 0 :type (unsigned-byte 62))  ; when the last one began, 0 for none
-  (open 0 :type fixnum)                 ; how many are under way, plain requests included
+  (failed 0 :type (unsigned-byte 62))   ; how many of these ended with another status than :ok
+  (call-ns 0 :type (unsigned-byte 62))  ; when the last call began; 0 if none has
+  (open 0 :type fixnum)                 ; how many calls are under way, plain requests included
   (max-open 0 :type fixnum)             ; how many may be
   (request (make-request) :type request) ; for headers that no peer repeats
   ;; the places of calls that wait for room, see reply-room.lisp
   (room-waiters (make-ring) :type ring)
-  (probe nil :type (or null wire-call)) ; the one of these calls that has begun without room
+  (probe nil :type (or null wire-call)) ; the one of the waiting calls that has begun without room
   (room-timer nil :type (or null timer)) ; when to look for room again
   (pool (http2:make-pool) :type http2:pool)) ; shared by the connections
 
@@ -65,5 +65,5 @@ last began, 0 if none has. On its loop."
               (fill-pointer links) end)))))
 
 (defun map-links (function server-loop)
-  "Call FUNCTION with each link of SERVER-LOOP; it may end links."
+  "Call FUNCTION with each link of SERVER-LOOP; FUNCTION may end links."
   (map nil function (copy-seq (server-loop-links server-loop))))

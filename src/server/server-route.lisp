@@ -7,9 +7,10 @@
 (defstruct (server-route (:include route) (:conc-name route-) (:copier nil))
   "The route of a path of a server."
   (execution :auto :type (member :inline :blocking :auto)) ; where its handler runs
-  (blocks nil :type (member nil t :waits)) ; :auto, and it has overstayed, or waited beside others
+  ;; with :auto: its handler has overstayed, or has waited while others were due
+  (blocks nil :type (member nil t :waits))
   (quick 0 :type fixnum)                ; how many calls in a row have been quick since
-  (late 0 :type sb-ext:word)            ; how many that overstayed run still (atomic)
+  (late 0 :type sb-ext:word)            ; how many of its handlers that overstayed still run; atomic
   (coded '() :type list))               ; an alist from codecs to ROUTE-IN-CODEC of this route
 
 (declaim (sb-ext:freeze-type server-route))
@@ -78,8 +79,8 @@ EXECUTION, the argument of START-SERVER."
   "After how many quick calls in a row a method is assumed not to block.")
 
 (define-hot (runs-inline-p :inline t) ((route server-route) (alone boolean)) boolean
-  "True if the handler of ROUTE must run on the loop. ALONE is true if its call is the only one of
-the loop."
+  "True if the handler of ROUTE must run on the loop. ALONE is true if the handler's call is the
+only one of the loop."
   (case (route-execution route)
     (:inline t)
     (:auto (case (route-blocks route)
@@ -104,7 +105,8 @@ thread."
     (setf (route-blocks route) t)))
 
 (defun late-handler-ended (route)
-  "Note that a handler of ROUTE has returned. NOTE-OVERSTAY was called for it, or is about to be."
+  "Note that a handler of ROUTE has returned. NOTE-OVERSTAY was called for that handler, or is about
+to be called."
   (sb-ext:atomic-decf (route-late route))
   nil)
 
@@ -121,7 +123,7 @@ thread."
 
 (defun promise-answer (route)
   "Promise room in the heap for another answer of ROUTE, which gives long answers. Return the number
-of octets promised; nil if there is no room."
+of octets promised; nil if the heap has no room."
   (let* ((long (* 2 (route-long-octets route)))
          (method (route-method route)))
     (cond ((not (promise-octets long)) nil)
@@ -152,6 +154,6 @@ of octets promised; nil if there is no room."
         (setf (hpack:field-memo field) (find-route table field)))))
 
 (defun find-route (table field)
-  "The route of TABLE for the path FIELD; one without a method if nothing has that path."
+  "The route of TABLE for the path FIELD; a route without a method if no method has that path."
   (or (gethash (hpack:field-value-string field) (route-table-routes table))
       (find-unknown-route table (hpack:field-value-string field))))

@@ -23,7 +23,7 @@
    (admission :accessor server-admission) ; of the peers: see admission.lisp
    ;; a list of T while it has been asked to give way, else of NIL
    (asked-to-give-way :initform (list nil) :reader server-asked-to-give-way)
-   (refusals :accessor server-refusals) ; that are not logged yet
+   (refusals :accessor server-refusals) ; its refusals that are not logged yet
    (encoding :initarg :encoding :reader server-encoding) ; of answers, by default
    ;; its number and its events
    (channel-trace :initarg :channel-trace :reader server-channel-trace)
@@ -33,7 +33,7 @@
    ;; of the routes, the state and STOP-FUNCTIONS
    (routes-lock :initform (sb-thread:make-mutex :name "clgrpc server routes")
                 :reader server-routes-lock)
-   (watcher :initform nil :accessor server-watcher) ; ends what WATCH-SERVICES began
+   (watcher :initform nil :accessor server-watcher) ; a function that ends WATCH-SERVICES
    ;; :starting, :serving, :draining or :stopped
    (state :initform :starting :accessor server-state))
   (:documentation "A server over the network, which also serves calls within the image."))
@@ -48,7 +48,7 @@ listeners.")
 
 (defstruct (server-dialect (:include wire:dialect) (:copier nil))
   "The functions of a connection that does not speak HTTP/2, or not yet."
-  (drain nil :type function :read-only t)) ; (link): end when nothing is under way
+  (drain nil :type function :read-only t)) ; (link): end the link when nothing is under way
 
 (declaim (sb-ext:freeze-type wire:dialect))
 
@@ -62,6 +62,6 @@ listeners.")
   ;; the timer that ends the wait for its first octets
   (opening nil :type (or null timer))
   (queries-due 0 :type nanoseconds)     ; when TAKE-QUERY-OCTETS allows the whole burst again
-  (http1 nil :type (or null exchange:http1-connection))) ; its state, if it speaks HTTP/1.1
+  (http1 nil :type (or null exchange:http1-connection))) ; the state of HTTP/1.1, if it speaks that
 
 (declaim (sb-ext:freeze-type server-link))

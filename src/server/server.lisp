@@ -1,6 +1,6 @@
 ;;;; The server object: its loops, listeners and connections, from START-SERVER to STOP-SERVER,
 ;;;; which always returns. Stopping drains: no new connections, GOAWAY to the peers, running calls
-;;;; may end within the time given, the rest are ended with :unavailable.
+;;;; may end within the time given, and the rest end with :unavailable.
 ;;;;
 ;;;; Each loop of a server has a SERVER-LOOP, the owner of the loop's links; only that loop uses it,
 ;;;; so nothing here needs a lock except the wait for the drain.
@@ -29,7 +29,7 @@
 
 (defun server-addresses (server)
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
-fit for a client. Signal MISUSE for another object. From any thread."
+usable by a client. Signal MISUSE for another object. From any thread."
   (checked-server server)
   (append (mapcar #'loop:listener-address (server-listeners server))
           (values (acceptor-state server))))
@@ -75,8 +75,8 @@ server hangs. Called by START-SERVER on its thread.")
   (:method (service) (declare (ignore service)) nil))
 
 (defun allow-pings (options services)
-  "Change OPTIONS, of a server with SERVICES, to allow the PINGs that these services allow, and
-return OPTIONS."
+  "Change OPTIONS, those of a server with SERVICES, so that the PINGs are allowed that these
+services allow; return OPTIONS."
   (dolist (service services options)
     (let ((seconds (min-ping-seconds service)))
       (when seconds
@@ -92,7 +92,7 @@ duplicates. From any thread."
                      :test #'string= :from-end t))
 
 (defun tell-services (function server)
-  "Call FUNCTION with each service of SERVER and SERVER; log errors."
+  "Call FUNCTION with two arguments, a service of SERVER and SERVER, for each service; log errors."
   (dolist (service (server-services server))
     (handler-case (funcall function service server)
       (error (error) (log-event :error :service-error :service service :condition error)))))
@@ -203,7 +203,7 @@ an address. From any thread."
 
 (defun begin-serving (server routes addresses)
   "Give SERVER its loops, with ROUTES, and have it listen on ADDRESSES."
-  (unless (loop:simulated-p)            ; where descriptors cost nothing
+  (unless (loop:simulated-p)            ; descriptors cost nothing in a simulation
     (let ((options (server-options server)))
       (setf (server-admission server) (make-admission options (allowed-connections options)))))
   (loop for i from 1 to (server-loop-count server) do (add-server-loop server routes i))
@@ -266,7 +266,7 @@ same names in another package."
           (server-loops server))))
 
 (defun renew-routes (server)
-  "Make SERVER's routes again, since a service has been redefined, perhaps one of SERVER's with
+  "Make SERVER's routes again, since a service has been redefined, perhaps a service of SERVER, with
 other methods than before."
   (handler-case
       (sb-thread:with-mutex ((server-routes-lock server))
@@ -284,8 +284,8 @@ other methods than before."
 
 (defun listening-options (server)
   "The options of SERVER's listeners. The admission, not the listeners, decides which connections
-are admitted. So the listeners' limit is higher; it holds only while too many dismissed connections
-have not ended."
+are admitted. So the listeners have a higher limit, which is reached only while too many dismissed
+connections have not ended."
   (let ((options (copy-options (server-options server)))
         (connections (admission-max-connections (server-admission server))))
     (setf (options-max-connections options)
@@ -384,7 +384,7 @@ FUNCTION takes no argument. From any thread."
 
 (defun run-stop-functions (server drain)
   "Call the functions of CALL-BEFORE-STOP for SERVER, including those that are added meanwhile.
-Return the functions to be called after it has stopped, and the state that it had before it drains."
+Return the functions to be called after it has stopped, and the state that SERVER had before this."
   (let ((after '()))
     (loop
       (let* ((function
@@ -405,11 +405,11 @@ Return the functions to be called after it has stopped, and the state that it ha
      &key (drain (options-drain-seconds (server-options (checked-server server)))))
   "Stop SERVER: close its listeners, send GOAWAY to the peers, give running calls DRAIN seconds to
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
-ended by themselves. Always returns, shortly after DRAIN at the latest, unless a function that
-CALL-BEFORE-STOP was given takes longer. Stopping again does nothing. Saving the image stops all
-servers, with a DRAIN of 0. In a handler, interceptor or callback of one of SERVER's own calls,
-return nil at once: a thread of its own stops SERVER, and gives that call time to end like all
-others. Signal MISUSE for another object than a server. From any thread."
+ended by themselves. This always returns, shortly after DRAIN at the latest, unless a function given
+to CALL-BEFORE-STOP takes longer. Stopping again does nothing. Saving the image stops all servers,
+with a DRAIN of 0. In a handler, interceptor or callback of one of SERVER's own calls, return nil at
+once: another thread then stops SERVER, and gives that call time to end like all others. Signal
+MISUSE for another object than a server. From any thread."
   (unless (typep drain '(real 0))
     (misuse "DRAIN is a number of seconds, 0 or more, not ~S." drain))
   (cond ((in-call-of-p (checked-server server))
@@ -421,8 +421,8 @@ others. Signal MISUSE for another object than a server. From any thread."
         (t (stop-and-wait server drain))))
 
 (defun in-call-of-p (server)
-  "True if this thread runs user code of one of SERVER's calls, which would wait for itself if it
-waited for SERVER's end."
+  "True if this thread runs user code of one of SERVER's calls, so that it would wait for itself if
+it waited for SERVER's end."
   (let ((call (method:current-call)))
     (and call
          (not (rpc:client-p call))

@@ -18,9 +18,9 @@ else three for each octet of its UTF-8."
           (t 3))))
 
 (define-hot status-message-end ((message simple-string) (limit index)) (values index index boolean)
-  "Find the part of MESSAGE that fits into LIMIT octets. The values are the position of its end, the
-number of its octets, and true if it is not all of MESSAGE. In that case LIMIT has room for an
-ellipsis after it."
+  "Find the part of MESSAGE that fits into LIMIT octets. The values are the position of the end of
+that beginning, the number of its octets, and true if it is not all of MESSAGE. In that case LIMIT
+has room for an ellipsis after it."
   (let ((size 0) (end 0) (end-size 0))
     (declare (type index size end end-size))
     (dotimes (i (length message) (values (length message) size nil))
@@ -53,9 +53,9 @@ ellipsis after it."
     at))
 
 (defun encode-status-message (message &optional (limit (ash 1 40)))
-  "Return the octets of grpc-message for the string MESSAGE. If they would be more than LIMIT,
-encode only its beginning and an ellipsis. Blanks at its ends are escaped as well, since HTTP/2
-allows none there (RFC 9113 section 8.2.1)."
+  "Return the octets of grpc-message for the string MESSAGE. If these would be more than LIMIT,
+encode only the beginning of MESSAGE and an ellipsis. Blanks at its ends are escaped as well, since
+HTTP/2 allows none there (RFC 9113 section 8.2.1)."
   (let ((message (coerce message 'simple-string)))
     (multiple-value-bind (end size cut) (status-message-end message limit)
       (let ((octets (make-octets (if (and cut (plusp end)) (+ size 3) size)))

@@ -14,15 +14,15 @@
   (let ((reactions (ensure-wire-reactions call)))
     (when (or (null (wire-reactions-scheduled reactions))
               (and (waiting-p (wire-reactions-scheduled reactions))
-                   (call-status call)   ; so they wait no longer
+                   (call-status call)   ; so its callbacks do not wait any more
                    (progn (quit-ring (wire-reactions-scheduled reactions)) t)))
       (setf (wire-reactions-scheduled reactions) t)
       (loop:defer (wire-call-loop call) #'run-callbacks call))
     nil))
 
 (define-hot run-callback ((call wire-call) (function function)) boolean
-  "Run FUNCTION, user code of CALL, with the baton lent; an error in it ends CALL. False if the
-baton was lost; then nothing of the loop may be used."
+  "Run FUNCTION, user code of CALL, with the baton lent; an error in it ends CALL. Return false if
+the baton was lost; then nothing of the loop may be used."
   (let ((abandoned t))
     (unwind-protect
          (multiple-value-bind (condition baton)
@@ -59,7 +59,8 @@ watchdog does not mistake many quick calls of the callback for one that takes to
 (define-hot run-with-messages ((call wire-call) (reactions wire-reactions)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
 RUN-CALLBACK."
-  (let ((message nil))                  ; kept until its callback returns, if that is run once more
+  ;; kept until its callback returns, since the callback may be run once more
+  (let ((message nil))
     (flet ((run ()
              (loop repeat +messages-at-once+
                    while (or message (message-due-p call reactions))
@@ -71,11 +72,11 @@ RUN-CALLBACK."
       (run-callback call #'run))))
 
 ;;; A server charges a connection with each thread in which a callback has lost the loop. The thread
-;;; that takes the loop over adds the charge, the thread that returns from the callback removes it,
-;;; in either order; both under the lock of the reserve.
+;;; that takes the loop over adds the charge, and the thread that returns from the callback removes
+;;; it. This happens in either order, so both threads hold the lock of the reserve.
 
 (defun late-callback-p (call)
-  "True if what has lost the loop of CALL is a callback of CALL, which runs or has just returned."
+  "True if a callback of CALL, which runs or has just returned, has lost the loop."
   (let ((reactions (call-wire-reactions call)))
     (and reactions
          (member (wire-reactions-scheduled reactions) '(:running :returned))
@@ -129,9 +130,9 @@ From any thread."
   (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
 
 (defun run-waiting-callbacks (link)
-  "If LINK may have a thread, schedule the callbacks of that call of LINK that has waited longest,
-after all functions that are due now, and then those of the next waiting call. Otherwise ask for a
-thread."
+  "If LINK may have a thread, schedule the callbacks of the call of LINK that has waited longest,
+after all functions that are due now; then do the same for the next waiting call. Otherwise ask for
+a thread."
   (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
     (cond ((null place))
           ((thread-free-p link)

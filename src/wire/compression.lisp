@@ -83,8 +83,8 @@ we cannot read return :unknown and the text of the error."
       (nreverse encodings))))
 
 (defun accepted-encodings (field)
-  "The list of our encodings that FIELD, a grpc-accept-encoding, names. FIELD remembers it until
-another encoding is registered."
+  "The list of our encodings that FIELD, a grpc-accept-encoding, names. FIELD remembers the result
+until another encoding is registered."
   (let ((memo (hpack:field-memo field)))
     (if (and (consp memo) (eq (car memo) (encodings)))
         (cdr memo)
@@ -102,8 +102,8 @@ another encoding is registered."
 
 (define-hot compress-octets ((encoding encoding) (level (integer 1 9)) (octets octets) (end index))
     (or null parcel)
-  "Compress a message, OCTETS up to END with its prefix. Return the compressed one with its own
-prefix, nil if there is no memory for that. From any thread."
+  "Compress a message, OCTETS up to END with its prefix. Return the compressed message with its own
+prefix, or nil if there is no memory for it. From any thread."
   (multiple-value-bind (result result-end)
       (compressed-octets encoding level octets +prefix-octets+ end +prefix-octets+)
     (declare (type (or null octets) result) (type index result-end))
@@ -131,7 +131,8 @@ ISIZE), if the peer is honest."
   "The longest message, in octets, that is decompressed by a thread that runs a loop.")
 
 (declaim (type (or null sb-thread:semaphore) **decompressing**))
-(defglobal **decompressing** nil)       ; counts how many more long messages may be at once
+;; a semaphore: how many more long messages may be decompressed at once
+(defglobal **decompressing** nil)
 
 (defun decompressing-semaphore ()
   (or **decompressing**
@@ -144,7 +145,7 @@ ISIZE), if the peer is honest."
   "Take one of the turns that SEMAPHORE counts by TAKE, a function of SEMAPHORE and a notification.
 Then call FUNCTION, give the turn back, and return FUNCTION's values. With AROUND-WAIT, FUNCTION has
 no turn while it waits for room; AROUND-WAIT, a function, is called with true before that, and with
-false once it has a turn again. In user code."
+false once FUNCTION has a turn again. In user code."
   (declare (type function function take) (type (or null function) around-wait))
   (let ((turn (sb-thread:make-semaphore-notification)))
     (flet ((take () (funcall take semaphore turn))

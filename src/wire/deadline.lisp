@@ -30,7 +30,7 @@
   nil)
 
 (define-hot (note-end :inline t) ((call wire-call)) null
-  "Note that CALL is about to end in this turn: queue the messages that have arrived, and stop its
+  "Prepare for the end of CALL in this turn: queue the messages that have arrived, and stop its
 timers. Otherwise a peer that makes and cancels calls without end would fill the wheel with timers
 that are due much later."
   (seal-batch call)

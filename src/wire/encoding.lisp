@@ -4,8 +4,8 @@
 ;;;;
 ;;;; A message of ours is compressed if the user of the channel, server or call has chosen an
 ;;;; encoding, the peer has not announced that it cannot read it, the message is long enough to
-;;;; benefit from it, and its SEND allows it. The header grpc-encoding goes out with the first
-;;;; headers, so the encoding is final then.
+;;;; benefit from it, and its SEND allows it. The header grpc-encoding is sent with the first
+;;;; headers, so the encoding is final from then on.
 ;;;;
 ;;;; The thread that encodes a message compresses it, and the thread that decodes one decompresses
 ;;;; it, with the baton lent. A received message waits in its compressed form, so that the octets
@@ -14,7 +14,7 @@
 (in-package #:clgrpc.wire)
 
 (define-hot (compression-of :inline t) ((call call)) (or null compression)
-  "The COMPRESSION of CALL, or nil if it has none."
+  "The COMPRESSION of CALL, or nil."
   (let ((parts (call-wire-parts call)))
     (and parts (wire-parts-compression parts))))
 
@@ -50,8 +50,8 @@ ends."
 
 (defun inflate-message (call encoding octets limit)
   "Decompress OCTETS, a message of CALL compressed by ENCODING. Return two values: octets to return
-to the store, and the number of them that are the message. If it is damaged or has more than LIMIT
-return nil, and the status and the text with which CALL ends."
+to the store, and the number of them that are the message. If the message is damaged or longer than
+LIMIT, return three values: nil, and the status and the text with which CALL ends."
   (multiple-value-bind (outcome result length)
       (expand-octets encoding octets 0 (length octets) limit)
     (if (eq :ok outcome)
@@ -113,14 +113,15 @@ itself. ENCODED is not changed. If libz has no memory, end CALL and return nil."
                  (copy-octets octets 0 length plain +prefix-octets+)
                  (give-octets-back octets)
                  plain))
-          ((:no-memory :corrupt :truncated :too-long) ; a user's functions may not fit each other
+          ;; the two functions of a user's compression may not match
+          ((:no-memory :corrupt :truncated :too-long)
            (abort-as call :no-memory)
            nil)))
       encoded))
 
 (define-hot (encode-encodings :inline t) ((call call) encoder buffer compressed) null
   "Append to CALL's first header block the encodings that we can read and, if COMPRESSED is true,
-the encoding of our messages. A server does so only if CALL has a COMPRESSION."
+the encoding of our messages. A server adds these fields only if CALL has a COMPRESSION."
   (let ((compression (compression-of call)))
     (when (or compression (client-p call))
       (hpack:encode-field encoder buffer (accepted-encodings-field) :index))

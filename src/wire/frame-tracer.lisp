@@ -9,11 +9,11 @@
 (in-package #:clgrpc.wire)
 
 (defglobal **taps** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "A table from a link to the number of octets of its output that still belong to a reported frame;
-or to a vector with the written octets of a frame's header, if only a part of that was written.")
+  "A table from a link to the number of octets of its output that still belong to a reported frame.
+If only a part of a frame's header was written, the value is a vector with these octets instead.")
 
 (defun tell-frame (link event plist)
-  "Report EVENT, with the frame of PLIST, to the tracer of frames that is on and covers it."
+  "Report EVENT, with the frame in PLIST, to the tracer of frames that is on and covers EVENT."
   (flet ((tell (tracer)
            (apply #'log-event :trace event :tracer tracer
                   :role (http2:connection-role (link-http2 link)) :peer (link-peer link) plist)))

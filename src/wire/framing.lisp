@@ -1,8 +1,7 @@
 ;;;; Length-prefixed messages (gRPC over HTTP/2, "Length-Prefixed-Message"): one octet that is 1 if
 ;;;; the message is compressed, four of length, the message. A message that is complete in the
-;;;; received octets is delivered from there. Only one that is cut by the edge of a DATA frame is
-;;;; put together in a PARTIAL, which grows as octets arrive, never by the length that the peer
-;;;; claims.
+;;;; received octets is delivered from there. Only a message that is cut by the edge of a DATA frame
+;;;; is put together in a PARTIAL, which grows as octets arrive, whatever length the peer claims.
 ;;;;
 ;;;; A long message, to be sent or received, is a PARCEL: octets of the image's store with an end.
 ;;;; It has one owner at a time. A message to send is passed from the thread that encodes it to the
@@ -28,8 +27,9 @@ long that the loop should not do it.")
   "A long message: OCTETS, of BORROW-OCTETS, up to END."
   (octets (make-octets 0) :type octets) ; of BORROW-OCTETS
   (end 0 :type index)                   ; of the message in them
-  (plain nil :type (or null index))     ; of ours: its size before it was compressed, or nil
-  (compressed nil :type boolean))       ; of the peer's: it waits as it came, compressed
+  ;; for a message of ours: its size before it was compressed, or nil
+  (plain nil :type (or null index))
+  (compressed nil :type boolean))       ; for a message of the peer's: it waits in compressed form
 
 (declaim (sb-ext:freeze-type parcel))
 
@@ -37,7 +37,7 @@ long that the loop should not do it.")
   "~D octets" (parcel-end parcel))
 
 (declaim (type octets **taken**))
-(defglobal **taken** (make-octets 0))   ; of a parcel whose octets were taken
+(defglobal **taken** (make-octets 0))   ; stands for the octets of a parcel whose octets were taken
 
 (define-hot parcel-taken ((parcel parcel)) octets
   "Remove the octets from PARCEL and return them. Signal MISUSE if they were taken before: two
@@ -51,14 +51,14 @@ threads that receive on one call must not both return them to the store."
 (defconstant +partial-growth+ 4
   "The factor by which a full PARTIAL grows.")
 (defconstant +foresight+ 32
-  "A PARTIAL gets room for its whole message if that is at most so many times the part that has
-arrived. So only a small part of a long message is copied again: 32 KB of 1 MB. A peer can make us
-keep so many times the octets that it sends; they are charged to its link.")
+  "A PARTIAL gets room for its whole message if the message is at most this many times as long as
+the part that has arrived. So only a small part of a long message is copied again: 32 KB of 1 MB. A
+peer can make us keep this many times the octets that it sends; they are charged to its link.")
 
 (defstruct (partial (:copier nil))
   "A message of which a part has arrived: first its prefix, five octets, then its octets in BODY."
   (prefix (make-octets +prefix-octets+) :type octets) ; up to PREFIX-FILL
-  (prefix-fill 0 :type (integer 0 5))   ; 5 once it is whole
+  (prefix-fill 0 :type (integer 0 5))   ; 5 once the prefix is whole
   (body (load-time-value (make-octets 0)) :type octets) ; of BORROW-OCTETS
   (fill 0 :type index))                 ; how much of BODY has come
 
@@ -68,8 +68,8 @@ keep so many times the octets that it sends; they are charged to its link.")
   (u32be (partial-prefix partial) 1))
 
 (define-hot (partial-room :inline t) ((partial partial)) index
-  "The octets of memory of PARTIAL's message: up to +FORESIGHT+ times the part that has arrived. Its
-call is charged with them."
+  "The octets of memory of PARTIAL's message: up to +FORESIGHT+ times the part that has arrived. The
+call is charged with these octets."
   (min (length (partial-body partial)) (partial-length partial)))
 
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
@@ -80,8 +80,9 @@ needs room for MORE."
       (max (* +partial-growth+ fill) (+ fill more))))
 
 (defconstant +own-octets+ 524288
-  "A message of at least so many octets is put together in a fresh vector of its length, which can
-become the value of the field that fills it; a shorter one in a vector of the store.")
+  "A message of at least this many octets is put together in a fresh vector of its length, so that a
+field that fills the message can have this vector as its value. A shorter message is put together in
+a vector of the store.")
 
 (defconstant +long-beginning-octets+ 32768
   "A message of more than +PARCEL-OCTETS+ begins in a vector of at least so many octets.")
@@ -93,7 +94,7 @@ become the value of the field that fills it; a shorter one in a vector of the st
         (t (borrow-octets length))))
 
 (define-hot grow-partial ((partial partial) (count index)) boolean
-  "Make room for COUNT octets more of PARTIAL's message; false if the heap has none."
+  "Make room for COUNT octets more of PARTIAL's message; return false if the heap has no room."
   (let ((fill (partial-fill partial))
         (body (partial-body partial)))
     (handler-case

@@ -2,8 +2,9 @@
 ;;;;
 ;;;; The short messages of one read are put side by side in a batch. The reader gets the batch when
 ;;;; the read has been worked through (SEAL-LINK) or the peer's side ends. The window is
-;;;; returned as octets arrive, so that a message larger than the window can arrive. When too much
-;;;; is queued unread, the stream's window is withheld until the reader has taken half of it.
+;;;; returned as octets arrive, so that a message larger than the window can arrive. When too many
+;;;; octets are queued unread, the stream's window is withheld until the reader has taken half of
+;;;; them.
 
 (in-package #:clgrpc.wire)
 
@@ -113,8 +114,8 @@ if it is compressed."
   "The most compressed octets of a message of unknown length that is decompressed on the loop.")
 
 (defun long-parcel-p (parcel encoding)
-  "True if PARCEL, compressed by ENCODING, is long once it is decompressed, or may be, by its own
-data."
+  "True if PARCEL, compressed by ENCODING, is or may be long once it is decompressed, according to
+its own data."
   (let ((size (inflated-size encoding (parcel-octets parcel) 0 (parcel-end parcel))))
     (if (integerp size)
         (< +short-octets+ size)
@@ -122,9 +123,9 @@ data."
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
     (values parcel boolean)
-  "Return a parcel with the octets START to END, a long message that DELIVER has got. It has a copy
-of them, or the vector in which the message was put together. The second value is true if the
-message is, or may be, long once it is decompressed."
+  "Return a parcel with the octets START to END, a long message that DELIVER has got. The parcel has
+a copy of the octets, or the vector in which the message was put together. The second value is true
+if the message is, or may be, long once it is decompressed."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (parcel (cond ((and partial (eq octets (partial-body partial)))
@@ -146,7 +147,7 @@ message is, or may be, long once it is decompressed."
 batch."
   (or (> size +parcel-octets+)
       (packs-p call)
-      (protobuf:coded-type-p (incoming-type call)))) ; a user's function decodes it
+      (protobuf:coded-type-p (incoming-type call)))) ; then a function of a user decodes it
 
 (define-hot whole-message-p ((octets octets) (at index) (end index)) boolean
   (and (<= (+ at +prefix-octets+) end)
@@ -190,7 +191,7 @@ half of that limit, below which the window is returned."
              (wire-inlet-queued-octets inlet)))))
 
 (define-hot call-dialect ((call wire-call)) (or null dialect)
-  "The dialect that the link of CALL, which has no stream, speaks; nil for HTTP/2."
+  "The dialect of the link of CALL, which has no stream; nil for HTTP/2."
   (let ((link (wire-call-link call)))
     (and link (link-dialect link))))
 
@@ -210,19 +211,19 @@ queued. A link without HTTP/2, which has no windows, reads no more of CALL's bod
                (funcall (dialect-pause (call-dialect call)) call t))
            (sb-thread:barrier (:memory))
            ;; the reader may have emptied the queue just before it could see WITHHELD
-           (release-window call)))      ; else the stream was closed by a delivered message
+           (release-window call)))      ; otherwise a delivered message has closed the stream
     nil))
 
 (define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)
                           &optional (receive function #'receive-messages))
     null
   "Take the payload of a DATA frame, or octets of a body over HTTP/1.1, by RECEIVE, a function of
-these arguments, and give window back for it."
+these arguments; then give the window for it back."
   (funcall receive call octets start end)
   (give-window call (- end start)))
 
 (defun release-window (call)
-  "Give back the window that was withheld of CALL, or read on over HTTP/1.1, unless too much is
+  "Give the withheld window of CALL back, or continue to read over HTTP/1.1, unless too much is
 queued again. On the loop."
   (let ((inlet (call-wire-inlet call)))
     (when (and (plusp (wire-inlet-withheld inlet)) (not (queue-full-p call t)))
@@ -276,11 +277,11 @@ long.")
 (define-hot decode-item ((call wire-call) item (start index) (end index)
                          &optional (decode function #'decode-within) (text boolean nil))
     t
-  "The operation DECODE, if DECODE decodes messages of CALL. TEXT is true if they are text; then
-DECODE ignores MOST and BEYOND. A compressed message that becomes more than +FREE-TIMES+ as long, or
-longer at all if it is text, counts for its peer, if that has a budget. If a message cannot be
-decoded, signal an RPC-ERROR, which ends CALL as well. If CALL ends while a message waits for its
-peer's turn, signal CALL's RPC-ERROR."
+  "The operation DECODE, if DECODE decodes messages of CALL. TEXT is true if the octets are text;
+then DECODE ignores MOST and BEYOND. If the peer has a budget, a compressed message counts for it if
+it becomes more than +FREE-TIMES+ times as long, or, for text, if it becomes longer at all. If a
+message cannot be decoded, signal an RPC-ERROR, which ends CALL as well. If CALL ends while a
+message waits for its peer's turn, signal CALL's RPC-ERROR."
   (flet ((decode (call octets start end consume)
            (decode-with-room call octets start end consume decode text)))
     (declare (dynamic-extent #'decode))
@@ -291,8 +292,8 @@ peer's turn, signal CALL's RPC-ERROR."
       (t item))))
 
 (defconstant +roomless-octets+ 1024
-  "No longer message is decoded without regard to the memory of the messages inside it: 512 empty
-ones of a type with 250 fields take 1 MB.")
+  "The longest message that is decoded without regard to the memory of the messages inside it: 512
+empty ones of a type with 250 fields take 1 MB.")
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
   "The operation DECODE of messages of gRPC: as DECODE-ITEM, without a call for short messages."
@@ -303,37 +304,37 @@ ones of a type with 250 fields take 1 MB.")
 
 ;;; Room in the heap. A few octets may become a message of many small objects, and hundreds of
 ;;; threads may decode such messages at once. So a message of more than +PARCEL-OCTETS+ is decoded
-;;; with room promised for its objects. Few messages need the most that they may: so each is read
-;;; first with little memory for the messages inside it, and read again if they take more. A shorter
-;;; message, but for the shortest, gets a promise only when it is read again.
+;;; with room promised for its objects. Few messages need as much room as they may: so each is read
+;;; first with little memory for the messages inside it, and read again if these take more. A
+;;; shorter message gets a promise only when it is read again; the shortest ones never do.
 
 (defconstant +usual-octets+ (expt 2 20)
   "The memory that the messages inside a message usually take at most, beyond eight times its
 length.")
 
 (defconstant +inside-times+ 512
-  "How many times its octets the messages inside a text may take: each has two octets at least, and
-few types of messages have more than a hundred fields.")
+  "The factor from the octets of a text to the memory that the messages inside it may take: each of
+these has two octets at least, and few types of messages have more than a hundred fields.")
 
 (defconstant +value-times+ 24
-  "How many times its octets the other values of a message may take.")
+  "The factor from the octets of a message to the memory that its other values may take.")
 
 (defun decoding-room (call size)
-  "The most octets of the heap that a message of CALL of SIZE may take when it is decoded, about;
+  "About how many octets of the heap a message of CALL of SIZE may take at most when it is decoded;
 never more than a quarter of the heap, since most long messages take little more than their octets."
   (min (ash (heap-size) -2)
        (+ (options-max-decoded-octets (wire-call-options call)) (* +value-times+ size))))
 
 (defun call-in-room (call room size decode)
   "The values of DECODE, which decodes a message of CALL of SIZE, called with octets of the heap,
-ROOM, promised for that. If there is no room, signal an RPC-ERROR, which ends CALL as well."
+ROOM, promised for that. If the heap has no room, signal an RPC-ERROR, which ends CALL as well."
   (handler-bind ((error (lambda (error)
                           (when (failure-p error)
                             (wire-post call (lambda () (abort-as call error)))))))
     (call-with-room call room (wire-call-options call) decode :long nil :received size)))
 
 (defun decode-in-passes (call octets start end consume decode)
-  "What DECODE returns, called with these arguments, MOST and BEYOND. A message that is long, or
+  "The values of DECODE, called with these arguments, MOST and BEYOND. A message that is long, or
 takes much memory, is decoded in room for its objects."
   (declare (type function decode) (type index start end))
   (let* ((size (- end start))
@@ -358,9 +359,9 @@ takes much memory, is decoded in room for its objects."
       (call-in-room call (decoding-room call size) size #'decode))))
 
 (defun decode-with-room (call octets start end consume decode text)
-  "What DECODE returns, called with these arguments, MOST and BEYOND. DECODE and TEXT are as of
-DECODE-ITEM. What a text becomes is bounded by its length, and reading it twice would take long: so
-it is decoded at once in the most room that it may need, unless that is little."
+  "The values of DECODE, called with these arguments, MOST and BEYOND. DECODE and TEXT are as of
+DECODE-ITEM. The length of a text bounds the memory of its messages, and reading it twice would take
+long. So it is decoded at once in the most room that it may need, unless that is little."
   (declare (type function decode) (type index start end))
   (let ((size (- end start)) (type (incoming-type call)))
     (declare (type index size))
@@ -371,7 +372,7 @@ it is decoded at once in the most room that it may need, unless that is little."
       (cond ((or (<= size +roomless-octets+) (protobuf:coded-type-p type)) (decode))
             ((not text) (decode-in-passes call octets start end consume decode))
             ((or (<= (* +inside-times+ size) +usual-octets+)
-                 (protobuf:raw-type-p type)) ; DECODE asks for room itself
+                 (protobuf:raw-type-p type)) ; DECODE itself requests room
              (decode))
             (t (call-in-room call
                              (min (decoding-room call size)
@@ -390,8 +391,8 @@ it is decoded at once in the most room that it may need, unless that is little."
           (values (unparsable-condition call error start) nil 0)))))
 
 (define-hot decode-taken ((call wire-call) (octets octets) (end index) (decode function)) t
-  "The message of CALL in OCTETS up to END. The store gets OCTETS back unless the message keeps
-them."
+  "The message of CALL in OCTETS up to END. OCTETS are returned to the store unless the message
+keeps them."
   (multiple-value-bind (message kept)
       (funcall decode call octets 0 end (<= +own-octets+ (length octets)))
     (when (failure-p message) (end-undecodable call message))
@@ -440,8 +441,8 @@ them."
 
 (defun call-on-budget (call budget came function)
   "Call FUNCTION, which decompresses and decodes a message of CALL of which CAME octets were
-received, within BUDGET, a link's. The octets are charged to CALL's link meanwhile, since they may
-wait for long."
+received, within BUDGET, that of its link. The octets are charged to CALL's link meanwhile, since
+they may wait for long."
   (declare (type function budget))
   (with-undoing ((charge-link (the link (wire-call-link call)) came)
                  (discharge call came))
@@ -459,11 +460,11 @@ wait for long."
 (define-hot (take-single :inline t) ((call wire-call) (octets octets) (start index) (end index)
                                      &optional (keep boolean nil) (decode (or null function) nil))
     (values t boolean fixnum)
-  "Take the octets, which are the only message of CALL. With KEEP, or if it is long or may be
-compressed, return a parcel of it, for DECODE-ITEM; the second value is true if that may be long
-once it is decompressed. Otherwise return what DECODE, or if that is nil the function for messages
-of gRPC, returns; the memory of the messages inside it is the third value. Return nil if CALL was
-ended, since its link holds too much."
+  "Take the octets, which are the only message of CALL. If KEEP is true, or the message is long or
+may be compressed, return a parcel of it, for DECODE-ITEM; the second value is true if the message
+may be long once it is decompressed. Otherwise return the value of DECODE or, if DECODE is nil, of
+the function for messages of gRPC; the memory of the messages inside the message is the third value.
+Return nil if CALL was ended because its link holds too much."
   (let ((size (- end start)))
     (cond ((not (or keep (to-keep-p call size)))
            (multiple-value-bind (message kept inside)

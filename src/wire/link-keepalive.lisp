@@ -16,7 +16,7 @@
     (setf (link-born-ns link) (loop:event-loop-now (link-loop link))
           (link-taken-ns link) (link-born-ns link)
           (link-filled-ns link) (link-born-ns link)
-          ;; so that connections made at once do not end at once
+          ;; so that connections that were made together do not end together
           (link-age-ns link)
           (round (* age-ns (+ 0.9 (random 0.2 (loop:event-loop-random (link-loop link))))))
           (link-life link) (loop:make-lasting-timer (link-loop link) #'check-link link))
@@ -31,7 +31,7 @@
         (due nil))
     (dolist (check (if (link-http2 link)
                        '(advance-core keep-alive check-frame check-output check-age check-idle)
-                       '(check-age)))   ; a dialect makes the others itself
+                       '(check-age)))   ; a dialect makes the other checks itself
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))
@@ -45,7 +45,7 @@
   (http2:advance-time (link-http2 link) now))
 
 (defun check-frame (link now)
-  "End LINK if its peer owes the rest of a frame, or of a header block, for too long."
+  "End LINK if the rest of a frame, or of a header block, has been missing for too long."
   (let* ((timeout (seconds-ns (options-frame-timeout-seconds (link-options link))))
          (socket (link-socket link))
          (since (cond ((loop:connection-output-pending-p socket) nil) ; we may not be reading

@@ -2,12 +2,12 @@
 ;;;; (base/memory/account.lisp), which is part of its peer's, its server's and the process's; or, at
 ;;;; a client, of its channel's.
 ;;;;
-;;;; - Charged where it begins and released where it ends: header lists of calls, incomplete
-;;;;   messages, requests that wait for a handler (HOLD); messages that no thread has taken, answers
-;;;;   on their way to the loop (CHARGE-LINK).
-;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
-;;;;   open streams, queued DATA, incomplete header blocks, the data of a dialect (MEASURE-LINK);
-;;;;   leftovers of input, output, TLS (loop/io/connection-io.lisp).
+;;;; - Some octets are charged where they begin to be held, and released where that ends: header
+;;;;   lists of calls, incomplete messages, requests that wait for a handler (HOLD); messages that
+;;;;   no thread has taken, answers on their way to the loop (CHARGE-LINK).
+;;;; - Others are measured when the link is read and flushed, and when more DATA is queued: tables
+;;;;   and caches, open streams, queued DATA, incomplete header blocks, the data of a dialect
+;;;;   (MEASURE-LINK); leftovers of input, output, TLS (loop/io/connection-io.lisp).
 ;;;;
 ;;;; An incomplete message counts with the memory that is allocated for it.
 ;;;;
@@ -21,8 +21,8 @@
 ;;;; - Above 9/8 of TOTAL the peer that holds most loses the link that holds most
 ;;;;   (server/limits/valve.lisp).
 ;;;;
-;;;; A call whose messages are not read should hold up only itself. So the connection's window is
-;;;; raised for octets that are not read yet, until the link holds half of max-held-octets. Then
+;;;; A call whose messages are not read should hold up only itself. So the connection's window grows
+;;;; also for octets that no thread has read yet, until the link holds half of max-held-octets. Then
 ;;;; that window is withheld, until the link holds less than a quarter.
 
 (in-package #:clgrpc.wire)
@@ -57,7 +57,7 @@
         (max (options-max-held-octets options) least))))
 
 (define-hot all-hold-too-much-p ((account account) (total index)) boolean
-  "True if the peer of ACCOUNT, a link's, holds too much, if TOTAL is the limit of all links."
+  "True if the peer of ACCOUNT, a link's, holds too much; TOTAL is the limit of all links."
   (let* ((peer (the account (account-whole account)))
          (all (all-account account))
          (left (- total (account-sum all))))
@@ -84,9 +84,9 @@ else return true."
           (t t))))
 
 (define-hot hold ((call wire-call) (count index) &optional (until-closed boolean nil)) boolean
-  "Charge COUNT octets that CALL keeps to its link: with UNTIL-CLOSED while its stream, which must
-be open, exists; else until they are delivered. If that exceeds a limit, end CALL and return false.
-On the loop."
+  "Charge CALL's link with COUNT octets that CALL keeps: if UNTIL-CLOSED is true, as long as CALL's
+stream exists, which must be open; else until they are delivered. If that exceeds a limit, end CALL
+and return false. On the loop."
   (if until-closed
       (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
       (incf (wire-inlet-held (ensure-wire-inlet call)) count))
@@ -98,8 +98,8 @@ On the loop."
   (charge-account (link-account link) count))
 
 (define-hot discharge ((call wire-call) (count index)) null
-  "Take COUNT octets of CALL's messages off its link. If the link's window is withheld and it holds
-little enough now, return the window. From any thread."
+  "Subtract COUNT octets of CALL's messages from the charge of its link. If the link's window is
+withheld and the link holds little enough now, return the window. From any thread."
   (let ((link (the link (wire-call-link call))))
     (discharge-account (link-account link) count)
     (when (and (link-window-withheld link) (drained-p link))
@@ -113,7 +113,7 @@ little enough now, return the window. From any thread."
   (trace-event :flowctl event :peer (link-peer link) :held-octets (link-held link)))
 
 (defun return-window (link)
-  "If LINK's window is withheld and it holds little enough again, let the connection's window grow
+  "If LINK's window is withheld and LINK holds little enough again, let the connection's window grow
 by everything received. On the loop."
   (when (and (link-window-withheld link) (drained-p link))
     (setf (link-window-withheld link) nil)
@@ -130,12 +130,12 @@ if its link holds too much."
           (t (setf (link-window-withheld link) t)
              (when (tracing-p :flowctl) (trace-window link :connection-window-withheld))
              (sb-thread:barrier (:memory))
-             ;; readers may have taken enough just before they could see that it is withheld
+             ;; readers may have taken enough just before they could see that the window is withheld
              (return-window link)))
     nil))
 
 (define-hot release-held ((call wire-call)) null
-  "Take the octets that CALL holds off its link. On the loop."
+  "Subtract the octets that CALL holds from the charge of its link. On the loop."
   (let* ((inlet (call-wire-inlet call))
          (link (the link (wire-call-link call)))
          (held (if inlet (shiftf (wire-inlet-held inlet) 0) 0)))

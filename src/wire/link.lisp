@@ -18,18 +18,18 @@ protocol. All run on its loop. A server includes this structure."
 
 (defstruct (link (:constructor make-link (loop options owner)) (:copier nil))
   "One connection, at either end; at a server it may speak another protocol than HTTP/2."
-  (loop nil :type loop:event-loop)      ; on which all of it runs
+  (loop nil :type loop:event-loop)      ; the loop on which all of it runs
   (options nil :type options)           ; its owner's
   (owner nil)                           ; the server loop, or the connection set
   (observer nil :type (or null observer)) ; of its events
   (socket nil :type (or null loop:connection)) ; the loop's connection
   (peer nil :type (or null string))     ; the address of its peer
-  (account nil :type (or null account)) ; of the octets that it holds
+  (account nil :type (or null account)) ; the account of the octets that it holds
   (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
   (calls 0 :type fixnum)                ; open ones
   (measured 0 :type index)              ; charged by MEASURE-LINK, see link-memory.lisp
   (window-withheld nil :type boolean)   ; the connection's; see link-memory.lisp
-  (arriving '() :type list)             ; calls that the read under way has brought messages for
+  (arriving '() :type list)             ; calls for which the read under way has brought messages
   (held-up nil :type (or null fifo))    ; a server's calls that wait for output to leave
   (draining nil :type boolean)          ; it gets no more calls
   (stopped nil :type boolean)           ; the core reads no more until output has left
@@ -37,15 +37,15 @@ protocol. All run on its loop. A server includes this structure."
   (last-octets 0 :type index)           ; their memory, about
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for a thread
-  (asked nil :type boolean)             ; a function for these is queued; see ASK-FOR-THREAD
+  (asked nil :type boolean)             ; a function for WAITING-CALLS is queued, see ASK-FOR-THREAD
   (share nil :type (or null loop:share)) ; of the reserve; nil without a limit
   ;; at a server, (call came function): call FUNCTION, which decompresses and decodes a message of
   ;; CALL of CAME octets, within the budget of the peer, and return its values
   (budget nil :type (or null function))
   (life nil :type (or null timer))      ; of link-keepalive.lisp, as those until QUIET-NS
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
-  (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
-  (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we send a PING; 0 is never
+  (age-ns 0 :type (unsigned-byte 62))   ; the age at which it must end; 0 without a limit
+  (keepalive-ns 0 :type (unsigned-byte 62)) ; the silence after which we send a PING; 0 for never
   (keepalive-timeout-ns 0 :type (unsigned-byte 62)) ; how long the peer may be silent after that
   (dormant nil :type boolean)           ; a PING is due when a call begins
   (pinged-ns 0 :type (unsigned-byte 62)) ; when the last PING was sent
@@ -66,7 +66,7 @@ protocol. All run on its loop. A server includes this structure."
   (messages-received 0 :type (unsigned-byte 62)) ; whole ones
   (received-ns 0 :type (unsigned-byte 62)) ; when the last came
   (keepalives 0 :type (unsigned-byte 62)) ; keepalive PINGs sent
-  (failure nil))                        ; text: why the link ended
+  (failure nil))                        ; the reason why the link ended, a text
 
 (defmethod print-object ((link link) stream)
   (print-unreadable-object (link stream :type t :identity t)
@@ -84,7 +84,7 @@ protocol. All run on its loop. A server includes this structure."
 
 (defun describe-link (link)
   "A plist that describes LINK. A time of 0 means never. The values of :NUMBER, :LOOP and :PEER are
-valid on any thread, the others on its loop."
+valid on any thread, the others only on LINK's loop."
   (list :number (link-number link) :loop (link-loop link) :peer (link-peer link)
         :socket (link-socket link) :http2 (link-http2 link)
         :security (loop:connection-security (link-socket link))
@@ -119,7 +119,7 @@ valid on any thread, the others on its loop."
   (when (link-http2 link) (http2:close-connection (link-http2 link) error-code text)))
 
 (defun close-link (link text &key status how)
-  "End LINK because of TEXT. If STATUS is not nil, first end every call on it with STATUS. Return
+  "End LINK because of TEXT. If STATUS is not nil, first end every call on LINK with STATUS. Return
 nil. HOW is one of
 nil      in order: send GOAWAY, send the queued output, close
 :EXPEL   at once, and every call on it with :unavailable. Its peer is sent a GOAWAY with

@@ -1,6 +1,6 @@
 ;;;; Metadata on the wire: the HPACK fields as they arrived. They are immutable and decoded on
-;;;; demand (gRPC over HTTP/2, "Custom-Metadata"). And the header that both ends send before it, the
-;;;; content type.
+;;;; demand (gRPC over HTTP/2, "Custom-Metadata"). This file also has the header that both ends send
+;;;; before the metadata, the content type.
 
 (in-package #:clgrpc.wire)
 
@@ -12,7 +12,7 @@
         (hpack:string-field "content-type" (format nil "application/grpc+~A" (codec-name codec)))))
 
 (define-hot (codec-content-type :inline t) ((codec (or null message-codec))) hpack:field
-  "The field content-type of messages in CODEC; without CODEC that of Protocol Buffers."
+  "The field content-type of messages in CODEC; without CODEC, the field for Protocol Buffers."
   (cond ((null codec) **content-type**)
         ((codec-field codec))
         (t (make-content-type codec))))
@@ -80,7 +80,7 @@ and may have blanks around them."
     t))
 
 ;;; The memo of a binary field is :unsound if BASE64-LIST-P is false of its value; else :sound, or,
-;;; once they have been read, a vector of its values.
+;;; once its values have been read, a vector of them.
 
 (define-hot sound-metadata-p ((fields simple-vector)) boolean
   "True if all binary values of FIELDS, a vector of metadata fields, are base64, and no field has
@@ -107,8 +107,8 @@ that a repeated field is decoded only once; they must not be changed."
                (setf (hpack:field-memo field) (coerce (nreverse values) 'simple-vector)))))))
 
 (defun field-entries (field)
-  "Return the metadata pairs of FIELD. Binary values are decoded; several may come joined by commas.
-A field that is not sound has no pairs; its call has been ended."
+  "Return the metadata pairs of FIELD. Binary values are decoded; one field may have several, joined
+by commas. A field that is not sound has no pairs; its call has been ended."
   (let ((name (hpack:field-name-string field)))
     (if (binary-field-p field)
         (loop for octets across (the simple-vector (binary-values field))

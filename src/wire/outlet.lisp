@@ -37,8 +37,8 @@ metadata would wait."
 (define-hot (write-sized :inline t) ((type protobuf:message-type) message (octets octets) (at index)
                                      (size index))
     null
-  "Write MESSAGE of TYPE with its prefix into OCTETS at AT. SIZE is its size, just computed by the
-sizer."
+  "Write MESSAGE of TYPE with its prefix into OCTETS at AT. SIZE is the size of MESSAGE, which the
+sizer has just computed."
   (let* ((start (write-prefix octets at size))
          (end (funcall (the function (protobuf:message-type-writer type)) message octets start)))
     (unless (eql end (+ start size))
@@ -107,7 +107,7 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
              (declare (type octets octets) (type index at))
              (write-sized type message octets at size)
              (http2:end-data stream total last)
-             ;; only now, since an observer may send something on the same connection
+             ;; called only now, since an observer may send something on the same connection
              (observe content-sent (call-observer call) call octets
                       (+ at +prefix-octets+) (+ at total) nil))
            (note-message-sent (the link (wire-call-link call)))
@@ -132,8 +132,8 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
 
 (defun note-sent (call encoded &optional again)
   "Count and report ENCODED, a value of ENCODE-MESSAGE for CALL, which is about to be sent on CALL's
-stream, perhaps in another form. AGAIN, if not nil, is a stream, on which it was not sent first. On
-the loop."
+stream, perhaps in another form. AGAIN, if not nil, is the stream for a message that was sent on
+another stream before. On the loop."
   (let ((stream (or again (wire-call-stream call))))
     (unless again
       (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
@@ -145,9 +145,10 @@ the loop."
                (and (typep encoded 'parcel) (parcel-plain encoded)))))
 
 (defun write-encoded (call encoded last &key plain again (keep again))
-  "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream, or on AGAIN, a stream, if it
-was not sent there first. With PLAIN it is sent without compression; if there is no memory for that,
-CALL ends instead. Without KEEP it belongs to the connection from now on. On the loop."
+  "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream, or on AGAIN, a stream, if the
+message was sent on another stream before. If PLAIN is true, the message is sent without
+compression; if there is no memory for that, CALL ends instead. If KEEP is false, ENCODED belongs to
+the connection from now on. On the loop."
   (let ((encoded (if plain (uncompressed call encoded) encoded))
         (stream (or again (wire-call-stream call))))
     (when encoded
@@ -175,7 +176,7 @@ CALL ends instead. Without KEEP it belongs to the connection from now on. On the
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (define-hot (sendable-p :inline t) ((call wire-call)) boolean
-  "True if a message may be sent on CALL, false if it has ended with :ok. Otherwise signal the
+  "True if a message may be sent on CALL, false if CALL has ended with :ok. Otherwise signal the
 reason."
   (let ((outlet (call-wire-outlet call)))
     (may-send-p call (and outlet (wire-outlet-over outlet)))))
@@ -191,7 +192,7 @@ reason."
   "If there is room, call FUNCTION, which sends a message of CALL, and return true. If there is no
 room, wait for room if WAIT-P is true; otherwise arrange that ON-WRITABLE is called when there is
 room, and return false. Return false also if CALL has ended with :ok. If no message may be sent for
-another reason, signal that. From user code."
+another reason, signal an error with that reason. From user code."
   (cond ((not (sendable-p call)) nil)
         ((or (room-p call)
              (and wait-p
@@ -225,7 +226,7 @@ it is 0 the loop may send something on CALL without overtaking them."
 
 (defun post-charged (call size function)
   "Post FUNCTION, which sends SIZE octets, at least 1, to CALL's loop, even from the loop itself.
-Until it is called CALL is charged with SIZE, so nothing overtakes it."
+Until FUNCTION is called, CALL is charged with SIZE, so nothing overtakes it."
   (let ((outlet (ensure-wire-outlet call)))
     (sb-sys:without-interrupts          ; so that charged octets are posted
       (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
@@ -243,8 +244,8 @@ SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
 
 (define-hot send-message ((call wire-call) message compress) null
   "Send MESSAGE from user code. If this thread may run the loop and MESSAGE is short, it is written
-straight into the output. Otherwise this thread encodes it first, and the loop does not wait for
-that. COMPRESS is as for SEND."
+straight into the output. Otherwise this thread encodes MESSAGE first, so that the loop need not.
+COMPRESS is as for SEND."
   (flet ((write-it () (and (zerop (posted-octets call)) (send-on-loop call message))))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (and compress (outgoing-encoding call)))

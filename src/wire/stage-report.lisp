@@ -38,18 +38,19 @@
 (defun list-stages (call spans connects)
   "The operation STAGES, of CALL. SPANS returns the stages so far, a list of (stage . ns), oldest
 first. It is a function of CALL and of nanoseconds from CALL's beginning: to now or to CALL's end,
-to :HEADERS, and to :ANSWER or :DUE; the latter two are nil if that moment has not come. CONNECTS is
-the number of attempts to connect that CALL has waited for."
+to :HEADERS, and to :ANSWER or :DUE; each of the latter two is nil if that moment has not come.
+CONNECTS is the number of attempts to connect that CALL has waited for."
   (declare (type function spans))
   (let* ((born (wire-call-born-ns call))
          (marks (wire-call-marks call))
          (total (cond ((moment-ns marks :end))
-                      ((zerop born) 0)  ; its loop has not begun it yet
+                      ((zerop born) 0)  ; CALL's loop has not begun it yet
                       (t (max 0 (- (operate now call) born))))))
     (append
      (list :total (ns-seconds total))
      (loop for (stage . ns) in (funcall spans call total (moment-ns marks :headers)
-                                         (moment-ns marks :answer)) ; or :DUE, in the same place
+                                         ;; or :DUE, which has the same place
+                                         (moment-ns marks :answer))
            when (>= ns +shortest-told-ns+)
              append (list stage (ns-seconds ns)))
      (when (plusp connects) (list :attempts connects))

@@ -58,7 +58,8 @@ client's call is its own future."
   (ash (ldb (byte +mantissa-bits+ 0) span) (ash span (- +mantissa-bits+))))
 
 (define-hot (add-moment :inline t) ((marks marks) (moment moment) (ns fixnum)) marks
-  "MARKS with MOMENT, which is not among them, NS nanoseconds after the beginning."
+  "MARKS with the addition of MOMENT, which is not among them yet, at NS nanoseconds after the
+beginning."
   (logior marks (ash (if (plusp ns) (ns-span ns) 1) (moment-place moment))))
 
 (define-hot without-moments ((marks marks)) marks

@@ -6,7 +6,7 @@
 (defconstant +fill-octets+ (* 14 (+ 16384 9))
   "How many octets of queued DATA go into the output at once: 14 frames. Over loopback, 64 KB at a
 time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another call waits for no more
-than this.")
+octets than these.")
 
 (defconstant +frames-per-look+ 64
   "After how many frames of a read we check the amount of output and the clock. The work that a peer
@@ -14,16 +14,16 @@ can cause in between takes a fraction of a millisecond.")
 
 (defconstant +frames-at-first+ 4
   "After how many frames of a read we check for the first time. A peer may have a thousand
-connections that all send; each of them gets so many frames in a turn, however long the turn has
+connections that all send; each of them gets this many frames in a turn, however long the turn has
 become.")
 
 (defconstant +calls-per-read+ 128
   "About how many calls of a link begin in a turn; the calls of other links wait until their
 handlers have run.")
 (defconstant +calls-of-a-long-turn+ 32
-  "The same for a link whose last input was +LONG-TURN-NS+ ago or more. If turns are long for that
-reason, its handlers may be slow: 128 of 200 µs would delay other links for 26 ms. If the link was
-merely quiet, the rest of its calls begin in the next turn.")
+  "The same for a link whose last input was +LONG-TURN-NS+ ago or more. If long turns are the
+reason, the link's handlers may be slow: 128 of 200 µs each would delay other links for 26 ms. If
+the link was merely quiet, the rest of its calls begin in the next turn.")
 (defconstant +long-turn-ns+ 2000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
@@ -75,13 +75,14 @@ the rest of OCTETS is left for the next turn."
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
          (unsent (loop:connection-unsent socket))
-         ;; with more than its MAX-UNSENT it would not be read, not even WINDOW_UPDATEs
+         ;; with more unsent octets than MAX-UNSENT the connection would not be read, and so would
+         ;; not get WINDOW_UPDATEs
          (limit (min +fill-octets+ (ash (loop:connection-max-unsent socket) -1))))
     (declare (type index unsent limit))
     (http2:write-queued http2 (if (< unsent limit) limit 0))
-    ;; the loop asks again in this turn only if something was added
+    ;; the loop calls this again in this turn only if something was added
     (unless (< unsent limit) (loop:defer (link-loop link) #'loop:connection-output socket))
-    ;; the loop takes its buffer back when it has flushed: the core asks for one again
+    ;; when the loop has flushed it takes its buffer back, and the core requests one again
     (http2:give-output-back http2)
     (setf (link-filled-ns link) (loop:event-loop-now (link-loop link)))
     (measure-link link)
@@ -97,8 +98,8 @@ the rest of OCTETS is left for the next turn."
   (tap-output (loop:connection-user socket) octets start end))
 
 (defun end-link (link reason)
-  "Inform the owner of LINK that its connection has ended because of REASON, which is as for a
-handler's CLOSED."
+  "Inform the owner of LINK that its connection has ended because of REASON, as for CLOSED of a
+handler."
   (unless (link-failure link)
     (setf (link-failure link)
           (typecase reason
@@ -131,7 +132,8 @@ handler's CLOSED."
          (handshaking (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))))
     (unless (link-failure link)
       (setf (link-failure link)
-            (if handshaking             ; so the core has seen nothing, and has run out of time
+            ;; the core has received nothing, so a time-out of the core has ended the connection
+            (if handshaking
                 (format nil "the TLS handshake was not over within ~A seconds"
                         (options-preface-timeout-seconds (link-options link)))
                 (format nil "HTTP/2 connection error ~A: ~A" (http2:error-code-name error-code)
@@ -139,7 +141,8 @@ handler's CLOSED."
     (loop:close-connection socket :abort handshaking)))
 
 (defun link-queued (http2)
-  "The sink's on-queued. Without windows nothing of it leaves, so nothing else would measure it."
+  "The sink's on-queued. While windows are closed no DATA is sent, so nothing else would measure
+it."
   (measure-link (http2:connection-user http2)))
 
 (defun link-sink (&rest functions)
@@ -148,20 +151,21 @@ links."
   (apply #'http2:make-sink :on-output #'link-output :on-close #'link-http2-closed
                            :on-queued #'link-queued functions))
 
-;;; How it is opened
+;;; Opening a link
 
 (define-load-time-global **link-handler**
     (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
                        :sent #'link-sent))
 
 (defun speak-http2 (link role sink pool)
-  "LINK speaks HTTP/2 from now on, in ROLE. It shares http2's POOL with its owner's other links."
+  "LINK speaks HTTP/2 from now on, in ROLE. The link shares http2's POOL with its owner's other
+links."
   (let ((http2 (http2:make-connection role sink (link-options link) :user link :pool pool)))
     (setf (link-http2 link) http2
           (link-dialect link) nil
           (loop:connection-handler (link-socket link)) **link-handler**)
     (measure-link link)
-    ;; its time-outs count from when it was opened
+    ;; the time-outs begin when the link was opened
     (http2:start-connection http2 (link-born-ns link))
     (check-link link)))
 
@@ -170,8 +174,8 @@ links."
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options)))
                     (keepalive-timeout-ns (seconds-ns (options-keepalive-timeout-seconds options))))
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
-link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT, and its
-events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless that is 0, it sends the
+link. The link shares http2's POOL with its owner's other links. Its account is part of ACCOUNT, and
+its events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless that is 0, it sends the
 peer a PING; if no answer arrives within KEEPALIVE-TIMEOUT-NS, it gives the peer up. MAKE is called
 with LOOP, OPTIONS and OWNER and returns the link. If the protocol of the link is not known yet, it
 has DIALECT and the loop's HANDLER until SPEAK-HTTP2 is called."

@@ -7,7 +7,7 @@
 
 (defstruct (endpoint (:constructor nil) (:copier nil))
   "The data that all calls of a channel, or of one loop of a server, share."
-  (loop nil :type loop:event-loop)      ; that all of them are on
+  (loop nil :type loop:event-loop)      ; the loop that all of them are on
   (options nil :type options)           ; the channel's or server's
   (observer nil :type (or null observer)) ; the observer of this call, or nil
   (account (make-account **process-account**) :type account) ; of what all its links hold
@@ -22,8 +22,8 @@
   "A call on a stream of HTTP/2, at either end."
   (endpoint nil :type endpoint)         ; the data that it shares with others
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
-  (stream nil :type (or null http2:stream)) ; nil before and after it has one
-  (born-ns 0 :type nanoseconds)         ; when it began, 0 before that
+  (stream nil :type (or null http2:stream)) ; nil before it has a stream, and afterwards
+  (born-ns 0 :type nanoseconds)         ; the time when it began; 0 before that
   (marks 0 :type marks))                ; the loop's, once it begins the call
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
@@ -63,7 +63,7 @@
                                    (plain (or null index)))
     null
   "Count a message of CALL that is written to STREAM, and report it to CALL's observer, if any. SIZE
-is its number of octets; PLAIN, if it is compressed, the number before that, otherwise nil."
+is its number of octets; PLAIN is the number before compression if it is compressed, otherwise nil."
   (let ((observer (call-observer call)))
     (when observer
       (let ((compression (compression-of call)))
@@ -96,7 +96,7 @@ is its number of octets; PLAIN, if it is compressed, the number before that, oth
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
   "Note that CALL has reached MARK, a moment, in this turn; or that MARK, a flag, is true of CALL
-from now on. On CALL's loop; a flag also before the loop begins CALL."
+from now on. On CALL's loop; a flag may also be set before the loop begins CALL."
   (setf (wire-call-marks call)
         (if (typep mark 'flag)
             (logior (wire-call-marks call) (flag-bit mark))

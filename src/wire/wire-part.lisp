@@ -8,12 +8,13 @@
   (arrived 0 :type index)               ; how many messages of a stream have come
   (partial nil :type (or null partial)) ; the loop's: a message of which a part has arrived
   (held 0 :type index)                  ; charged to the link for a part of a message or a request
-  (withheld 0 :type index))             ; window not given back since too much is queued: the loop
-                                        ; writes it, the receiver reads it
+  ;; octets of window that are withheld because too much is queued; the loop writes this slot, the
+  ;; receiver reads it
+  (withheld 0 :type index))
 
 (define-own-part outlet (wire call)
   "The outgoing messages of a stream of HTTP/2."
-  (begun nil :type boolean)             ; the user has sent something, be it headers
+  (begun nil :type boolean)             ; the user has sent something, if only headers
   (over nil :type boolean)              ; the user has said that no more messages will be sent
   (spoken 0 :type index)                ; how many messages the user has sent
   (outbox-octets 0 :type index))        ; the loop's: in messages that wait for a stream
@@ -22,7 +23,7 @@
   "The parts of a call on a stream of HTTP/2."
   (timer nil :type (or null timer))     ; the deadline's
   (compression nil :type (or null compression)) ; of the messages both ways
-  (replay nil :type (or null replay)))  ; the kept ones of the messages sent
+  (replay nil :type (or null replay)))  ; the sent messages that are kept
 
 (define-own-part reactions (wire call)
   "The callbacks of a call on a stream of HTTP/2."

@@ -12,15 +12,15 @@
 
 (defstruct (attempt (:constructor make-attempt (call number kind peer headers)) (:copier nil))
   "One try of a client's call, for the interceptors of attempts."
-  (call nil :type call :read-only t)    ; that it is part of
+  (call nil :type call :read-only t)    ; the call that it is part of
   (number 0 :type index :read-only t)   ; how many attempts came before it
   (kind :first :type (member :first :retry :hedge :transparent) :read-only t) ; why it is made
   (peer nil :type (or null string) :read-only t) ; the server's address
   (headers '() :type list)              ; metadata to be sent, an alist
-  (begun nil :type boolean)             ; they have been sent
-  (status nil :type symbol)             ; that it ended with, once it has
-  (message "" :type string)             ; the text of that
-  (fields #() :type simple-vector)      ; the server's initial metadata, as the transport has it
+  (begun nil :type boolean)             ; the metadata have been sent
+  (status nil :type symbol)             ; the status that it ended with, once it has ended
+  (message "" :type string)             ; the text of that status
+  (fields #() :type simple-vector)      ; the server's initial metadata, in the transport's form
   (trailer-fields #() :type simple-vector) ; likewise the trailing
   (functions '() :type list))           ; of ON-ATTEMPT-END, newest first
 
@@ -72,18 +72,18 @@ thread."
     (operate metadata call (attempt-trailer-fields attempt))))
 
 (defun on-attempt-end (attempt function)
-  "Call FUNCTION without arguments once ATTEMPT has ended, with any status. It finds the result in
-ATTEMPT-STATUS, ATTEMPT-METADATA and ATTEMPT-TRAILERS. Several functions are called in the order in
-which they were given, on the thread that intercepts attempts; they must not wait. Return ATTEMPT.
-Only for interceptors, before ATTEMPT is sent to its server."
+  "Call FUNCTION without arguments once ATTEMPT has ended, with any status. FUNCTION finds the
+result in ATTEMPT-STATUS, ATTEMPT-METADATA and ATTEMPT-TRAILERS. Several functions are called in the
+order in which they were given, on the thread that intercepts attempts; they must not wait. Return
+ATTEMPT. Only for interceptors, before ATTEMPT is sent to its server."
   (push function (attempt-functions attempt))
   attempt)
 
 ;;; Attempts within the image are calls of their own
 
 (defun attempt-of (call)
-  "The call that CALL is an attempt of, within the image, or CALL itself. A transport gives an
-attempt that call as its value for the key ATTEMPT-OF."
+  "The call that CALL is an attempt of, within the image, or CALL itself. A transport stores that
+call as the value of the key ATTEMPT-OF of each attempt."
   (values (call-value call 'attempt-of call)))
 
 ;;; The beginning and end of attempts
@@ -107,8 +107,8 @@ in BODY goes to the log."
 (defun intercept-attempt (attempt interceptors)
   "Call INTERCEPTORS, functions, with ATTEMPT, which is about to be sent to its server. Return nil,
 or the RPC-ERROR with which ATTEMPT fails: one that an interceptor has signalled, or one made from
-another error in it. On the thread where the transport begins attempts: the loop's or, in process,
-the caller's."
+another error in an interceptor. On the thread where the transport begins attempts: the loop's or,
+in process, the caller's."
   (block intercepting
     (guarding-attempt (attempt)
       (handler-bind ((rpc-error (lambda (error)
@@ -130,8 +130,9 @@ CALL, or nil."
 
 (defun view-attempt (call number retries peer metadata interceptors)
   "Call INTERCEPTORS, those for CALL's method, for an attempt of CALL, with RETRIES or nil. NUMBER
-others came before it; it is sent to PEER with METADATA. Return two values: the ATTEMPT for the
-interceptors, or nil without interceptors; and nil, or the RPC-ERROR with which they make it fail."
+other attempts came before this one, which is sent to PEER with METADATA. Return two values: the
+ATTEMPT for the interceptors, or nil without interceptors; and nil, or the RPC-ERROR with which the
+interceptors make the attempt fail."
   (let ((own (interceptors-for interceptors (call-rpc-method call))))
     (if own
         (let ((view (make-attempt call number (kind-of-attempt call number retries) peer metadata)))
@@ -139,9 +140,9 @@ interceptors, or nil without interceptors; and nil, or the RPC-ERROR with which 
         (values nil nil))))
 
 (defun close-attempt (attempt status &key call (message "") (trailer-fields #()))
-  "End ATTEMPT with STATUS and call its functions of ON-ATTEMPT-END. Its text and trailing metadata
-are MESSAGE and TRAILER-FIELDS, in the form of its transport; or those of CALL, if CALL is given and
-ATTEMPT was its own attempt. On the thread that intercepts attempts."
+  "End ATTEMPT with STATUS and call its functions of ON-ATTEMPT-END. The text and the trailing
+metadata are MESSAGE and TRAILER-FIELDS, in the form of the transport; or those of CALL, if CALL is
+given and continued with ATTEMPT. On the thread that intercepts attempts."
   (setf (attempt-begun attempt) t
         (attempt-message attempt) (if call (nth-value 1 (final-status call)) message)
         (attempt-fields attempt) (or (and call (call-fields call)) #())

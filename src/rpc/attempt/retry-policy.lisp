@@ -18,7 +18,7 @@
 
 (defun find-retry-policy (config options)
   "Two values: the retry or hedging policy of CONFIG, a METHOD-CONFIG or nil, and how many attempts
-it allows; nil if CONFIG has no policy or OPTIONS, a channel's, turn retries off."
+it allows; nil if CONFIG has no policy, or if OPTIONS, a channel's, turn retries off."
   (let ((policy (and config
                      (options-retry options)
                      (or (config:method-config-hedging config)
@@ -64,7 +64,8 @@ of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more or less.
 
 (defun parse-pushback (text)
   "The value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it is negative or
-not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended without it."
+not a 32-bit integer without leading zeros. If TEXT is nil, because the attempt has ended without
+this trailer, the value is nil."
   (let ((number (and (plusp (length text))
                      (<= (length text) 11)
                      (every #'digit-char-p (string-left-trim "-" text))
@@ -88,8 +89,8 @@ not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended
   (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))
 
 (defun current-throttle (throttle config)
-  "The throttle for CONFIG, a SERVICE-CONFIG or nil. It is THROTTLE, a throttle or nil, if that has
-the limits of CONFIG; else a full one; nil if CONFIG has no throttling."
+  "The throttle for CONFIG, a SERVICE-CONFIG or nil. It is THROTTLE, a throttle or nil, if THROTTLE
+has the limits of CONFIG; else a new throttle with all its tokens; nil if CONFIG has no throttling."
   (let ((throttling (and config (config:service-config-throttling config))))
     (cond ((null throttling) nil)
           ((and throttle (equalp throttling (throttle-throttling throttle))) throttle)
@@ -107,8 +108,8 @@ the limits of CONFIG; else a full one; nil if CONFIG has no throttling."
 
 (defun count-failure (throttle policy status pushback)
   "Count in THROTTLE, or nil, an attempt under POLICY, or nil, that has ended with STATUS and
-PUSHBACK, a value of PARSE-PUSHBACK or nil. It counts if STATUS allows another attempt, or if
-PUSHBACK is :NEVER."
+PUSHBACK, a value of PARSE-PUSHBACK or nil. The failure counts if STATUS allows another attempt, or
+if PUSHBACK is :NEVER."
   (when (and throttle
              (or (goes-on-after-p policy status)
                  (eq :never pushback)))
@@ -116,7 +117,7 @@ PUSHBACK is :NEVER."
 
 (defun throttled-p (throttle)
   "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less. The second
-value is the number of its tokens."
+value is the number of tokens that THROTTLE has."
   (when throttle
     (let ((tokens (throttle-tokens throttle)))
       (values (<= (* 2 tokens) (config:throttling-max-tokens (throttle-throttling throttle)))

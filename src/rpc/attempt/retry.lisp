@@ -44,9 +44,9 @@
 ;;;; (1) REFUSED_STREAM, or a stream above the last one of a GOAWAY. Such an attempt is repeated at
 ;;;;     once, but only once, since a server that refuses again has a reason. The exception is an
 ;;;;     attempt on a connection that is older than the first refusal and has received a GOAWAY
-;;;;     since: it may have been under way then, as when several servers end old connections at the
-;;;;     same time (A9). Each connection gets that GOAWAY once. None of this counts as an attempt,
-;;;;     nor for the throttle.
+;;;;     since: that attempt may have been under way at the time of the refusal, for example when
+;;;;     several servers end old connections at once (A9). Each connection gets that GOAWAY once.
+;;;;     Such repetitions do not count as attempts, nor for the throttle.
 ;;;; (2) Attempts are left, the throttle has more than half of its tokens, and all messages sent are
 ;;;;     kept.
 ;;;;
@@ -60,7 +60,7 @@
                             (:copier nil))
   "The failure of an attempt of a call, before its answer began. A transport may include this
 structure."
-  (status :unknown :type symbol :read-only t) ; of the call, if it ends by this
+  (status :unknown :type symbol :read-only t) ; the status of the call, if this failure ends it
   (message "" :type string :read-only t) ; the text of that
   ;; how far the attempt got: :NOWHERE, no stream was begun; :DROPPED, no stream was begun, since
   ;; the balancer makes the call fail; :SERVER, whose application has not seen it, as the server
@@ -79,10 +79,10 @@ structure."
   (policy nil :type (or null policy) :read-only t) ; of the call's method
   (limit 1 :type index :read-only t)    ; how many attempts that allows
   (running '() :type list)              ; the attempts under way, oldest first
-  (pending '() :type list)              ; the numbers of those that begin as soon as they can
-  (issued 1 :type index)                ; how many count so far, those of PENDING included
+  (pending '() :type list)              ; the numbers of the attempts that begin as soon as they can
+  (issued 1 :type index)                ; how many attempts count so far, including those of PENDING
   (awaited nil :type (member nil :retry :hedge)) ; the kind that ATTEMPT-DUE will begin
-  (over nil :type boolean)              ; no further attempt is to begin
+  (over nil :type boolean)              ; no further attempt may begin
   (waits 0 :type index)                 ; back-offs since a server said how long to wait
   (resent 0 :type index)                ; how often a server had not seen the call
   (resent-ns nil :type (or null nanoseconds)) ; when that was first
@@ -110,8 +110,8 @@ nanoseconds in which no attempt was under way."
             (idle-until retries now))))
 
 (defun idle-until (retries now)
-  "How many nanoseconds the call of RETRIES has waited until NOW for the time of another attempt,
-with none under way."
+  "The nanoseconds, until NOW, for which the call of RETRIES has waited for the time of another
+attempt while no attempt was under way."
   (+ (retries-idle-ns retries)
      (if (and (retries-awaited retries) (null (retries-running retries)))
          (max 0 (- now (retries-since-ns retries)))
@@ -120,7 +120,7 @@ with none under way."
 ;;; Attempts begin
 
 (defun more-p (retries)
-  "True if RETRIES allow another attempt, if it is not throttled."
+  "True if RETRIES allow another attempt, provided that the throttle does."
   (and (not (retries-over retries))
        (< (retries-issued retries) (retries-limit retries))))
 
@@ -137,8 +137,8 @@ with none under way."
   (incf (retries-issued retries)))
 
 (defun take-number (retries)
-  "Return the number of attempts before the one of RETRIES that begins now, or fails before it could
-begin."
+  "Return the number of attempts of RETRIES before the one that begins now, or that fails before it
+could begin."
   (or (pop (retries-pending retries)) 0))
 
 (defun add-attempt (retries attempt)
@@ -180,7 +180,7 @@ failure."
 
 (defun hedge (retries throttle)
   "Decide that another attempt of RETRIES begins, unless THROTTLE, or nil, forbids it. The second
-value is the delay until the next one, or nil."
+value is the delay until the attempt after that, or nil."
   (cond ((throttled-p throttle) (stop-hedging retries))
         (t (issue retries)
            (cond ((more-p retries)
@@ -203,8 +203,8 @@ channel's, or nil. SENDABLE is true if all messages that the call has sent can b
 
 (defun unseen-p (retries failure going-ns)
   "True if an attempt of RETRIES must be repeated unchanged because, according to FAILURE, its
-server has not seen it. GOING-NS is the time when its connection began, if a GOAWAY was received on
-it, else nil."
+server has not seen it. GOING-NS is the time when the attempt's connection began, if a GOAWAY was
+received on that connection, else nil."
   (let ((first-ns (retries-resent-ns retries)))
     (and (eq :server (attempt-failure-reach failure))
          (or (null first-ns)
@@ -249,8 +249,8 @@ it, else nil."
 (defun attempt-failed (retries attempt number failure now chance
                        &key throttle going-ns (sendable t) (keep (constantly t)))
   "Return the decision after ATTEMPT of RETRIES has failed with FAILURE at NOW. ATTEMPT is nil if
-the attempt could not begin. NUMBER attempts came before it. CHANCE is a function that returns a
-random state; THROTTLE and SENDABLE are as for ATTEMPT-DUE, GOING-NS as for UNSEEN-P. KEEP is a
+the attempt could not begin. NUMBER attempts came before this one. CHANCE is a function that returns
+a random state; THROTTLE and SENDABLE are as for ATTEMPT-DUE, GOING-NS as for UNSEEN-P. KEEP is a
 function that returns true if the sent messages are kept for a retry; it is called last."
   (declare (type function keep))
   (when attempt (forget-attempt retries attempt))
@@ -284,17 +284,18 @@ further attempt begins. Return the other attempts under way."
 a call that may be tried more than once."
   ;; the machine's questions
   (retries nil :type function :read-only t) ; (call): its RETRIES
-  (throttle nil :type function :read-only t) ; (call): that of its channel, or nil
+  (throttle nil :type function :read-only t) ; (call): the throttle of its channel, or nil
   (now nil :type function :read-only t) ; (call): the time
   (chance nil :type function :read-only t) ; (call): a random state
   (sendable nil :type function :read-only t) ; (call): true if all its messages can be resent
-  (keep nil :type function :read-only t) ; (call): likewise, for a retry; begin to keep them
+  (keep nil :type function :read-only t) ; (call): the same for a retry; begin to keep them
   ;; the machine's actions
-  (go-on #'identity :type function :read-only t) ; (call): it goes on, perhaps without an attempt
+  (go-on #'identity :type function :read-only t) ; (call): it continues, perhaps without an attempt
   (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS, and not before
   (cancel nil :type function :read-only t) ; (call): no time is awaited any more
   (begin nil :type function :read-only t) ; (call): begin another attempt
-  (resend nil :type function :read-only t) ; (call): begin one when the last stream is closed
+  ;; (call): begin another attempt when the last stream is closed
+  (resend nil :type function :read-only t)
   (fail nil :type function :read-only t)) ; (call failure): end CALL
 
 (defun carry-out (operations call decision argument)
@@ -322,8 +323,8 @@ a call that may be tried more than once."
 
 (defun tell-failed (operations call attempt number failure &optional going-ns)
   "Report to the machine that ATTEMPT of CALL, which runs, has failed with FAILURE. ATTEMPT is nil
-if the attempt could not begin. NUMBER others came before it. GOING-NS is the time when its
-connection began, if a GOAWAY was received on it, else nil."
+if the attempt could not begin. NUMBER other attempts came before it. GOING-NS is the time when the
+attempt's connection began, if a GOAWAY was received on that connection, else nil."
   (multiple-value-call #'carry-out operations call
     (attempt-failed (funcall (operation-retries operations) call) attempt number failure
                     (funcall (operation-now operations) call)

@@ -10,8 +10,8 @@
   (:documentation "Call FUNCTION with the state of CHANNEL, a keyword of CHANNEL-STATE: now, and
 after each change, in order; :shutdown is the last. FUNCTION runs on CHANNEL's loop or, for a
 channel within the image, in the thread that calls this or closes CHANNEL, so it must not wait. An
-error in it is logged. While FUNCTION refers to CHANNEL, CHANNEL does not count as dropped, so it is
-not closed automatically. Return CHANNEL. From any thread."))
+error in FUNCTION is logged. While FUNCTION refers to CHANNEL, CHANNEL does not count as dropped, so
+it is not closed automatically. Return CHANNEL. From any thread."))
 
 (defun tell-state (function state)
   "Call FUNCTION, of ON-STATE-CHANGE, with STATE."
@@ -57,13 +57,13 @@ but not from a callback.")
 (defgeneric ensure-connected (channel &key timeout)
   (:documentation "Connect CHANNEL if it is not connected, and wait until it is ready, at most
 TIMEOUT seconds, 10 by default. Return CHANNEL. Signal :unavailable with the reason if an attempt
-fails, :deadline-exceeded when the time is over. While CHANNEL is in :transient-failure, wait for
-the next attempt, which begins when its back-off ends. From any thread but a loop's."))
+fails, and :deadline-exceeded when TIMEOUT has passed. While CHANNEL is in :transient-failure, wait
+for the next attempt, which begins when its back-off ends. From any thread but a loop's."))
 
 (defgeneric wait-for-state-change (channel state &key timeout)
   (:documentation "Wait until the state of CHANNEL is not STATE, at most TIMEOUT seconds, 10 by
-default. Return the new state, or NIL if it still is STATE. The state may have changed more than
-once. From any thread but a loop's."))
+default. Return the new state, or NIL if the state still is STATE. The state may have changed more
+than once. From any thread but a loop's."))
 
 (defgeneric reset-back-off (channel)
   (:documentation "End the back-off of CHANNEL: resolve its target and connect to its servers at

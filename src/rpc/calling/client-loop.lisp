@@ -7,7 +7,7 @@
 ;;;; has a channel already; beyond the limit it gets the loop with the fewest channels. A channel
 ;;;; never changes its loop. Callers that block on channels with loops of their own do not wake one
 ;;;; another. Calls for which no thread waits use as many processors as there are loops. Channels
-;;;; that share connections share a loop too, in any number.
+;;;; that share connections share one loop, however many they are.
 ;;;;
 ;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
 ;;;; has no thread of ours.
@@ -96,7 +96,7 @@ lock is held."
   "Return the event loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
 list, is for a channel that shares connections: channels with EQUAL keys have the same loop. The
 second value is the pool that they share, which MAKE-POOL has made from the POOL-KEY of the first
-one. If OPTIONS is :TIMERS the loop is for the timers of a channel within the image."
+channel. If OPTIONS is :TIMERS the loop is for the timers of a channel within the image."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
     (if (eq :timers options)
@@ -113,7 +113,7 @@ one. If OPTIONS is :TIMERS the loop is for the timers of a channel within the im
                   (and pool-key (join-group client-loop pool-key make-pool)))))))
 
 (defun leave-client-loop (client-loop pool-key)
-  "Count one use of CLIENT-LOOP less, as RELEASE-CLIENT-LOOP does. The lock is held."
+  "Note that one use of CLIENT-LOOP has ended, as RELEASE-CLIENT-LOOP does. The lock is held."
   (if (eq :timers pool-key)
       (decf (client-loop-timers client-loop))
       (let ((group (and pool-key (find-group client-loop pool-key))))

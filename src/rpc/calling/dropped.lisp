@@ -5,12 +5,15 @@
 
 (in-package #:clgrpc.calling)
 
-(defglobal **endings** (list '()))      ; its car: functions, newest first; atomic
-(defglobal **closer-runs** (list nil))  ; its car: true if a thread calls them, or is made; atomic
+;; a cons whose car is a list of functions, newest first; atomic
+(defglobal **endings** (list '()))
+;; a cons whose car is true while a thread calls them, or is being made; atomic
+(defglobal **closer-runs** (list nil))
 
 (defun end-elsewhere (function)
   "Call FUNCTION, which closes a dropped object, on a thread for such functions. From anywhere, also
-from finalizers and loops. If no thread can be made, FUNCTION waits for the next use of this."
+from finalizers and loops. If no thread can be made, FUNCTION waits for the next call of
+END-ELSEWHERE."
   (sb-ext:atomic-push function (car **endings**))
   (when (become-closer)
     (handler-case (make-closer)
@@ -22,7 +25,7 @@ from finalizers and loops. If no thread can be made, FUNCTION waits for the next
   (sb-thread:make-thread #'run-endings :name "clgrpc closer"))
 
 (defun become-closer ()
-  "Return true, once, if no thread calls the functions: then the caller calls them, or makes a
+  "If no thread calls the functions, return true to one caller, which then calls them or makes a
 thread that does."
   (null (sb-ext:compare-and-swap (car **closer-runs**) nil t)))
 
@@ -47,9 +50,10 @@ thread that does."
 
 (defun when-dropped (channel target function)
   "Call FUNCTION when the collector has found that nothing refers to CHANNEL, an object to TARGET.
-FUNCTION must not refer to CHANNEL. If it returns true, the log gets a warning that CHANNEL was not
-closed. Return true; false in a simulated world, where FUNCTION is never called: the collector runs
-at any time, and its thread runs in parallel with the one that has its turn."
+FUNCTION must not refer to CHANNEL. If FUNCTION returns true, the log gets a warning that CHANNEL
+was not closed. Return true; false in a simulated world, where FUNCTION is never called: there the
+collector would make results depend on chance, since it runs at any time, beside the thread that has
+its turn."
   (declare (type function function))
   (flet ((end ()
            (when (funcall function)

@@ -1,8 +1,8 @@
 ;;;; The common code of the stubs of all channels: the options of a call, its requests, and its
 ;;;; error, with the restart that makes the call again.
 ;;;;
-;;;; The thread that has called the stub sends a stream of requests; or the loop sends it as the
-;;;; peer accepts it, while that thread receives.
+;;;; The thread that has called the stub sends a stream of requests; or the loop sends them as the
+;;;; peer accepts them, while that thread receives.
 
 (in-package #:clgrpc.calling)
 
@@ -66,7 +66,7 @@ RETRY-CALL is chosen, make another call with them and return its values."
 (defun check-requests (requests)
   "Signal MISUSE if REQUESTS, a sequence, has the element nil, which would end the stream."
   (when (if (listp requests)
-            (and (list-length requests) ; else it is circular
+            (and (list-length requests) ; a circular list has no length
                  (member nil requests :test #'eq)) ; quicker than POSITION
             (position nil requests))
     (misuse "A stream of requests is a sequence of messages; its element ~D is nil."

@@ -26,7 +26,7 @@ define a method of GET-REQUEST-METADATA."))
                                 (:copier nil))
   "The call that call credentials give metadata for; see GET-REQUEST-METADATA."
   (path "" :type string :read-only t)   ; of the method
-  (authority "" :type string :read-only t) ; of the call, HOST or HOST:PORT
+  (authority "" :type string :read-only t) ; the :authority of the call, HOST or HOST:PORT
   (secure nil :type boolean :read-only t)) ; the channel is secure
 
 (document-functions
@@ -37,7 +37,7 @@ image the channel's target. From any thread.")
 
 (defun credentials-request-secure-p (request)
   "True if the metadata are sent over TLS to a server that has proved its name, or stay in the
-image. False otherwise; then the channel's user has allowed that. From any thread."
+image. If false, the channel's user has allowed to send them anyway. From any thread."
   (credentials-request-secure request))
 
 (define-printer (request credentials-request)
@@ -65,7 +65,7 @@ with that, and the method's retry policy applies. A status that only application
 
 (defgeneric channel-secure-p (channel)
   (:documentation "True if CHANNEL is secure: third parties cannot read the data it sends. The
-second value is true if it sends call credentials even though it is not secure.")
+second value is true if CHANNEL sends call credentials even though it is not secure.")
   (:method ((channel channel)) nil))
 
 (defclass composite-credentials (call-credentials)
@@ -74,8 +74,8 @@ second value is true if it sends call credentials even though it is not secure."
 
 (defun check-credentials (credentials &optional channel)
   "Return two values: CREDENTIALS, and whether they include functions that may wait. Signal MISUSE
-if they are not call credentials, and :unauthenticated if they must not be sent on CHANNEL, a
-channel or core or nil."
+if they are not call credentials, and :unauthenticated if they must not be sent on CHANNEL: a
+channel, a core or nil."
   (unless (typep credentials '(or call-credentials function (and symbol (not null))))
     (misuse "Call credentials are a value of BEARER-TOKEN, for example, an instance of a ~
              subclass of CALL-CREDENTIALS, or a function of a method's path, not ~S."
@@ -111,8 +111,8 @@ any thread."
 
 (defun refusal-error (cause status text)
   "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
-user and its server, which TEXT describes. Its status is that of CAUSE, after CONTROL-STATUS, or
-STATUS if CAUSE is not an RPC-ERROR."
+user and its server, which TEXT describes. Its status is that of CAUSE, changed by CONTROL-STATUS;
+or STATUS if CAUSE is not an RPC-ERROR."
   (multiple-value-bind (status said)
       (if (typep cause 'rpc-error)
           (control-status (rpc-error-status cause) (rpc-error-message cause))
@@ -208,9 +208,9 @@ channel has no such thread any more."
 (defun credentials-metadata (channel credentials method &optional authority)
   "Return the metadata that CREDENTIALS give for a call of METHOD on CHANNEL, and wait for them.
 AUTHORITY is the :authority of the call, or nil for the channel's target. Signal MISUSE if
-CREDENTIALS are not call credentials, and :unauthenticated if CHANNEL is not secure. Signal an
-RPC-ERROR if they fail: with their status, or :internal for a status that only applications may
-give."
+CREDENTIALS are not call credentials, and :unauthenticated if CHANNEL is not secure. If CREDENTIALS
+fail, signal an RPC-ERROR with their status, or with :internal for a status that only applications
+may give."
   (check-credentials credentials channel)
   (let ((future (loop:make-future)))
     (ask-credentials credentials channel method (or authority (channel-target channel))

@@ -67,9 +67,8 @@ OS:INFLATE-OCTETS. In user code."
   (funcall (encoding-expander encoding) octets start end limit))
 
 (defun expand-beginning (name octets start end limit)
-  "As EXPAND-OCTETS, by the encoding that users name NAME; but whatever the outcome also return
-octets of BORROW-OCTETS, or nil, and the number of them, at most LIMIT, that are the beginning of
-the result."
+  "As EXPAND-OCTETS, by the encoding that users name NAME; but with every outcome also return octets
+of BORROW-OCTETS, or nil, and how many of them, at most LIMIT, are the beginning of the result."
   (funcall (encoding-beginner (encoding-of-name name)) octets start end limit))
 
 ;;; Encodings of users
@@ -107,7 +106,7 @@ false."
 
 (defun call-bounded (function octets output)
   "Call FUNCTION, a user's, with OCTETS and a function that writes to OUTPUT. Return the outcome, a
-keyword of OS:INFLATION. FUNCTION is left by a non-local exit once OUTPUT is full."
+keyword of OS:INFLATION. Once OUTPUT is full, a non-local exit leaves FUNCTION."
   (declare (type function function))
   (block nil
     (handler-case
@@ -186,12 +185,12 @@ COMPRESS    a function of octets, those of a message, and the option :compressio
             that returns octets
 DECOMPRESS  a function of octets, those of a compressed message, and a function WRITE. It calls
             WRITE with the octets of the message, in pieces: (funcall write octets start end), where
-            START and END are optional. As soon as there are more than the limit of the call,
+            START and END are optional. Once these octets are more than the call's limit,
             :max-receive-octets, WRITE does not return, and the call ends with :resource-exhausted.
             If DECOMPRESS signals an error the message is corrupt: the call ends with :internal
 Both may be called by several threads at once, and must not change their octets. Registering NAME
-again replaces its functions. Register it before you make channels and servers that use it. Signal
-MISUSE for :identity, :gzip, :deflate, and an invalid name. From any thread."
+again replaces its functions. Register a compression before you make channels and servers that use
+it. Signal MISUSE for :identity, :gzip, :deflate, and an invalid name. From any thread."
   (let ((text (encoding-text-for name)))
     (unless (and (functionp compress) (functionp decompress))
       (misuse "The compression ~S needs two functions, :compress and :decompress." name))
@@ -202,7 +201,8 @@ MISUSE for :identity, :gzip, :deflate, and an invalid name. From any thread."
 
 (defun register-zstd ()
   "Register the compression :zstd (RFC 8878), by the machine's libzstd, and return :zstd; without
-libzstd return nil and the reason, a string. The level is :compression-level. From any thread."
+libzstd return nil and the reason, a string. The level of compression is the option
+:compression-level. From any thread."
   (multiple-value-bind (open reason) (os:open-zstd)
     (cond (open
            (put-encoding (make-encoding

@@ -1,7 +1,7 @@
 ;;;; Codecs: encodings of messages other than Protocol Buffers. The name of a codec is the content
 ;;;; subtype of gRPC over HTTP/2: application/grpc+NAME. A codec belongs to a method, by
-;;;; GENERIC-METHOD, or to a channel; a server uses the codec that a request names. Each of these
-;;;; makes a METHOD-IN-CODEC (method/coded-method.lisp).
+;;;; GENERIC-METHOD, or to a channel; a server uses the codec that a request names. In each case
+;;;; this makes a METHOD-IN-CODEC (method/coded-method.lisp).
 
 (in-package #:clgrpc.encoding)
 
@@ -54,10 +54,10 @@ DESERIALIZE  a function of octets and a type that returns a message, which must 
              signals an error the call ends with :internal
 The type is a symbol such as HELLOWORLD:HELLO-REQUEST, or a message type; nil for a method without
 types, whose messages may be any objects. The octets are those of a whole message, at most
-:max-receive-octets; no option limits the memory that DESERIALIZE uses for them. Both are called on
-the threads of handlers and callers, several at once. Registering NAME again replaces its functions.
-Not for channels within the image. Signal MISUSE for an invalid name, and for \"proto\". From any
-thread."
+:max-receive-octets; no option limits the memory that DESERIALIZE allocates for a message. Both
+functions are called on the threads of handlers and callers, several calls at a time. Registering
+NAME again replaces its functions. Not for channels within the image. Signal MISUSE for an invalid
+name, and for \"proto\". From any thread."
   (let ((name (check-codec-name name)))
     (unless (and (functionp serialize) (functionp deserialize))
       (misuse "The codec ~S needs two functions, :serialize and :deserialize." name))
@@ -71,8 +71,8 @@ thread."
     name))
 
 (defun find-codec (name)
-  "The codec that is registered as NAME, a string in any case, or nil; then the second value is true
-if NAME may be registered later. From any thread."
+  "The codec that is registered as NAME, a string in any case, or nil. If it is nil, the second
+value is true if NAME may be registered later. From any thread."
   (or (gethash name **codecs**)
       (values nil (codec-name-p (string-downcase name)))))
 

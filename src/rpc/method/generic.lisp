@@ -92,8 +92,8 @@ their routes at once; calls under way continue. From any thread.")
   "Return a service, for START-SERVER, whose handler is the function HANDLER. HANDLER is called with
 the RPC-METHOD, the request and the call, and behaves as a handler of a method of its kind. METHODS
 is a list of methods, of GENERIC-METHOD or POOL-METHOD. With UNKNOWN it also accepts calls of
-methods that no service of the server has. These are served as if both sides streamed, with raw
-messages, see RAW-MESSAGE, but not on in-process channels. From any thread."
+methods that no service of the server has. Such calls are served as if both sides streamed, with raw
+messages (see RAW-MESSAGE). In-process channels do not support UNKNOWN. From any thread."
   (check-arity handler '(method request call) "The handler of a generic service")
   (make-instance 'generic-service :handler handler :methods methods :unknown unknown))
 

@@ -3,10 +3,10 @@
 ;;;; DEFINE-SERVICE, which define-proto's expansion uses, makes the class and the functions.
 ;;;;
 ;;;; The wire does not dispatch through the generic function, since redefining a method removes the
-;;;; old one before it adds the new one. Instead METHOD-FUNCTION, their class, publishes: for each
-;;;; service class a BINDING has the *effective* function (inherited, :around and :before methods
-;;;; and call-next-method included), replaced by one store whenever methods are added or removed.
-;;;; Replacing a method publishes once, never the state between.
+;;;; old one before it adds the new one. Instead METHOD-FUNCTION, the class of these functions,
+;;;; publishes: for each service class a BINDING has the *effective* function (inherited, :around
+;;;; and :before methods and call-next-method included), replaced by one store whenever methods are
+;;;; added or removed. Replacing a method publishes once, and never the state in between.
 
 (in-package #:clgrpc.method)
 
@@ -24,7 +24,7 @@
   (request-type nil :type (or null protobuf:message-type)) ; of the messages to the handler
   (response-type nil :type (or null protobuf:message-type)) ; of those to the client
   (function-name nil :type symbol)      ; of the generic function
-  (codec nil)                           ; of its messages; nil for Protocol Buffers
+  (codec nil)                           ; the codec of its messages; nil for Protocol Buffers
   (coded '() :type list)                ; an alist from codecs to METHOD-IN-CODEC of this one
   (quiet nil :type boolean)             ; logs and traces leave out calls that end with :ok
   (number 0 :type (unsigned-byte 16)))  ; of PATH, see NUMBER-OF-PATH; 0 without code
@@ -42,7 +42,7 @@
   "~A ~(~A~)" (rpc-method-path method) (rpc-method-kind method))
 
 (defclass service ()
-  ((direct-channel :initform nil :accessor direct-channel)) ; by which it is called without a server
+  ((direct-channel :initform nil :accessor direct-channel)) ; its channel for calls without a server
   (:documentation "The root of all service classes. define-proto makes one for each service of a
 file. START-SERVER takes instances of subclasses, whose methods are the handlers."))
 
@@ -117,8 +117,8 @@ is no such channel. The in-process channel has a method. From any thread.")
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY while no other thread changes bindings. The lock is the one that the compiler, the
-loader and CLOS hold during definitions. They call this code with that lock held, so a second lock
-could be taken in the wrong order."
+loader and CLOS hold during definitions. They call this code with that lock held, so two locks could
+be taken in different orders."
   `(sb-c::with-world-lock () ,@body))
 
 (defun refuse-argument-count (function count)
@@ -187,7 +187,8 @@ call). Later changes of FUNCTION's methods do not affect it."
                 (next (sb-pcl::fast-method-call-next-method-call effective)))
             (declare (type function code))
             (lambda (service request call) (funcall code pv next service request :call call)))
-          ;; eql specialisers and exotic combinations: the generic function itself decides
+          ;; with eql specialisers and exotic method combinations the generic function itself
+          ;; decides
           (lambda (service request call) (funcall function service request :call call))))))
 
 (defun publish (function)
@@ -237,7 +238,7 @@ one of its methods.")
 
 (defun check-handler-keywords (function method)
   "Signal MISUSE if METHOD, a new method of FUNCTION for services, has a keyword that handlers do
-not get, so that its variable would always be nil."
+not get: its variable would always be nil."
   (let ((class (first (sb-mop:method-specializers method)))
         (wrong (remove :call (accepted-keywords (sb-mop:method-lambda-list method)))))
     (when (and wrong (typep class 'class) (subtypep class 'service))
@@ -302,7 +303,7 @@ instance of the class of its second argument."
 
 (defun number-of-path (path)
   "A small number above 0 that identifies PATH, of a method with generated code, in this process; 0
-if more than +MOST-NUMBERS+ paths are numbered. It stays the same when the method is redefined."
+if +MOST-NUMBERS+ paths are already numbered. It stays the same when the method is redefined."
   (sb-ext:with-locked-hash-table (**numbers**)
     (or (gethash path **numbers**)
         (if (< (hash-table-count **numbers**) +most-numbers+)
@@ -363,8 +364,8 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
 (defglobal **service-watchers** '())    ; functions without arguments
 
 (defun watch-services (function)
-  "Call FUNCTION, without arguments, whenever a service is defined. Return a function that ends
-this. From any thread."
+  "Call FUNCTION, without arguments, whenever a service is defined. Return a function that ends the
+watch. From any thread."
   (sb-ext:atomic-push function **service-watchers**)
   (lambda ()
     (loop for old = **service-watchers**
@@ -412,7 +413,7 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
                      :request-type (protobuf:intern-message-type ,request)
                      :response-type (protobuf:intern-message-type ,response)
                      :function-name ',function)
-      ;; not again when the file is loaded again: redefining a method removes it for a moment
+      ;; not when the file is loaded again, since redefining a method removes it for a moment
       (unless (method-for-p #',function 'channel)
         (note-stub
          #',function

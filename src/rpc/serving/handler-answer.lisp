@@ -38,8 +38,8 @@ ERROR."
                (protobuf:message-type-symbol (outgoing-type call))))))
 
 (defun sendable-end (call condition)
-  "The status, message, details and trailers with which CONDITION ends CALL, as far as they can be
-sent: a handler may put any objects into its slots."
+  "Four values: the status, message, details and trailers with which CONDITION ends CALL, as far as
+they can be sent. A handler may put any objects into CONDITION's slots."
   (let ((status (rpc-error-status condition))
         (message (rpc-error-message condition)))
     (values (if (eq :ok status) :internal status)

@@ -8,12 +8,12 @@
 (defstruct (route (:copier nil))
   "The route of a path."
   (server nil)                          ; the server, or an object in its place
-  (epoch 0 :type fixnum)                ; that of the table it is from
+  (epoch 0 :type fixnum)                ; the epoch of the table that made it
   (method nil :type (or null rpc-method)) ; nil for a path that leads nowhere
   (service nil)                         ; the object whose handler it is
   (binding nil :type (or null binding)) ; of the handler
-  (interceptors '() :type list)         ; around it, the outermost first
-  (long-octets 0 :type index))          ; of its recent answers, 0 if all were short
+  (interceptors '() :type list)         ; the interceptors around the handler, the outermost first
+  (long-octets 0 :type index))          ; the length of its recent long answers; 0 if all were short
 
 (define-printer (route route)
   "~:[unknown~;~:*~A~]" (route-method route))
@@ -35,15 +35,14 @@ returned a short answer after long ones."
   "The routes of a server, or of an object that represents one. A table is immutable; when a service
 is redefined, a new table replaces it."
   (server nil)                          ; the server, or an object in its place
-  (epoch 0 :type fixnum)                ; one more than that of the table before
+  (epoch 0 :type fixnum)                ; one more than in the table before
   (make-route nil :type function)       ; makes a ROUTE from the keywords of its slots
   (routes (make-hash-table :test 'equal) :type hash-table) ; by path
   ;; a function of another path that returns a ROUTE, or nil; nil if no service takes other paths
   (unknown nil :type (or null function)))
 
 (define-hot (route-current-p :inline t) ((route route) (table route-table)) boolean
-  "True if ROUTE is one of TABLE's. Other objects remember routes, and ask that before they use
-them."
+  "True if ROUTE is one of TABLE's. Objects that remember routes call this before they use them."
   (and (eq (route-server route) (route-table-server table))
        (= (route-epoch route) (route-table-epoch table))))
 
@@ -70,8 +69,8 @@ has."
            (new-route table method service (interceptors-for interceptors method))))))
 
 (defun find-unknown-route (table path)
-  "A new route of TABLE for PATH, which none of its methods has. The route leads nowhere if no
-service takes such calls. The table does not keep it."
+  "A new route of TABLE for PATH, which belongs to none of its methods. The route leads nowhere if
+no service takes such calls. TABLE does not keep the route."
   (let ((unknown (route-table-unknown table)))
     (or (and unknown (funcall unknown path))
         (funcall (route-table-make-route table)

@@ -11,9 +11,11 @@
    (options :initarg :options :reader server-options) ; rows of the options table
    ;; functions around the handlers, the outermost first
    (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
-   (observer :initarg :observer :initform nil :reader server-observer) ; of its events, or nil
+   ;; the observer of its events, or nil
+   (observer :initarg :observer :initform nil :reader server-observer)
    (reserve :initarg :reserve :reader server-reserve) ; of threads, for handlers that block
-   (acceptors :initform '() :accessor server-acceptors) ; by which calls within the image come
+   ;; the acceptors by which calls within the image come
+   (acceptors :initform '() :accessor server-acceptors)
    (accepting :initform t :accessor server-accepting) ; nil once the acceptors are closed
    ;; of the acceptors and the end
    (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
@@ -34,12 +36,12 @@
 (defgeneric acceptor-state (acceptor)
   (:documentation "Three values: the address for clients of ACCEPTOR, a string, or nil; true if
 calls that it has accepted are under way; and the number of its calls that have ended. When the last
-of those under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called. For a server the values are
-those of all of its acceptors together; the first is a list of addresses."))
+call under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called. For a server the values are those
+of all of its acceptors together; the first is a list of addresses."))
 
 (defgeneric close-acceptor (acceptor &optional status text)
-  (:documentation "Make ACCEPTOR refuse new calls; with STATUS and TEXT, end the calls that it has
-accepted with them. A server represents all of its acceptors, including later ones."))
+  (:documentation "Make ACCEPTOR refuse new calls; if STATUS and TEXT are given, end the calls that
+it has accepted with these. A server represents all of its acceptors, including later ones."))
 
 (defun ensure-acceptor (server predicate make)
   "The acceptor of SERVER for which PREDICATE is true; if it has none, add and return the value of
@@ -75,7 +77,7 @@ ended."
     (sb-thread:condition-broadcast (server-emptied server))))
 
 (defun await-emptied (server seconds function)
-  "Wait, at most SECONDS, until FUNCTION returns true; it is called again after each NOTE-EMPTIED of
-SERVER. Return its last value."
+  "Wait, at most SECONDS, until FUNCTION returns true; FUNCTION is called again after each
+NOTE-EMPTIED of SERVER. Return the last value of FUNCTION."
   (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
                     function))

@@ -2,14 +2,14 @@
 ;;;; are messages of any types, each in an Any (gRPC over HTTP/2, "Responses"; gRPC guide on
 ;;;; errors).
 ;;;;
-;;;; In an RPC-ERROR the details are messages, or the octets as they came. The functions that read
-;;;; them signal no errors for any octets of a peer.
+;;;; In an RPC-ERROR the details are messages, or the octets as they were received. The functions
+;;;; that read them signal no errors for any octets of a peer.
 
 (in-package #:clgrpc.status)
 
 (defun details-octets (details status message)
   "The octets to send for DETAILS: a list of messages, which are sent with STATUS and MESSAGE;
-octets, which are sent unchanged; or nil. Signal MISUSE if they are neither."
+octets, which are sent unchanged; or nil. Signal MISUSE for other DETAILS."
   (typecase details
     (null nil)
     (octets details)
@@ -30,8 +30,8 @@ octets, which are sent unchanged; or nil. Signal MISUSE if they are neither."
                                :details (mapcar #'detail-any details)))))
 
 (defun sent-code (status details)
-  "The number that is sent for STATUS, a keyword. With :unknown it is that in DETAILS, the octets of
-a google.rpc.Status or nil, if that number has no keyword."
+  "The number that is sent for STATUS, a keyword. If STATUS is :unknown, it is the number in
+DETAILS, the octets of a google.rpc.Status or nil, if gRPC has no keyword for that number."
   (let ((code (and details (eq :unknown status)
                    (handler-case
                        (google.rpc:status-code

@@ -18,7 +18,7 @@
 
 (defun reserved-name-p (name)
   (or (and (> (length name) 5) (string= "grpc-" name :end2 5)
-           ;; a handler may set this one (gRFC A6)
+           ;; a handler may set this entry (gRFC A6)
            (string/= "grpc-retry-pushback-ms" name))
       (member name '("content-type" "te" "host" "connection" "transfer-encoding" "keep-alive"
                      "proxy-connection" "upgrade" "content-length" "user-agent")

@@ -18,18 +18,19 @@
    ;; :peer, :local or :transport
    (ended-by :initarg :ended-by :initform :peer :reader rpc-error-ended-by)
    (cause :initarg :cause :initform nil :reader rpc-error-cause) ; the frame, code or errno, or nil
-   (sent :initarg :sent :initform t :reader rpc-error-sent-p)) ; nil if it never reached the peer
+   ;; nil if the call never reached the peer
+   (sent :initarg :sent :initform t :reader rpc-error-sent-p))
   (:report report-rpc-error)
   (:documentation "A call ended with a status other than :ok. STATUS is a keyword, MESSAGE the text
 sent with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
 alist, CALL the call. ENDED-BY is the origin of the end: :peer (its status), :local (deadline,
 cancellation, limits) or :transport. CAUSE is the frame, code or errno that caused it, as text, or
-nil. SENT is nil if the request certainly never reached the peer's application, so it is safe to
+nil. SENT is nil if the request certainly never reached the peer's application; then it is safe to
 repeat the call."))
 
 (define-hot (failure-p :inline t) (object) boolean
-  "True if OBJECT is an RPC-ERROR and not a message. Messages are tested for first, since that test
-is quicker than the one for a condition."
+  "True if OBJECT is an RPC-ERROR and not a message. The test for a message comes first, since it is
+quicker than the test for a condition."
   (and (not (protobuf:message-p object))
        (typep object 'rpc-error)))
 
@@ -136,8 +137,8 @@ From any thread."
 (defun control-status (status text)
   "The status and the text with which a call ends when a component between its user and its server,
 such as a balancer or call credentials, ends it with STATUS and TEXT. They are STATUS and TEXT
-themselves; but the status is :internal if only applications may use STATUS, since it would look
-like the server's (gRFC A54). Signal MISUSE if STATUS is not a status."
+themselves; but if only applications may use STATUS, the status is :internal, since STATUS would
+look like the server's (gRFC A54). Signal MISUSE if STATUS is not a status."
   (if (member (status-row-keyword (status-row status)) *application-statuses*)
       (values :internal (format nil "~A: a bug, since ~A is for applications to give" text
                                 (substitute #\_ #\- (string status))))

@@ -1,11 +1,11 @@
 ;;;; Deadlines. A call's deadline is an absolute time on the monotonic clock in nanoseconds, 0 for
-;;;; none. On the wire it is sent as the time that remains, grpc-timeout (gRPC over HTTP/2,
-;;;; "Timeout": one to eight digits and a unit).
+;;;; none. The wire carries the time that remains, grpc-timeout (gRPC over HTTP/2, "Timeout": one to
+;;;; eight digits and a unit).
 
 (in-package #:clgrpc.status)
 
 (deftype deadline ()
-  "Small enough that the difference of two, of either sign, still fits 62 bits."
+  "It is so small that the difference of two deadlines, of either sign, still fits into 62 bits."
   '(unsigned-byte 61))
 
 (defconstant +latest-deadline+ (1- (ash 1 61)) "A deadline that never passes: 73 years.")

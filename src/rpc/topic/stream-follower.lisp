@@ -1,7 +1,7 @@
 ;;;; Streams that resume where they broke, for clients of servers whose messages have positions:
 ;;;; topics, logs, changes of a store. The stream is requested again from the position after the
 ;;;; last message, with growing pauses, until it ends with :ok, fails permanently, or no server has
-;;;; answered for long.
+;;;; answered for a long time.
 
 (in-package #:clgrpc.topic)
 
@@ -13,8 +13,8 @@
 has ended a reader that was too slow.")
 
 (defun follow-once (call function position position-of note)
-  "Call FUNCTION with each message of CALL, a stream, and NOTE with its position, from POSITION-OF.
-Return the last position; POSITION if no message was received."
+  "Call FUNCTION with each message of CALL, a stream, and NOTE with the message's position, from
+POSITION-OF. Return the last position; POSITION if no message was received."
   (declare (type function function position-of note))
   (loop for message = (rpc:receive call)
         while message
@@ -33,8 +33,8 @@ Return the last position; POSITION if no message was received."
 the last position when it breaks. FUNCTION gets each message once and in order, if the server
 honours positions. Return the last position once the stream has ended with :ok.
 BEGIN             a function of a position that returns a call to receive from: the value of a stub
-                  of a method with a stream of answers. It gets POSITION first, later the position
-                  of the last message
+                  of a method with a stream of answers. Its argument is POSITION at first, later the
+                  position of the last message
 FUNCTION          a function of a message. An error that it signals, or another non-local exit, ends
                   FOLLOW-STREAM and the call
 POSITION          the position at which to begin, nil by default
@@ -42,8 +42,8 @@ POSITION-OF       a function of a message that returns its position, the argumen
                   stream breaks after this message
 LOST              a function without arguments, called if a stream ends with :out-of-range, because
                   the server does not keep the next messages any more. It deals with the missed
-                  messages and returns the position from which to go on, mostly nil. Without it the
-                  error is signalled
+                  messages and returns the position from which to go on, mostly nil. Without LOST
+                  the error is signalled
 PATIENCE-SECONDS  a real from 0: the longest time without a message, since the stream first broke,
                   before the last error is signalled; 60 by default. A stream that lasted longer
                   than this before it broke counts as a message, since its server had none to send
@@ -61,7 +61,7 @@ functions is missing, or another argument is wrong. From any thread but a loop's
     (misuse ":PATIENCE-SECONDS of FOLLOW-STREAM is a real from 0, not ~S." patience-seconds))
   (unless (listp retry)
     (misuse ":RETRY of FOLLOW-STREAM is a list of statuses, not ~S." retry))
-  (let ((end nil)                       ; when patience ends; nil while messages come
+  (let ((end nil)                       ; the time when patience ends; nil while messages come
         (pauses (loop:make-pauses +first-pause-seconds+ +most-pause-seconds+))
         (function (coerce function 'function))
         (position-of (coerce position-of 'function)))

@@ -39,19 +39,19 @@
   (subscriptions (make-hash-table :test 'eq) :type hash-table :read-only t) ; by their calls
   (position 0 :type index)              ; the number of the last message
   (past (make-fifo) :type fifo :read-only t) ; the last messages
-  (past-count 0 :type index)            ; how many those are
+  (past-count 0 :type index)            ; the number of messages in PAST
   (dropped 0 :type index)               ; messages lost by a full queue, or that could not be sent
-  (ended 0 :type index)                 ; calls that were ended since they were slow
-  (closing nil :type list))             ; once it is closed: the arguments of FINISH
+  (ended 0 :type index)                 ; how many calls were ended because they were slow
+  (closing nil :type list))             ; the arguments of FINISH, once it is closed
 
 (defstruct (subscriber (:constructor make-subscriber (call)) (:copier nil))
   "A call that receives the messages of topics."
   (call nil :read-only t)               ; a handler's
-  (topics '() :type list)               ; those that it leaves when it ends
+  (topics '() :type list)               ; the topics that it leaves when it ends
   (subscriptions '() :type list)        ; to these, and those after which it is to end
   (lock (sb-thread:make-mutex :name "clgrpc subscriber") :read-only t) ; of all that follows
   (pumping nil :type boolean)           ; a thread sends the messages in the queues
-  (again nil :type boolean))            ; and must look again before it leaves
+  (again nil :type boolean))            ; the pump must look again before it leaves
 
 (defstruct (subscription (:constructor make-subscription (topic subscriber limit)) (:copier nil))
   "The messages of a topic that a call will receive."
@@ -95,10 +95,10 @@ first. From any thread.")
 (define-keyword-function make-topic (&key (slow :end) (queue 100) (past 0))
   "Return a topic: BROADCAST sends messages to it, and all calls that SUBSCRIBE receive them.
 SLOW   the rule for a call that is too slow, once QUEUE messages wait for it: :end, the default,
-       ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages. A call that
-       cannot send a message, for example because it is too long, ends by the first rule, with the
-       status of that error, and misses the message by the other rules; a call whose filter fails
-       ends
+       ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages. A call may be
+       unable to send a message, for example because the message is too long: by the first rule it
+       then ends with the status of that error, by the other rules it misses the message; a call
+       whose filter fails ends
 QUEUE  an integer, 1 or more: how many messages may wait for each call, besides those on their way,
        which :send-budget-octets limits, and those of PAST with which it begins; 100 by default
 PAST   an integer, 0 or more: how many of the last messages are kept for calls that subscribe with
@@ -154,7 +154,7 @@ message as dropped if messages may be missing."
 
 (defun send-message (call message)
   "As TRY-SEND, but return nil also if CALL has ended. Interrupts are off, except in filters and
-where this waits for room: if an interrupt leaves it there, MESSAGE is not sent."
+where this waits for room: if an interrupt ends this function there, MESSAGE is not sent."
   (sb-sys:without-interrupts
     (handler-case
         (let ((message (sb-sys:with-local-interrupts (rpc:outgoing call message))))
@@ -163,7 +163,8 @@ where this waits for room: if an interrupt leaves it there, MESSAGE is not sent.
         (unless (rpc:call-status call) (error error))))))
 
 (defun narrow (subscription)
-  "A message of SUBSCRIPTION has been sent; if it was one of the past, one less may wait."
+  "A message of SUBSCRIPTION has been sent; if the message was one of the past, the limit of waiting
+messages falls by one."
   (when (< (topic-queue-limit (subscription-topic subscription)) (subscription-limit subscription))
     (sb-thread:with-mutex ((subscription-lock subscription))
       (decf (subscription-limit subscription)))))
@@ -171,7 +172,7 @@ where this waits for room: if an interrupt leaves it there, MESSAGE is not sent.
 (defun send-next (subscription)
   "Send the next message of SUBSCRIPTION, or end its call if it must end; return true if there may
 be more to do at once. Interrupts are off, but may be allowed."
-  (sb-sys:without-interrupts            ; none while this thread has a message
+  (sb-sys:without-interrupts            ; no interrupts while this thread has a message
     (let ((message (next-waiting subscription))
           (call (subscription-call subscription))
           (done nil))
@@ -236,8 +237,8 @@ meanwhile."
       (dolist (subscription subscriptions) (on-loop (subscription-subscriber subscription))))))
 
 (defun put-in-queue (topic subscription message)
-  "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are dropped for it,
-or :slow if there is no room, and its call must end. TOPIC's lock is held."
+  "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are dropped for
+MESSAGE; or :slow if the queue has no room and the call must end. TOPIC's lock is held."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
           (full (<= (subscription-limit subscription) (subscription-count subscription))))
@@ -276,11 +277,11 @@ thread that sends the message later, from a queue, could not report the error to
 broadcasts. Return the number of MESSAGE, see TOPIC-POSITION. MESSAGE must not be changed
 afterwards. Never wait until a call is read. Signal MISUSE if TOPIC is closed, or MESSAGE is not of
 the response type of all these calls; then no call gets it. A call that cannot send MESSAGE, because
-it is too long or its filter fails, misses it or ends; MAKE-TOPIC describes the rule. From any
-thread."
+it is too long or its filter fails, misses the message or ends; MAKE-TOPIC describes the rule. From
+any thread."
   (check-topic topic)
   (let ((heard '()) (number 0))
-    (sb-sys:without-interrupts          ; each message in a queue is sent
+    (sb-sys:without-interrupts          ; else a queued message might not be sent
       (sb-thread:with-mutex ((topic-lock topic))
         (when (topic-closing topic) (misuse "~A is closed." topic))
         (check-fit topic message)
@@ -310,8 +311,8 @@ thread."
 
 (defun past-from (topic from)
   "The messages of TOPIC after the one with the number FROM, or with :past all that are kept. Signal
-:out-of-range if one of them is no longer kept, or no message has the number FROM yet. The lock is
-held."
+:out-of-range if one of these messages is no longer kept, or if no message has the number FROM yet.
+The lock is held."
   (let* ((kept (fifo-items (topic-past topic)))
          (before (- (topic-position topic) (topic-past-count topic))))
     (cond ((eq :past from) (copy-list kept))
@@ -327,9 +328,10 @@ FROM  the first message for CALL: nil, the default, for the next one that is bro
       the oldest that is kept; an integer for the one after the message with this number
       (TOPIC-POSITION), for a client that resumes
 Signal :out-of-range, which ends CALL, if some of these messages are no longer kept, or FROM is
-greater than the number of the last; MISUSE for a wrong argument. If TOPIC is closed CALL ends as
-its other calls did. Until then only topics, of which a call may have several, may send on CALL and
-set its ON-WRITABLE. From any thread, but of one call by one thread at a time."
+greater than the number of the last; MISUSE for a wrong argument. If TOPIC is closed, CALL ends with
+the status of TOPIC's other calls. Until CALL ends or unsubscribes, only topics, of which a call may
+have several, may send on CALL and set its ON-WRITABLE. From any thread, but only one thread at a
+time may do this for a call."
   (check-topic topic)
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
@@ -349,7 +351,7 @@ set its ON-WRITABLE. From any thread, but of one call by one thread at a time."
                (setf (subscription-closing subscription) (topic-closing topic)))
               (t (setf (gethash call (topic-subscriptions topic)) subscription)
                  (sb-ext:atomic-push topic (subscriber-topics subscriber)))))
-      ;; it may have ended, and left its topics, before
+      ;; CALL may have ended, and left its topics, before this
       (when (rpc:call-status call) (unsubscribe topic call))
       (rpc:on-writable call (lambda () (pump subscriber)))
       (sb-sys:allow-with-interrupts (pump subscriber))))
@@ -366,8 +368,8 @@ subscription, or nil if it has none."
       subscription)))
 
 (defun leave-topic (topic call)
-  "Take CALL out of TOPIC, with the messages that wait for it. Return its subscription, or nil if it
-has none."
+  "Take CALL out of TOPIC, and drop the messages that wait for it. Return its subscription, or nil
+if it has none."
   (let ((subscription (sb-thread:with-mutex ((topic-lock topic))
                         (forget-subscriber topic call))))
     (when subscription
@@ -377,9 +379,8 @@ has none."
       subscription)))
 
 (defun unsubscribe (topic call)
-  "Send CALL no more messages of TOPIC, except one whose sending has begun. CALL does not end by
-this. Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any
-thread."
+  "Send CALL no more messages of TOPIC, except one whose sending has begun. This does not end CALL.
+Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any thread."
   (let ((subscription (leave-topic (check-topic topic) call)))
     (when subscription
       (sb-ext:atomic-update (subscriber-subscriptions (subscription-subscriber subscription))
@@ -387,10 +388,10 @@ thread."
       t)))
 
 (define-keyword-function close-topic (topic &key (status :ok) (message ""))
-  "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each after
-the messages broadcast before. Calls that subscribe later end so at once. Return true unless TOPIC
-was closed already. Signal MISUSE if STATUS is not a status or MESSAGE not a string. From any
-thread."
+  "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each after it
+has sent the messages that were broadcast before. Calls that subscribe later end in the same way at
+once. Return true unless TOPIC was closed already. Signal MISUSE if STATUS is not a status or
+MESSAGE not a string. From any thread."
   (check-topic topic)
   (status:status-code status)
   (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))

@@ -21,10 +21,11 @@ admission's ring GONE."
   (account nil :type account :read-only t) ; of the octets that its connections hold
   ;; of the time that its compressed messages take
   (budget (make-decompression-budget) :read-only t)
-  (connections nil :type (or null owner-usage)) ; how many it has, among all peers
-  (handshakes nil :type (or null owner-usage)) ; how many of these are not ready
+  ;; the number of its connections, in the ranking of all peers
+  (connections nil :type (or null owner-usage))
+  (handshakes nil :type (or null owner-usage)) ; the number of those that are not ready, likewise
   (unready (make-ring) :type ring :read-only t) ; their permits, the oldest first
-  (ready (make-ring) :type ring :read-only t) ; the permits of the others
+  (ready (make-ring) :type ring :read-only t) ; the permits of its other connections
   (peer-views '() :type list))          ; an alist from server loop to PEER-VIEW
 
 (define-printer (entry peer-entry)
@@ -32,18 +33,18 @@ admission's ring GONE."
 
 (defstruct (peer-view (:copier nil))
   "A peer as one server loop sees it. Only that loop touches it."
-  (open 0 :type fixnum))                ; how many of its calls are under way
+  (open 0 :type fixnum))                ; how many calls of the peer are under way
 
 (defstruct (permit (:include ring) (:constructor %make-permit (entry)) (:copier nil))
   "The place of a connection among those of its peer."
   (entry nil :type peer-entry :read-only t) ; the peer's
   (link nil :type (or null server-link))      ; the connection, once it is begun
-  (ready nil :type boolean)             ; it has shown that it speaks what we do, or has ended
-  (leaving nil :type boolean)           ; it is to go, and counts among the admission's LEAVING
+  (ready nil :type boolean)             ; it has shown that it speaks the protocol, or has ended
+  (leaving nil :type boolean)           ; it must end, and counts among the admission's LEAVING
   (octets-left 0 :type fixnum)          ; its part of the admission's LEAVING-OCTETS
   (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
   (drain-end-ns 0 :type nanoseconds)    ; the loop's: until when it waits for the PING's answer
-  (drain-busy-ns 0 :type nanoseconds))  ; the loop's: last reason to wait for it
+  (drain-busy-ns 0 :type nanoseconds))  ; the loop's: the last time of a reason to wait longer
 
 (declaim (sb-ext:freeze-type peer-entry peer-view permit))
 
@@ -54,12 +55,13 @@ the server's options."
   (peers (make-hash-table :test 'equal) :type hash-table :read-only t) ; name to entry
   (connections (make-ranking) :type ranking :read-only t) ; of all peers
   (handshakes (make-ranking) :type ranking :read-only t) ; of them, those that are not ready
-  (leaving 0 :type index)               ; connections that are to go and have not ended
-  (leaving-octets 0 :type fixnum)       ; held by those that leave because of a limit on octets
+  (leaving 0 :type index)               ; connections that must end and have not ended yet
+  ;; octets held by connections that leave because of a limit on octets
+  (leaving-octets 0 :type fixnum)
   (max-connections 0 :type index)       ; less than DERIVED while descriptors are short
-  (max-per-peer 0 :type index)          ; connections of one peer
+  (max-per-peer 0 :type index)          ; the most connections of one peer
   (max-handshakes 0 :type index)        ; connections that are not ready
-  (gone (make-ring) :type ring :read-only t) ; entries without connections, if handlers run still
+  (gone (make-ring) :type ring :read-only t) ; entries without connections whose handlers still run
   (derived 0 :type index)               ; the first value of MAX-CONNECTIONS
   (lowered-ns 0 :type nanoseconds))     ; when it last became less
 
@@ -97,7 +99,7 @@ its address (see OS:ADDRESS-NETWORK) or, on a unix socket, its user."
 
 (defun peer-share (server)
   "A share of SERVER's reserve for a peer. One peer alone may use 7/8 of the threads that are not
-reserved for other peers, since its address may be a load balancer's and represent many clients."
+reserved for other peers, since it may be a load balancer and represent many clients."
   (loop:make-share :whole (loop:reserve-root (server-reserve server))
                    :weight 7
                    :kept (ash (options-reserve-threads (server-options server)) -4)))
@@ -132,7 +134,7 @@ reserved for other peers, since its address may be a load balancer's and represe
   (isolate-ring (%make-permit entry)))
 
 (defun note-permit-ready (admission permit)
-  "Count the connection of PERMIT as ready: it is ready, or it ends."
+  "Count the connection of PERMIT as ready, because it is ready or ends."
   (unless (shiftf (permit-ready permit) t)
     (change-owner-usage (admission-handshakes admission)
                         (peer-entry-handshakes (permit-entry permit)) -1)))
@@ -233,7 +235,7 @@ is room, and the permit that was dismissed for it, or nil."
           (values (and permit t) permit)))))
 
 (defun try-to-permit (admission entry)
-  "Return a permit for a new connection of the peer with ENTRY, or the option that forbids one. The
+  "Return a permit for a new connection of the peer with ENTRY, or the option that forbids it. The
 second value lists the permits that were dismissed for it, each as (PERMIT . OPTION)."
   (let ((dismissed '()))
     (flet ((room-p (option function &rest arguments)
@@ -272,7 +274,7 @@ it. On SERVER-LOOP's loop."
           (try-again admission (loop:read-clock (server-loop-loop server-loop)))
           (let ((entry (ensure-entry server admission name)))
             (multiple-value-prog1 (try-to-permit admission entry)
-              ;; nothing else would forget a peer that was refused
+              ;; otherwise the entry of a refused peer would be kept for ever
               (note-gone admission entry))))
       (loop for (permit . option) in dismissed do (expel server-loop permit option))
       (cond ((permit-p permit) permit)
@@ -345,8 +347,8 @@ OPTIONS allow it; log a warning if the number is less than OPTIONS require."
     allowed))
 
 (defun try-again (admission now)
-  "If the limit of connections was lowered long enough before NOW, see whether it may be raised. The
-lock is held."
+  "If the limit of connections was lowered long enough before NOW, check whether it may be raised.
+The lock is held."
   (when (and (< (admission-max-connections admission) (admission-derived admission))
              (< (+ (admission-lowered-ns admission) +calm-ns+) now))
     (setf (admission-lowered-ns admission) now
@@ -356,9 +358,9 @@ lock is held."
 
 (defun note-no-descriptors (server-loop)
   "The process has run out of descriptors: lower the limit of connections of SERVER-LOOP's server
-and dismiss some connections of the peer that has the most. The rest of the program uses more than
-the option spare-descriptors leaves to it. Return true if connections were dismissed. On
-SERVER-LOOP's loop."
+and dismiss some connections of the peer that has the most. This happens if the rest of the program
+uses more descriptors than the option spare-descriptors leaves to it. Return true if connections
+were dismissed. On SERVER-LOOP's loop."
   (let* ((admission (server-admission (server-loop-server server-loop)))
          (dismissed '()))
     (sb-thread:with-mutex ((admission-lock admission))

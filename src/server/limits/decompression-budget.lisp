@@ -30,8 +30,8 @@
 (in-package #:clgrpc.server)
 
 (defconstant +earned-octet-ns+ 200
-  "The time that an octet of a compressed message earns, in nanoseconds: as much as eight octets of
-an ordinary call take.")
+  "The time, in nanoseconds, that a peer earns by an octet of a compressed message: the time for
+eight octets of an ordinary call.")
 (defconstant +burst-ns+ 250000000
   "The time, in nanoseconds, that a peer may owe before its compressed messages wait.")
 (defconstant +turn-look-seconds+ 1/10
@@ -39,7 +39,7 @@ an ordinary call take.")
 
 (defstruct (decompression-budget (:copier nil))
   "The debt of a peer for its compressed messages."
-  (due-ns 0 :type sb-ext:word)          ; when the debt is gone; atomic
+  (due-ns 0 :type sb-ext:word)          ; the time when the debt is paid; atomic
   (turns nil :type (or null sb-thread:semaphore))) ; made when needed
 
 (declaim (sb-ext:freeze-type decompression-budget))
@@ -48,7 +48,7 @@ an ordinary call take.")
   "owes until ~D" (decompression-budget-due-ns budget))
 
 (declaim (type (or null sb-thread:semaphore) **timed-turns**))
-(defglobal **timed-turns** nil)         ; those of all peers
+(defglobal **timed-turns** nil)         ; the turns of all peers
 
 (defun budget-turns (budget)
   "The turns of BUDGET's peer, a semaphore."

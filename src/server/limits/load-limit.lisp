@@ -13,8 +13,8 @@
 ;;; Threads
 
 (defun link-share (link whole)
-  "A share of the reserve for LINK, part of WHOLE, its peer's. One connection alone may use 4/5 of
-the threads that its peer may use and that are not reserved for other connections."
+  "A share of the reserve for LINK, as a part of WHOLE, the share of its peer. One connection alone
+may use 4/5 of the threads that its peer may use and that are not reserved for other connections."
   (let ((options (server-link-options link)))
     (loop:make-share :whole whole
                      :weight 4
@@ -26,8 +26,8 @@ the threads that its peer may use and that are not reserved for other connection
 (define-hot (refusal-of-call :inline t)
             ((server-loop server-loop) (link server-link) (peer-view peer-view))
     (or null keyword)
-  "The verdict on the newest call of LINK, of the peer PEER-VIEW, if it may not begin, else nil. The
-call is counted already."
+  "The verdict on the newest call of LINK, a connection of the peer PEER-VIEW, if that call may not
+begin, else nil. The call is counted already."
   (cond ((valve-shut-p server-loop)
          (complain server-loop :heap (link-peer-name link))
          :no-room-for-calls)
@@ -37,9 +37,9 @@ call is counted already."
         (t nil)))
 
 (defun too-many-calls-p (server-loop link peer-view)
-  "True if the newest call of LINK is one too many, when more than half of the allowed calls are
-open. The rule is that of threads (loop/threads/share.lisp). Let F be the number of further calls
-that are allowed, and K a sixteenth of all:
+  "True if the newest call of LINK is one too many. This is called when more than half of the
+allowed calls are open. The rule is that of threads (loop/threads/share.lisp). Let F be the number
+of further calls that are allowed, and K a sixteenth of all:
 - a peer with N calls may have another while N <= 7 (F - K);
 - a peer without calls may have one while F > 0;
 - a connection without calls may have one while F > K / 2.

@@ -1,12 +1,12 @@
-;;;; A ranking of owners by the number of places they hold, of a limited number; it finds the owner
-;;;; with the most. Each owner has an OWNER-USAGE. Owner usages with the same count form a row,
-;;;; which is a ring with a head; rows are indexed by count. A count changes by one at a time, so
-;;;; the owner with the most is always known, and every operation takes the same time however many
-;;;; owners there are.
+;;;; A ranking of owners by the number of places that they hold. It finds the owner with the most
+;;;; places. Each owner has an OWNER-USAGE. Owner usages with the same count form a row, which is a
+;;;; ring with a head; rows are indexed by count. A count changes by one at a time, so the owner
+;;;; with the most is always known, and every operation takes the same time however many owners
+;;;; there are.
 ;;;;
 ;;;; Invariants: TOTAL is the sum of the counts; MOST is the largest of them; an owner usage is in
-;;;; the row of its count, and in no row if that is 0. The caller ensures that only one thread at a
-;;;; time works on a ranking.
+;;;; the row of its count, and in no row if the count is 0. The caller ensures that only one thread
+;;;; at a time works on a ranking.
 
 (in-package #:clgrpc.server)
 
@@ -64,7 +64,7 @@
     count))
 
 (defun largest-user (ranking)
-  "The owner usage with the most places of RANKING; among equals the one that has had as many for
-longest. Nil if no owner has a place."
+  "The owner usage with the most places of RANKING; among equals, the one that has had this number
+for the longest time. Nil if no owner has a place."
   (and (plusp (ranking-most ranking))
        (ring-first (ranking-row ranking (ranking-most ranking)))))

@@ -3,28 +3,29 @@
 ;;;; (wire/link-memory.lisp). Two events end connections:
 ;;;;
 ;;;; - All connections together hold an eighth more than max-total-held-octets, since octets are
-;;;;   measured after they have arrived. The peer that holds most gives up the connection that holds
-;;;;   most, until all together hold no more than the limit.
+;;;;   measured after they have arrived. Then the peer that holds most gives up the connection that
+;;;;   holds most, again and again, until all together hold no more than the limit.
 ;;;; - The VALVE shuts. It is the last resort after all accounts, and measures the live objects of
 ;;;;   the heap. The first new call after each collection examines the heap. If a collection of all
 ;;;;   generations would leave less than a fifth of the heap free at its worst moment, a reserve
 ;;;;   thread collects all garbage. If that does not help, no new call begins. Below a tenth, a
 ;;;;   connection ends as above, if connections hold enough to matter. For a heap of small objects,
-;;;;   which are copied, these limits are 40 and 45 per cent of it.
+;;;;   which are copied, these limits are 40 and 45 per cent of the heap.
 ;;;;   While the valve is shut each refused call examines the heap as well, since few objects are
 ;;;;   made then and the next collection may be far off. If the valve is still shut after a second
 ;;;;   collection of all garbage, and connections hold the missing octets, a connection ends too.
-;;;;   Otherwise peers within their limits could keep out all others for any time.
+;;;;   Otherwise peers within their limits could keep out all other peers for any time.
 ;;;;
-;;;; The collector leaves long vectors where they are, so a program may have more of the heap.
+;;;; The collector leaves long vectors where they are, so a program with such vectors may use more
+;;;; of the heap.
 
 (in-package #:clgrpc.server)
 
 ;;; The connection that gives way; the admission's lock is held
 
 (defun largest-user-entry (admission spared)
-  "The entry of the peer that holds the most octets. SPARED is a table from entries to octets; these
-are subtracted first."
+  "The entry of the peer that holds the most octets. SPARED is a table from entries to octets, which
+are subtracted before the comparison."
   (let ((largest-user nil) (most 0))
     (maphash (lambda (name entry)
                (declare (ignore name))
