@@ -8,7 +8,7 @@
 ;;;;   method   SayHello               → helloworld.greeter:say-hello
 ;;;;
 ;;;; Generated packages use no other package, so no name collides with Lisp's. If an accessor's name
-;;;; is taken in its package, it gets the suffix -field, and if that is taken its number. If the
+;;;; is taken in its package, it gets the suffix -field or, if that is taken too, its number. If the
 ;;;; name of a type, service or method is taken, as FooBar's is for Foo_Bar, it gets the suffix -2,
 ;;;; or the next free number; an enum value gets its number.
 
@@ -57,7 +57,8 @@ or digit, and before the last of several capitals when a small letter follows."
   (intern (lisp-name name) :keyword))
 
 (defun enum-value-keywords (enum)
-  "The keywords of the values of ENUM, in order; values with different numbers get different ones."
+  "The keywords of the values of ENUM, in order; values with different numbers get different
+keywords."
   (let ((numbers (make-hash-table :test 'eq)))
     (loop for value in (enum-descriptor-values enum)
           for number = (enum-value-descriptor-number value)
@@ -98,8 +99,8 @@ if a package of that name exists that must not get them."
          (string/= (descriptor-name home) (descriptor-name file)))))
 
 (defun distinct-symbol (name package descriptor file taken)
-  "The symbol called NAME in PACKAGE for DESCRIPTOR, of FILE; or one with a number after NAME. It is
-not among TAKEN, a table to which it is added, and names nothing else."
+  "The symbol called NAME in PACKAGE for DESCRIPTOR, of FILE; or one with a number after NAME. The
+symbol names nothing else and is not among TAKEN, a table to which it is added."
   (loop for i from 1
         for symbol = (intern (if (= i 1) name (format nil "~A-~D" name i)) package)
         unless (or (gethash symbol taken) (names-another-p symbol descriptor file))

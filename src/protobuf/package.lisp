@@ -1,5 +1,5 @@
 ;;;; Protocol Buffers for SBCL: .proto source → descriptors → native code specialised per message.
-;;;; Stands on clgrpc.base and clgrpc.kernel alone. Users need the first group of exports; the other
+;;;; It uses only clgrpc.base and clgrpc.kernel. Users need the first group of exports; the other
 ;;;; groups serve the layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
 
 (defpackage #:clgrpc.protobuf

@@ -1,7 +1,7 @@
 ;;;; The errors of this layer: PROTOBUF-ERROR for octets that are not a message (the peer's fault),
 ;;;; with subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is not
-;;;; valid. Each has the position of the error; a syntax error contains the others found in the same
-;;;; file, so that one run shows them all, the first +MOST-SHOWN+ of them in its text.
+;;;; valid. Each has the position of the error; a syntax error contains the other errors of the same
+;;;; file, so that one run shows all of them; its text has the first +MOST-SHOWN+.
 
 (in-package #:clgrpc.protobuf)
 
@@ -59,7 +59,7 @@ message type, if known; POSITION is the index of the octet at which reading stop
 the error."))
 
 (define-condition memory-limit-exceeded (protobuf-error) ()
-  (:documentation "The messages inside a serialized message take more memory than they may."))
+  (:documentation "The messages inside a serialized message take more memory than allowed."))
 
 (document-functions
   protobuf-error-type "The full name of the requested message type, or nil."
@@ -74,7 +74,8 @@ the error."))
              (format stream "~:[A message~;~:*~A~] lacks the required field ~A."
                      (protobuf-error-type condition) (required-field-missing-path condition))))
   (:documentation "A message that was read or was about to be written lacks a field that its type
-requires. PATH is the field: \"parts[2].size\". With :PARTIAL this is not checked."))
+requires. PATH is the field: \"parts[2].size\". With :PARTIAL true required fields are not
+checked."))
 
 (document-functions
   required-field-missing-path "The way from the message to the field that it lacks, as text.")

@@ -4,8 +4,8 @@
 ;;;; compiling the functions of seven fields took as long as compiling the coders.
 ;;;;
 ;;;; Every function checks the message's layout with one comparison and goes to
-;;;; message-reflection.lisp for messages of other layouts. The compiler is told no types for them:
-;;;; a caller compiled today must remain correct when a field changes its type tomorrow.
+;;;; message-reflection.lisp for messages of other layouts. The compiler knows no types of these
+;;;; functions: a caller compiled today must remain correct when a field changes its type tomorrow.
 
 (in-package #:clgrpc.protobuf)
 
@@ -31,7 +31,8 @@ stored value at PLACE of MESSAGE, an instance of STRUCTURE."
   "A function of LAMBDA-LIST that evaluates HERE if MESSAGE is an instance of STRUCTURE, else
 ELSEWHERE."
   `(lambda ,lambda-list
-     (declare (optimize (speed 1) (safety 1) (debug 1))) ; at 0 it has no lambda list to show
+     ;; at debug 0 the function has no lambda list to show
+     (declare (optimize (speed 1) (safety 1) (debug 1)))
      (if (holds-p message wrapper) ,here ,elsewhere)))
 
 (defmacro tagged-place (index)
@@ -107,8 +108,8 @@ ELSEWHERE."
                (place (place-index structure (oneof-slot-value (slot-oneof slot))))
                (message-p (eq :message (slot-kind slot))))
            (writer (let ((stored (funcall convert value)))
-                     ;; no field is present between, where an interrupt may end this: the value of
-                     ;; one is never taken for that of another
+                     ;; meanwhile no field is present, since an interrupt may end this in between:
+                     ;; the value of one field must not be taken for that of another
                      (setf (tagged-place case) 0
                            (tagged-place place) stored
                            (tagged-place case) (if (or stored (not message-p)) number 0))))))

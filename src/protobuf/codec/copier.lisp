@@ -32,7 +32,7 @@
                (extras-epoch extras)))
 
 (define-hot (shallow-copy :inline t) ((message message)) message
-  "A copy of MESSAGE that shares all its fields hold."
+  "A copy of MESSAGE that shares the values of all fields with it."
   (let ((copy (truly-the message (copy-structure message))))
     (when (extras-p (message-extra copy))
       (setf (message-extra copy) (copy-extras (message-extra copy))))
@@ -49,7 +49,8 @@
                        (slot-place slot)))))
 
 (defun structure-copier (slots)
-  "A function that copies messages whose layout has SLOTS. They are structures; see NOTE-PLACES."
+  "A function that copies messages whose layout has SLOTS. These messages are structures; see
+NOTE-PLACES."
   (let ((indices (map 'simple-vector (lambda (place) (car (get place 'place)))
                       (deep-places slots))))
     (if (zerop (length indices))

@@ -56,7 +56,7 @@ does."
     (skip-field octets at end tag)))
 
 (defmacro take-field (kernel)
-  "TAG, WORD and NEXT of the field at AT, by KERNEL if it can."
+  "TAG, WORD and NEXT of the field at AT, by KERNEL if possible."
   `(multiple-value-bind (tag word next)
        (if (<= at safe) (,kernel octets at) (values 0 0 +far+))
      (declare (type (unsigned-byte 32) tag) (type (unsigned-byte 64) word)
@@ -327,8 +327,8 @@ leave the block KNOWN."
         #'< :key #'first))
 
 (defun dispatch-form (arms)
-  "A form that evaluates the one of ARMS, in order, that belongs to TAG. It compares by halving and
-does not use a jump table, since the processor predicts comparisons better: tags come in order."
+  "A form that evaluates the element of ARMS, in order, that belongs to TAG. It compares by halving
+and does not use a jump table, since the processor predicts comparisons better: tags come in order."
   (if (<= (length arms) 4)
       `(cond ,@(loop for (tag . forms) in arms collect `((= tag ,tag) ,@forms)))
       (let ((middle (floor (length arms) 2)))

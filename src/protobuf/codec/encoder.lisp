@@ -1,10 +1,10 @@
 ;;;; The code that measures and writes a message: two functions per layout made from its plan. The
-;;;; size pass leaves the size of every sub-message in the sub-message, and that of every packed
+;;;; size pass leaves the size of every sub-message in the sub-message, and and that of every packed
 ;;;; varint field in the message; the write pass uses these, so each length is known where it must
 ;;;; be written.
 ;;;;
-;;;; A writer may write up to nine octets after the message, if OCTETS are so long: a varint is
-;;;; stored whole words at a time, and the next field overwrites the rest of its word.
+;;;; A writer may write up to nine octets after the message, if OCTETS are long enough: a varint is
+;;;; stored by whole words, and the next field overwrites the rest of the last word.
 ;;;;
 ;;;; Sub-messages are measured and written by calls through their message type, which may have a
 ;;;; newer definition by now; only the code of small messages of the same definition is in line. A
@@ -139,7 +139,7 @@ is called."
   `(setf size (truly-the index (+ size ,@forms))))
 
 (defconstant +few-strings+ 32
-  "How many strings are written one by one: with more a detour pays (sequence.lisp).")
+  "Up to this many strings are written one by one; with more a detour pays (sequence.lisp).")
 
 (defun size-elements-form (slot)
   (let ((form `(,(slot-function "SIZE-ELEMENTS" slot) vector ,(type-form slot))))

@@ -11,7 +11,7 @@
     slot))
 
 (defun replace-extension (type old new)
-  "Make NEW an extension slot of TYPE instead of OLD; either may be nil."
+  "Make NEW an extension slot of TYPE in place of OLD; NEW or OLD may be nil."
   (let ((table (make-hash-table)))
     (when (message-type-extensions type)
       (maphash (lambda (number slot)
@@ -107,6 +107,6 @@ symbols of other functions of the package."
     (nreverse pairs)))
 
 (defun extension-names (symbols)
-  "The symbols of the functions for SYMBOLS, as EXTENSION-SYMBOLS gives them."
+  "The symbols of the functions for SYMBOLS, a value of EXTENSION-SYMBOLS."
   (loop for (nil . symbol) in symbols
         append (list symbol (public-name "HAS-~A" symbol) (public-name "CLEAR-~A" symbol))))

@@ -87,7 +87,7 @@ message type), by number."
   (loop for value across stored sum (value-octets slot value) of-type index))
 
 (defun stored-size (slot stored)
-  "The size of all that SLOT writes when it holds STORED."
+  "The size of everything written for SLOT when its value is STORED."
   (let ((tag (varint-size (slot-tag slot))))
     (cond ((slot-item-p slot)
            (+ 4 (varint-size (slot-number slot)) (value-octets slot stored)))
@@ -99,8 +99,8 @@ message type), by number."
           (t (loop for value across stored sum (+ tag (value-octets slot value)))))))
 
 (defun put-stored (slot stored octets at)
-  "Write all of SLOT, whose stored value is STORED and was just measured; return the position after
-it."
+  "Write SLOT with all its values, whose stored value is STORED and was just measured; return the
+position after them."
   (declare (type octets octets) (type index at))
   (flet ((put (value) (setf at (put-value slot value octets at))))
     (cond ((slot-item-p slot)
@@ -124,7 +124,7 @@ it."
     at))
 
 (defun extra-size (extra)
-  "The size of EXTRA, the data of a message besides its fields."
+  "The size of EXTRA, the data of a message in addition to its fields."
   (etypecase extra
     (octets (length extra))
     (extras (let ((size (length (extras-unknown extra))))
@@ -133,8 +133,8 @@ it."
               size))))
 
 (defun put-extra (extra octets at)
-  "Write EXTRA, the data of a message besides its fields, unknown fields last; return the position
-after it."
+  "Write EXTRA, the data of a message in addition to its fields, unknown fields last; return the
+position after it."
   (declare (type octets octets) (type index at))
   (flet ((put (unknown)
            (if unknown (copy-octets unknown 0 (length unknown) octets at) at)))
@@ -167,10 +167,10 @@ octets of elements that its enum does not know."
       (values (fit-vector vector count) unknown))))
 
 (defun read-items (slot tag octets at end)
-  "Read a field of SLOT in OCTETS. AT is the position after its TAG, END that of its end. Return two
-lists as values: its items, of which one is a vector if a packed field has more than a few elements;
-and the octets of those elements that its enum does not know. Return :misfit in place of the items
-if TAG does not fit SLOT, :unknown if the enum does not know the only value."
+  "Read a field of SLOT in OCTETS. AT is the position after the field's TAG, END the position of its
+end. Return two lists as values: the items, of which one is a vector if a packed field has more than
+a few elements; and the octets of those elements that the enum does not know. Return :misfit in
+place of the items if TAG does not fit SLOT, :unknown if the enum does not know the only value."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
     (flet ((take (at end)
@@ -198,8 +198,8 @@ if TAG does not fit SLOT, :unknown if the enum does not know the only value."
     (values items unknown)))
 
 (defun read-set-item (octets at end)
-  "Two values: the number, and the range of the message, of the item of a message set from AT to
-END; nil if the item lacks one."
+  "Two values: the number and the range of the message in the item of a message set from AT to END;
+nil if the item lacks one of these."
   (declare (type octets octets) (type index at end))
   (let ((number nil) (range nil))
     (loop while (< at end)
@@ -242,7 +242,8 @@ the ranges of the rest, the latest first."
 
 (defun join-items (slot stored items)
   "The new value of the repeated SLOT: a vector of the elements of STORED, a vector or nil, and then
-those of ITEMS. An item is a single element, of an enum its number, or a vector of packed ones."
+those of ITEMS. An item is a single element (for an enum, its number) or a vector of packed
+elements."
   (let* ((kind (slot-kind slot)) (type (slot-type-object slot))
          (packed (not (member kind '(:string :bytes)))) ; whose elements are vectors
          (vector (make-array (loop for item in items
@@ -262,7 +263,7 @@ those of ITEMS. An item is a single element, of an enum its number, or a vector 
 
 (defun finding-value (finding octets stored reading)
   "The new stored value of the slot of FINDING; STORED is the former one, or nil. The second value
-is nil if reading must be given up and done again."
+is nil if reading must be given up and repeated."
   (let* ((slot (finding-slot finding))
          (items (finding-items finding))
          (kind (slot-kind slot))
@@ -315,7 +316,7 @@ the latest first. Nil to give up and read again."
 
 (defun settled-extras (message)
   "The EXTRAS of MESSAGE, which is of the current layout, after all extensions loaded by now were
-decoded; nil if it has none."
+decoded; nil if MESSAGE has none."
   (let* ((extra (message-extra message))
          (type (message-type-of message))
          (epoch **epoch**)

@@ -40,7 +40,7 @@ ten octets."
         (inst bsf spare spare)          ; the last bit of the last octet
         (inst mov mask 63)
         (inst sub :dword mask spare)
-        (inst shl value :cl)            ; drop the octets after it
+        (inst shl value :cl)            ; drop the octets after the varint
         (inst shr value :cl)
         (inst shr :dword spare 3)
         (inst lea next (memory 1 next spare))
@@ -211,7 +211,7 @@ position after them."
                   (inst lea mask (memory 0 nil next 8))
                   (inst mov shift 56)
                   (inst sub :dword shift mask)
-                  (inst mov mask #x80808080808080) ; seven octets that another follows
+                  (inst mov mask #x80808080808080) ; seven octets that are followed by another
                   (inst shr mask :cl)
                   (inst or spread mask)
                   (inst mov ,(place 0) spread)
@@ -240,7 +240,7 @@ room.")
 
 (defmacro put-word-field (tag value)
   "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. The next write
-overwrites octets written after it."
+overwrites the octets that this writes beyond the varint."
   (let ((octets (if (zerop tag) '() (tag-octets tag))))
     (if (> (length octets) 2)
         `(progn (put-tag ,tag) (put-word ,value))
@@ -277,7 +277,7 @@ overwrites octets written after it."
 (defconstant +few-octets+ 16
   "How many octets a packed field has at most that %READ-FEW reads.")
 (defconstant +few+ 8
-  "The most elements of a packed field whose size is not worth a call.")
+  "For at most this many elements of a packed field, computing the size by a call does not pay.")
 (defconstant +few-to-write+ 48
   "The most elements of a packed field that PUT-FEW writes: with more, the kernels of
 varint-kernel.lisp are faster in spite of their start.")
@@ -351,7 +351,7 @@ octets there for each. Return the position after them."
          (inst lea mask (memory 0 nil value 8))
          (inst mov shift 56)
          (inst sub :dword shift mask)
-         (inst mov mask #x80808080808080) ; seven octets that another follows
+         (inst mov mask #x80808080808080) ; seven octets that are followed by another
          (inst shr mask :cl)
          (inst or spread mask)
          (inst mov (memory +octets-data+ octets here) spread)

@@ -1,5 +1,5 @@
 ;;;; Coders that serve any layout: a reader, a sizer and a writer that read its slots at run time.
-;;;; Dynamic messages have them, and types of files that are compiled for little code
+;;;; Dynamic messages have such coders, and so have types of files that are compiled for little code
 ;;;; (DEFINE-PROTO's :OPTIMIZE-FOR), whose own coders would take most of the compile time.
 ;;;;
 ;;;; The reader gathers the pieces of each field and reads sub-messages once, from all their pieces;
@@ -12,7 +12,7 @@
 (defstruct (gathered (:copier nil) (:constructor make-gathered (slot)))
   "The values of one slot found in the octets."
   (slot nil :type slot)                 ; the slot
-  (items '() :type list))               ; as READ-ITEMS gives them; of maps, ranges of entries
+  (items '() :type list))               ; values of READ-ITEMS; for a map, ranges of entries
 
 (defun enter-message (layout at reading)
   "A fresh message of LAYOUT, if READING allows another message at AT."
@@ -27,7 +27,7 @@ read again. For a message without fields only its own memory is charged to READI
   (declare (type octets octets) (type index at end))
   (let* ((message (enter-message layout at reading))
          (slots (layout-slots layout))
-         (found nil)                    ; the GATHERED of each slot, once there is one
+         (found nil)                    ; the GATHERED of each slot that has occurred
          (latest nil)                   ; a table from oneofs to their last GATHERED, likewise
          (order '()) (ranges '()))
     (flet ((gather (place items)
@@ -103,7 +103,7 @@ MESSAGE. Values as FILL-DYNAMIC's."
 
 (defun read-generic-entry (slot octets at end reading)
   "The key and value of the entry of SLOT from AT to END as its map holds them, and true; nil if its
-enum does not know the value, :again to give up and read again."
+enum does not know the value, :again if reading must be given up and repeated."
   (declare (type octets octets) (type index at end))
   (let* ((key-slot (slot-entry-key slot)) (value-slot (slot-entry-value slot))
          (key (slot-default key-slot)) (values '()) (known t))
@@ -174,8 +174,7 @@ enum does not know the value, :again to give up and read again."
 ;;; For layouts
 
 (defun of-layout-p (message layout)
-  "True if MESSAGE has LAYOUT and is not a forwarder; false if it is of the same type and is a
-forwarder or has another layout."
+  "True if MESSAGE, of LAYOUT's type, has LAYOUT and is not a forwarder."
   (unless (and (message-p message) (eq (layout-type layout) (message-type-of message)))
     (error 'type-error :datum message
                        :expected-type `(message ,(message-type-name (layout-type layout)))))

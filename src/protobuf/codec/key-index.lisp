@@ -31,7 +31,7 @@
     (flet ((add-string (string)
              (loop for char across string do (setf hash (mix hash (char-code char) seed)))))
       (declare (inline add-string))
-      (typecase key                     ; anything else is in no map
+      (typecase key                     ; other keys are in no map
         (simple-base-string (add-string key))
         (wide-string (add-string key))
         (fixnum (setf hash (mix hash (ldb (byte 64 0) key) seed)))
@@ -107,7 +107,6 @@
   (>= (* 2 (1+ (key-index-used index))) (length (key-index-table index))))
 
 (defun move-key (index keys key position)
-  "Note that KEY, which is in INDEX, has moved to POSITION; if POSITION is nil, that it was
-removed."
+  "Note that KEY, which is in INDEX, has moved to POSITION or, if POSITION is nil, was removed."
   (setf (aref (key-index-table index) (index-place index keys key))
         (if position (1+ position) +removed+)))

@@ -7,14 +7,14 @@
 (in-package #:clgrpc.protobuf)
 
 (defconstant +linear-map-limit+ 8
-  "Above this many entries a map has a hash table.")
+  "A map with more entries than this has a hash table.")
 
 (defstruct (proto-map (:constructor make-proto-map (key-kind value-kind value-type)) (:copier nil))
   "The value of a map field: see MAP-VALUE, MAP-COUNT, MAP-REMOVE, DO-MAP, MAP-ALIST."
   (key-kind :string :type keyword)      ; the kind of the keys
   (value-kind :string :type keyword)    ; the kind of the values
   (value-type nil)                      ; the message or enum type of the values, or nil
-  (keys #() :type simple-vector)        ; in the order they came
+  (keys #() :type simple-vector)        ; in the order of insertion
   (vals #() :type simple-vector)        ; the value of each
   (count 0 :type index)                 ; how many entries there are
   (index nil :type (or null key-index))) ; from keys to places, if there are many
@@ -54,7 +54,7 @@
     value))
 
 (defun comparable-key (key)
-  "KEY as MAP-POSITION takes it."
+  "KEY in a form that MAP-POSITION accepts."
   (if (typep key '(and string (not text))) (to-text key) key))
 
 (defun map-value (map key &optional default)
@@ -78,7 +78,8 @@ writing from one thread at a time."
   (proto-map-count map))
 
 (defun map-remove (map key)
-  "Remove the entry of KEY from MAP; return true if it existed. From one thread at a time for MAP."
+  "Remove the entry of KEY from MAP; return true if it existed. Only one thread at a time may do
+this with MAP."
   (let* ((key (comparable-key key))
          (position (map-position map key)))
     (when position
@@ -114,7 +115,7 @@ change meanwhile. From any thread."
       (push (cons key value) entries))))
 
 (defun to-map (key-kind value-kind value-type entries field)
-  "A fresh map of the field types given with ENTRIES, an alist, a hash table or another map, for
+  "A fresh map of the given field types with ENTRIES, an alist, a hash table or another map, for
 FIELD, a full name."
   (let ((map (make-proto-map key-kind value-kind value-type)))
     (naming-field (field)
@@ -147,8 +148,8 @@ Without VALUE-READER the value is a sub-message: return the ranges of its pieces
   (values key value))
 
 (define-hot entry-value-size ((value t) (sizer (or null function)) (type t) (measured t)) index
-  "The size of VALUE in an entry. TYPE is its message or enum type, if any; MEASURED is true if a
-sub-message was measured already."
+  "The size of VALUE in an entry. TYPE is the value's message or enum type, if any; MEASURED is true
+if a sub-message was measured already."
   (typecase type
     (message-type
      (let ((length (if measured

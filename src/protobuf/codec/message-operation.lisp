@@ -91,8 +91,8 @@ and MISUSE if there is no room in INTO. From any thread."
     (values message boolean fixnum)
   "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message
 afterwards if the second value is true. The third value is the memory that the messages inside it
-take, in octets. BEYOND, if not nil, is called without arguments if they take more than they may; it
-exits non-locally."
+take, in octets. BEYOND, if not nil, is called without arguments if these messages take more than
+they may; it exits non-locally."
   (when beyond
     (return-from parse-received
       (handler-case (parse-received type octets start end depth decoded-octets consume
@@ -144,8 +144,8 @@ type) whose serialized form is OCTETS, a vector of octets, from START to END. Wi
 of TYPE, it is merged into INTO as by MERGE-MESSAGE and INTO is returned; invalid octets leave INTO
 unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take MAX-DECODED-OCTETS
 of memory beyond eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if
-OCTETS are not such a message, and REQUIRED-FIELD-MISSING unless PARTIAL. From any thread; with INTO
-from one thread at a time for INTO."
+OCTETS are not such a message, and REQUIRED-FIELD-MISSING unless PARTIAL. From any thread; only one
+thread at a time may use INTO."
   (when (stringp octets)
     (misuse "PARSE-MESSAGE reads octets, not the text ~S; PARSE-JSON-MESSAGE and ~
              PARSE-TEXT-MESSAGE read texts." (bounded-text octets :limit 60)))
@@ -234,7 +234,7 @@ SOURCE."
           finally (fail-varint 0))))
 
 (defun read-stream-octets (stream size)
-  "The next SIZE octets of STREAM. Room is made as they come, not as SIZE promises."
+  "The next SIZE octets of STREAM. Room is made as the octets come, not as SIZE promises."
   (let ((octets (make-octets (min size 65536))) (count 0))
     (loop
       (let ((end (read-sequence octets stream :start count)))
@@ -280,8 +280,8 @@ their octets. From any thread, while no other thread changes A or B."
   "Merge SOURCE into TARGET, a message of the same type, and return TARGET, as if the serialized
 form of SOURCE were appended to that of TARGET. Present singular fields replace those of TARGET,
 sub-messages are merged, repeated fields appended, map entries put, unknown fields appended. TARGET
-then shares no message, vector or map with SOURCE. Signal a TYPE-ERROR if the types differ. From one
-thread at a time for TARGET, while no other thread changes SOURCE."
+then shares no message, vector or map with SOURCE. Signal a TYPE-ERROR if the types differ. Only one
+thread at a time may do this with TARGET, while no other thread changes SOURCE."
   (unless (eq (message-type-of target) (message-type-of source))
     (error 'type-error :datum source :expected-type (type-of target)))
   (let* ((into (current target))
@@ -315,16 +315,17 @@ thread at a time for TARGET, while no other thread changes SOURCE."
               unknown))))
 
 (defun clear-message (message)
-  "Make every field and extension of MESSAGE absent, drop its unknown fields, and return it. From
-one thread at a time for MESSAGE."
+  "Make every field and extension of MESSAGE absent, drop its unknown fields, and return it. Only
+one thread at a time may do this with MESSAGE."
   (let ((current (current message)))
     (setf (message-extra current) nil)
     (loop for slot across (layout-slots (message-layout current))
           do (clear-slot current slot))
     message))
 
-;;; Printing: one line, and never a long one. A message is written to a stream that has room for so
-;;; many characters; the messages in it are written to the same stream, so all share the room.
+;;; Printing: one line, and never a long one. A message is written to a stream with room for a
+;;; limited number of characters; the messages in it are written to the same stream, so all share
+;;; that room.
 
 (defparameter *print-message-characters* 60
   "The most characters or octets of a field that PRINT-OBJECT shows of a message.")
@@ -373,8 +374,8 @@ one thread at a time for MESSAGE."
     (t (prin1 value stream))))
 
 (defun print-octets (octets stream)
-  "Write the beginning of OCTETS as text if that is readable, else the number of octets and the
-first few in hexadecimal."
+  "Write the beginning of OCTETS as text if it is readable, else the number of octets and the first
+few of them in hexadecimal."
   (let ((text (octets-text octets *print-message-characters*)))
     (cond (text
            (write-char #\< stream)

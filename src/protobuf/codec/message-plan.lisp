@@ -14,7 +14,7 @@
 (defstruct (slot (:copier nil))
   "A field as it is laid out, or an extension."
   (field nil :type (or null field-descriptor)) ; its descriptor
-  (number 0 :type (unsigned-byte 31))   ; above 29 bits in message sets only
+  (number 0 :type (unsigned-byte 31))   ; more than 29 bits only in message sets
   (name "" :type string)                ; its Lisp name
   (kind :int32 :type keyword)           ; the type, :message for groups too
   (label :singular :type (member :singular :repeated :map)) ; the kind of its value
@@ -26,8 +26,8 @@
   (item-p nil :type boolean)            ; an extension written as an item of a message set
   (default nil)                         ; the value while it is absent
   (place nil :type (or symbol index))   ; of a slot of a structure, or of CONTENTS (dynamic.lisp)
-  (bits nil :type (or symbol index))    ; of :bit, the place of the word with the bit
-  (bit 0 :type (unsigned-byte 6))       ; of :bit, the number of the bit
+  (bits nil :type (or symbol index))    ; for :bit, the place of the word with the bit
+  (bit 0 :type (unsigned-byte 6))       ; for :bit, the number of the bit
   (oneof nil)                           ; the ONEOF-SLOT that it belongs to, or nil
   (size nil :type (or symbol index))    ; where the size of a packed varint field is kept
   (entry-key nil :type (or null slot))  ; of a map, the slot of the keys
@@ -50,7 +50,7 @@
   (fingerprint "" :type string)         ; of all that layout and coders depend on
   (structure nil :type symbol)          ; the name of the hidden structure
   (maker nil :type symbol)              ; the name of the function that makes an empty one
-  (slots '() :type list)                ; of its fields, in the order of the source
+  (slots '() :type list)                ; the slots of its fields, in the order of the source
   (oneofs '() :type list)               ; its ONEOF-SLOTs
   (bits '() :type list))                ; the places of words with presence bits
 
@@ -230,7 +230,7 @@ foo_bar."
               (slot-entry-value slot) (field-slot value #'make-symbol))))))
 
 (defun add-size (slot place)
-  "If SLOT is a packed field whose size must be computed, give it a place for the size."
+  "If SLOT is a packed field whose size must be computed, give SLOT a place for the size."
   (when (and (eq :repeated (slot-label slot))
              (slot-packed-p slot)
              (not (fixed-size (slot-kind slot))))

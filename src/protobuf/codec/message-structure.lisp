@@ -162,7 +162,8 @@ accessors, so they are compiled with less optimization, in half the time."
           keywords))
 
 (defun construct-form (slot constructor)
-  "As WRITE-FORM, in CONSTRUCTOR, which takes one field of a oneof; no message is like none given."
+  "As WRITE-FORM, in CONSTRUCTOR, which takes one field of a oneof; no message counts as none
+given."
   (if (eq :oneof (slot-presence slot))
       (let ((oneof (slot-oneof slot)))
         `(when ,(if (eq :message (slot-kind slot)) 'value t)
@@ -185,9 +186,10 @@ accessors, so they are compiled with less optimization, in half the time."
        (setf (compiler-macro-function ',constructor) #'checked-construction)
        (define-function ,constructor (&rest ,arguments &key ,@parameters &allow-other-keys)
          ,(format nil "Return a fresh ~A with the fields given." (plan-full-name plan))
-         ;; their length is that of the call, and costs nothing; a list is made for errors only
+         ;; their number is known from the call without cost; a list of them is made only for errors
          (declare (dynamic-extent ,arguments))
-         ;; a sum: a variable that is changed so often takes the compiler as long as all the rest
+         ;; a sum, since a variable with so many assignments takes the compiler as long as all the
+         ;; rest
          (unless (= (+ ,@(loop for (nil nil given) in parameters collect `(if ,given 2 0)))
                     (length ,arguments))
            (apply #'refuse-unknown-keywords ',constructor ,arguments))
@@ -198,8 +200,8 @@ accessors, so they are compiled with less optimization, in half the time."
                               (let ((value ,name)) ,(construct-form slot constructor))))
            message)))))
 
-;;; A keyword that is not a field of the message is refused with the fields that there are: by the
-;;; compiler, in calls that spell it out, and by the constructor itself.
+;;; A keyword that is not a field of the message is refused, with a list of the fields: by the
+;;; compiler in calls that spell it out, and by the constructor itself.
 
 (defun constructor-keywords (name)
   "The keywords that the constructor NAME accepts, or :any if NAME is not a constructor."
@@ -232,7 +234,7 @@ NAMES was probably meant; or nil."
             (and likely (format nil "is it :~A?" likely)))))))
 
 (defun refuse-unknown-keyword (name keyword)
-  "Signal MISUSE unless the constructor NAME takes KEYWORD by now."
+  "Signal MISUSE unless the constructor NAME accepts KEYWORD by now."
   (let ((text (unknown-keyword-text name keyword)))
     (when text (misuse "~A." text))))
 

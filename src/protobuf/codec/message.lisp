@@ -18,7 +18,7 @@
   (unknown nil :type (or null octets))  ; the octets of unknown fields
   ;; the extensions: an alist from slot to stored value, by number
   (entries '() :type list)
-  ;; up to which extensions have been looked for among the unknown fields
+  ;; the epoch up to which unknown fields were searched for extensions
   (epoch 0 :type fixnum))
 (declaim (sb-ext:freeze-type extras))
 
@@ -57,10 +57,10 @@
   "A message type, one per full name."
   (name "" :type string :read-only t)   ; the full name
   (symbol nil :type symbol)             ; that names the type in Lisp, or nil before it is defined
-  (descriptor nil :type (or null message-descriptor)) ; the current one, or nil
+  (descriptor nil :type (or null message-descriptor)) ; the current descriptor, or nil
   (layout nil :type (or null layout))   ; the current definition, or nil
   (extensions nil :type (or null hash-table)) ; number to slot; replaced, never changed
-  (message-set-p nil :type boolean)     ; whether its extensions are written as items
+  (message-set-p nil :type boolean)     ; true if its extensions are written as items
   (requirement -1 :type fixnum)         ; see NEEDS-CHECK-P
   ;; a function of octets, start, end and a READING that returns a message, or nil to be read again
   (reader #'identity :type function)
@@ -125,7 +125,7 @@ overwrite up to nine octets after the end, if the vector has them.")
         (t (subseq-octets octets start stop))))
 
 (define-hot keep-spare ((reading reading)) boolean
-  "If a field has taken the spare octets, make them its value; return false if none has."
+  "If a field has taken the spare octets, make them its value; return false if no field has."
   (let ((spare (reading-spare reading))
         (start (reading-kept-start reading))
         (stop (reading-kept-stop reading)))
@@ -151,8 +151,8 @@ as in READING."
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 
 (defun intern-message-type (full-name)
-  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". It exists for ever, even
-before its definition is loaded; until then its coders signal MISUSE."
+  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". It exists for ever, and
+even before its definition is loaded; until then its coders signal MISUSE."
   (or (gethash full-name **message-types**)
       (sb-ext:with-locked-hash-table (**message-types**)
         (or (gethash full-name **message-types**)
@@ -218,16 +218,16 @@ such type is defined. From any thread."
     (unless layout (misuse "The message type ~A is not defined." type))
     (funcall (the function (layout-maker layout)))))
 
-;;; The layout of a message stands on the property list of its structure's name; a cache by the
-;;; address of SBCL's own layout of the structure, checked, takes a fifth of the time. A definition
-;;; replaces the cache after it has changed the property list, so a thread that has read the list
-;;; before enters what it read in a cache that nothing uses any more.
+;;; The layout of a message is on the property list of its structure's name; a lookup in a cache, by
+;;; the address of SBCL's own layout of the structure, takes a fifth of the time. A definition
+;;; replaces the cache after it has changed the property list. So a thread that has read the list
+;;; before enters the old layout into a cache that no code uses any more.
 
 (declaim (type (simple-vector 512) **layout-cache**))
 (defglobal **layout-cache** (make-array 512 :initial-element nil))
 
 (defun renew-layout-cache ()
-  "Forget the layouts that have been looked up, since a structure has another one now."
+  "Forget the layouts that have been looked up, since a structure has another layout now."
   (sb-thread:barrier (:write))
   (setf **layout-cache** (make-array 512 :initial-element nil)))
 
@@ -263,7 +263,7 @@ such type is defined. From any thread."
   "An enum type, one per full name."
   (name "" :type string :read-only t)   ; the full name
   (symbol nil :type symbol)             ; that names the type in Lisp
-  (descriptor nil :type (or null enum-descriptor)) ; the current one, or nil
+  (descriptor nil :type (or null enum-descriptor)) ; the current descriptor, or nil
   (keywords #() :type simple-vector)    ; the keyword of each number from 0 where there is one
   (sparse (make-hash-table) :type hash-table) ; the keywords of all other numbers
   (numbers (make-hash-table :test 'eq) :type hash-table) ; keyword to number
@@ -359,8 +359,8 @@ in order; TEST compares them."
 
 (defun enum-number (type value)
   "Return the number of VALUE, a keyword or number, in the enum TYPE (a symbol, full name or enum
-type). Signal MISUSE if the keyword is not one of its values or there is no such enum. From any
-thread."
+type). Signal MISUSE if the keyword is not a value of that enum, or if there is no such enum. From
+any thread."
   (enum-number-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) value))
 
 (defun enum-keyword (type number)

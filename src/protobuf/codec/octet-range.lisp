@@ -1,4 +1,4 @@
-;;;; Ranges of the octets that a message is read from: unknown fields that are kept, and
+;;;; Ranges of the octets that a message is read from: those of unknown fields that are kept, and of
 ;;;; sub-messages that are read later. A list of ranges, (start . end), has the latest first.
 
 (in-package #:clgrpc.protobuf)

@@ -10,13 +10,13 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (record (:constructor make-record (message &key literal-p)) (:copier nil))
-  "A message whose descriptor alone is known, such as the options of a declaration."
-  (message nil :type message-descriptor) ; whose fields these are
+  "A message of which only the descriptor is known, such as the options of a declaration."
+  (message nil :type message-descriptor) ; the descriptor with these fields
   (entries '() :type list)              ; (field . value), in order
   (tail '() :type list)                 ; the last cons of ENTRIES that ADD-ENTRY made
-  (index nil :type (or null hash-table)) ; field to values, of long ones
+  (index nil :type (or null hash-table)) ; in a long record: a table from fields to values
   (oneofs nil :type (or null hash-table)) ; name to field; see CHECK-UNSET
-  (literal-p nil :type boolean))        ; an aggregate gave it whole
+  (literal-p nil :type boolean))        ; an aggregate has given the whole record
 
 (defun add-entry (record field value)
   (let ((new (list (cons field value))))
@@ -45,7 +45,7 @@
   (find name (message-descriptor-fields message) :key #'descriptor-name :test #'string=))
 
 (defun record-values (record name)
-  "The values of the field NAME of RECORD, in order; none if RECORD is nil."
+  "The values of the field NAME of RECORD, in order; the empty list if RECORD is nil."
   (and record
        (let ((field (field-named (record-message record) name)))
          (and field (reverse (field-values record field))))))
@@ -135,8 +135,8 @@
     merged))
 
 (defun group-entries (record)
-  "The entries of RECORD as (field . values), by number. For a field that is not repeated there is
-one value: the last or, for messages, the result of merging."
+  "The entries of RECORD as (field . values), by number. A field that is not repeated has one value:
+the last one or, for messages, the result of merging."
   (let ((groups '()) (by-number (make-hash-table)))
     (loop for (field . value) in (record-entries record)
           for number = (field-descriptor-number field)
@@ -177,7 +177,7 @@ one value: the last or, for messages, the result of merging."
                (write-values field values))))
 
 (defun standard-field-p (field)
-  "True if protoc has FIELD built in, as it has the features of C++."
+  "True if FIELD is built into protoc, like the features of C++."
   (or (null (field-descriptor-extendee field))
       (string= "pb.cpp" (descriptor-full-name field))))
 

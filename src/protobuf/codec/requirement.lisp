@@ -1,6 +1,6 @@
 ;;;; Required fields (protobuf.dev, "Language Guide (proto 2)"): whether a message lacks one, itself
-;;;; or in a message inside it. **EPOCH** identifies a state of all definitions; once for each state
-;;;; it is determined which types must be checked.
+;;;; or in a message inside it. **EPOCH** identifies a state of all definitions; for each state,
+;;;; this determines once which types must be checked.
 
 (in-package #:clgrpc.protobuf)
 
@@ -73,5 +73,6 @@ come from peers and be nested deeply, so this does not recur."
                                      :type (message-type-name (message-type-of message))))))
 
 (defun check-required (type message)
-  "Signal REQUIRED-FIELD-MISSING if MESSAGE of TYPE or one inside it lacks a required field."
+  "Signal REQUIRED-FIELD-MISSING if MESSAGE, of TYPE, or a message inside it lacks a required
+field."
   (when (needs-check-p type) (need-required message)))

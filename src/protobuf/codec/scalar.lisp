@@ -30,8 +30,8 @@ with VALUE bound."
   ;; a function of octets, start, end and enum type that returns a vector whose first elements are
   ;; the packed values there, and their count; nil for values that are never packed
   (packed-reader nil :type (or null function))
-  (sizer nil :type (or null function))  ; one that does SIZE
-  (putter nil :type (or null function)))) ; one that does PUT
+  (sizer nil :type (or null function))  ; a function that does SIZE
+  (putter nil :type (or null function)))) ; a function that does PUT
 
 (deftype text ()
   "The strings that messages hold."
@@ -161,7 +161,8 @@ with VALUE bound."
     (t (error 'type-error :datum value :expected-type 'octet-sequence))))
 
 (defun to-kind (kind value type)
-  "VALUE as a repeated field or map of KIND holds it. TYPE is the message or enum type, if any."
+  "VALUE in the form in which a repeated field or map of KIND stores it. TYPE is the message or enum
+type, if any."
   (ecase kind
     (:double (to-double value))
     (:float (to-single value))
@@ -198,7 +199,7 @@ the conversion can check them."
   (error 'field-type-error :datum value :expected-type type :field field))
 
 (defmacro naming-field ((field) &body body)
-  "Run BODY; a TYPE-ERROR in it is signalled as one of FIELD, a full name."
+  "Run BODY; a TYPE-ERROR in it is signalled as an error of FIELD, a full name."
   `(handler-case (progn ,@body)
      (type-error (error) (refuse-value (type-error-datum error) (type-error-expected-type error)
                                        ,field))))

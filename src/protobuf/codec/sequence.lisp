@@ -7,8 +7,8 @@
 
 (define-hot resize-vector ((vector (simple-array * (*))) (count index) (room index))
     (simple-array * (*))
-  "Return a vector of ROOM elements, of the type of VECTOR, whose first COUNT are those of VECTOR;
-the caller must write the rest."
+  "Return a vector of ROOM elements, of the type of VECTOR, whose first COUNT elements are those of
+VECTOR; the caller must write the rest."
   (macrolet ((resize (&rest elements)
                `(etypecase vector
                   ,@(loop for element in elements
@@ -122,9 +122,9 @@ octets end the run, as do lengths and tags of more than two octets."
   "The number of fields that MEASURE-RUN finds."
   (values (measure-run octets at end tag)))
 
-;;; Runs of short ASCII strings. Their octets are the smaller part of their cost. So many strings
-;;; are read together, into one piece of memory: an octet vector that no other code has seen. It
-;;; becomes strings and a rest of the vector, for the collector all at once.
+;;; Runs of short ASCII strings. The octets of strings are the smaller part of their cost. So
+;;; strings are read many at a time, into one piece of memory: an octet vector that no other code
+;;; has seen. For the collector it turns at once into strings and the rest of the vector.
 
 (defconstant +piece+ 4096
   "How many octets of memory are made strings while the collector waits.")
@@ -223,10 +223,10 @@ count, and the position after the last string read, or AT."
                            (tag (unsigned-byte 14)))
     (values index index)
   "Write the first strings of VECTOR as fields with TAG at AT, while they are short base strings and
-others follow that will overwrite the octets written after them. Return their number, and the
-position after them."
+others follow that will overwrite the octets written after them. Return the number of these strings,
+and the position after them."
   (let* ((i 0) (wide (avx512-p))
-         (count (- (length vector) (floor +string-slack+ 2))) ; one takes two octets at least
+         (count (- (length vector) (floor +string-slack+ 2))) ; a string takes two octets at least
          (last (- (length octets) 131))
          (size (if (< tag 128) 1 2))
          (word (if (< tag 128) tag (logior 128 (ldb (byte 7 0) tag) (ash (ash tag -7) 8)))))
@@ -263,7 +263,7 @@ of the data of TO. Both have numbers as elements."
 
 (defmacro unpack-varint ()
   "The varint at the beginning of WORD, read at AT; move AT after it. Its length is predicted rather
-than computed, since reading the next one has to wait for it."
+than computed, since reading the next varint must wait for the length."
   `(macrolet ((found (size value)
                 `(prog1 ,value (setf at (truly-the index (+ at ,size))))))
      (cond ((not (logtest #x80 word)) (found 1 (ldb (byte 7 0) word)))
@@ -339,7 +339,8 @@ TYPE is a form for its enum type."
     (let ((type (scalar-lisp-type scalar)))
       `(,@(unless (member (scalar-kind scalar) '(:string :unchecked-string :bytes))
             `((define-hot ,(funcall name "READ") ((octets octets) (at index) (end index))
-                  ;; with a double, SBCL 2.6.4 returns the position alone when it is funcalled
+                  ;; when such a function is called by FUNCALL, SBCL 2.6.4 returns only the position
+                  ;; beside a double
                   (values ,(if (eq type 'double-float) t type) index)
                 (let ((value ,(scalar-take scalar))) (values value at)))))
         (define-hot ,(funcall name "SIZE") ((value ,type)) index
@@ -450,7 +451,8 @@ the end, and one with checks for the rest."
       `((define-leaf ,unpack
             ((octets octets) (at index) (end index) (vector ,vector) (count index))
             (values index index)
-          (macrolet ((run (kernel size &rest more) ; on SIZE octets; the value is how many it took
+          ;; on SIZE octets; the value is the number of octets that it took
+          (macrolet ((run (kernel size &rest more)
                        `(with-sap ((from octets) (to vector))
                           (multiple-value-bind (done here)
                               (,kernel (sb-sys:sap+ from at) ,size
@@ -507,7 +509,8 @@ the end, and one with checks for the rest."
             (values index index)
           (let ((i 0) (count (length vector)) (last (- end 10)))
             (declare (type index i count) (type fixnum last))
-            (macrolet ((run (kernel count end) ; up to COUNT elements; the value is how many it took
+            ;; up to COUNT elements; the value is the number of elements that it took
+            (macrolet ((run (kernel count end)
                          `(with-sap ((from vector) (to octets))
                             (multiple-value-bind (done here)
                                 (,kernel (sb-sys:sap+ from (* ,',(floor (varint-bits scalar) 8) i))
@@ -605,8 +608,8 @@ Return that vector and the position after the field."
      (number (unsigned-byte 29)) (type enum-type) (ranges list))
     (values simple-vector index list)
   "Read the packed enum elements from AT to END. Return three values: the vector, the count, and
-RANGES with the octets of unknown ones, all in one vector: one vector for each would take fifty
-times their octets."
+RANGES with the octets of unknown ones, all in one vector: a vector for each would take fifty times
+as many octets."
   (let ((unknown (load-time-value (make-octets 0) t)) (size 0))
     (declare (type octets unknown) (type index size))
     (loop while (< at end)

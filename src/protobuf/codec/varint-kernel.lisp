@@ -1,11 +1,11 @@
 ;;;; Packed varints in machine code, for x86-64 (clgrpc.kernel explains kernels). The ends of the
 ;;;; varints in 64 octets are found at once, so that reading a varint need not wait for the length
-;;;; of the previous one. PEXT and PDEP gather or spread the bits of each varint; AVX-512 does so
-;;;; for eight varints at a time.
+;;;; of the previous one. PEXT and PDEP gather or spread the bits of one varint, AVX-512 those of
+;;;; eight varints at a time.
 ;;;;
 ;;;; Each kind of kernel leaves to the next kind the varints that it cannot handle, such as those of
 ;;;; more than eight octets, and the last octets. The loops of sequence.lisp do the rest, and on
-;;;; other processors all of it.
+;;;; other processors all of the work.
 ;;;;
 ;;;; An ELEMENT is :int32, :uint32, :int64 (also without sign), :sint32 or :sint64.
 
@@ -368,7 +368,7 @@ for one that takes so many, are left of ROOM. Return how many elements and octet
                (inst rep)
                (inst bsr shift size)    ; LZCNT
                (inst and :dword shift 56) ; the bits of unused octets
-               (inst mov value #x80808080808080) ; seven octets that another follows
+               (inst mov value #x80808080808080) ; seven octets that are followed by another
                (inst shr value :cl)
                (inst or spread value)
                (inst mov (memory 0 to here) spread)
@@ -429,7 +429,7 @@ which there is room. Return how many elements and how many octets that were."
                (inst cmp shift -8)
                (inst jmp :l LONG)
                (inst shl :dword shift 3)
-               (inst shl value :cl)     ; drop the octets after it
+               (inst shl value :cl)     ; drop the octets after the varint
                (inst shr value :cl)
                (instx :pext value value septets)
                STORE
@@ -440,7 +440,7 @@ which there is room. Return how many elements and how many octets that were."
                (inst cmp shift -10)
                (inst jmp :l LONGER)
                (instx :pext value value septets)
-               (inst add shift here)    ; its start; 10 octets can be read from there
+               (inst add shift here)    ; the varint's start; 10 octets can be read from there
                (inst movzx '(:byte :dword) stop (memory 8 from shift))
                (inst shl stop 57)
                (inst shr stop 1)
@@ -473,7 +473,7 @@ which there is room. Return how many elements and how many octets that were."
     "Two numbers: how many length-delimited fields with TAG, which has SIZE octets and is compared
 under MASK, follow each other from AT, which is after the first TAG; and the memory that their
 strings take. A run ends at a field that reaches beyond the octets or whose length takes more than
-two octets. Nothing is read beyond the second octet from LAST."
+two octets. This reads nothing beyond the second octet from LAST."
   (inst mov here at)
   (inst xor count count)
   (inst xor memory memory)

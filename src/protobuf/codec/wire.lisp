@@ -59,8 +59,9 @@ very often and inline functions take long to compile."
 ;;; Sizes and conversions
 
 (defmacro define-conversion (name (variable type) &body body)
-  "Define NAME as a function of VARIABLE, of TYPE, whose BODY is copied to each call. Code that must
-compile fast would share one copy of an inline function that is called twice, and call it."
+  "Define NAME as a function of VARIABLE, of TYPE, whose BODY is copied to each call. In code that
+is compiled fast, an inline function that is called twice would become one shared copy that is
+called."
   `(progn
      (defun ,name (,variable)
        (declare (type ,type ,variable))
@@ -111,7 +112,8 @@ compile fast would share one copy of an inline function that is called twice, an
   (sb-kernel:make-double-float (signed-32 (ash bits -32)) (ldb (byte 32 0) bits)))
 
 ;;; Reading. A READ- function takes octets, position and end and returns value and position after
-;;; it; a TAKE- macro does the usual case of one octet in line and leaves everything else to it.
+;;; it; a TAKE- macro does the usual case of one octet in line and leaves everything else to such a
+;;; function.
 
 (defmacro step-by (count)
   "Move AT by COUNT, which the caller knows to stay within END."
@@ -132,7 +134,7 @@ does."
     (logand ends (ldb (byte 64 0) (- ends)))))
 
 (defmacro read-long-varint (found)
-  "Read the varint at AT, which has ten octets there, and call the local function FOUND with its
+  "Read the varint at AT, where ten octets can be read, and call the local function FOUND with its
 value and the position after it. Eight octets are examined at once."
   `(let* ((word (%u64-at octets at))
           (bit (%last-octet-bit word)))
@@ -194,11 +196,11 @@ VALUE and the position NEXT after them."
   (values (ldb (byte 32 0) value) next))
 
 (define-varint-reader read-varint64 (values (unsigned-byte 32) (unsigned-byte 32) index)
-    "Read a varint; return its low and its high 32 bits: all 64 in one value would be boxed."
+    "Read a varint; return its low and its high 32 bits: one value of 64 bits would be boxed."
   (values (ldb (byte 32 0) value) (ash value -32) next))
 
 (define-varint-reader read-boolean (values boolean index)
-    "Read a varint; return whether any of its bits is set."
+    "Read a varint; return true if any of its bits is set."
   (values (/= 0 value) next))
 
 (define-varint-reader read-tag (values (unsigned-byte 32) index)
@@ -296,7 +298,7 @@ past it."
 ;;; came.
 
 (defconstant +escape+ #xDC00
-  "Added to an octet that is not UTF-8 to make a character of it.")
+  "This, added to an octet that is not UTF-8, makes a character of it.")
 
 (declaim (inline escape-p))
 (defun escape-p (char)
@@ -422,7 +424,7 @@ its end tag ends."
   (misuse "A message does not fit: it changed between its size pass and its write pass."))
 
 (define-leaf (%spread :inline t) ((value (unsigned-byte 56))) (unsigned-byte 64)
-  "VALUE with its bits seven to an octet."
+  "VALUE with its bits spread, seven to an octet."
   (let* ((a (logior (logand value #x0FFFFFFF) (ash (logand value #xFFFFFFF0000000) 4)))
          (b (logior (logand a #x00003FFF00003FFF) (ash (logand a #x0FFFC0000FFFC000) 2))))
     (logior (logand b #x007F007F007F007F) (ash (logand b #x3F803F803F803F80) 1))))
@@ -524,7 +526,7 @@ position after it. Where the size allows, by two stores that overlap."
     (cond ((typep string 'simple-base-string) (%copy-base-string string octets at))
           ((%narrow-string (truly-the wide-string string) octets at) (truly-the index (+ at count)))
           (t
-           ;; the length is mostly as long as it would be for ASCII
+           ;; the length mostly takes as many octets as it would for ASCII
            (let* ((end (encode-wide-utf8 (truly-the wide-string string) octets at))
                   (size (- end at))
                   (shift (- (varint-size size) (- at before))))

@@ -11,8 +11,8 @@
   (:report (lambda (condition stream)
              (format stream "The field ~A ~A." (field-text-error-path condition)
                      (field-text-error-text condition))))
-  (:documentation "A text is not a value of the field that it was given for. PATH has the names of
-the fields that lead to it, joined by points; TEXT describes the fault."))
+  (:documentation "A text does not represent a value of the field for which it was given. PATH has
+the names of the fields that lead to that field, joined by points; TEXT describes the fault."))
 
 (document-functions
   field-text-error-path "The names of the fields that lead to the one with an invalid text, joined
@@ -62,7 +62,7 @@ it fails. All fields but the last are singular messages."
 
 (defconstant +longest-number+ 128
   "The most characters of a number in a bare text: a peer can repeat the path or query with the
-number by an octet or two, and a thousand digits take long to read.")
+number at the cost of an octet or two, and a thousand digits take long to read.")
 
 (defun bare-number (text)
   "As TEXT-NUMBER, of a text that is not too long."
@@ -102,8 +102,8 @@ number by an octet or two, and a thousand digits take long to read.")
                number)))))
 
 (defun hold-text-time (message function text)
-  "Set MESSAGE, a Timestamp or Duration, to the time that FUNCTION reads in TEXT; return nil if it
-is not one."
+  "Set MESSAGE, a Timestamp or Duration, to the time that FUNCTION reads in TEXT; return nil if TEXT
+is not a time."
   (multiple-value-bind (seconds nanos) (funcall function text)
     (when seconds
       (hold-number seconds message 1)
@@ -135,7 +135,7 @@ values, nil and a text that describes the values of SLOT."
 represent")))))
 
 (defun text-value (slot text)
-  "Two values: that of SLOT for TEXT, and nil; or nil, and a text that describes the values of
+  "Two values: the value of SLOT for TEXT, and nil; or nil, and a text that describes the values of
 SLOT."
   (let ((kind (slot-kind slot)))
     (flet ((found (value &optional wrong) (if value (values value nil) (values nil wrong))))
@@ -170,10 +170,10 @@ singular message whose form in JSON is a string or scalar."
 
 (defun set-field-text (message fields texts &key replace)
   "Set a field of MESSAGE to the values of TEXTS, a list of strings. FIELDS, field descriptors as
-FIND-FIELD-PATH returns them, lead to it from MESSAGE; messages on the way are made. A repeated
-field gets all values, after those that it has; another field takes a single one, and only if it is
-absent or REPLACE is true. Signal FIELD-TEXT-ERROR if a text is invalid for the field, or another
-field of the same oneof is present."
+FIND-FIELD-PATH returns them, lead from MESSAGE to that field; missing messages on the way are made.
+A repeated field gets all values, after those that it has; another field takes a single one, and
+only if it is absent or REPLACE is true. Signal FIELD-TEXT-ERROR if a text is invalid for the field,
+or another field of the same oneof is present."
   (labels ((wrong (text) (error 'field-text-error :path (fields-path-text fields) :text text))
            (check-alone (message slot)
              (let ((oneof (slot-oneof slot)))

@@ -3,8 +3,8 @@
 ;;;; data are built. A text that is not JSON and a value that is invalid for the type give the same
 ;;;; error, MESSAGE-TEXT-ERROR, with line, column and path.
 ;;;;
-;;;; It is as strict as the conformance suite recommends: a repeated field, two members of a oneof,
-;;;; unknown names and null as an element are errors. Recursion is limited by messages
+;;;; The reader is as strict as the conformance suite recommends: a repeated field, two members of a
+;;;; oneof, unknown names and null as an element are errors. Recursion is limited by messages
 ;;;; (INPUT-MAX-DEPTH) and by brackets (the JSON-READER).
 
 (in-package #:clgrpc.protobuf)
@@ -145,7 +145,7 @@ sign."
                  (values number t))))))))
 
 (defun read-json-item (input slot)
-  "Read one value of SLOT in its stored form; the second value is nil if it must be ignored."
+  "Read one value of SLOT in its stored form; the second value is nil if the value must be ignored."
   (let ((kind (slot-kind slot)))
     (case kind
       (:message (values (read-json-message input (slot-type-object slot)) t))
@@ -197,7 +197,7 @@ sign."
 ;;; Objects
 
 (defun takes-null-p (slot)
-  "True if null is a value of the singular SLOT, and not its absence."
+  "True if null is a value of the singular SLOT and does not mean that its field is absent."
   (and (eq :singular (slot-label slot))
        (case (slot-kind slot)
          (:message (string= "google.protobuf.Value" (slot-type-name slot)))
@@ -223,8 +223,8 @@ sign."
                (:map (read-json-entries input message slot)))))))
 
 (defun read-json-fields (input message text-layout &optional any)
-  "Read the members of an object into MESSAGE, whose layout is in TEXT-LAYOUT. With ANY the object
-belongs to an Any and has @type as well."
+  "Read the members of an object into MESSAGE, whose layout is in TEXT-LAYOUT. If ANY is true, the
+object belongs to an Any and also has the member @type."
   (want-json input :object "object")
   (let ((reader (json-input-reader input))
         (seen (make-array (length (text-layout-ordered text-layout)) :element-type 'bit
@@ -302,8 +302,8 @@ belongs to an Any and has @type as well."
     (set-slot message slot (read-json-item input slot))))
 
 (defun find-json-member (reader name)
-  "Two values: the string that the next object has as the member NAME, or nil if it has none; and
-true if it has any member. READER stays where it is."
+  "Two values: the string that the next object has as the member NAME, or nil without such a member;
+and true if the object has any member. READER stays where it is."
   (let ((position (json-reader-position reader)) (depth (json-reader-depth reader)) (any nil))
     (multiple-value-prog1
         (values (block found
@@ -394,7 +394,7 @@ reads all of it, and return the value of FUNCTION."
 
 (defun empty-object-layout (type source max-octets max-decoded-octets)
   "The layout of TYPE if SOURCE is {} and that is a valid message of TYPE, else nil: then it needs a
-reader. A stream of such messages costs a peer two octets for each."
+reader. This matters since such messages in a stream cost a peer only two octets each."
   (let ((layout (message-type-layout type)))
     (and layout
          (empty-object-p source)
@@ -408,7 +408,7 @@ reader. A stream of such messages costs a peer two octets for each."
                                          (max-decoded-octets **max-decoded-octets**)
                                          (finder #'find-message-type))
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
-octets of UTF-8, represents in JSON. Fields may go by their JSON name or that of the .proto file.
+octets of UTF-8, represents in JSON. Fields may have their JSON name or that of the .proto file.
 With IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER maps the full name
 of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line, column
 and path if SOURCE is not such a message or has more than MAX-OCTETS (64 MiB unless given). Signal

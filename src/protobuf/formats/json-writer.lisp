@@ -9,14 +9,14 @@
 
 (defstruct (json-output (:include writing (format :json)) (:conc-name output-) (:copier nil))
   "The output of JSON, and its form."
-  (proto-names nil)                     ; these are as MESSAGE-JSON has them
+  (proto-names nil)                     ; these are the arguments of MESSAGE-JSON
   (enum-numbers nil)                    ; whether enums are written as numbers
   ;; whether fields without presence are written though they are zero
   (defaults nil)
-  ;; how many spaces a level is indented by, or nil for one line
+  ;; how many spaces each level is indented, or nil for one line
   (indent nil :type (or null (integer 0 16)))
   (level 0 :type fixnum)                ; how many objects and arrays are open
-  (fresh t))                            ; true if nothing stands yet in the innermost of them
+  (fresh t))                            ; true if the innermost of them is still empty
 
 (defparameter *json-forms*
   '(("google.protobuf.Any" . :any) ("google.protobuf.Timestamp" . :timestamp)
@@ -34,12 +34,12 @@
     (:duration (1 :int64) (2 :int32)) (:field-mask (1 :string :repeated))
     (:struct (1 :message :map)) (:list (1 :message :repeated)) (:wrapper (1))
     (:value (1 :enum) (2 :double) (3 :string) (4 :bool) (5 :message) (6 :message)))
-  "For each form the number, kind and label, unless :SINGULAR, of the fields that it consists of;
-without a kind it is any scalar.")
+  "For each form its fields: the number, the kind, and the label unless that is :SINGULAR; a field
+without a kind is any scalar.")
 
 (defun json-form (layout)
-  "The special form of the type of LAYOUT in JSON, or nil. A peer's type may have the name of a type
-with such a form, but other fields."
+  "The special form of the type of LAYOUT in JSON, or nil. This is checked since a peer's type may
+have the name of a type with such a form, but other fields."
   (let ((form (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
                           :test #'string=))))
     (loop for (number kind label) in (rest (assoc form *form-fields*))
@@ -232,7 +232,7 @@ with such a form, but other fields."
       (append-form output message (json-text-layout (message-layout message))))))
 
 (defun append-form (output message text-layout)
-  "Write MESSAGE, whose layout TEXT-LAYOUT is a view of, in the special form of its type in JSON."
+  "Write MESSAGE, the view of whose layout is TEXT-LAYOUT, in the special form of its type in JSON."
   (ecase (text-layout-form text-layout)
     ((nil) (with-items (output #\{ #\}) (append-fields output message text-layout)))
     (:any (append-any output message))
@@ -298,7 +298,7 @@ with such a form, but other fields."
                                (finder #'find-message-type) (max-octets +text-octets+)
                                (max-message-depth **max-message-depth**)
                                (max-decoded-octets **max-decoded-octets**))
-  "Return MESSAGE in JSON: a string, or with AS :OCTETS its UTF-8. PROTO-NAMES: fields go by the
+  "Return MESSAGE in JSON: a string, or with AS :OCTETS its UTF-8. PROTO-NAMES: fields have the
 names of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not
 names. DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts
 each member on a separate line, indented by so many spaces for each level. FINDER maps the full name

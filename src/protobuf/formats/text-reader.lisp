@@ -2,9 +2,9 @@
 ;;;; octets, with one token of look-ahead. An error, MESSAGE-TEXT-ERROR, is reported at the
 ;;;; unexpected token, with line, column and path.
 ;;;;
-;;;; A singular field, and a field of a oneof, may occur only once; of equal keys of a map the last
-;;;; counts; fields with names that the type reserves are skipped. Recursion and the length of
-;;;; numbers are limited; repeated fields are gathered and made once, so the work is linear.
+;;;; A singular field, and a field of a oneof, may occur only once; if keys of a map are equal, the
+;;;; last one counts; fields with names that the type reserves are skipped. Recursion and the length
+;;;; of numbers are limited; repeated fields are gathered and made once, so the work is linear.
 
 (in-package #:clgrpc.protobuf)
 
@@ -190,7 +190,7 @@ conformance suite requires here; protoc accepts pairs in .proto files."
   (and (eq :symbol (text-input-kind input)) (member (text-input-value input) chars) t))
 
 (defun pass-symbol (input char)
-  "Skip the symbol CHAR if it comes next; return whether it did."
+  "Skip the symbol CHAR and return true if it comes next; else return false."
   (when (symbol-next-p input char)
     (pass-token input)
     t))
@@ -342,11 +342,12 @@ its message."
                             (:constructor make-partial-message (message)))
   "The part of a message that has been read."
   (message nil :type message)           ; the message
-  (slots '() :type list)                ; those that occurred in the text
+  (slots '() :type list)                ; the slots that occurred in the text
   (items '() :type list))               ; of repeated slots, the latest first, by slot
 
 (defun note-text-field (input partial-message slot)
-  "Note that the field of SLOT occurs; signal an error if it must not occur, or not twice."
+  "Note that the field of SLOT occurs; signal an error if it must not occur, or must not occur twice
+and does."
   (unless (member slot (partial-message-slots partial-message) :test #'eq)
     (let ((oneof (slot-oneof slot)))
       (when (and oneof (/= 0 (oneof-case-of (partial-message-message partial-message) oneof)))

@@ -9,7 +9,7 @@
 
 (defstruct (text-output (:include writing (format :text)) (:copier nil))
   "The output of text format, and its form."
-  (single-line nil)                     ; these two are as MESSAGE-TEXT has them
+  (single-line nil)                     ; these two are arguments of MESSAGE-TEXT
   (unknown nil)                         ; whether unknown fields are written
   (level 0 :type fixnum)                ; how many braces are open
   (fresh t))                            ; true if nothing has been written
@@ -101,7 +101,7 @@ escapes of these."
 (defun text-field-name (slot)
   (let ((field (slot-field slot)))
     (cond ((not (field-descriptor-extendee field)) (slot-text-name slot))
-          ;; an item of a message set goes by its message, if it is declared there
+          ;; an item of a message set has the name of its message, if it is declared there
           ((and (slot-item-p slot) (set-item-type field))
            (format nil "[~A]" (field-descriptor-type-name field)))
           (t (slot-path slot)))))
@@ -131,8 +131,8 @@ escapes of these."
                 (put-text-value output (slot-entry-value slot) "value" value)))))))
 
 (defun put-any (output message)
-  "Write MESSAGE, an Any, as the message in it; return nil if that cannot be read, or is too deep or
-too large."
+  "Write MESSAGE, an Any, as the message in it; return nil if that message cannot be read, or is too
+deep or too large."
   (let* ((url (number-held message 1))
          (inner (and (type-url-p url)
                      (handler-case (any-content output url (number-held message 2))
@@ -157,7 +157,7 @@ too large."
 
 (defun put-unknown (output octets at end depth)
   "Write the fields in the octets from AT to END. A value with a length is written as a message if
-it is one and fewer than DEPTH levels are used, else as a literal."
+it has the form of one and fewer than DEPTH levels are used, else as a literal."
   (declare (type octets octets) (type index at end))
   (loop while (< at end)
         do (let* ((tag (take-tag)) (name (format nil "~D" (ash tag -3))))
@@ -192,11 +192,11 @@ it is one and fewer than DEPTH levels are used, else as a literal."
   "Return MESSAGE in text format: a string, or with AS :OCTETS its UTF-8. SINGLE-LINE: without line
 breaks. UNKNOWN: write unknown fields too, by number; by default they are omitted. The message in an
 Any is written out if FINDER, a function from full name to message type or nil, knows its type, its
-octets are such a message, and its limits hold: it nests at most MAX-MESSAGE-DEPTH levels below
-MESSAGE and, together with other Anys, occupies at most MAX-DECODED-OCTETS of memory beyond eight
-times its size. Otherwise type and octets are written. Signal MESSAGE-PRINT-ERROR if MESSAGE itself
-nests deeper, or the text has more than MAX-OCTETS. Source: protobuf.dev, Text Format Language
-Specification. From any thread, while no other thread changes MESSAGE."
+octets are such a message, and it is within the limits: it nests at most MAX-MESSAGE-DEPTH levels
+below MESSAGE and, together with other Anys, occupies at most MAX-DECODED-OCTETS of memory beyond
+eight times its size. Otherwise type and octets are written. Signal MESSAGE-PRINT-ERROR if MESSAGE
+itself nests deeper, or the text has more than MAX-OCTETS. Source: protobuf.dev, Text Format
+Language Specification. From any thread, while no other thread changes MESSAGE."
   (let ((output (make-text-output :buffer (make-buffer :size 256) :single-line single-line
                                   :unknown unknown :finder finder :max-octets max-octets
                                   :levels (1+ max-message-depth) :allowance max-decoded-octets

@@ -105,7 +105,8 @@ declared in the same place."
   (octets (make-octets 0) :type octets) ; the text, in UTF-8
   (ignore-unknown nil)                  ; whether fields that the type does not have are skipped
   (partial nil)                         ; whether required fields may be missing
-  (finder #'find-message-type :type function) ; from the full name of a type in an Any to it, or nil
+  ;; from the full name of a type in an Any to that type, or nil
+  (finder #'find-message-type :type function)
   (type-name nil)                       ; of the outermost message, for errors
   ;; to the value being read, the innermost first: slots, indices and keys
   (path '() :type list)
@@ -190,8 +191,8 @@ certainly has more than 64 bits."
     (and slash (< (1+ slash) (length url)) (subseq url (1+ slash)))))
 
 (defun type-url-p (text)
-  "True if TEXT can be written as the type URL of an Any in text format: of few characters, with the
-name of a type after the last slash."
+  "True if TEXT can be written as the type URL of an Any in text format: if it has only some kinds
+of characters, and the name of a type after the last slash."
   (let ((slash (position #\/ text :from-end t)))
     (and slash
          (plusp slash)
@@ -226,7 +227,7 @@ name of a type after the last slash."
                     (digit-char-p (char name (+ percent 2)) 16))))
 
 (defun numbered-slot (message number)
-  "The slot of the field NUMBER of MESSAGE, which has one."
+  "The slot of the field NUMBER of MESSAGE, which has such a field."
   (find-slot (message-layout message) number))
 
 (defun number-held (message number)
@@ -246,7 +247,8 @@ name of a type after the last slash."
   "The output of a message as a text, and its limits."
   (format :json :type (member :json :text)) ; the text format
   (buffer (make-buffer) :type buffer)   ; the output so far
-  (finder #'find-message-type :type function) ; from the name of a type in an Any to it, or nil
+  ;; from the name of a type in an Any to that type, or nil
+  (finder #'find-message-type :type function)
   (type-name nil)                       ; of the outermost message, for errors
   (levels 0 :type fixnum)               ; the number of messages that may still be entered
   (anys 0 :type fixnum)                 ; the number of Anys around
@@ -274,8 +276,8 @@ name of a type after the last slash."
 (defun any-content (writing url octets)
   "The message of an Any with the type URL and OCTETS, or nil if its type is not known. Signal a
 PROTOBUF-ERROR if OCTETS are not such a message, or exceed the limits of WRITING. An outermost Any
-adds eight times its size to the allowance, as received octets do; its size itself is charged for
-the octets that the message copies."
+adds eight times its size to the allowance, as received octets do; its size is charged for the
+octets that the message copies."
   (let* ((name (url-type-name url))
          (type (and name (funcall (writing-finder writing) name))))
     (when (and type (message-type-defined-p type))

@@ -41,8 +41,8 @@ come last."
 
 (defun timestamp-text (seconds nanos)
   "The text of the time SECONDS, an integer, and NANOS, 0 to 999,999,999, after the beginning of
-1970. It is in UTC in the form of RFC 3339, with 0, 3, 6 or 9 digits after the point as needed; nil
-if it is not in the years 1 to 9999."
+1970. The text is in UTC in the form of RFC 3339, with 0, 3, 6 or 9 digits after the point as
+needed; nil for a time outside the years 1 to 9999."
   (when (and (<= +least-timestamp+ seconds +greatest-timestamp+) (<= 0 nanos 999999999))
     (multiple-value-bind (days second) (floor seconds 86400)
       (multiple-value-bind (year month day) (days-civil days)
@@ -58,7 +58,7 @@ if it is not in the years 1 to 9999."
     (format nil "~:[~;-~]~D~As" (or (minusp seconds) (minusp nanos)) (abs seconds)
             (nanos-text (abs nanos)))))
 
-;;; Reading: a cursor of characters; every part throws NIL if it does not fit
+;;; Reading: a cursor of characters; every part throws NIL if the text does not fit
 
 (defstruct (cursor (:constructor make-cursor (text)) (:copier nil))
   "A text that is being read from its beginning to its end."
@@ -163,7 +163,7 @@ give PATH."
                (write-char (char-downcase char) out)))))
 
 (defun split-text (text separator)
-  "The parts of TEXT between occurrences of SEPARATOR; none if TEXT is empty."
+  "The parts of TEXT between occurrences of SEPARATOR; the empty list if TEXT is empty."
   (unless (string= "" text)
     (loop for start = 0 then (1+ end)
           for end = (position separator text :start start)

@@ -1,7 +1,7 @@
 ;;;; The .proto files that every image has. The well-known types, descriptor.proto and the plug-in's
 ;;;; protocol are defined here, at once, without fast coders, since messages that describe types are
 ;;;; rarely read or written. The features of other languages are kept as text and compiled when a
-;;;; file imports them, since they are in a package called PB, which belongs to users. The
+;;;; file imports them, since their package is called PB, a name that belongs to users. The
 ;;;; annotations of REST are here as well, since most files that use them import them without having
 ;;;; a copy.
 ;;;;
@@ -11,7 +11,7 @@
 (in-package #:clgrpc.protobuf)
 
 (define-built-ins "../../../proto/" :code-size
-  "google/protobuf/descriptor.proto"    ; first: it defines the options of the others
+  "google/protobuf/descriptor.proto"    ; first, since it defines the options of the others
   "google/protobuf/compiler/plugin.proto")
 
 (define-built-ins "../../../proto/" :speed

@@ -94,8 +94,8 @@ only."
     (and (string/= name (json-name (descriptor-name field))) name)))
 
 (defun check-json-names (message custom)
-  "Check that no two fields of MESSAGE have the same name in JSON: the names made from theirs, or,
-if CUSTOM is true, those of json_name."
+  "Check that no two fields of MESSAGE have the same name in JSON: the names made from the fields'
+names or, if CUSTOM is true, those of json_name."
   (let ((seen (make-hash-table :test 'equal)))
     (dolist (field (message-descriptor-fields message))
       (let* ((given (and custom (custom-json-name field)))
@@ -125,8 +125,8 @@ if CUSTOM is true, those of json_name."
           (check-declarations range declarations names))))))
 
 (defun check-declarations (range declarations names)
-  "Check that DECLARATIONS, of extensions in RANGE, are valid. NAMES, a table, has the names of the
-earlier ranges; theirs are added."
+  "Check that DECLARATIONS, of extensions in RANGE, are valid. NAMES, a table, has the names in
+earlier ranges; those in this range are added."
   (let ((numbers (make-hash-table)))
     (dolist (declaration declarations)
       (flet ((value (name) (record-value declaration name))
@@ -166,7 +166,7 @@ earlier ranges; theirs are added."
 ;;; Fields
 
 (defun check-field (field message)
-  "Check FIELD; MESSAGE is the one it belongs to or extends."
+  "Check FIELD; MESSAGE is the message to which it belongs or that it extends."
   (when (file-descriptor-edition (linked-file)) (check-field-features field))
   (when (and (edition-2024-p) (nth-value 1 (option-of field "ctype")))
     (complain field :type "edition 2024 has the feature (pb.cpp).string_type instead of ctype"))
@@ -253,7 +253,7 @@ earlier ranges; theirs are added."
         (refuse "only a message field has the feature message_encoding")))))
 
 (defun check-written-presence (field presence refuse)
-  "Check the PRESENCE that FIELD itself requests, if it does."
+  "Check the PRESENCE that FIELD itself requests, if it requests one."
   (cond ((null presence))
         ((field-descriptor-oneof field)
          (funcall refuse "a field of a oneof has no feature field_presence"))
@@ -330,7 +330,7 @@ earlier ranges; theirs are added."
               (setf (gethash number seen) value)))))))
 
 (defun plain-name (value enum)
-  "The name of VALUE without the name of ENUM before it, underscores and case."
+  "The name of VALUE without the name of ENUM before it and without underscores, in one case."
   (flet ((plain (text) (string-downcase (remove #\_ text))))
     (let* ((prefix (plain (descriptor-name enum)))
            (name (descriptor-name value))

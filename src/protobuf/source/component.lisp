@@ -8,8 +8,9 @@
 ;;;;
 ;;;; Compiling it compiles a DEFINE-PROTO of the file. It is compiled again when the file or one
 ;;;; that it imports, directly or not, has changed. Its imports of the same system are loaded before
-;;;; it, in any order of the components. Imports are looked for where DEFINE-PROTO looks, in the
-;;;; system's directory, and in the directories of the .proto files of systems it depends on.
+;;;; it, in any order of the components. Imports are looked for in the places of DEFINE-PROTO, in
+;;;; the system's directory, and in the directories of the .proto files of systems on which it
+;;;; depends.
 
 (in-package #:clgrpc.protobuf)
 
@@ -101,7 +102,7 @@ after these."))
 
 (defmethod asdf:perform ((operation asdf:compile-op) (component proto-file))
   (let ((fasl (first (asdf:output-files operation component)))
-        ;; before the compiler runs, so that an error is the caller's as it is
+        ;; before the compiler runs, so that the caller gets an error unchanged
         (*expansion* (component-expansion component t)))
     (uiop:call-with-temporary-file
      (lambda (stream pathname)

@@ -3,8 +3,8 @@
 ;;;; defined along with it.
 ;;;;
 ;;;; At the REPL a message whose current definition has the same fingerprint is not defined again,
-;;;; so an unchanged file changes nothing. A compiled file always has all definitions, since it is
-;;;; for another image.
+;;;; so an unchanged file changes nothing. A compiled file always contains all definitions, since it
+;;;; is for another image.
 
 (in-package #:clgrpc.protobuf)
 
@@ -124,8 +124,8 @@ files."
     (nreverse forms)))
 
 (defvar *optimize-for* :speed
-  "The aim of the code of the files that are being expanded: :SPEED, or :CODE-SIZE, so that their
-messages use the coders of generic-coder.lisp, without code of their own.")
+  "The aim of the code of the files that are being expanded: :SPEED, or :CODE-SIZE, whose messages
+use the coders of generic-coder.lisp and have no code of their own.")
 
 (defun layout-form (plan)
   `(install-layout ,(plan-full-name plan) ,(plan-fingerprint plan)
@@ -236,7 +236,7 @@ in last."
                            for-file)))))
 
 (defun own-definer ()
-  "The definer of what the file that is being compiled defines, or nil."
+  "The definer for the definitions in the file that is being compiled, or nil."
   (and *compile-file-truename* (sb-ext:native-namestring *compile-file-truename*)))
 
 (defun expand-files (files for-file)
@@ -269,11 +269,11 @@ Imports are looked for in these directories, in this order:
   that of the file's ASDF system, and those of the :PROTO-FILEs of the systems it depends on.
 Files named google/protobuf/… are built in.
 
-With SOURCE, a string, SOURCE is the text and PATH only its name. SOURCE and IMPORT-PATHS may be
-forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED; or :CODE-SIZE for messages that are rarely
-read or written: all share one coder, which is many times slower, and the file compiles in half the
-time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The value is the name under
-which others import the file. From one thread at a time, like LOAD."
+If SOURCE, a string, is given, it is the text of the file, and PATH is only its name. SOURCE and
+IMPORT-PATHS may be forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED; or :CODE-SIZE for
+messages that are rarely read or written: all share one coder, which is many times slower, and the
+file compiles in half the time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The
+value is the name under which others import the file. From one thread at a time, like LOAD."
   (flet ((value (form)
            (if (and (consp form) (every (lambda (item) (typep item '(or string pathname))) form))
                form
@@ -290,12 +290,13 @@ which others import the file. From one thread at a time, like LOAD."
   "Define the files NAMES below DIRECTORY, imports first, as built-in ones; OPTIMIZE-FOR is
 DEFINE-PROTO's."
   `(progn
-     ;; one after the other: the expansion of each finds the ones before registered
+     ;; one after the other, so that the expansion of each finds the earlier ones registered
      ,@(loop for name in names collect `(define-built-in ,directory ,optimize-for ,name))))
 
 (defmacro define-built-in (directory optimize-for name)
   `(progn
-     ,(let ((*built-ins* (make-hash-table :test 'equal)) ; or nothing would be left to compile
+     ;; otherwise nothing would be left to compile
+     ,(let ((*built-ins* (make-hash-table :test 'equal))
             (*optimize-for* optimize-for))
         (proto-expansion name :import-paths (list directory)))
      (setf (gethash ,name *built-ins*) t)))

@@ -1,7 +1,7 @@
 ;;;; Descriptor sets: google.protobuf.FileDescriptorSet in octets, as protoc --descriptor_set_out
-;;;; and buf write them, and as generators and reflection get them. They become file descriptors,
-;;;; linked and registered like those of sources, with comments and positions if the set has source
-;;;; info.
+;;;; and buf write them, and in the form in which generators and reflection get them. They become
+;;;; file descriptors, linked and registered like those of sources, with comments and positions if
+;;;; the set has source info.
 ;;;;
 ;;;; The writer of a set has checked it, so only properties on which the code here depends are
 ;;;; checked again. A file that is in every image keeps the image's definition, and a loaded file
@@ -13,7 +13,7 @@
 
 (defstruct (slice (:constructor make-slice (octets start end)) (:copier nil))
   "A part of octets, so that nested messages are not copied at each level."
-  (octets nil :type octets)             ; the vector that holds it
+  (octets nil :type octets)             ; the vector that contains it
   (start 0 :type index)                 ; its start
   (end 0 :type index))                  ; its end
 
@@ -192,7 +192,7 @@ message, with nil for one whose only field is a proto3 optional one."
 ;;; Messages, enums, services
 
 (defun real-oneofs (slices count)
-  "For each of COUNT oneofs, whether it has a field in SLICES that is not a proto3 optional one."
+  "For each of COUNT oneofs, true if it has a field in SLICES that is not a proto3 optional one."
   (let ((real (make-array count :initial-element nil)))
     (dolist (slice slices real)
       (let* ((fields (wire-fields slice)) (oneof (wire-number fields 9)))
@@ -203,7 +203,8 @@ message, with nil for one whose only field is a proto3 optional one."
   (fill-descriptor (make-oneof-descriptor) (wire-fields octets) 2 scope path))
 
 (defun read-range (octets after)
-  "The pair (first . last) of the range in OCTETS; its end there is AFTER the last number."
+  "The pair (first . last) of the range in OCTETS; the end that is written there is AFTER the last
+number."
   (let ((fields (wire-fields octets)))
     (cons (wire-number fields 1 0) (- (wire-number fields 2 0) after))))
 
@@ -318,7 +319,7 @@ message, with nil for one whose only field is a proto3 optional one."
 ;;; Options as if written
 
 (defun written-value (field value)
-  "The constant in the form in which VALUE of FIELD would be written; see OPTION-VALUE."
+  "VALUE of FIELD as a constant, in the form in which a source would have it; see OPTION-VALUE."
   (cond ((record-p value)
          (cons :aggregate
                (loop for (inner . item) in (record-entries value)
@@ -370,8 +371,8 @@ for sources are not checked, since a set lacks data that they need."
 ;;; Sets
 
 (defun link-set (set)
-  "Link the files of SET, octets of FileDescriptorProtos in any order. Return two values: all their
-file descriptors, and those that are new, which have no symbols yet; both with imports first. Signal
+  "Link the files of SET, octets of FileDescriptorProtos in any order. Return two values: all file
+descriptors, and the new ones among them, which have no symbols yet; both with imports first. Signal
 PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
   (let* ((read (mapcar #'read-file-descriptor set))
          (unlinked (make-hash-table :test 'equal))
@@ -392,7 +393,7 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
                (let ((known (find-file-descriptor (descriptor-name file))))
                  (cond ((and known (equalp (file-descriptor-octets file)
                                            (file-descriptor-octets known)))
-                        ;; instead of FILE, which declared the same
+                        ;; in place of FILE, which declared the same
                         (let ((*linker* (make-linker :symbol-table symbol-table)))
                              (enter-file known))
                         known)

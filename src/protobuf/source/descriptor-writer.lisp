@@ -6,7 +6,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defvar *source-options* nil
-  "True while options whose retention is the source are written too.")
+  "True while options whose retention is the source are also written.")
 
 (defun dump-text (number string)
   (write-wire-octets number (string-octets string)))
@@ -37,7 +37,7 @@
 (defparameter *type-numbers*
   '(:double :float :int64 :uint64 :int32 :fixed64 :fixed32 :bool :string :group :message :bytes
     :uint32 :enum :sfixed32 :sfixed64 :sint32 :sint64)
-  "The types of fields, the one with number 1 first.")
+  "The types of fields in the order of their numbers, from 1.")
 
 (defun type-number (type)
   (1+ (position type *type-numbers*)))
@@ -89,8 +89,7 @@ SYNTHETIC-ONEOFS, come last."
 ;;; Messages and enums
 
 (defun dump-ranges (number ranges after)
-  "Write RANGES. AFTER is added to the last number to give the written end: 1, or 0 for the last
-number itself."
+  "Write RANGES. The written end is the last number plus AFTER, which is 1 or 0."
   (dump-each number ranges (range)
     (dump-integer 1 (car range))
     (dump-integer 2 (+ (cdr range) after))))
@@ -174,7 +173,7 @@ number itself."
   "Return FILE, a file descriptor, as octets of a google.protobuf.FileDescriptorProto: those that
 protoc writes into a descriptor set, without source info. With SOURCE-OPTIONS true, options whose
 retention is the source are included and custom options remain as they were written, as with
-protoc's --retain_options and in protoc before it knew retention."
+protoc's --retain_options and in versions of protoc without retention."
   (let ((*source-options* source-options))
     (with-octets-out () (dump-file file))))
 

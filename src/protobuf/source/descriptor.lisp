@@ -12,7 +12,7 @@
   "The common part of all declarations."
   (name "" :type string)                ; the last part of the full name
   (full-name "" :type string)           ; with the package and the messages around
-  (comment nil :type (or null string))  ; the text of the comment at it, or nil
+  (comment nil :type (or null string))  ; the text of its comment, or nil
   (options '() :type list)              ; as written: a list of OPTIONs
   ;; their meaning: a serialized google.protobuf.…Options message, without the options that are for
   ;; the source only; nil if it is empty
@@ -33,11 +33,11 @@
 (defstruct (file-descriptor (:include descriptor) (:copier nil))
   "A .proto file. NAME and FULL-NAME are its path as imports write it."
   (package "" :type string)             ; the name of its package, "" for none
-  (syntax :proto2 :type (member :proto2 :proto3 :editions)) ; the language it is written in
+  (syntax :proto2 :type (member :proto2 :proto3 :editions)) ; the language of the file
   (edition nil :type (or null string))  ; as written, or nil
   (dependencies '() :type list)         ; the names of all files that it imports
-  (public-dependencies '() :type list)  ; those of them that are imported publicly
-  (weak-dependencies '() :type list)    ; those that are imported weakly
+  (public-dependencies '() :type list)  ; the names of those that are imported publicly
+  (weak-dependencies '() :type list)    ; the names of those that are imported weakly
   (option-dependencies '() :type list)  ; files that are imported for their options only
   ;; where each part of a declaration stands, until the file is linked; see NOTE-AT
   (places nil :type (or null hash-table))
@@ -57,7 +57,7 @@
   (enums '() :type list)                ; declared inside it
   (extensions '() :type list)           ; declared inside it
   (extension-ranges '() :type list)     ; EXTENSION-RANGEs
-  (reserved-ranges '() :type list)      ; of numbers: (first . last), both inclusive
+  (reserved-ranges '() :type list)      ; ranges of numbers, (first . last), both inclusive
   (reserved-names '() :type list)       ; that no field may have
   (map-entry-p nil :type boolean)       ; true of the entry type of a map field
   (message-set-p nil :type boolean)     ; true if its extensions are written as items
@@ -91,12 +91,12 @@
   (map-p nil :type boolean))            ; whether it is a map
 
 (defstruct (oneof-descriptor (:include descriptor) (:copier nil))
-  "A oneof; its fields are those of the message whose ONEOF is its name.")
+  "A oneof; its fields are the message's fields whose ONEOF is its name.")
 
 (defstruct (enum-descriptor (:include descriptor) (:copier nil))
   "An enum type."
   (values '() :type list)               ; ENUM-VALUE-DESCRIPTORs in the order of the source
-  (reserved-ranges '() :type list)      ; of numbers: (first . last), both inclusive
+  (reserved-ranges '() :type list)      ; ranges of numbers, (first . last), both inclusive
   (reserved-names '() :type list)       ; that no value may have
   (closed-p nil :type boolean)          ; whether numbers without a name are unknown fields
   (visibility nil :type (member nil :local :export)) ; as declared, or nil
@@ -113,10 +113,10 @@
 
 (defstruct (method-descriptor (:include descriptor) (:copier nil))
   "A method."
-  (input "" :type string)               ; the full name of the message it takes
-  (output "" :type string)              ; the full name of the message it returns
-  (client-streaming-p nil :type boolean) ; whether it takes a stream of them
-  (server-streaming-p nil :type boolean) ; whether it returns a stream of them
+  (input "" :type string)               ; the full name of its request's message
+  (output "" :type string)              ; the full name of its response's message
+  (client-streaming-p nil :type boolean) ; true if it takes a stream of requests
+  (server-streaming-p nil :type boolean) ; true if it returns a stream of responses
   (symbol nil :type symbol))            ; the name of the generic function
 
 (document-functions
@@ -190,8 +190,8 @@ source; or nil."
     (format nil "/~A/~A" (subseq full 0 dot) (subseq full (1+ dot)))))
 
 (defun find-option (descriptor name)
-  "Return two values: that of the option NAME (a string such as \"packed\", or \"(my.ext)\" for a
-custom one) of DESCRIPTOR, as written, and true; nil and nil without it."
+  "Return two values: the value, as written, of the option NAME (a string such as \"packed\", or
+\"(my.ext)\" for a custom option) of DESCRIPTOR, and true; nil and nil without that option."
   (let ((option (find name (descriptor-options descriptor)
                       :key (lambda (option) (option-name-string (option-name option)))
                       :test #'string=)))
@@ -208,7 +208,8 @@ custom one) of DESCRIPTOR, as written, and true; nil and nil without it."
 ;;; Tables
 
 (defun index-by (key things &key (test 'eql))
-  "A table of THINGS by the value of KEY for each; of several with the same value, the first."
+  "A table from the value of KEY for each of THINGS to that thing; if several have the same value,
+to the first."
   (let ((table (make-hash-table :test test)))
     (dolist (thing things table)
       (let ((value (funcall key thing)))
@@ -269,8 +270,8 @@ first."
   "From an import path to true for a file that is defined in every image, or to the file's text.")
 
 (defun built-in (name)
-  "True if the file NAME is defined in every image; its text if it is one that can be defined; or
-nil."
+  "True if the file NAME is defined in every image; the file's text if it is built in but not
+defined yet; or nil."
   (values (gethash name *built-ins*)))
 
 (defun find-file-descriptor (name)
@@ -341,10 +342,10 @@ of that compiled file, and a weak pointer to the run of the compiler that has co
 
 (defun provided-p (file)
   "True if the form that is being expanded may omit FILE, a registered file descriptor. At the REPL
-it always may. A form for another image may omit it only if that image gets FILE in another way:
-FILE is built in, another compiled file defines it, or an earlier form of the same run of the
-compiler does. The other image will not have what this image got from an earlier version of the same
-file."
+this is always so. A form for another image may omit FILE only if that image gets FILE in another
+way: FILE is built in, another compiled file defines it, or an earlier form of the same run of the
+compiler does. The other image will not have the definitions that this image got from an earlier
+version of the same file."
   (or (null *definer*)
       (eq t (built-in (descriptor-name file)))
       (destructuring-bind (&optional definer . compilation) (gethash file **definers**)
@@ -357,8 +358,8 @@ file."
 
 (defun register-file (file &optional definer)
   "Register FILE for FIND-FILE-DESCRIPTOR, and its declarations for FIND-DESCRIPTOR, FILE-OF-SYMBOL
-and FIND-EXTENSION-DESCRIPTOR, in place of those of an earlier file of that name. DEFINER is that of
-the compiled file that contains it. Return FILE."
+and FIND-EXTENSION-DESCRIPTOR, in place of those of an earlier file of that name. DEFINER is the
+definer of the compiled file that contains FILE. Return FILE."
   (when definer
     (let ((compilation (current-compilation)))
       (setf (gethash file **definers**)

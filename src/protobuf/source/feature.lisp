@@ -28,8 +28,8 @@
   "The features a file starts with, by syntax or edition.")
 
 (defun feature-keyword (name)
-  "The keyword for NAME, of a feature or of a value of one; a string if no feature that means
-something here has that name. A file may declare features of its own, and a peer sends files."
+  "The keyword for NAME, of a feature or of a feature's value; a string if no feature that matters
+here has that name. A file may declare features of its own, and a peer sends files."
   (let ((name (substitute #\- #\_ (string-upcase name))))
     (or (find-symbol name '#:keyword) name)))
 
@@ -75,8 +75,8 @@ something here has that name. A file may declare features of its own, and a peer
                   inherited))))
 
 (defun map-inheriting (function file)
-  "Call FUNCTION with every descriptor of FILE and the one whose features it inherits, outermost
-first and in protoc's order."
+  "Call FUNCTION with two arguments, a descriptor of FILE and the descriptor whose features it
+inherits, for every descriptor, outermost first and in protoc's order."
   (labels ((visit-enum (enum around)
              (funcall function enum around)
              (dolist (value (enum-descriptor-values enum)) (funcall function value enum)))
@@ -128,7 +128,7 @@ first and in protoc's order."
         (t 998)))
 
 (defun check-feature-support (descriptor thing)
-  "Check that THING, a feature or a value of one, which DESCRIPTOR uses, exists in the edition of
+  "Check that THING, a feature or a feature's value that DESCRIPTOR uses, exists in the edition of
 the file."
   (dolist (support (any-option-of thing "feature_support"))
     (let ((edition (edition-number (linked-file))))

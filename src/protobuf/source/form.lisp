@@ -57,7 +57,7 @@
                          (dump-text 3 (cdr comment)))))))))
 
 (defun file-content (file)
-  "The descriptor FILE as text, or as octets if text would lose a part of it."
+  "The descriptor FILE as text, or as octets if a text would lose a part of it."
   (let* ((octets (commented-octets file))
          (message (parse-message *file-type* octets :partial t))
          (text (message-text message)))
@@ -94,7 +94,7 @@ the directory for generated files."
 
 (defun load-imports (name imports)
   "Load the generated files of those of IMPORTS that are not loaded. They are in the same tree of
-generated files as that of NAME, which is being loaded or compiled."
+generated files as the file of NAME, which is being loaded or compiled."
   (let ((source (or *compile-file-truename* *load-truename*)))
     (dolist (import imports)
       (unless (find-file-descriptor import)
@@ -170,7 +170,7 @@ linked file descriptor."
 
 (defun generated-files (files &optional (wanted files))
   "The generated sources of those of FILES, linked file descriptors, imports first, that are in
-WANTED: an alist from paths to texts."
+WANTED, as an alist from paths to texts."
   (let ((*linked* (make-hash-table :test 'equal)))
     (dolist (file files) (note-linked file *linked*))
     (loop for file in wanted

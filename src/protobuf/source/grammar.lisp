@@ -220,7 +220,8 @@ OWNER is the descriptor of the surrounding message, or nil for an extension at t
 
 (defun parse-default-value (type)
   "Consume the default of a field of TYPE, nil for one that has a type name. Return two values: the
-form in which descriptor.proto writes it, and its value; for a named type the linker computes both."
+form in which descriptor.proto writes it, and its value; for a named type the linker computes both
+values."
   (let ((range (rest (assoc type *integer-ranges*))))
     (cond (range
            (let ((value (parse-integer-default range)))
@@ -293,7 +294,7 @@ may be :MAX."
     while (accept ",")))
 
 (defun parse-reserved (what signed)
-  "Consume a reserved statement; return the ranges or the names, the other nil."
+  "Consume a reserved statement; return two values, the ranges and the names, of which one is nil."
   (expect "reserved")
   (let ((kind (token-kind (this-token))) (ranges '()) (names '()))
     (flet ((list-of (function) (loop collect (funcall function) while (accept ","))))

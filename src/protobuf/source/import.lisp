@@ -1,4 +1,4 @@
-;;;; Where .proto files are found, and how one is read with all it imports.
+;;;; Finding .proto files, and reading a file with all files that it imports.
 ;;;;
 ;;;; By default the roots of a file are, in order: the directory of the Lisp source that asks for
 ;;;; it; its own; the one that its package implies (foo.bar in /protos/foo/bar/ implies /protos/);
@@ -111,7 +111,7 @@ one first."
 
 (defun link-file (file find roots &optional (symbol-table (make-symbol-table)))
   "Resolve and check FILE, parsed from source, in place and return it. FIND maps the path of an
-import to its linked file descriptor, or nil; ROOTS are the directories in which it looks;
+import to its linked file descriptor, or nil; ROOTS are the directories in which FIND looks;
 SYMBOL-TABLE is that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR."
   (let ((*linker* (make-linker :file file :symbol-table symbol-table)))
     (resolve-imports file find roots)
@@ -226,7 +226,7 @@ PLACES; without built-in files."
     (nreverse files)))
 
 (defun find-file (path places)
-  "The truename of PATH in PLACES; signal MISUSE if it is in none."
+  "The truename of PATH in PLACES; signal MISUSE if it is in none of them."
   (or (find-proto path places)
       (misuse "There is no file ~A in ~{~A~^, ~}~@[: ~A~]." path
               (mapcar #'sb-ext:native-namestring

@@ -200,8 +200,8 @@ comment. Return the leading comment of the token to come, or nil."
             (values :integer (digits-integer text 10) 10))))))
 
 (defun digits-integer (digits radix)
-  "The integer written in DIGITS, or a huge one if they are so many that the exact value does not
-matter."
+  "The integer written in DIGITS, or some huge integer if DIGITS are so many that the exact value
+does not matter."
   (let ((start (or (position #\0 digits :test-not #'char=) (length digits))))
     (cond ((= start (length digits)) 0)
           ((> (- (length digits) start) 1000) (expt radix 1000))
@@ -215,7 +215,8 @@ matter."
 
 (defconstant +most-digits+ 800
   "The most digits of a number that are examined one by one. The midpoint of two doubles, the
-longest number that matters, has 768; of further digits it matters only whether all are 0.")
+longest number that matters, has 768; for further digits it only matters whether all of them are
+0.")
 
 (defun leading-digits (digits)
   "The integer of the first DIGITS, a string, and the number of these. If further digits follow that
@@ -243,7 +244,8 @@ point with digits and an exponent."
 ;;; Strings
 
 (defun lex-string (lexer)
-  "Consume a quoted string. Return its octets: characters as UTF-8, escapes as their meaning."
+  "Consume a quoted string. Return the octets of the string: characters as UTF-8, and the octets
+that escapes stand for."
   (let ((quote (advance lexer))
         (octets (make-array 16 :element-type 'octet :adjustable t :fill-pointer 0)))
     (flet ((put-character (char)

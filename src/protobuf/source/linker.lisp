@@ -33,7 +33,7 @@ start."
   "One range of numbers of a list of ranges."
   (first 0 :type integer)               ; its lowest number
   (last 0 :type integer)                ; its highest number
-  (range nil)                           ; the range it was made from
+  (range nil)                           ; the range from which it was made
   (place 0 :type index)                 ; in the list
   ;; the span, this one or before it in a vector, whose LAST is the greatest
   (reach nil :type (or null number-range)))
@@ -54,9 +54,9 @@ start."
     number-ranges))
 
 (defun number-range-in (number-ranges first last)
-  "The one of NUMBER-RANGES that contains a number from FIRST to LAST, or nil."
+  "The element of NUMBER-RANGES that contains a number from FIRST to LAST, or nil."
   (let ((low 0) (high (length number-ranges)))
-    ;; below LOW they begin at LAST or before it
+    ;; ranges below LOW begin at LAST or before it
     (loop while (< low high)
           do (let ((middle (floor (+ low high) 2)))
                (if (<= (number-range-first (svref number-ranges middle)) last)
@@ -335,7 +335,7 @@ RANGES; each range that overlaps with another one is in a pair."
         (t (feature-of field :field-presence))))
 
 (defun json-name (name)
-  "The name a field has in JSON: foo_bar → fooBar."
+  "The name that a field has in JSON: foo_bar → fooBar."
   (camel-case name nil))
 
 (defun state-field-facts (field)
@@ -432,7 +432,8 @@ command line binds it to its own option.")
       (setf (gethash name seen) t))
     (dolist (name twice) (complain name :import "the file \"~A\" is imported twice" name)))
   (dolist (name (if (linker-read-p *linker*)
-                    (file-descriptor-dependencies file) ; it may do without those for options
+                    ;; a missing file that is imported for options is no error
+                    (file-descriptor-dependencies file)
                     (all-imports file)))
     (unless (funcall find name)
       (setf (linker-missing-p *linker*) t)
@@ -441,7 +442,8 @@ command line binds it to its own option.")
                 name (mapcar #'sb-ext:native-namestring roots) *import-option*))))
 
 (defun fail-on-circle (name open)
-  "Report that the file NAME, one of OPEN, imports itself through those that were opened after it."
+  "Report that the file NAME, one of OPEN, imports itself through the files that were opened after
+it."
   (let* ((circle (member name (reverse open) :key #'descriptor-name :test #'string=))
          (file (first circle))
          (next (descriptor-name (or (second circle) file)))

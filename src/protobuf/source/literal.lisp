@@ -44,7 +44,7 @@ first; the midpoint of the greatest single and infinity is rounded to the former
           (t (to-single double)))))
 
 (defun reads-back-p (rational value)
-  "True if C reads RATIONAL as VALUE, a positive float; its strtof fails at denormalized numbers."
+  "True if C reads RATIONAL as VALUE, a positive float. C's strtof fails for denormalized numbers."
   (etypecase value
     (single-float (and (>= value least-positive-normalized-single-float)
                        (eql value (rational-single rational))))

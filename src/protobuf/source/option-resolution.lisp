@@ -10,7 +10,7 @@
 
 (define-condition wrong-value (error)
   ((text :initarg :text :reader wrong-value-text)) ; the fault
-  (:documentation "The value of an option does not suit its type; internal to this file."))
+  (:documentation "The value of an option does not fit its type; internal to this file."))
 
 (defun wrong-value (control &rest arguments)
   (error 'wrong-value :text (format nil "~?" control arguments)))
@@ -144,7 +144,7 @@ of its options' names, in the order in which protoc interprets them."
                       (and (record-p value) (path-set-p value (rest path))))))
 
 (defun interpret-option (option descriptor inside)
-  "Add the meaning of OPTION to the record of DESCRIPTOR. Return true unless it is wrong."
+  "Add the meaning of OPTION to the record of DESCRIPTOR. Return true unless the option is wrong."
   (let ((path (option-path option descriptor inside)))
     (when path
       (let ((record (ensure-options-record descriptor)) (leaf (first (last path))))

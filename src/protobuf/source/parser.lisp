@@ -210,7 +210,7 @@ after."
   (let ((parts '()))
     (loop
       (push (if (accept "(")
-                ;; an empty name is a name that nothing has
+                ;; no option has an empty name
                 (prog1 (list (if (token-is ")") "" (expect-full-name "the name of an option")))
                   (expect ")"))
                 (expect-name "the name of an option"))
@@ -236,7 +236,7 @@ after."
        (cond ((not negative) (list :identifier (token-value token)))
              ((token-is "inf" token) sb-ext:double-float-negative-infinity)
              ((token-is "nan" token) (list :identifier "nan"))
-             ;; where protoc stands by then
+             ;; the position that protoc reports
              (t (parse-refusal (this-token) "expected a number, inf or nan after \"-\", found ~A"
                                (describe-token token)))))
       (:string (if negative (parse-failure token "a number after \"-\"") (expect-string)))
@@ -332,7 +332,7 @@ when the option is interpreted, as in protoc."
   (expect ";"))
 
 (defun call-in-brackets (function)
-  "Consume [item, …] if it is there; FUNCTION consumes an item."
+  "Consume [item, …] if that comes next; FUNCTION consumes an item."
   (when (accept "[")
     (loop
       (funcall function)
@@ -340,5 +340,5 @@ when the option is interpreted, as in protoc."
     (expect "]")))
 
 (defun parse-bracketed-options (descriptor)
-  "Consume [name = value, …] if it is there, into DESCRIPTOR."
+  "Consume [name = value, …] if that comes next, into DESCRIPTOR."
   (call-in-brackets (lambda () (parse-option-assignment descriptor))))

@@ -65,7 +65,7 @@ of a \"virtual path\", and is one line."
 
 (defun implied-root (truename package)
   "The directory to which the name of the file TRUENAME is relative: if its last directories are the
-parts of PACKAGE, which it declares, the one above these; else its own."
+parts of PACKAGE, which it declares, the directory above these; else the file's own directory."
   (let* ((own (directory-of truename))
          (parts (and (string/= "" package) (split-name package)))
          (directories (pathname-directory own))

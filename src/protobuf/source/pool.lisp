@@ -16,7 +16,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (declared (:constructor make-declared (thing file &optional owner)) (:copier nil))
-  "Something with a full name, as it is found by name."
+  "A thing with a full name, in the form in which it is found by name."
   (thing nil)                           ; a descriptor or :PACKAGE
   (file nil :type (or null file-descriptor)) ; that declares it
   ;; of a field its message, of an enum value its enum, else nil
@@ -27,7 +27,7 @@
 repeat the names around them.")
 
 (defconstant +most-imports-in-sight+ 1000000
-  "The most visible files, summed over all files that are linked together. It bounds the work for
+  "The most visible files, summed over all files that are linked together. This bounds the work for
 public imports: N of them can make N × N files visible.")
 
 (defstruct (symbol-table (:copier nil))
@@ -36,7 +36,7 @@ public imports: N of them can make N × N files visible.")
   (entered (make-hash-table :test 'eq) :type hash-table)  ; the files whose names are in NAMES
   (extensions (make-hash-table :test 'equal) :type hash-table) ; extendee to fields by number
   (indexes (make-hash-table :test 'eq) :type hash-table)  ; descriptor to plist; see INDEX-OF
-  (reach +most-imports-in-sight+ :type fixnum)) ; imports that may still come in sight
+  (reach +most-imports-in-sight+ :type fixnum)) ; the number of imports that may still come in sight
 
 (defstruct (linker (:constructor make-linker (&key file symbol-table read-p))
                    (:copier nil))
@@ -45,13 +45,14 @@ public imports: N of them can make N × N files visible.")
   ;; shared with files that are linked along
   (symbol-table (make-symbol-table) :type symbol-table)
   (imports '() :type list)              ; the files in sight
-  (option-imports '() :type list)       ; those in sight for options only
+  (option-imports '() :type list)       ; the files in sight for options only
   (sight (make-hash-table :test 'eq) :type hash-table) ; to T or :OPTIONS, both of these
   (packages (make-hash-table :test 'equal) :type hash-table) ; of the files in sight
   (records (make-hash-table :test 'eq) :type hash-table) ; descriptor to the RECORD of its options
   (problems '() :type list)             ; the errors so far, the latest first
   (problem-count 0 :type index)         ; their number, with those not kept
-  (faulty (make-hash-table :test 'eq) :type hash-table) ; in error, or in need of such
+  ;; those with an error, or that need such a thing
+  (faulty (make-hash-table :test 'eq) :type hash-table)
   (missing-p nil :type boolean)         ; an import is missing, so its declarations are unknown
   (read-p nil :type boolean)            ; whether the file comes from a descriptor set
   ;; of the last look-up that failed: the file that has the name but is not imported
@@ -110,7 +111,7 @@ public imports: N of them can make N × N files visible.")
 
 (defun index-of (thing make)
   "The index of THING, a descriptor that does not change any more, in the symbol table; MAKE names
-the function that makes it from THING at first."
+the function that makes the index from THING when it is first needed."
   (let* ((table (symbol-table-indexes (linker-symbol-table *linker*)))
          (there (getf (gethash thing table) make table)))
     (if (eq there table)
@@ -260,7 +261,7 @@ T, or :OPTIONS for options only."
 (defglobal **standard-names** nil)
 
 (defun standard-names ()
-  "The names in the built-in descriptor.proto; none while that is linked itself."
+  "The names in the built-in descriptor.proto; the empty list while that file itself is linked."
   (or **standard-names**
       (let ((file (find-file-descriptor "google/protobuf/descriptor.proto")))
         (if file

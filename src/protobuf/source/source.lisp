@@ -1,18 +1,18 @@
 ;;;; The way from a Lisp name to the line of the .proto file for which it was defined. Editors
-;;;; request it: M-. in SLIME and Sly calls SB-INTROSPECT, whose answers are corrected here.
+;;;; request this line: M-. in SLIME and Sly calls SB-INTROSPECT, whose answers are corrected here.
 ;;;;
 ;;;; SBCL keeps the source of a function with its code, and accessors share their code. For a class
 ;;;; or a generic function it keeps the number of a Lisp form, and a .proto file has no such forms.
-;;;; So the position is looked up in the descriptors when an editor asks; a definition costs
-;;;; nothing.
+;;;; So the position is looked up in the descriptors when an editor asks for it, and a definition
+;;;; has no cost.
 
 (in-package #:clgrpc.protobuf)
 
 ;;; Which descriptor a name was made for
 
 (defun made-from-p (symbol base &rest affixes)
-  "True if the name of SYMBOL is the name of BASE, of the same package, with one of AFFIXES around
-it, conses of two strings."
+  "True if the name of SYMBOL is the name of BASE, a symbol of the same package, between the two
+strings of one of AFFIXES, conses."
   (and base
        (eq (symbol-package symbol) (symbol-package base))
        (loop for (before . after) in affixes
@@ -28,7 +28,8 @@ it, conses of two strings."
   (let* ((type (find-message-type (descriptor-full-name message)))
          (layout (and type (message-type-layout type))))
     (flet ((same (descriptor candidates)
-             ;; the current descriptor: the layout of an unchanged message has the one before
+             ;; the current descriptor, since the layout of an unchanged message has the previous
+             ;; one
              (find (descriptor-name descriptor) candidates :key #'descriptor-name
                                                            :test #'string=)))
       (cond ((null layout) nil)
@@ -107,7 +108,7 @@ NAME, if one did and was read from disk. Return SOURCE."
 ;;; The answers of SB-INTROSPECT
 
 (defgeneric defined-as (object)
-  (:documentation "Two values: the name as which a .proto file may have defined OBJECT, a class,
+  (:documentation "Two values: the name under which a .proto file may have defined OBJECT, a class,
 generic function or method, and the kind for FIND-DEFINITION; or nil.")
   (:method (object)
     (declare (ignore object))

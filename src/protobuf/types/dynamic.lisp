@@ -1,9 +1,9 @@
 ;;;; Messages of types that are known from descriptors alone, such as those from a peer's reflection
 ;;;; or a descriptor set on disk. Nothing is interned or compiled for them. A TYPE-POOL has such
-;;;; types. A message of one is a DYNAMIC-MESSAGE with a layout like any other: its slots' places
-;;;; are elements of a vector, and its coders are those of generic-coder.lisp. So all code that
-;;;; works on slots and message types (FIELD-VALUE, SERIALIZE, PARSE-MESSAGE, JSON, text, copying)
-;;;; serves them unchanged. Values of their enums are strings, the names, or numbers.
+;;;; types. A message of such a type is a DYNAMIC-MESSAGE with a layout like any other: the places
+;;;; of its slots are elements of a vector, and its coders are those of generic-coder.lisp. So all
+;;;; code that works on slots and message types (FIELD-VALUE, SERIALIZE, PARSE-MESSAGE, JSON, text,
+;;;; copying) serves them unchanged. Values of their enums are strings, the names, or numbers.
 
 (in-package #:clgrpc.protobuf)
 
@@ -21,13 +21,13 @@
   "~D message type~:P" (hash-table-count (type-pool-messages pool)))
 
 (defun find-pool-type (pool full-name)
-  "Return the message type FULL-NAME of POOL, or the one of the image if POOL has none, or nil. It
-serves as :FINDER for JSON and text format. From any thread."
+  "Return the message type FULL-NAME of POOL, or the one of the image if POOL has none, or nil. This
+function serves as :FINDER for JSON and text format. From any thread."
   (or (gethash full-name (type-pool-messages pool))
       (find-message-type full-name)))
 
 (defun pool-type-object (pool slot)
-  "The type of the values of SLOT: one of POOL, or of the image."
+  "The type of the values of SLOT: a type of POOL, or of the image."
   (let ((name (slot-type-name slot)))
     (flet ((found (types find)
              (or (gethash name types)

@@ -50,7 +50,7 @@
                      (plusp (length stored)))))))
 
 (defun present-stored (message slot)
-  "The stored value of the field of SLOT, which is present in MESSAGE; of a singular enum the
+  "The stored value of the field of SLOT, which is present in MESSAGE; for a singular enum, the
 number."
   (if (eq :oneof (slot-presence slot))
       (slot-content message (oneof-slot-value (slot-oneof slot)))
@@ -302,15 +302,16 @@ while no other thread changes MESSAGE."
 
 (defun clear-field (message field)
   "Make FIELD of MESSAGE absent; return MESSAGE. FIELD is as for FIELD-VALUE; signal MISUSE if
-MESSAGE has no such field. From one thread at a time for MESSAGE."
+MESSAGE has no such field. Only one thread at a time may do this with MESSAGE."
   (let ((current (current message)))
     (clear-slot current (need-slot current field))
     message))
 
 (defun unknown-fields (message)
   "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
-they were received, or nil. They are written back when MESSAGE is serialized. Loaded extensions are
-not among them. Do not change them. From any thread, while no other thread changes MESSAGE."
+they were received, or nil. These octets are written again when MESSAGE is serialized. Loaded
+extensions are not among them. Do not change them. From any thread, while no other thread changes
+MESSAGE."
   (let* ((message (current message)) (extras (settled-extras message)))
     (if extras (extras-unknown extras) (message-extra message))))
 
@@ -336,8 +337,8 @@ changes MESSAGE."
 
 (defun ensure-field (message field)
   "Return the sub-message in FIELD of MESSAGE; put a fresh one there first if it is absent. FIELD is
-as for FIELD-VALUE; signal MISUSE if it is not a singular message. From one thread at a time for
-MESSAGE."
+as for FIELD-VALUE; signal MISUSE if it is not a singular message. Only one thread at a time may do
+this with MESSAGE."
   (let* ((message (current message)) (slot (need-slot message field)))
     (unless (and (eq :message (slot-kind slot)) (eq :singular (slot-label slot)))
       (misuse "~A is not a singular message." (descriptor-full-name (slot-field slot))))
@@ -347,8 +348,9 @@ MESSAGE."
 
 (defun append-to-field (message field values)
   "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, which is as for FIELD-VALUE,
-and return MESSAGE. The present values are copied, so add many values at once. Signal MISUSE if
-MESSAGE has no such field or the field is not repeated. From one thread at a time for MESSAGE."
+and return MESSAGE. Each call copies the present values, so add many values with one call. Signal
+MISUSE if MESSAGE has no such field or the field is not repeated. Only one thread at a time may do
+this with MESSAGE."
   (let* ((current (current message)) (slot (need-slot current field)))
     (unless (eq :repeated (slot-label slot))
       (misuse "~A is not repeated." (descriptor-full-name (slot-field slot))))
@@ -358,8 +360,8 @@ MESSAGE has no such field or the field is not repeated. From one thread at a tim
 
 (defun oneof-field (message oneof)
   "Return the descriptor of the field that is present in a oneof of MESSAGE. ONEOF is the oneof's
-name as in the .proto file. Return nil if none of its fields is present or MESSAGE has no such
-oneof. From any thread, while no other thread changes MESSAGE."
+name as in the .proto file. Return nil if no field of the oneof is present, or if MESSAGE has no
+such oneof. From any thread, while no other thread changes MESSAGE."
   (let ((current (current message)))
     (loop for slot across (layout-slots (message-layout current))
           when (and (slot-oneof slot)

@@ -23,7 +23,7 @@
 messages; or nil."
   raw-type-finder "The :FINDER for JSON of messages of TYPE, a raw type, or nil.")
 
-;;; How much memory a raw message would take if it were decoded, and its JSON
+;;; The memory of a raw message if it were decoded, with its JSON
 
 (defconstant +any-octets+ 4096
   "The memory that a message inside an Any, which may be of any type, is assumed to need at most.")
@@ -67,8 +67,9 @@ contain them.")
 
 (defun decoded-room (type octets max-decoded-octets)
   "Return about how many octets of memory a decoded message of TYPE, a raw type whose message type
-is known, occupies at most, together with its JSON. OCTETS is its length as received, in Protocol
-Buffers or in JSON; MAX-DECODED-OCTETS is the limit for the messages inside it. From any thread."
+is known, occupies at most, together with its JSON. OCTETS is the message's length as received, in
+Protocol Buffers or in JSON; MAX-DECODED-OCTETS is the limit for the messages inside it. From any
+thread."
   (let ((bound (or (raw-type-memory-bound type)
                    (setf (raw-type-memory-bound type)
                          (find-memory-bound (raw-type-decoded type))))))
@@ -86,8 +87,8 @@ Buffers or in JSON; MAX-DECODED-OCTETS is the limit for the messages inside it. 
 
 
 (defun make-raw-type (name &optional decoded finder)
-  "Return a new type, called NAME, of messages that are not decoded. Their octets are messages of
-DECODED, a message type, if that is given; FINDER finds types by name, as :FINDER does for JSON."
+  "Return a new type, called NAME, of messages that are not decoded. If DECODED, a message type, is
+given, the octets are messages of that type; FINDER finds types by name, as :FINDER does for JSON."
   (lay-out-raw (%make-raw-type (copy-seq name) decoded finder)))
 
 (defun lay-out-raw (type)
@@ -133,8 +134,9 @@ must not change. From any thread."
 (defstruct (coded-type (:include raw-type) (:copier nil) (:predicate coded-type-p)
                        (:constructor %make-coded-type (name serializer deserializer)))
   "A type of messages that functions of a user turn into octets and back."
-  (serializer nil :type function :read-only t) ; of a message: octets
-  (deserializer nil :type function :read-only t)) ; of octets: a message, not nil
+  (serializer nil :type function :read-only t) ; a function from a message to octets
+  ;; a function from octets to a message, which is not nil
+  (deserializer nil :type function :read-only t))
 
 (document-functions
   coded-type-p "True if OBJECT is a type whose messages are converted to octets by a user's
@@ -146,7 +148,7 @@ DESERIALIZER converts back."
   (lay-out-raw (%make-coded-type (copy-seq name) serializer deserializer)))
 
 (defun code-message (type message)
-  "The raw message of TYPE, a coded one, for MESSAGE. In user code."
+  "The raw message of TYPE, a coded type, for MESSAGE. In user code."
   (let ((octets (funcall (coded-type-serializer type) message)))
     (unless (and (vectorp octets) (every (lambda (octet) (typep octet 'octet)) octets))
       (misuse "The codec of ~A converts a message to ~A, which is not a vector of octets."
@@ -161,10 +163,10 @@ DESERIALIZER converts back."
       (format nil "the codec says: ~A" (printable-text (bounded-text error :limit 200)))))
 
 (defun decode-coded (type octets start end)
-  "The message of the octets START to END, decoded by TYPE, a coded one. Signal a PROTOBUF-ERROR if
-they cannot be decoded. In user code."
+  "The message in the octets START to END, decoded by TYPE, a coded type. Signal a PROTOBUF-ERROR if
+these cannot be decoded. In user code."
   (flet ((refuse (text)
            (error 'protobuf-error :type (message-type-name type) :text text)))
     (or (handler-case (funcall (coded-type-deserializer type) (subseq-octets octets start end))
           ((or error storage-condition) (error) (refuse (codec-complaint error))))
-        (refuse "the codec has made nil of it"))))
+        (refuse "the codec has returned nil for it"))))

@@ -17,7 +17,7 @@
 
 (defun unix-time-timestamp (seconds)
   "Return the google.protobuf.Timestamp of SECONDS, a real, after 1970-01-01T00:00:00Z. Signal
-MISUSE if its year is not from 1 to 9999. From any thread."
+MISUSE if the year is not from 1 to 9999. From any thread."
   (multiple-value-bind (whole nanoseconds) (floor (nanoseconds-of seconds) +ns-per-second+)
     (unless (<= +least-timestamp+ whole +greatest-timestamp+)
       (misuse "~A seconds after 1970 are outside of the years 1 to 9999." seconds))
@@ -31,7 +31,7 @@ google.protobuf.Timestamp. From any thread."
 
 (defun universal-time-timestamp (universal-time &key (nanoseconds 0))
   "Return the google.protobuf.Timestamp that is NANOSECONDS after UNIVERSAL-TIME, an integer as
-GET-UNIVERSAL-TIME returns. Signal MISUSE if its year is not from 1 to 9999. From any thread."
+GET-UNIVERSAL-TIME returns. Signal MISUSE if the year is not from 1 to 9999. From any thread."
   (unix-time-timestamp (+ (- universal-time +unix-epoch+) (/ nanoseconds +ns-per-second+))))
 
 (defun timestamp-universal-time (timestamp)
