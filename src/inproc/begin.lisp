@@ -1,5 +1,5 @@
 ;;;; Running a handler: on the thread of the client that calls or consumes; or elsewhere, on a
-;;;; reserve thread or a loop. Its return is handled in the same way in both cases.
+;;;; reserve thread or a loop. In both cases the return of the handler has the same effects.
 
 (in-package #:clgrpc.inproc)
 
@@ -27,7 +27,7 @@ has ended the handler."
   nil)
 
 (defun keep (call-pair)
-  "Note that the handler of CALL-PAIR has returned its call, and answers later."
+  "Note that the handler of CALL-PAIR has returned its call, so the answer comes later."
   (open-mailboxes call-pair)
   (let ((route (call-pair-route call-pair)))
     (setf (route-kept route) (method:binding-function (route-binding route))))
@@ -80,8 +80,7 @@ already."
         t))))
 
 (define-hot begin-eagerly ((call-pair call-pair)) boolean
-  "As BEGIN-HERE, for a handler that keeps its call and so returns soon: its client does not wait
-for it."
+  "As BEGIN-HERE, for a client that does not wait: the handler keeps its call, so it returns soon."
   (when (eq :waiting (call-pair-phase call-pair))
     (setf (call-pair-eager call-pair) t)
     (begin-here call-pair)))
@@ -148,8 +147,8 @@ afterwards."
   nil)
 
 (define-hot begin-driven ((call-pair call-pair) (event-loop loop:event-loop)) null
-  "Begin the handler of CALL-PAIR, unless it has begun already, on EVENT-LOOP, which this thread,
-the client's, runs now."
+  "Begin the handler of CALL-PAIR, unless it has begun already, on EVENT-LOOP; this thread, the
+client's, runs that loop now."
   (sb-sys:without-interrupts
     (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting :elsewhere))
       (take-held call-pair)
@@ -171,7 +170,7 @@ returned, or it waits for nothing that the client would do afterwards."
            (inproc-call-half-closed (call-pair-server call-pair)))))
 
 (defun run-elsewhere (call-pair)
-  (unless (call-pair-claim call-pair)   ; ended before it began
+  (unless (call-pair-claim call-pair)   ; the call ended before it began
     (let ((done nil))
       (when (eq (call-pair-driver call-pair) sb-thread:*current-thread*)
         (setf (call-pair-phase call-pair) sb-thread:*current-thread*))
@@ -191,9 +190,9 @@ returned, or it waits for nothing that the client would do afterwards."
   nil)
 
 (define-hot begin-for-receiver ((call-pair call-pair)) null
-  "See to it that the handler of CALL-PAIR runs while the client, on this thread, waits. If the
-handler waits for nothing of the client's (DRIVABLE-P), run it here now; or, if it must run on a
-loop, leave it to the client, which drives that loop. Otherwise begin it elsewhere."
+  "Let the handler of CALL-PAIR run while the client, on this thread, waits. If the handler does not
+wait for the client (DRIVABLE-P), run it here now; or, if it must run on a loop, leave it to the
+client, which drives that loop. Otherwise begin the handler elsewhere."
   (let ((execution (inproc-core-execution (call-inproc-core (call-pair-client call-pair)))))
     (cond ((and (eq :caller execution) (drivable-p call-pair)) (begin-here call-pair))
           ((and (loop-p execution) (drivable-p call-pair)))

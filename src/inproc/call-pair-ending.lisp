@@ -17,8 +17,8 @@ message or the end has arrived."
   nil)
 
 (define-hot (note-settled :inline t) ((callee callee)) null
-  "Wake the threads that wait for the calls of CALLEE's server, if it stops. Call this when a call
-of CALLEE was counted as ended."
+  "If CALLEE's server stops, wake the threads that wait for its calls. Call this when a call of
+CALLEE was counted as ended."
   (unless (eq :open (callee-state callee))
     (when (callee-server callee) (serving:note-emptied (callee-server callee))))
   nil)
@@ -56,8 +56,8 @@ call, and the client gets its trailers."
   nil)
 
 (define-hot tell-ended ((call-pair call-pair)) null
-  "Notify everything that waits for the end of the call of CALL-PAIR, which has ended, even if one
-notification is left by a non-local exit."
+  "The call of CALL-PAIR has ended: notify everything that waits for its end, even if one
+notification ends by a non-local exit."
   (let ((client (call-pair-client call-pair)) (server (call-pair-server call-pair)))
     (unwind-protect
          (when (and (call-pair-unattended call-pair)
@@ -90,15 +90,15 @@ notification is left by a non-local exit."
                    nil)))
 
 (defun end-by-server (call-pair status text)
-  "End the call of CALL-PAIR with STATUS from the handler's side, though not by its handler."
+  "End the call of CALL-PAIR with STATUS on the handler's side, but not for its handler."
   (end-call-pair call-pair
                  (list status :message text)
                  (list status :message text :ended-by :local)
                  t))
 
 (defun expire (call-pair)
-  "End the call of CALL-PAIR, whose deadline has passed, at each end as if that end had noticed it
-itself."
+  "The deadline of CALL-PAIR's call has passed: end the call, at each end as if that end had noticed
+it."
   (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
     (let ((how (list status :message text :ended-by :local)))
       (end-call-pair call-pair how how nil))))
@@ -115,7 +115,7 @@ channel is closed; return its status."
         (rpc:abort-as (call-pair-client (call-call-pair call)) :channel-closed))))
   (call-status call))
 
-;;; Calls that run on their own
+;;; Calls that end without being checked
 
 (defun register (call-pair)
   "Start the timer of the deadline of CALL-PAIR's call, and register the call with its callee: from
@@ -137,7 +137,7 @@ now on no thread of the client's checks it."
         (when timer
           (setf (call-pair-timer call-pair) timer)
           (start-core-timer inproc-core timer deadline))
-        ;; it may have ended meanwhile, or its callee been given up
+        ;; meanwhile the call may have ended, or its callee may have been abandoned
         (sb-sys:allow-with-interrupts
           (cond ((call-pair-claim call-pair)
                  (unregister call-pair)

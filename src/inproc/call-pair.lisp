@@ -98,7 +98,7 @@ has one attempt, which begins with it."
              (deadline status:deadline) fields (options list))
     call-pair
   "A call pair with both ends, for a call with OPTIONS, as for RPC:BEGIN-INTENT. The handler has not
-begun. Within the image :authority has no effect, but it is checked all the same."
+begun. Within the image :authority has no effect, but it is checked."
   (let ((call-pair (make-call-pair callee route nil)))
     (setf (call-pair-client call-pair) (make-client-end method deadline nil inproc-core call-pair)
           (call-pair-server call-pair)
@@ -111,8 +111,8 @@ begun. Within the image :authority has no effect, but it is checked all the same
     call-pair))
 
 (defmacro with-call-pair ((call-pair form) &body body)
-  "Evaluate BODY with CALL-PAIR bound to the value of FORM, a new call pair. If BODY is left by a
-non-local exit, end the call as one that its client has left."
+  "Evaluate BODY with CALL-PAIR bound to the value of FORM, a new call pair. If BODY ends by a
+non-local exit, end the call as if its client had left it."
   (let ((done (gensym "DONE")))
     `(let ((,call-pair nil) (,done nil))
        (with-undoing ((setf ,call-pair ,form)

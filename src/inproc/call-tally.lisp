@@ -38,7 +38,7 @@ MB long."
 
 (defun tally-open (tally)
   "The number of calls counted in TALLY that are under way."
-  ;; those that end between the two sums must not count as never begun
+  ;; calls that end between the two sums must not count as ended but not begun
   (let ((ended (total tally 1)))
     (sb-thread:barrier (:read))
     (- (total tally 0) ended)))

@@ -61,9 +61,9 @@
                          service-config attempt-interceptors &allow-other-keys)
   "Return a channel to SERVER, within the image: its stubs call SERVER's handlers on the thread of
 their caller, with the semantics of the wire; doc/in-process.md says what is different. MESSAGES is
-:copy, so that neither side sees the other's later changes, or :share, to pass them as they are.
-With THREADS handlers run on threads of their own, when and as they would over the wire; with ON, an
-event loop of clgrpc.loop, they run on that. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER,
+:copy, so that neither side sees the other's later changes, or :share, to pass messages without
+copying. If THREADS is true, handlers run on threads of their own, as over the wire. If ON, an event
+loop of clgrpc.loop, is given, they run on that loop. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER,
 SERVICE-CONFIG, ATTEMPT-INTERCEPTORS, which run on the thread that makes the attempt, :retry,
 :max-attempts, :replay-octets and :total-replay-octets are as for MAKE-CHANNEL, whose limits may be
 given as well. (make-channel \"inproc:NAME\") returns such a channel to the server that listens on

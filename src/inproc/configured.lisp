@@ -50,8 +50,8 @@
     (:bidi nil)))
 
 (defun checked-request (method request)
-  "Return REQUEST, which is available already. Signal an error if METHOD does not take it, or one of
-its messages."
+  "Return REQUEST, which is available already. Signal an error if METHOD does not take the request,
+or one of its messages."
   (if (eq :client-streaming (rpc-method-kind method))
       (every (lambda (message) (rpc:only-request method message)) request)
       (rpc:only-request method request))
@@ -59,8 +59,8 @@ its messages."
 
 (defun requests-at-hand (channel method request on-caller)
   "A list of the requests in REQUEST, which is available already, for the attempts of a call of
-METHOD on CHANNEL. They are copies, since the stub may return before an attempt begins, unless
-ON-CALLER is true."
+METHOD on CHANNEL. Unless ON-CALLER is true they are copies, since the stub may return before an
+attempt begins."
   (flet ((keep (message)
            (if on-caller message (inproc-core-copy (channel-inproc-core channel) message))))
     (if (eq :client-streaming (rpc-method-kind method))
@@ -75,8 +75,8 @@ ON-CALLER is true."
              (credentials:credentials-metadata channel call-credentials method)))))
 
 (defun relay-route (callee method function)
-  "A route of CALLEE, the callee of all relays, for a call of METHOD. It leads to FUNCTION, which
-gets the handler's end."
+  "A route of CALLEE, the callee of all relays, for a call of METHOD. The route leads to FUNCTION,
+which is called with the handler's end."
   (make-inproc-route
    :server callee :epoch 1 :method method
    :binding (method:make-binding :class (find-class t)
@@ -86,7 +86,7 @@ gets the handler's end."
                                              call))))
 
 (defun relayed-call-pair (relay outer-channel method deadline options)
-  "A call pair for RELAY: of a call of METHOD on OUTER-CHANNEL with OPTIONS of its stub."
+  "A call pair for RELAY, for a call of METHOD on OUTER-CHANNEL with OPTIONS of its stub."
   (let* ((inproc-core (channel-inproc-core outer-channel))
          (callee (inproc-core-callee inproc-core))
          (call-pair (call-pair-to inproc-core callee
@@ -106,7 +106,7 @@ gets the handler's end."
     (finish-blocking call-pair channel method request options)))
 
 (defun invoke-at-once (relay method deadline request wait channel options)
-  "INVOKE of METHOD for RELAY. It begins at once; WAIT is true if this returns the answer."
+  "INVOKE of METHOD for RELAY. The call begins at once; if WAIT is true, return its answer."
   (with-call-pair (call-pair (relayed-call-pair relay (plan-outer-channel (relay-plan relay)) method
                                                 deadline options))
     (let* ((client (call-pair-client call-pair))
@@ -153,7 +153,7 @@ gets the handler's end."
           (invoke-at-once relay method deadline request wait channel options)))))
 
 (defmethod method:invoke ((channel configured-inproc-channel) method request &rest options)
-  (let ((plan (and (typep method 'rpc-method) ; else CALL-NEXT-METHOD refuses it
+  (let ((plan (and (typep method 'rpc-method) ; CALL-NEXT-METHOD refuses any other METHOD
                    (method-plan channel method))))
     (cond ((null plan) (call-next-method))
           ((relayed-p channel plan method)
@@ -219,8 +219,8 @@ nil. OPTIONS determine whether calls are tried again."
           (make-plan :config config :channel (derive-channel inproc-core :options limited))))))
 
 (defun make-outer-channel (inproc-core)
-  "A channel for those calls on INPROC-CORE whose relays have a caller. It neither copies messages
-nor checks their length: the attempts do both."
+  "A channel for the calls on INPROC-CORE whose relays have a caller. It neither copies messages nor
+checks their length: the attempts do both."
   (derive-channel inproc-core :callee (relay-callee inproc-core) :name nil :share t
                   :execution :caller :server-operations **relay-operations**))
 

@@ -20,8 +20,8 @@
 
 (defmacro with-others-code ((call) &body body)
   "Run BODY, user code of CALL, as RPC:WITH-USER-CODE does, without the context of the end that runs
-now; only timeouts are passed to the handlers of that context. A condition handler is established at
-every moment, since an interruption of this thread may signal an error."
+now; only timeouts are passed to the handlers of that context. At every moment a condition handler
+is established, since an interruption of this thread may signal an error."
   (let ((handlers (gensym "HANDLERS")) (restarts (gensym "RESTARTS")) (clean (gensym "CLEAN"))
         (timeout (gensym "TIMEOUT")))
     `(let ((,handlers sb-kernel:*handler-clusters*)

@@ -1,7 +1,7 @@
 ;;;; Callbacks run on the thread that causes the event, such as the one that sends a message; if the
-;;;; channel's handlers run on a loop, callbacks run on that loop. Those of one end run one at a
-;;;; time: SCHEDULED is true while they run, and :again if something has happened since the last
-;;;; search for due callbacks.
+;;;; channel's handlers run on a loop, callbacks run on that loop. The callbacks of one end run one
+;;;; at a time: SCHEDULED is true while they run, and :again if something has happened since the
+;;;; last search for due callbacks.
 
 (in-package #:clgrpc.inproc)
 
@@ -15,8 +15,8 @@
   nil)
 
 (define-hot callback-message ((call inproc-call) (reactions inproc-reactions)) t
-  "The message of CALL to call its callback with, or nil. If only room for answers is missing, the
-thread that makes room schedules the callbacks again."
+  "The message with which CALL's callback is to be called, or nil. If the callback waits only for
+room for answers, the thread that makes room schedules the callbacks again."
   (and (inproc-reactions-on-message reactions)
        (or (rpc:messages-wait-p call) (mailbox-message call))
        (rpc:deliverable-p call)
@@ -59,7 +59,7 @@ is queued, because callbacks take messages from the queue."
                t))))))
 
 (define-hot (run-rung :inline t) ((call inproc-call) (reactions inproc-reactions)) boolean
-  "Run the oldest function of AFTER of CALL that is due, unless CALL has ended, and return true;
+  "Run the oldest due function that AFTER has for CALL, unless CALL has ended, and return true;
 return false if none is due."
   (and (inproc-reactions-rung reactions)
        (let ((function (sb-ext:atomic-pop (inproc-reactions-rung reactions))))
@@ -73,7 +73,7 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
         (done nil))
     (unwind-protect
          (loop
-           ;; mostly it is the same thread as before
+           ;; usually this is the same thread as before
            (unless (eq (inproc-reactions-runner reactions) sb-thread:*current-thread*)
              (setf (inproc-reactions-runner reactions) sb-thread:*current-thread*))
            (when message
@@ -130,7 +130,8 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
   nil)
 
 (defun schedule-rung (call reactions function)
-  "Run FUNCTION, of AFTER of CALL, when the callbacks of CALL that are due before it have run."
+  "Run FUNCTION, which AFTER has for CALL, when the callbacks of CALL that were due before it have
+run."
   (sb-ext:atomic-update (inproc-reactions-rung reactions)
                         (lambda (functions) (append functions (list function))))
   (run-on-client-reserve (call-inproc-core call) (lambda () (schedule call))))
@@ -148,6 +149,6 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
       (sb-ext:atomic-push timer (inproc-reactions-timers reactions))
       (start-core-timer inproc-core timer
                         (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
-      ;; it may have ended before anybody could see that it has a timer
+      ;; the call may have ended before others could see that it has a timer
       (when (call-status call) (stop-core-timer inproc-core timer))))
   nil)

@@ -5,14 +5,14 @@
 
 (defclass inproc-channel (method:channel)
   ((inproc-core :initarg :inproc-core :reader channel-inproc-core) ; the data that its calls share
-   ;; of what follows, and of whether INPROC-CORE is open
+   ;; guards the slots below, and the closing of INPROC-CORE
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
    (state-functions :initform '() :accessor channel-state-functions) ; see ON-STATE-CHANGE
    ;; threads that wait for another state wait on this
    (closed :initform (sb-thread:make-waitqueue :name "clgrpc channel closed")
            :reader channel-closed))
-  (:documentation "A channel whose calls stay in the image; made by SERVER-CHANNEL, or by
-MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
+  (:documentation "A channel whose calls stay in the image. SERVER-CHANNEL makes it, or MAKE-CHANNEL
+for a target inproc:NAME; CLOSE-CHANNEL ends it."))
 
 (defclass intercepted-inproc-channel (calling:interception inproc-channel) ()
   (:documentation "An in-process channel whose calls go through interceptors."))
@@ -86,7 +86,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 ;;; Channels
 
 (defun keep-former-callee (inproc-core callee)
-  "Keep CALLEE, to which the name of INPROC-CORE led before, while it has open calls."
+  "While CALLEE, to which the name of INPROC-CORE led before, has open calls, keep it."
   (flet ((over-p (callee) (zerop (tally-open (callee-tally callee)))))
     (sb-ext:atomic-update (inproc-core-former inproc-core)
                           (lambda (callees) (remove-if #'over-p (adjoin callee callees))))))

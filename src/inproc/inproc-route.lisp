@@ -4,7 +4,7 @@
 (in-package #:clgrpc.inproc)
 
 (defun renew-table (callee)
-  "Make the routes of CALLEE, whose services may have been defined again."
+  "Make the routes of CALLEE again: its services may have been redefined."
   (sb-thread:with-mutex ((callee-lock callee))
     (setf (callee-table callee)
           (serving:make-routes callee (callee-services callee) #'make-inproc-route
@@ -12,7 +12,7 @@
                                :before (callee-table callee)))))
 
 (define-hot method-route ((table serving:route-table) (method rpc-method)) (or null inproc-route)
-  "The route of TABLE to METHOD, or nil. The method remembers it."
+  "The route of TABLE to METHOD, or nil. The method remembers the route."
   (let ((memo (method:rpc-method-route method)))
     (if (and (inproc-route-p memo)
              (serving:route-current-p memo table))

@@ -1,10 +1,10 @@
 ;;;; The structures of in-process calls.
 ;;;;
-;;;; A CALLEE is the end that serves: a server, or a single service object. An INPROC-CORE is the
-;;;; other end, a channel. A call has two INPROC-CALLs, one for the caller and one for the handler,
-;;;; which know each other by a CALL-PAIR. Nearly all unary calls are answered by their handler on
-;;;; the caller's thread; such a call needs no call pair, and the caller's INPROC-CALL is made when
-;;;; it has ended. So it is two objects of 80 octets.
+;;;; A CALLEE is the serving end: a server, or a single service object. An INPROC-CORE is the other
+;;;; end, a channel. A call has two INPROC-CALLs, one for the caller and one for the handler, which
+;;;; know each other by a CALL-PAIR. Nearly all unary calls are answered by their handler on the
+;;;; caller's thread; such a call needs no call pair, and the caller's INPROC-CALL is made when it
+;;;; has ended. So such a call consists of two objects of 80 octets.
 
 (in-package #:clgrpc.inproc)
 
@@ -16,15 +16,16 @@
 
 (defstruct (callee (:copier nil))
   "The end that is called: a server, or a service object without a server."
-  (server nil :type (or null serving:server)) ; nil for a service object by itself
+  (server nil :type (or null serving:server)) ; nil if only a service object is called
   (services '() :type list)             ; service objects
   (interceptors '() :type list)         ; around their handlers
   (options nil :type options)           ; the server's limits
   (observer nil :type (or null rpc:observer)) ; the server's
-  (name nil :type (or null string))     ; the first address it has, inproc:NAME
-  (relays nil :type boolean)            ; its calls are relays', which tell of attempts themselves
+  (name nil :type (or null string))     ; its first address inproc:NAME
+  ;; its calls belong to relays, which report attempts themselves
+  (relays nil :type boolean)
   (table nil :type (or null serving:route-table)) ; the routes of SERVICES
-  ;; :closed once the server stops, :abandoned once that has waited for long enough
+  ;; :closed once the server stops, :abandoned once it has waited for long enough
   (state :open :type (member :open :closed :abandoned))
   (ending '() :type list)               ; (status text) for the calls that are abandoned
   (tally (make-tally) :type tally)      ; of its calls
@@ -40,21 +41,22 @@
 
 (defstruct (inproc-core (:copier nil))
   "The data that all calls of a channel share."
-  (target "" :type string)              ; of the channel, as its user gave it
+  (target "" :type string)              ; the channel's target, as its user gave it
   (callee nil :type (or null callee))   ; looked up by NAME if that is not nil
-  (former '() :type list)               ; callees that NAME led to before, with open calls; atomic
-  (name nil :type (or null string))     ; inproc:NAME, if the channel was made for that
+  (former '() :type list)               ; earlier callees of NAME that have open calls; atomic
+  (name nil :type (or null string))     ; inproc:NAME, if the channel was made for a name
   (options nil :type options)           ; the channel's limits
   (observer nil :type (or null rpc:observer)) ; the channel's
-  (share nil :type boolean)             ; messages are passed as they are
-  ;; where handlers run: on their callers' threads, on threads of their own, or on this loop
+  (share nil :type boolean)             ; messages are passed without copying where handlers run: on
+  ;; their callers' threads, on threads of their own, or on this loop
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
   (open t :type boolean)                ; until CLOSE-CHANNEL
-  (direct nil :type boolean)            ; of direct calls of a service: no user closes the channel
-  (loop nil :type (or null loop:event-loop)) ; for timers and threads, once one is needed
-  (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
+  ;; the channel serves direct calls of a service: no user closes it
+  (direct nil :type boolean)
+  (loop nil :type (or null loop:event-loop)) ; the loop for timers and threads, once it is needed
+  (handlers 0 :type sb-ext:word)        ; how many run on threads of their own; atomic
   (waiting nil :type (or null simple-vector)) ; calls that have not begun: see waiting.lisp
-  (watched nil :type boolean)           ; a timer looks after those
+  (watched nil :type boolean)           ; a timer checks WAITING
   ;; the clock of the deadlines of its calls
   (clock (loop:world-clock loop:*world*) :type function :read-only t)
   (client-operations nil :type rpc:operations :read-only t) ; of its calls
@@ -69,11 +71,12 @@
       (tracing-p :call)))
 
 (defstruct (call-counts (:copier nil))
-  "The counts of the messages between the two ends of an observed call. It is a value of both ends."
+  "The counts of the messages between the two ends of an observed call. The object is a value of
+both ends."
   (began-ns 0 :type nanoseconds)        ; when the call began
   (requests 0 :type sb-ext:word)        ; octets of messages that the client has sent
   (responses 0 :type sb-ext:word)       ; octets of messages that the handler has sent
-  (attempt nil :type boolean))          ; it is told of as an attempt that is under way
+  (attempt nil :type boolean))          ; an attempt under way was reported for it
 
 (declaim (sb-ext:freeze-type call-counts))
 
@@ -85,7 +88,7 @@
   "A function of the client's user that a handler calls on its client's thread, and the context in
 which that function runs."
   (function nil :type (or null function)) ; the body that consumes a stream, or nil
-  (handlers nil :type list)             ; of conditions, as SBCL keeps them
+  (handlers nil :type list)             ; condition handlers, as SBCL keeps them
   (restarts nil :type list)             ; likewise
   (call nil :type (or null call))       ; the current one
   (inside nil :type boolean))           ; the body runs
@@ -93,8 +96,7 @@ which that function runs."
 (declaim (sb-ext:freeze-type consumer))
 
 (deftype mailbox ()
-  "A word for two threads, in the middle of unused words, so that nothing else is on its cache
-line."
+  "A word for two threads, between unused words, so that its cache line has nothing else."
   '(simple-vector 24))
 
 (defconstant +mailbox-index+ 12 "The index of that word.")
@@ -105,32 +107,32 @@ line."
   "The data that the two ends of a call share."
   (callee nil :type (or null callee))   ; nil if there was nobody to call
   (route nil :type (or null inproc-route)) ; to the handler
-  (request nil)                         ; the only one of a method that takes one
+  (request nil)                         ; the only request of a method that takes one
   (client nil :type (or null call))     ; the caller's end
   (server nil :type (or null call))     ; the handler's end
-  ;; :waiting until the handler begins; then the thread it runs on, if that is its caller's or its
-  ;; consumer's, or :elsewhere; :over once it has returned
+  ;; :waiting until the handler begins; then its thread, if that is the caller's or the consumer's,
+  ;; or :elsewhere; :over once it has returned
   (phase :waiting)
-  (consumer nil :type (or null consumer)) ; of what the handler sends
-  (source nil :type (or null function)) ; user code: gives a request when the handler asks for one
+  (consumer nil :type (or null consumer)) ; of the handler's messages
+  (source nil :type (or null function)) ; user code: returns a request when the handler asks for one
   (ready '() :type list)                ; requests, the oldest first
-  (eager nil :type boolean)             ; the handler runs while the client waits for nothing
+  (eager nil :type boolean)             ; the handler runs although the client does not wait
   ;; requests that were sent before the handler began, the newest first; :closed from then on
   (held '() :type (or list (eql :closed)))
   (held-octets 0 :type index)           ; their size
-  (claim nil)                           ; true once somebody ends the call
-  (overdue nil :type boolean)           ; it has been waiting when it was looked after before
+  (claim nil)                           ; true once a thread ends the call
+  (overdue nil :type boolean)           ; it was already waiting at the previous check
   (leaving nil :type boolean)           ; the consumer is being left, and the handler unwound
-  (queued-reply nil :type boolean)      ; RECEIVE gives the reply
+  (queued-reply nil :type boolean)      ; RECEIVE returns the reply
   (reply nil)                           ; the answer of a method that answers once
-  (unattended nil :type boolean)        ; the client is its own future
+  (unattended nil :type boolean)        ; no thread waits in a stub of the call
   (completions '() :type loop:completions) ; of that
   (client-mailbox nil :type (or null mailbox)) ; for the client: see message-queue.lisp
   (server-mailbox nil :type (or null mailbox)) ; for the handler
   (client-waits nil :type boolean)      ; the client, which sends, wants to know of room
   (server-waits nil :type boolean)      ; the handler does
   (registered nil :type boolean)        ; with CALLEE
-  (entered nil :type (or null loop:event-loop)) ; where the call is counted as one
+  (entered nil :type (or null loop:event-loop)) ; the loop that counts the call
   (driver nil :type (or null sb-thread:thread)) ; the client, while it runs that loop
   (timer nil))                          ; of the deadline
 
@@ -141,16 +143,16 @@ line."
                         (:copier nil))
   "One end of an in-process call."
   (inproc-core nil :type inproc-core)   ; of its channel
-  (call-pair nil :type (or null call-pair))) ; nil until it is needed
+  (call-pair nil :type (or null call-pair))) ; nil until a call pair is needed
 
 (declaim (sb-ext:freeze-type call-pair inproc-call))
 
 (rpc:define-own-part reactions (inproc inproc-call)
   "The callbacks of a call within the image."
-  ;; see inproc-callback.lisp: true while they run, or are about to
+  ;; see inproc-callback.lisp: true while callbacks run or are about to run
   (scheduled nil :type (member nil t :again))
-  (runner nil :type (or null sb-thread:thread)) ; the last thread that ran them
-  (timers '() :type list)               ; those of AFTER; atomic
+  (runner nil :type (or null sb-thread:thread)) ; the last thread that ran callbacks
+  (timers '() :type list)               ; the timers of AFTER; atomic
   (rung '() :type list))                ; functions of AFTER that are due, the first first; atomic
 
 (declaim (sb-ext:freeze-type inproc-reactions))

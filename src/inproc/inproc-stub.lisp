@@ -1,6 +1,6 @@
 ;;;; The calls of stubs on an in-process channel.
 ;;;;
-;;;; A unary call whose handler runs on the caller's thread makes two copies and two objects. It
+;;;; A unary call whose handler runs on the caller's thread creates two copies and two objects. It
 ;;;; gets a CALL-PAIR only in rare cases, which are checked when the handler has returned: the
 ;;;; handler set metadata or trailers, it will answer later, or something else has ended the call.
 
@@ -67,8 +67,8 @@ VALUES."
 (define-hot (answer-in-room :inline t) ((callee callee) (route inproc-route) request
                                         (call inproc-call))
     t
-  "Call the handler of ROUTE, and the interceptors around it; return their answer. If answers of
-ROUTE have been long lately, wait first until there is room for another and its copy."
+  "Call the handler of ROUTE through its interceptors; return the answer. If answers of ROUTE have
+been long lately, wait first until there is room for another and its copy."
   (let ((octets (route-long-octets route)))
     (if (zerop octets)
         (serving:answer-of route request call)
@@ -88,7 +88,7 @@ ones lately."
             ((inproc-core inproc-core) (callee callee) (route inproc-route) (method rpc-method)
              request (deadline status:deadline) fields)
     (values t inproc-call)
-  "Call the handler of ROUTE with REQUEST, a message that is for it alone. Values as CALL-UNARY."
+  "Call the handler of ROUTE with REQUEST, a message that nothing else uses. Values as CALL-UNARY."
   (let* ((call (make-server-end method deadline fields inproc-core nil))
          (tally (callee-tally callee))
          (type (method:rpc-method-response-type method))
@@ -215,8 +215,8 @@ exit, the call has ended."
                   (pass client (rpc:only-request (rpc:call-rpc-method client) request))
                   passed t)
           (status:rpc-error (error)
-            ;; a request that the server has refused has ended the call; one above the caller's own
-            ;; limit is the caller's error
+            ;; a request that the server refuses has ended the call; a request above the caller's
+            ;; own limit is the caller's error
             (if (call-status client) (setf passed t) (error error))))))))
 
 (defun invoke-call-pair (channel inproc-core method request deadline fields async options)
@@ -233,8 +233,8 @@ exit, the call has ended."
       (begin-kind call-pair kind channel method request generator options))))
 
 (defun begin-kind (call-pair kind channel method request generator options)
-  "Begin the call of CALL-PAIR, of KIND, whose requests GENERATOR gives if it is not nil. The values
-are those of INVOKE."
+  "Begin the call of CALL-PAIR, of KIND; GENERATOR, if it is not nil, returns its requests. The
+values are those of INVOKE."
   (let* ((client (call-pair-client call-pair))
          (inproc-core (call-inproc-core client))
          (async (call-pair-unattended call-pair)))

@@ -1,4 +1,4 @@
-;;;; Messages and metadata on their way from one end to the other: they are copied, and the limits
+;;;; Messages and metadata on their way from one end to the other: both are copied, and the limits
 ;;;; of both ends apply to messages.
 
 (in-package #:clgrpc.inproc)

@@ -1,10 +1,10 @@
 ;;;; The queue between the two ends of a call, bounded by the sender's budget.
 ;;;;
 ;;;; Between two threads, the queue is mostly empty when a message comes. Then the message goes into
-;;;; the MAILBOX, one word that the receiver polls as it spins. The sender uses it only while it and
-;;;; INCOMING are both empty. So its message is older than those in INCOMING, and newer than those
-;;;; that the receiver has taken from INCOMING (RECEIVED). A receiver that finds something in
-;;;; INCOMING looks into its mailbox before it takes it.
+;;;; the MAILBOX, one word that the receiver polls as it spins. The sender uses the mailbox only
+;;;; while it and INCOMING are both empty. So the message in the mailbox is older than those in
+;;;; INCOMING, and newer than those that the receiver has taken from INCOMING (RECEIVED). A receiver
+;;;; that finds messages in INCOMING checks its mailbox before it takes them.
 
 (in-package #:clgrpc.inproc)
 
@@ -20,14 +20,15 @@
            (call-pair-held-octets call-pair) 0))))
 
 (define-hot (room-left-p :inline t) ((call inproc-call)) boolean
-  "True if SENDING-ROOM is above 0. Mostly the other end has nothing queued; that is tested first."
+  "True if SENDING-ROOM is above 0. Usually the other end has nothing queued; this case is tested
+first."
   (or (and (zerop (rpc:queued-octets (other-end call)))
            (not (eq :waiting (call-pair-phase (call-call-pair call)))))
       (plusp (sending-room call))))
 
 (define-hot may-wait-p ((call inproc-call)) boolean
-  "False if this thread, which sends on CALL, runs both ends of it, or a callback of CALL, which may
-run on the thread of the other end: while it waited no thread would make room."
+  "False if this thread, which sends on CALL, runs both ends of CALL, or a callback that may run on
+the thread of the other end: while such a thread waited, no thread would make room."
   (let ((reactions (call-inproc-reactions call)))
     (not (or (eq (call-pair-phase (call-call-pair call)) sb-thread:*current-thread*)
              (and reactions
@@ -61,8 +62,8 @@ empty, notify the sender, if it waits for room."
 ;;; Putting in and taking out
 
 (define-hot put-into-mailbox ((receiver inproc-call) message) boolean
-  "Put MESSAGE into RECEIVER's mailbox and return true, if no other message waits. It is not charged
-there, so the mailbox has one message at most."
+  "Put MESSAGE into RECEIVER's mailbox and return true, if no other message waits. The message is
+not charged there, so the mailbox has at most one."
   (let ((mailbox (mailbox receiver)))
     (and mailbox
          (not (rpc:messages-wait-p receiver))

@@ -2,41 +2,44 @@
 ;;;; a call, and the passing of messages between the call and its attempts. attempt/retry.lisp (gRFC
 ;;;; A6) decides what follows an attempt, and calls **RETRY-OPERATIONS** to do it.
 ;;;;
-;;;; A channel with either is of a class of its own, so other channels know nothing of all this. For
-;;;; each method config, and for methods that have none, it has a PLAN with an inner channel, whose
-;;;; limits are those of the method. A call whose plan has a policy, or whose attempts are
-;;;; intercepted, leads to a RELAY in place of the handler: it makes the attempts, which are calls
-;;;; on the inner channel, and passes on the answer of one of them. So the call itself is like any
-;;;; other: its deadline, which the attempts share, cancellation, callbacks and futures are those of
-;;;; all calls within the image.
+;;;; A channel with a service config or such interceptors is of a class of its own, so nothing here
+;;;; concerns other channels. For each method config, and for methods that have none, the channel
+;;;; has a PLAN with an inner channel, whose limits are those of the method. A call whose plan has a
+;;;; policy, or whose attempts are intercepted, leads to a RELAY in place of the handler: it makes
+;;;; the attempts, which are calls on the inner channel, and passes on the answer of one of them. So
+;;;; the call itself is like any other call within the image, in its deadline, which the attempts
+;;;; share, its cancellation, callbacks and futures.
 ;;;;
 ;;;; A relay waits for nothing. Both the handler's end of the call and the clients' ends of the
 ;;;; attempts have transport operations of their own: where other calls check for due callbacks,
-;;;; these WAKE the relay. So whatever happens, on whichever thread, that thread runs ADVANCE, which
-;;;; checks everything and does what can be done; or, if another thread is running it, it makes that
-;;;; thread check again. Nothing here takes a lock.
+;;;; these WAKE the relay. So at each event the thread that causes it runs ADVANCE, which checks
+;;;; everything and does all that is due. If another thread is running ADVANCE, it makes that thread
+;;;; check again. Nothing here takes a lock.
 ;;;;
 ;;;; Attempts begin as they would over the wire, each handler on a new thread or on its channel's
 ;;;; loop. If the call's client waits on its thread for one answer to requests that are available,
 ;;;; and attempts follow each other, they run within ADVANCE on that thread: it is the relay's
-;;;; CALLER, and no other thread begins one.
+;;;; CALLER, and no other thread begins an attempt.
 ;;;;
 ;;;; Requests are in a list to which new ones are added at the end; each attempt records its
-;;;; position in it. While the call may be tried again, the list is kept from its beginning, and
-;;;; charged to the budgets of base/replay.lisp; but not requests that were available from the
-;;;; start, of a call that is not hedged. The call is committed to an attempt as soon as that has
-;;;; got headers, an answer or :ok, or when the list is too long; the others are then cancelled.
+;;;; position in the list. While the call may be tried again, the list is kept from its beginning,
+;;;; and its requests are charged to the budgets of base/replay.lisp; unless the call is hedged,
+;;;; requests that were available from the start are not charged. The call is committed to an
+;;;; attempt as soon as that has got headers, an answer or :ok, or when the list is too long; the
+;;;; others are then cancelled.
 
 (in-package #:clgrpc.inproc)
 
 (defstruct (plan (:copier nil))
   "How calls under a method config are made."
-  (config nil :type (or null config:method-config) :read-only t) ; which it follows, or nil
+  ;; the config that it follows, or nil
+  (config nil :type (or null config:method-config) :read-only t)
   ;; nil if calls are made once
   (policy nil :type (or null config:retry-policy config:hedging-policy) :read-only t)
   (limit 1 :type index :read-only t)    ; how many attempts POLICY allows
-  (channel nil :type inproc-channel :read-only t) ; of attempts, or of calls without a relay
-  ;; whose calls lead to relays without a caller; nil if none do
+  ;; the channel of attempts, or of calls without a relay
+  (channel nil :type inproc-channel :read-only t)
+  ;; the channel whose calls lead to relays without a caller; nil if there are none
   (outer-channel nil :type (or null inproc-channel) :read-only t))
 
 (defclass configured-inproc-channel (inproc-channel)
@@ -47,8 +50,9 @@
    (throttle :initarg :throttle :reader channel-throttle) ; or nil
    ;; of requests kept for attempts
    (octet-budget :initform (make-octet-budget) :reader channel-octet-budget)
-   (plans :initarg :plans :reader channel-plans) ; from the METHOD-CONFIGs of CONFIG, and nil
-   ;; whose calls lead to relays that have a caller
+   ;; maps the METHOD-CONFIGs of CONFIG, and nil, to plans
+   (plans :initarg :plans :reader channel-plans)
+   ;; the channel whose calls lead to relays that have a caller
    (outer-channel :initarg :outer-channel :reader channel-outer-channel))
   (:documentation "An in-process channel with a service config, or interceptors of attempts."))
 
@@ -57,13 +61,13 @@
 
 (defstruct (relayed-attempt (:constructor make-relayed-attempt (call number view sent))
                             (:copier nil))
-  "One try of a call, under way, or ended and not handled yet."
+  "An attempt that is under way, or whose end is not handled yet."
   (call nil :type call :read-only t)    ; the client's end
   (number 0 :type index :read-only t)   ; how many attempts came before it
   ;; for interceptors, if the channel has some for its method, while it runs
   (view nil :type (or null attempt:attempt))
-  (sent nil :type cons)                 ; a cons of the relay's list: the next request is after it
-  (closed nil :type boolean))           ; it was told that there are no more requests
+  (sent nil :type cons)                 ; a cons of the relay's list: the next request follows it
+  (closed nil :type boolean))           ; its end of requests was sent
 
 (defstruct (relay (:include attempt:retries) (:constructor %make-relay) (:copier nil))
   "An object that makes the attempts of a call, and passes messages on between the call and them.
@@ -72,23 +76,26 @@ The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
   (plan nil :type plan :read-only t)    ; of its method
   (fields nil :type simple-vector :read-only t) ; the metadata of the call
   (began-ns 0 :type nanoseconds :read-only t) ; when the call did
-  (caller nil :type (or null sb-thread:thread) :read-only t) ; that attempts run on, if one waits
+  ;; the waiting thread on which attempts run, if there is one
+  (caller nil :type (or null sb-thread:thread) :read-only t)
   (call nil :type (or null call))       ; the handler's end of the call, once it has begun
   (attempt nil :type (or null call))    ; the client's end of the last that was begun or has failed
-  (state nil)                           ; t while a thread runs ADVANCE; :again: it is to look again
+  ;; t while a thread runs ADVANCE; :again if that thread must check again
+  (state nil)
   (kept nil :type list)                 ; a cons before the first request, nil once committed
   (newest nil :type list)               ; the last cons of that list
   (closed nil :type boolean)            ; no more requests will come
   (uncharged nil :type boolean :read-only t) ; kept requests are not charged
-  (replay nil :type (or null replay))   ; the charged ones; nil once not all are kept
+  (replay nil :type (or null replay))   ; the charged requests; nil once not all are kept
   (begun nil :type boolean)             ; the first attempt has
-  (committed nil :type (or null relayed-attempt)) ; the one whose answer is the call's
+  (committed nil :type (or null relayed-attempt)) ; the attempt whose answer is the call's
   (here nil :type (or null call))       ; the client's end of the attempt that runs within ADVANCE
-  (timer nil :type list))               ; of the next attempt: its car is true when that is due
+  ;; of the next attempt: its car is true when the attempt is due
+  (timer nil :type list))
 
 (defun make-relay (requests over &rest arguments &key channel plan &allow-other-keys)
-  "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are available already; with OVER
-there are no more. The other ARGUMENTS are slots."
+  "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are available already; if OVER is
+true, there are no more. The other ARGUMENTS are slots."
   (let ((kept (cons nil requests))
         (uncharged (and over (not (hedged-p plan)))))
     (apply #'%make-relay
@@ -149,7 +156,7 @@ again."
 
 (defun wake-owner (call)
   "The operation SCHEDULE of the two ends that belong to a relay. Their callback for room wakes the
-relay, whatever the event was."
+relay at every event."
   (let ((reactions (call-inproc-reactions call)))
     (when (and reactions (inproc-reactions-on-writable reactions))
       (funcall (inproc-reactions-on-writable reactions)))))
@@ -164,7 +171,7 @@ relay, whatever the event was."
 (rpc:define-transport-end **relay-operations** (:server :like **server-operations**)
   :schedule #'wake-owner)
 
-;;; An attempt begins, and is over
+;;; The beginning and the end of an attempt
 
 (defun interceptors-of (channel method)
   "The interceptors of attempts that CHANNEL has for METHOD."
@@ -193,7 +200,7 @@ nil."
 
 (defun attempt-options (client observer)
   "The options of an attempt of the call whose client's end is CLIENT, which is reported to
-OBSERVER, or nil: the limits for messages of the call; if it is observed, the call as a value."
+OBSERVER, or nil: the limits for messages of the call; and, if it is observed, the call as a value."
   (multiple-value-bind (send receive) (rpc:own-limits client)
     (append (and observer (list :values (list 'attempt:attempt-of client)))
             (and send (list :max-send-octets send))
@@ -211,7 +218,7 @@ the attempt fail, the call has ended."
          (observer (inproc-observer client))
          (callee (callee-of inproc-core)))
     (multiple-value-bind (view error) (if callee (view-attempt relay number) (values nil nil))
-      ;; before the handler's end begins, which may want to know whose attempt it is
+      ;; before the handler's end begins, which may ask whose attempt it is
       (rpc:observe attempt-begun observer client (inproc-core-target inproc-core) 0)
       (let ((call-pair (if error
                            (failed-call-pair inproc-core method deadline error)
@@ -224,7 +231,7 @@ the attempt fail, the call has ended."
         (values call-pair view)))))
 
 (defun end-attempt (relay attempt)
-  "Note that ATTEMPT of RELAY is over. End it if it still runs."
+  "Note that ATTEMPT of RELAY is finished. End it if it still runs."
   (let ((call (relayed-attempt-call attempt))
         (view (shiftf (relayed-attempt-view attempt) nil)))
     (unless (call-status call) (rpc:cancel call))
@@ -234,7 +241,7 @@ the attempt fail, the call has ended."
                    sent received (elapsed-ns call)))
     (when view (attempt:close-attempt view (call-status call) :call call))))
 
-;;; What comes after one
+;;; After an attempt
 
 (defun failure-of (attempt)
   "The ATTEMPT-FAILURE of ATTEMPT, which has ended."
@@ -247,7 +254,7 @@ the attempt fail, the call has ended."
 
 (defun record-failure (relay number)
   "Record the failure of RELAY's last attempt, which came after NUMBER others, for FAILED-ATTEMPTS;
-but not if the call could have only one attempt."
+do nothing if the call could have only one attempt."
   (when (plan-policy (relay-plan relay))
     (let ((attempt (relay-attempt relay)))
       (multiple-value-bind (status text) (rpc:final-status attempt)
@@ -267,7 +274,7 @@ but not if the call could have only one attempt."
     (end-call-pair (relay-call-pair relay) how how nil)))
 
 (defun end-relay (relay answer)
-  "End RELAY's call as its last attempt has ended, with ANSWER if that is an answer."
+  "End RELAY's call in the same way as its last attempt, with ANSWER if that is an answer."
   (let* ((call-pair (relay-call-pair relay))
          (server (relay-call relay))
          (attempt (relay-attempt relay))
@@ -298,7 +305,7 @@ but not if the call could have only one attempt."
        t))
 
 (defun begin-after (relay delay-ns)
-  "Plan the next attempt of RELAY for DELAY-NS from now. No other attempt begins before that."
+  "Plan the next attempt of RELAY for DELAY-NS from now. No other attempt begins before that time."
   (let ((timer (list nil)))
     (setf (relay-timer relay) timer)
     (flet ((ring ()
@@ -316,8 +323,8 @@ but not if the call could have only one attempt."
       (eq sb-thread:*current-thread* (relay-caller relay))))
 
 (defun give-kept (relay call-pair attempt)
-  "Give the handler of CALL-PAIR, which is ATTEMPT of RELAY, the requests one by one as it asks for
-them. RELAY has kept all requests."
+  "Pass the requests to the handler of CALL-PAIR, which is ATTEMPT of RELAY, one by one, as it asks
+for them. RELAY has kept all requests."
   (setf (call-pair-source call-pair)
         (calling:request-generator (rest (relay-kept relay)))
         (call-pair-consumer call-pair) (this-context nil)
@@ -356,7 +363,7 @@ them. RELAY has kept all requests."
     (attempt:make-retry-operations
      :retries #'identity :throttle #'relay-throttle
      :now (lambda (relay) (call-now (relay-call relay)))
-     ;; at worst two threads that draw at the same time get the same
+     ;; at worst two threads that draw at the same time get the same number
      :chance (lambda (relay) (loop:event-loop-random (relay-loop relay)))
      :sendable #'sendable-p
      :keep (lambda (relay) (and (sendable-p relay) (relay-loop relay) t))
@@ -366,8 +373,8 @@ them. RELAY has kept all requests."
      :fail (lambda (relay failure) (declare (ignore failure)) (end-relay relay nil))))
 
 (defun fail-late (relay number)
-  "Count in the throttle the failure of RELAY's last attempt, which came after NUMBER others, and
-whose answer had begun."
+  "Count the failure of RELAY's last attempt, which came after NUMBER others, in the throttle; its
+answer had begun."
   (let ((failure (failure-of (relay-attempt relay))))
     (record-failure relay number)
     (attempt:tell-failed-late **retry-operations** relay failure)))
@@ -447,8 +454,8 @@ have failed."
       (rpc:notify client))))
 
 (defun ensure-room (call)
-  "True if there is room for a message of CALL; otherwise the thread that makes room wakes CALL's
-relay."
+  "Return true if there is room for a message of CALL; otherwise let the thread that makes room wake
+CALL's relay."
   (or (room-left-p call)
       (progn (want-room call) (room-left-p call))))
 
@@ -486,8 +493,8 @@ relay."
                 (options-total-replay-octets (channel-retry-options (relay-channel relay)))))
 
 (defun add-request (relay request)
-  "Add REQUEST to the requests of RELAY's attempts. If there is no room to keep it, commit the call
-to its first attempt."
+  "Add REQUEST to the requests of RELAY's attempts. If there is no room to keep the request, commit
+the call to its first attempt."
   (setf (relay-newest relay) (setf (cdr (relay-newest relay)) (list request)))
   (unless (or (not (sendable-p relay)) (kept-p relay request))
     (commit relay (first (relay-running relay)))))
@@ -504,8 +511,8 @@ until an attempt has been sent all requests before it."
             (t (return))))))
 
 (defun finish (relay attempt)
-  "End RELAY's call as ATTEMPT has ended: the call is committed to it, and all of its messages were
-passed on."
+  "End RELAY's call in the same way as ATTEMPT: the call is committed to ATTEMPT, and all messages
+of ATTEMPT were passed on."
   (let ((call (relayed-attempt-call attempt)))
     (attempt:commit relay nil)
     (end-attempt relay attempt)
@@ -539,7 +546,7 @@ passed on."
     (unless (runs-p) (abandon relay))))
 
 (defun begin-relay (relay call)
-  "Begin RELAY, which replaces the handler of the call whose handler's end is CALL."
+  "Begin RELAY, which replaces the handler of a call; CALL is the handler's end of that call."
   (setf (relay-call relay) call)
   (have-wake relay call)
   ;; if the requests cannot be kept there is only one attempt
@@ -549,8 +556,8 @@ passed on."
   (begin-after relay 0))
 
 (defun await-relay (relay client)
-  "Wait, on the thread of RELAY's caller, until the call whose client's end is CLIENT has ended, and
-make its attempts. RELAY has not begun if the call ended before that, by its deadline."
+  "On the thread of RELAY's caller, make the attempts of the call whose client's end is CLIENT, and
+wait until it has ended. RELAY has not begun if the call ended before that, by its deadline."
   (flet ((due-p (client)
            (or (call-status client) (and (car (relay-timer relay)) t))))
     (loop until (call-status client)

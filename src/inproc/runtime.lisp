@@ -1,5 +1,5 @@
-;;;; Timers and threads of a channel within the image. They are those of a client loop, which the
-;;;; channel acquires when it first needs one and keeps until it is closed.
+;;;; Timers and threads of a channel within the image. They are those of a client loop. The channel
+;;;; acquires the loop when it first needs one, and keeps it until the channel is closed.
 
 (in-package #:clgrpc.inproc)
 
@@ -14,7 +14,8 @@ channel is closed."
                    (let ((event-loop (calling:acquire-client-loop :timers))
                          (target (inproc-core-target inproc-core))
                          (closable (not (inproc-core-direct inproc-core))))
-                     ;; channels and calls refer to the inproc core: without any it is dropped
+                     ;; channels and calls refer to the inproc core: it is dropped when none are
+                     ;; left
                      (calling:when-dropped
                       inproc-core target
                       (lambda ()
@@ -24,7 +25,7 @@ channel is closed."
 
 (defun release-inproc-core (inproc-core)
   "Release the client loop of INPROC-CORE, which needs no timers and threads any more."
-  (sb-sys:without-interrupts            ; a loop that is taken out is released
+  (sb-sys:without-interrupts            ; a loop that is taken out must be released
     (let ((event-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
                         (sb-ext:cancel-finalization inproc-core) ; also that of an ENSURE-LOOP
                         (shiftf (inproc-core-loop inproc-core) nil))))

@@ -1,6 +1,6 @@
-;;;; Messages of streams. A handler that runs on its consumer's thread passes each message to the
-;;;; consumer's body as it sends it, and takes requests directly from their source. In all other
-;;;; cases messages go through the queue of the receiving end.
+;;;; Messages of streams. A handler that runs on its consumer's thread passes each message directly
+;;;; to the consumer's body, and takes requests directly from their source. In all other cases
+;;;; messages go through the queue of the receiving end.
 
 (in-package #:clgrpc.inproc)
 
@@ -42,7 +42,7 @@ callback runs, or if other messages wait before this one."
         (wait-p nil)
         (t (rpc:watch-room call)
            (want-room call)
-           ;; room may have been made before another thread could see that it is wanted
+           ;; room may have been made before another thread could see that a sender waits for it
            (when (plusp (sending-room call)) (rpc:schedule-callbacks call))
            nil)))
 
@@ -141,8 +141,8 @@ if too many octets are kept already."
 ;;; Receiving
 
 (define-hot next-request ((call-pair call-pair)) t
-  "The next request from the source of CALL-PAIR's requests, as the handler gets it; nil after the
-last."
+  "The next request from the source of CALL-PAIR's requests, in the form in which the handler gets
+it; nil after the last."
   (let* ((client (the inproc-call (call-pair-client call-pair)))
          (source (the function (call-pair-source call-pair)))
          (consumer (and (eq (call-pair-phase call-pair) sb-thread:*current-thread*)

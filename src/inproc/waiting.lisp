@@ -1,16 +1,16 @@
-;;;; Calls that were opened and left alone. A handler that may run on its client's thread begins
-;;;; when the client waits for it, so that it needs no thread of its own. But the client may wait
-;;;; for something else, such as an effect of the handler; over the wire the handler would begin at
-;;;; once. So each open call whose client does not wait is checked: if it has not begun some time
-;;;; after it was opened, it begins elsewhere. A server stream begins only when its client consumes
-;;;; it; if it has a deadline or its callee a server, it is registered with the callee, so that it
-;;;; ends by either of them even if its client has forgotten it. CLOSE-CHANNEL ends the calls that
-;;;; wait.
+;;;; Calls that a client opens without waiting for them. A handler that may run on its client's
+;;;; thread begins when the client waits for it, so that it needs no thread of its own. But the
+;;;; client may wait for something else, such as an effect of the handler; over the wire the handler
+;;;; would begin at once. So each open call whose client does not wait is checked: if it has not
+;;;; begun some time after it was opened, it begins elsewhere. A server stream begins only when its
+;;;; client consumes it. If it has a deadline, or its callee has a server, it is registered with the
+;;;; callee, so that the deadline or the server ends it even if its client has forgotten it.
+;;;; CLOSE-CHANNEL ends the calls that wait.
 ;;;;
-;;;; A call costs no timer. It is put into one of several lists of its inproc core, that of the
-;;;; place of the thread that opens it (call-tally.lisp). When the next call is put there, those
-;;;; that have begun are dropped from the list. While calls are being opened, a timer of the inproc
-;;;; core fires; calls that it finds for the second time begin elsewhere.
+;;;; A call costs no timer. A waiting call is in one of several lists of its inproc core: the list
+;;;; of the place of the thread that opens it (call-tally.lisp). When the next call is put there,
+;;;; calls that have begun are dropped from the list. While calls are being opened, a timer of the
+;;;; inproc core fires; calls that it finds for the second time begin elsewhere.
 
 (in-package #:clgrpc.inproc)
 
@@ -26,8 +26,8 @@ long.")
     (or (compare-and-swap (inproc-core-waiting inproc-core) nil new) new)))
 
 (define-hot (watched-p :inline t) ((call-pair call-pair)) boolean
-  "True if the call of CALL-PAIR, which waits, begins or ends by itself: at a time or by its server,
-and not only by its client or CLOSE-CHANNEL."
+  "True if the waiting call of CALL-PAIR begins or ends without its client or CLOSE-CHANNEL: at a
+time, or when its server stops."
   (or (not (rpc:takes-one-p (call-pair-server call-pair)))
       (plusp (call-deadline (call-pair-client call-pair)))
       (and (callee-server (call-pair-callee call-pair)) t)))
@@ -56,7 +56,7 @@ server stream: the client has opened the call and does not wait for it."
   nil)
 
 (defun empty-place (places place)
-  "Empty the index PLACE of PLACES; return the call pairs that were in it."
+  "Empty the element of PLACES at PLACE; return the call pairs that were in it."
   (loop for old = (svref places place)
         until (eq old (compare-and-swap (svref places place) old '()))
         finally (return old)))
