@@ -1,12 +1,12 @@
 ;;;; Reading the data of loops for channelz: a function is called on the loop, in place if this
-;;;; thread may take the loop, and its answer is awaited for a limited time. All that it reads is of
-;;;; one moment of that loop. A question must not delay the calls of a loop for longer than a call
-;;;; does.
+;;;; thread may take the loop, and its answer is awaited for a limited time. All values that the
+;;;; function reads are of the same moment. A question must not delay the calls of a loop for longer
+;;;; than a call does.
 
 (in-package #:clgrpc.channelz)
 
 (defconstant +answer-seconds+ 2
-  "How long a loop is waited for: a working loop answers within a millisecond.")
+  "How long a caller waits for a loop: a working loop answers within a millisecond.")
 
 (defun ask (loop function)
   "The value of FUNCTION, called on LOOP; nil if LOOP has stopped. Fail with :unavailable if LOOP
@@ -38,12 +38,12 @@ does not answer is skipped; if nothing is found, its error is signalled."
         :key (lambda (server) (channel-trace-number (server:server-channel-trace server)))))
 
 (defun find-numbered (number channel-traces key)
-  "The one of CHANNEL-TRACES' owners whose channel trace, by KEY, has NUMBER, or nil."
+  "The owner in CHANNEL-TRACES whose channel trace, by KEY, has NUMBER, or nil."
   (find number channel-traces :key (lambda (owner) (channel-trace-number (funcall key owner)))))
 
 (defun links (core)
-  "The links that the subchannels of CORE use, of a connection set that channels share all of them.
-On its loop."
+  "The links that the subchannels of CORE use; if channels share a connection set, all links of the
+set. On its loop."
   (loop for subchannel in (client:core-subchannels core)
         append (client:all-links (client:subchannel-connection-set subchannel))))
 

@@ -1,6 +1,6 @@
 ;;;; The service grpc.channelz.v1.Channelz (gRFC A14, channelz.proto). Each method finds its object
 ;;;; in the registries of channels and servers, or through these on their loops, and makes its
-;;;; message there. The process keeps no data for it that it does not keep anyway.
+;;;; message there. The process keeps no data for channelz alone.
 
 (in-package #:clgrpc.channelz)
 
@@ -13,7 +13,7 @@
   (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
 own services, and tools such as grpcdebug and `clgrpc channelz` can read the state and counts of the
 channels, servers and connections of this process, not of that server alone. It answers every
-client, so serve it where only operators reach it. It does not slow calls down."))
+client, so let only operators reach it. It does not slow calls down."))
 
 ;;; Common parts of channels, subchannels and servers
 
@@ -39,7 +39,7 @@ client, so serve it where only operators reach it. It does not slow calls down."
 
 (defun data-message (make loop channel-trace begun succeeded failed last-ns &rest more)
   "The data of a channel, a subchannel or a server, made by MAKE from CHANNEL-TRACE, the counts of
-its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
+its calls, MORE, and LAST-NS: the time by LOOP's clock at which the last call began, or 0."
   (apply make :trace (trace-message channel-trace loop)
          :calls-started begun :calls-succeeded succeeded :calls-failed failed
          (append (when (plusp last-ns)
@@ -140,7 +140,8 @@ its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun link-number (link) (particular link :number))
 
 (defconstant +refs-at-once+ 100
-  "The most references of sockets that are requested from a loop at once. They take it 0.3 ms.")
+  "The most references of sockets that are requested from a loop at once. This takes the loop 0.3
+ms.")
 
 (defun link-refs (links)
   "The SocketRefs of LINKS, in the order of their numbers."

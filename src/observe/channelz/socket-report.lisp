@@ -53,7 +53,7 @@ address. The name of a unix socket may end like one."
             (peer (loop:security-peer-certificate security)))
         (v1:make-security
          :tls (apply #'v1:make-security.tls
-                     ;; OpenSSL has names of its own for those before TLS 1.3
+                     ;; OpenSSL has its own names for cipher suites before TLS 1.3
                      (if (eql 0 (search "TLS_" cipher)) :standard-name :other-name) cipher
                      (append (and own (list :local-certificate own))
                              (and peer (list :remote-certificate
@@ -83,7 +83,7 @@ address. The name of a unix socket may end like one."
                                                    :seconds seconds)))))))
 
 (defun timeout-option (socket name option)
-  "OPTION of SOCKET, called NAME: struct timeval is two words, seconds and microseconds."
+  "The OPTION of SOCKET that is called NAME: struct timeval is two words, seconds and microseconds."
   (let ((octets (os:socket-option-octets socket os:+sol-socket+ option 16)))
     (when octets
       (let ((seconds (host-word octets 0 8))
@@ -161,13 +161,13 @@ address. The name of a unix socket may end like one."
                      (particular link :stream-ns))))))
 
 (defun stamps (link &rest names-and-ns)
-  "A plist of those NAMES-AND-NS, by the clock of LINK's loop, at which something has happened."
+  "A plist of the names in NAMES-AND-NS whose time, by the clock of LINK's loop, is not 0."
   (loop for (name ns) on names-and-ns by #'cddr
         when (plusp ns) append (list name (stamp ns (particular link :loop)))))
 
 (defun link-data (link)
-  "The SocketData of LINK, without its options. One that speaks HTTP/1.1, or whose protocol is not
-known yet, has no streams. On its loop."
+  "The SocketData of LINK, without its options. A link that speaks HTTP/1.1, or whose protocol is
+not known yet, has no streams. On its loop."
   (destructuring-bind (&key http2 messages-sent sent-ns messages-received received-ns keepalives
                        &allow-other-keys)
       (wire:describe-link link)

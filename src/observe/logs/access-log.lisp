@@ -3,8 +3,8 @@
 ;;;; may be given to any number of servers and channels.
 ;;;;
 ;;;; The choice of calls to log is made when they end, so that failures can be logged whatever the
-;;;; ratio is. A call that is not logged costs a test of its status and a random number: that of its
-;;;; loop, or within the image, where threads have no loop in common, a hash of a shared count.
+;;;; ratio is. A call that is not logged costs a test of its status and a random number. The number
+;;;; is its loop's; within the image, where threads share no loop, it is a hash of a shared count.
 ;;;;
 ;;;; A peer can make calls that fail at some millions a second, and each event costs more than such
 ;;;; a call. So a loop logs +FAILURES-PER-SECOND+ of each peer's failures that chance has not
@@ -19,21 +19,22 @@
    (function :initarg :function :reader access-log-function)
    ;; a function of a call that returns an alist of names and texts, or nil
    (exemplar :initarg :exemplar :reader access-log-exemplar))
-  (:documentation "An event for each call of servers and channels: see MAKE-ACCESS-LOG."))
+  (:documentation "A log with an event for each call of servers and channels: see
+MAKE-ACCESS-LOG."))
 
 (defconstant +chances+ (expt 2 32)
-  "The number of possible draws; a threshold is the number of those that win.")
+  "The number of possible draws; a threshold is the number of draws that log the call.")
 
 (define-keyword-function make-access-log (&key (ratio 1) (failures t) function exemplar)
   "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: when a call
 ends, the event :CALL of the level :info goes to FUNCTION, called as *LOG-FUNCTION* is, or if that
 is nil to the log of the process. RATIO, a real from 0 to 1, is the share of calls that are logged,
-at random; with FAILURES those with another status than :ok are, too, 10 a second of each peer on
-each loop: the event :CALLS-NOT-LOGGED gives the number of the others. EXEMPLAR is nil or a function
-of a call that returns an alist of names and texts, such as the user's name, which are added to the
-event, as are the ids of its trace. Both are called on the call's loop, so they must not wait; an
-error in them goes to the log. doc/observability.md lists the fields of the event. Signal MISUSE for
-other arguments. From any thread."
+at random; if FAILURES is true, calls with another status than :ok are logged, too, 10 a second of
+each peer on each loop; the event :CALLS-NOT-LOGGED gives the number of further failures. EXEMPLAR
+is nil or a function of a call that returns an alist of names and texts, such as the user's name,
+which are added to the event, as are the ids of its trace. Both are called on the call's loop, so
+they must not wait; an error in them goes to the log. doc/observability.md lists the fields of the
+event. Signal MISUSE for other arguments. From any thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))
@@ -49,8 +50,8 @@ other arguments. From any thread."
 ;;; Chance
 
 (defun make-draw (threshold event-loop)
-  "A function without arguments that returns true THRESHOLD times of +CHANCES+, at random. It is
-called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
+  "A function without arguments that returns true THRESHOLD times of +CHANCES+, at random. The
+function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
   (declare (type (integer 0 #.+chances+) threshold))
   (cond ((zerop threshold) (constantly nil))
         ((= threshold +chances+) (constantly t))
@@ -83,8 +84,8 @@ together.")
 (defstruct (failures (:copier nil))
   "The failures that a loop has logged, and not logged, in this second."
   (loop nil :type loop:event-loop :read-only t) ; whose they are
-  (tell nil :type (or symbol function) :read-only t) ; as a log function
-  ;; how many each peer has had, by its address without the port
+  (tell nil :type (or symbol function) :read-only t) ; called as *LOG-FUNCTION* is
+  ;; how many failures each peer has had, by its address without the port
   (counts (make-hash-table :test 'equal) :type hash-table :read-only t)
   (end-ns 0 :type (unsigned-byte 62))   ; when the second is over
   (scheduled nil :type boolean))        ; a timer will report the number of failures that were not
@@ -109,7 +110,7 @@ together.")
                    :what (format nil "~{~A~^, ~}" rows)))))))
 
 (defun peer-host (peer)
-  "PEER, an address or nil, without its port."
+  "The address PEER, or nil, without its port."
   (let ((colon (and peer (position #\: peer :from-end t))))
     (cond ((null peer) "no peer")
           ((or (null colon) (uiop:string-prefix-p "unix" peer)) peer)
@@ -139,14 +140,14 @@ together.")
   (substitute #\_ #\- (string status)))
 
 (defun attempt-count (call)
-  "How many attempts CALL, a client's that has just ended, has had, at least one."
+  "The number of attempts, at least one, of CALL, a client's call that has just ended."
   (multiple-value-bind (retries hedges transparent) (operate repeats call)
     (max (+ 1 retries hedges transparent)
          ;; calls within the image do not count repeats
          (+ (length (rpc:failed-attempts call)) (if (eq :ok (call-status call)) 1 0)))))
 
 (defun outcome-plist (call)
-  "How CALL, which has not ended with :ok, has ended."
+  "A plist about the end of CALL, whose status is not :ok."
   (let ((error (rpc:call-condition call)))
     (list :message (status:rpc-error-message error) :ended-by (status:rpc-error-ended-by error))))
 
@@ -170,14 +171,14 @@ together.")
   "The part of STAGES, a value of CALL-STAGES, that shows where the time went."
   (loop for (name value) on stages by #'cddr
         unless (or (member name *counted-stages*)
-                   ;; attempts to connect, which the event's :attempts are not
+                   ;; these are attempts to connect, unlike the event's :attempts
                    (member name '(:total :attempts :remaining :requests-open)))
-          ;; the log takes a list of keywords alone for a list, and this is an object always
+          ;; the log writes a list of keywords alone as a list, and this must always be an object
           append (list name (if (keywordp value) (string-downcase value) value))))
 
 (defun call-plist (call target exemplar)
-  "The content of the event of CALL, which has just ended. TARGET is that of its channel, or nil;
-EXEMPLAR that of its access log."
+  "The content of the event of CALL, which has just ended. TARGET is the target of its channel, or
+nil; EXEMPLAR is the access log's."
   (let ((method (call-rpc-method call))
         (stages (rpc:call-stages call)))
     (multiple-value-bind (sent received) (operate traffic call)

@@ -5,38 +5,41 @@
 ;;;; The data of a log about a call at one of its ends are in a RECORD, a value on the call whose
 ;;;; key is the log's own, since a call may have several logs. A call that the filter excludes has
 ;;;; no record. An entry is serialised where it happens, truncated by the filter's limits, and put
-;;;; into a journal, whose thread writes it (entry-file.lisp); so a full disk or a slow function of
-;;;; the user delays no call. An entry that finds the journal full is dropped and counted.
+;;;; into a journal, whose thread writes it (entry-file.lisp); so neither a full disk nor a slow
+;;;; function of the user delays a call. An entry that finds the journal full is dropped and
+;;;; counted.
 ;;;;
-;;;; A compressed message is put into the journal as received. It is decompressed on the journal's
-;;;; thread, one message at a time, as far as it is logged: it may have thousands of times as many
-;;;; octets. So an attack on loops or on the heap by such messages fails.
+;;;; A compressed message is put into the journal as received. A compressed message is decompressed
+;;;; on the journal's thread, one message at a time, only as far as it is logged: decompressed it
+;;;; may have thousands of times as many octets. So an attack on loops or on the heap by such
+;;;; messages fails.
 ;;;;
 ;;;; If a call is repeated, each message of the client is logged once, when the first attempt sends
-;;;; it; of the server's messages those of the attempt that counts are logged.
+;;;; it; of the server's messages only those of the committed attempt are logged.
 
 (in-package #:clgrpc.logs)
 
 (defclass binary-log ()
   ((filter :initarg :filter :reader binary-log-filter) ; a FILTER
    (file :initarg :file :reader binary-log-file) ; an ENTRY-FILE, or nil
-   (function :initarg :function :reader binary-log-function) ; of an entry, or nil
-   ;; of its records, which are values of calls
+   (function :initarg :function :reader binary-log-function) ; a function of an entry, or nil
+   ;; the key of its records, which are values of calls
    (key :initform (make-symbol "RECORD") :reader binary-log-key)
-   (journal :accessor binary-log-journal) ; of entries, octets or DENSE ones
-   (quiet-until-ns :initform 0 :accessor binary-log-quiet-until-ns) ; no loss is reported before
+   (journal :accessor binary-log-journal) ; a journal of entries: octets or DENSE
+   ;; no loss is reported before this time
+   (quiet-until-ns :initform 0 :accessor binary-log-quiet-until-ns)
    ;; how many calls were logged, and how many entries were lost; atomic
    (counts :initform (make-array 2 :element-type 'sb-ext:word :initial-element 0)
            :reader binary-log-counts))
-  (:documentation "Entries for calls of servers and channels: see MAKE-BINARY-LOG."))
+  (:documentation "A log with entries for calls of servers and channels: see MAKE-BINARY-LOG."))
 
 (defstruct (record (:copier nil))
   "The logged part of a call at one of its ends."
   (log nil :type binary-log :read-only t) ; that has it
   (limits nil :type limits :read-only t) ; how much is logged
-  (client-p nil :type boolean :read-only t) ; which end this is
+  (client-p nil :type boolean :read-only t) ; true at the client's end
   (id 0 :type (unsigned-byte 64) :read-only t) ; of the call in LOG
-  (lock (sb-thread:make-mutex :name "clgrpc binary log") :read-only t) ; held to change what follows
+  (lock (sb-thread:make-mutex :name "clgrpc binary log") :read-only t) ; guards the slots below
   (sequence 0 :type (unsigned-byte 62)) ; how many entries there are
   (authority nil :type (or null string)) ; that the client has asked for
   (answered nil :type boolean)          ; the headers of the answer are logged
@@ -47,17 +50,17 @@
 (declaim (sb-ext:freeze-type record))
 
 (defconstant +quiet-ns+ 10000000000
-  "How long nothing more is logged of entries that are lost.")
+  "The shortest time between two reports of lost entries, in nanoseconds.")
 
 (defun note-lost (log count why)
-  "COUNT entries of LOG were lost because of WHY, a text or condition: count them, and log that, but
-not again and again."
+  "COUNT entries of LOG were lost because of WHY, a text or condition: count them, and log the loss
+unless another was logged recently."
   (sb-ext:atomic-incf (aref (the (simple-array sb-ext:word (2)) (binary-log-counts log)) 1) count)
   (note-lost-entries :binary count)
   (let ((now (monotonic-ns)))
     (when (<= (binary-log-quiet-until-ns log) now)
       (setf (binary-log-quiet-until-ns log) (+ now +quiet-ns+))
-      ;; a journal's thread logs nothing, since it may be the log's own
+      ;; a journal's thread logs nothing, since the journal may be that of the process's log
       (let ((*log-function* (sb-ext:symbol-global-value '*log-function*)))
         (log-event :warning :binary-log-failed :reason why :dropped (binary-log-dropped log))))))
 
@@ -84,13 +87,13 @@ logs headers, messages and trailers of each call that FILTER selects. FILTER is 
 of the variable GRPC_BINARY_LOG_FILTER, its default, such as \"*\" or
 \"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Of a message at most 8 MB
 are logged. Entries are written to FILE, a pathname, each after four octets of its length, as gRPC's
-tools read them. The log begins a new FILE at once, and before it has more than MAX-OCTETS; the old
-file becomes FILE.1, FILE.1 becomes FILE.2, and so on, up to KEPT-FILES of them. FILE may be a
-device or a pipe. FUNCTION, or nil, is called with each entry, a GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY,
-on a thread of the log. At most LIMIT entries, and 16 MB of them, wait to be written; further ones
-are dropped, see BINARY-LOG-DROPPED. Messages and metadata may be private, so only the owner can
-read the file. Signal MISUSE for a FILTER that is wrong, and if FILE cannot be written. From any
-thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
+tools read them. The log begins a new FILE at once, and whenever FILE would get longer than
+MAX-OCTETS; the old file becomes FILE.1, FILE.1 becomes FILE.2, and so on, up to KEPT-FILES old
+files. FILE may be a device or a pipe. FUNCTION, or nil, is called with each entry, a
+GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY, on a thread of the log. At most LIMIT entries, and 16 MB in all,
+wait to be written; further entries are dropped, see BINARY-LOG-DROPPED. Messages and metadata may
+be private, so only the owner can read the file. Signal MISUSE for a FILTER that is wrong, and if
+FILE cannot be written. From any thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
   (unless (stringp filter) (misuse ":filter is a string, not ~S." filter))
   (unless (typep function '(or function symbol))
     (misuse ":function is not a function: ~S." function))
@@ -121,7 +124,7 @@ may use LOG afterwards. Closing again does nothing. From any thread but an event
 (defun rotate-binary-log (log)
   "Begin a new file of LOG when the waiting entries are written; the old file is kept, as in
 MAKE-BINARY-LOG. Call this after a program such as logrotate has renamed the file, or to read its
-contents; FLUSH-LOG waits until it is done. From any thread."
+contents; FLUSH-LOG waits until the new file has begun. From any thread."
   (let ((file (binary-log-file log)))
     (when file
       (call-when-written (binary-log-journal log)
@@ -131,8 +134,8 @@ contents; FLUSH-LOG waits until it is done. From any thread."
     nil))
 
 (defun binary-log-dropped (log)
-  "How many entries of LOG were lost so far, since too many waited to be written or they could not
-be. From any thread."
+  "Return how many entries of LOG were lost so far, because too many waited or because writing
+failed. From any thread."
   (aref (the (simple-array sb-ext:word (2)) (binary-log-counts log)) 1))
 
 (define-printer (log binary-log)
@@ -140,12 +143,13 @@ be. From any thread."
   (and (binary-log-file log) (entry-file-name (binary-log-file log))) (binary-log-dropped log))
 
 (defconstant +longest-entry+ (expt 2 26)
-  "A longer entry is taken for a file that is not a binary log.")
+  "A file with a longer entry is not taken for a binary log.")
 
 (defun read-binary-log (stream)
   "Read the next entry of a binary log from STREAM, which gives octets, and return it, a
 GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY; nil at the end. Signal PROTOBUF-ERROR if the octets are not an
-entry, MISUSE if STREAM ends within it or is not a stream. From one thread at a time for STREAM."
+entry, MISUSE if STREAM ends within it or is not a stream. Only one thread at a time may read
+STREAM."
   (unless (and (streamp stream) (input-stream-p stream))
     (misuse "READ-BINARY-LOG reads one entry from a stream of octets, not from ~S: open the file ~
              with :element-type '(unsigned-byte 8)." stream))
@@ -196,7 +200,7 @@ lock is held."
                                         0))))))))
 
 (defmacro with-record ((record log call) &body body)
-  "Evaluate BODY with RECORD bound to that of CALL in LOG and its lock held, if LOG has one."
+  "If LOG has a record of CALL, evaluate BODY with RECORD bound to it and its lock held."
   `(let ((,record (rpc:call-value ,call (binary-log-key ,log))))
      (when ,record
        (sb-thread:with-mutex ((record-lock ,record)) ,@body))))
@@ -252,8 +256,8 @@ lock is held."
   "The most octets of a message that are logged, even if a filter allows more.")
 
 (defun log-dense-content (record call type octets start end encoding limit)
-  "Log a message of CALL that is compressed by ENCODING as an entry of TYPE, LIMIT octets of it."
-  ;; these octets give LIMIT ones when decompressed, unless compression made them longer
+  "Log LIMIT octets of a message of CALL, compressed by ENCODING, as an entry of TYPE."
+  ;; decompressed these give at least LIMIT octets, unless compression made the message longer
   (let* ((last (min end (+ start 65536 (* 2 limit))))
          (told (operate told-size call))
          (dense (make-dense :head (entry-octets record type '())
@@ -274,7 +278,7 @@ lock is held."
           (add-log-entry record type :message message :payload-truncated truncated)))))
 
 (defun log-client-message (record call octets start end encoding)
-  "Log a message of CALL's client. If it is the only one, log it once, and log that no more will
+  "Log a message of CALL's client. If it is the only message, log it once, and log that no more will
 come."
   (if (member (method:rpc-method-kind (call-rpc-method call)) '(:unary :server-streaming))
       (unless (shiftf (record-requested record) t)

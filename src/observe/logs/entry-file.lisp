@@ -1,21 +1,22 @@
-;;;; The file of a binary log: entries, each after four octets of its length, the highest first, as
-;;;; grpc-go writes them. All functions here run on the journal's thread, except the one that makes
-;;;; a file.
+;;;; The file of a binary log: entries, each after four octets of its length, the most significant
+;;;; first, as grpc-go writes them. All functions here run on the journal's thread, except the one
+;;;; that makes a file.
 ;;;;
 ;;;; 1. A file is replaced by a new one that only its owner can read. The old one is kept: FILE
 ;;;;    becomes FILE.1, FILE.1 becomes FILE.2, and so on up to the first number without a file; if
 ;;;;    there are KEPT older files the last of them is removed.
-;;;; 2. So it is when FILE would get longer than MAX-OCTETS, and when ROTATE-ENTRY-FILE is called.
+;;;; 2. This happens when FILE would get longer than MAX-OCTETS, and when ROTATE-ENTRY-FILE is
+;;;;    called.
 ;;;; 3. A file ends with a whole entry. A write that fails, as on a full disk, may have written some
 ;;;;    of the entries; the file is truncated after the last complete one, so that later ones can be
-;;;;    read. If it cannot be cut off a new one is begun.
+;;;;    read. If it cannot be truncated, a new file is begun.
 ;;;;
-;;;; A device or a pipe is written as it is: nothing of it can be kept or cut off.
+;;;; A device or a pipe is only written to: it is neither replaced nor truncated.
 
 (in-package #:clgrpc.logs)
 
 (defconstant +gathered-octets+ 65536
-  "The octets up to which entries are written together.")
+  "The number of octets up to which entries are written together.")
 
 (defstruct (entry-file (:constructor %make-entry-file) (:copier nil))
   "The file to which entries are written."
@@ -23,11 +24,11 @@
   (max-octets 1 :type (integer 1) :read-only t) ; the most that a file may have
   (kept 0 :type unsigned-byte :read-only t) ; how many older files are kept
   (write #'os:write-octets :type function) ; as that
-  (rotating nil :type boolean)          ; it is a regular file
+  (rotating nil :type boolean)          ; true if it is a regular file
   (descriptor nil :type (or null fixnum)) ; nil if it is closed, or could not be begun
   (size 0 :type unsigned-byte)          ; how many octets it has
   (closed nil :type boolean)            ; nothing more is written
-  (gathered (make-buffer) :type buffer)) ; entries on their way
+  (gathered (make-buffer) :type buffer)) ; entries that are not written yet
 
 (declaim (sb-ext:freeze-type entry-file))
 
@@ -35,7 +36,7 @@
   "~A, ~D octets" (entry-file-name file) (entry-file-size file))
 
 (defun entry-path (file &optional number)
-  "The path of FILE, or of the older one with NUMBER, as octets."
+  "The path of FILE, or of the older file with NUMBER, as octets."
   (string-octets (format nil "~A~@[.~D~]" (entry-file-name file) number)))
 
 (defun refuse-file (file why)
@@ -63,7 +64,7 @@
     file))
 
 (defun keep-older (file)
-  "Rename the one at FILE's place, and the older ones that are in the way, to the next number."
+  "Rename the file at FILE's path, and older files whose numbers are needed, to the next number."
   (loop for number downfrom (1- (loop for free from 1 below (entry-file-kept file)
                                       while (os:file-type (entry-path file free))
                                       finally (return free)))
@@ -75,7 +76,7 @@
     (when (os:failed-p result) (refuse-file file (os:errno-text result)))))
 
 (defun begin-file (file)
-  "Begin FILE, a regular one, again. Signal MISUSE if it cannot be."
+  "Replace FILE, a regular file, with an empty one. Signal MISUSE if it cannot be."
   (let ((path (entry-path file)))
     (multiple-value-bind (type size) (os:file-type path)
       (cond ((null type))
@@ -127,7 +128,7 @@ error as a text, or nil if the position is END."
       (end-file file))))                ; the next entries begin another
 
 (defun ensure-begun (file)
-  "Begin FILE if it could not be begun before. Signal MISUSE if that fails, or if it is closed."
+  "Begin FILE if it could not be begun before. Signal MISUSE if that fails, or if FILE is closed."
   (when (entry-file-closed file) (refuse-file file "it is closed."))
   (unless (entry-file-descriptor file) (begin-file file)))
 
@@ -135,11 +136,11 @@ error as a text, or nil if the position is END."
   "Forget the entries that FILE has gathered."
   (let ((gathered (entry-file-gathered file)))
     (if (< (* 4 +gathered-octets+) (length (buffer-octets gathered)))
-        (setf (entry-file-gathered file) (make-buffer)) ; a long entry had made the old one long
+        (setf (entry-file-gathered file) (make-buffer)) ; a long entry had enlarged the old buffer
         (clear-buffer gathered))))
 
 (defun write-gathered (file)
-  "Write the entries that FILE has gathered. Return two values: how many of them were lost, and the
+  "Write the entries that FILE has gathered. Return two values: how many entries were lost, and the
 reason, a text or nil."
   (let* ((gathered (entry-file-gathered file))
          (octets (buffer-octets gathered))

@@ -24,7 +24,7 @@
 (defstruct (filter (:copier nil))
   "A filter of the binary log, read."
   (default nil :type (or null limits))  ; for all methods, or nil
-  ;; from "service/method", and "service" for all its methods, to LIMITS, or to :EXCLUDED
+  ;; maps "service/method", and "service" for all its methods, to LIMITS or :EXCLUDED
   (table (make-hash-table :test 'equal) :type hash-table :read-only t))
 
 (declaim (sb-ext:freeze-type limits filter))

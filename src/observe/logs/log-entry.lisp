@@ -22,7 +22,7 @@ begin with a colon or with grpc-.")
 
 (defun log-metadata (metadata limit)
   "Two values: METADATA, an alist, as a message with its first entries, at most LIMIT octets of
-names and values; and true if some were omitted. Those of grpc-trace-bin are included, and not
+names and values; and true if some were omitted. Entries of grpc-trace-bin are included, but not
 counted (gRFC A16)."
   (let ((left limit) (entries '()) (truncated nil))
     (loop for (name . value) in metadata
@@ -73,12 +73,12 @@ true if some are omitted."
 ;;; Compressed messages
 
 (defstruct (dense (:copier nil))
-  "An entry with a compressed message, as it came."
+  "An entry whose message is compressed, as it was received."
   (head nil :type octets :read-only t)  ; the entry without its message
   (octets nil :type octets :read-only t) ; the message, or its beginning
-  (cut nil :type boolean :read-only t)  ; OCTETS are only that
-  (encoding nil :type keyword :read-only t) ; how they are compressed
-  (limit 0 :type index :read-only t)    ; so many of its octets are logged
+  (cut nil :type boolean :read-only t)  ; OCTETS are only the beginning
+  (encoding nil :type keyword :read-only t) ; the compression of OCTETS
+  (limit 0 :type index :read-only t)    ; how many octets of the message are logged
   (told 0 :type index :read-only t))    ; how long the peer says the message is, or 0
 
 (declaim (sb-ext:freeze-type dense))
@@ -102,7 +102,7 @@ true if some are omitted."
             ;; it is not a compressed message
             (log-message (dense-octets dense) 0 (length (dense-octets dense)) (dense-limit dense)))
       (when octets (give-octets-back octets))
-      ;; the octets after an entry are part of it
+      ;; octets appended to an encoded entry are part of it
       (concatenate 'octets (dense-head dense)
                    (protobuf:serialize
                     (binlog:make-grpc-log-entry :message message :payload-truncated truncated))))))

@@ -1,7 +1,7 @@
 ;;;; Histograms with explicit bounds, as OpenTelemetry defines them: bucket I counts the values
 ;;;; above bound I-1 and up to bound I, the last bucket those above the last bound. The histograms
-;;;; of gRFC A66 are of integers, nanoseconds or octets; the bucket of one is found from its length
-;;;; in bits, which gives the first candidate, and a comparison or two.
+;;;; of gRFC A66 are of integers, nanoseconds or octets; the bucket of a value is found from its
+;;;; length in bits, which gives the first candidate, and one or two comparisons.
 ;;;;
 ;;;;   bounds 0 10 50 100 …: 70 has 7 bits; the first bound of at least 64 is 100, number 3, and
 ;;;;   70 <= 100, so bucket 3
@@ -15,10 +15,11 @@
 (defstruct (scale (:constructor %make-scale) (:copier nil))
   "The bounds of a histogram of integers."
   (bounds (make-array 0 :element-type 'sb-ext:word) :type cells :read-only t) ; ascending
-  ;; by the length in bits of a value: the first bound that a value of that length may be under
+  ;; by the length in bits of a value: the index of the first bound that may be above the value
   (starts (make-array 65 :element-type '(unsigned-byte 8) :initial-element 0)
    :type (simple-array (unsigned-byte 8) (65)) :read-only t)
-  (unit 1 :type rational :read-only t)) ; of a value, in that of the instrument: 1/10^9 for ns
+  ;; the unit of a value in that of the instrument: 1/10^9 for ns
+  (unit 1 :type rational :read-only t))
 
 (declaim (sb-ext:freeze-type scale))
 
@@ -85,7 +86,7 @@
 ;;; read it meanwhile. An atomic one has many.
 
 (defconstant +padding+ 8
-  "Unused cells at each end of CELLS: those of two shards are never on one cache line.")
+  "The unused cells at each end of CELLS: two shards never share a cache line.")
 
 (defun make-cells (count)
   "COUNT cells of 0, the first with the number +PADDING+."

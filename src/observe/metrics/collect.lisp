@@ -1,6 +1,6 @@
-;;;; Reading: all shards are added up, and the process is asked. The readers of the table of
-;;;; instruments take no lock, since they need many milliseconds for many methods, and a loop that
-;;;; counts something new would wait: the lists and vectors that they read only get further
+;;;; Reading: the counts of all shards are added up, and the figures of the process are read.
+;;;; Readers take no lock: with many methods they need many milliseconds, in which a loop that
+;;;; counts something new would wait. The lists and vectors that they read only get further
 ;;;; elements, which are complete.
 
 (in-package #:clgrpc.metrics)
@@ -8,7 +8,7 @@
 ;;; Contents of cells
 
 (defun merge-cells (pairs)
-  "PAIRS of attributes and a list of numbers, those with the same attributes added up."
+  "PAIRS of attributes and a list of numbers; pairs with the same attributes are added up."
   (let ((table (make-hash-table :test 'equal))
         (order '()))
     (loop for (attributes . numbers) in pairs
@@ -73,8 +73,8 @@ attributes and a vector of exemplars or nil."
                 (list (cons "clgrpc.protocol" (target-record-protocol target-record))))))
 
 (defun map-series (function metrics role reader)
-  "A list of the values of FUNCTION for the attributes and the SERIES of each status in the vector
-that READER returns for each method record of ROLE."
+  "Call FUNCTION with attributes and a SERIES, for each method record of ROLE and each status in the
+vector that READER returns for the method record; return a list of the values."
   (loop for target-record in (target-records metrics role)
         append (loop for method-record in (target-record-method-records-of target-record)
                      append
@@ -86,8 +86,8 @@ that READER returns for each method record of ROLE."
                                                      series)))))
 
 (defun series-points (metrics role reader at scale &optional exemplars)
-  "Points of the histogram at AT of SCALE of the series that READER gives; with EXEMPLARS if that is
-true."
+  "Points of the histogram of SCALE at AT, for the series that READER returns; with exemplars if
+EXEMPLARS is true."
   (flet ((exemplars (attributes series) (cons attributes (series-exemplars series)))
          (cells (attributes series)
            (cons attributes (cell-list (series-cells series) at (scale-cells scale)))))
@@ -115,7 +115,7 @@ true."
     (if scale
         (histogram-points scale pairs)
         (let ((points (counter-points pairs)))
-          ;; as OpenTelemetry's, those of channels are there once they have counted
+          ;; as in OpenTelemetry, points of channels exist once they have counted
           (if (eq :client role) (remove 0 points :key #'point-value) points)))))
 
 (defun label-points (metrics role kind name)
@@ -129,7 +129,7 @@ true."
                                                      (aref (the cells cells) +padding+))))))
 
 (defun less (points others)
-  "POINTS, each less the value in OTHERS for its attributes."
+  "POINTS, from each of which the value in OTHERS for its attributes is subtracted."
   (loop for point in points
         for other = (find (point-attributes point) others :key #'point-attributes :test #'equal)
         collect (make-point :attributes (point-attributes point)
@@ -192,7 +192,8 @@ first refusals Prometheus would see no increase.")
     (and address (sb-sys:sap-ref-32 (sb-sys:int-sap address) 0))))
 
 (defvar *process* nil
-  "While metrics are read: the kernel's figures of this process, after the first request for them.")
+  "While metrics are read, and after the first request for them: the kernel's figures of this
+process.")
 
 (defun process ()
   (or *process* (setf *process* (os:read-process))))
@@ -213,8 +214,8 @@ first refusals Prometheus would see no increase.")
 
 (defun collect (metrics &key (names t))
   "The counts of METRICS so far: a list of FAMILYs in the order of the table of instruments,
-then those of users. Those without points are omitted. NAMES is T or a list of the names, strings,
-of the requested ones: the others are not read. From any thread."
+then those of users. Families without points are omitted. NAMES is T or a list of names, strings, of
+instruments: other instruments are not read. From any thread."
   (flet ((wanted (items key)
            (if (eq t names)
                items

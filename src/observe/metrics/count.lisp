@@ -4,13 +4,13 @@
 ;;;; Plain requests of HTTP, which are not calls, are not counted.
 ;;;;
 ;;;; A server's calls by protocols other than gRPC count in target records of their own and have one
-;;;; more attribute, clgrpc.protocol. Those of gRPC have the attributes of gRFC A66 and no other, so
-;;;; that dashboards made for gRPC find the series that they know, with or without the protocols.
+;;;; more attribute, clgrpc.protocol. Calls by gRPC have exactly the attributes of gRFC A66, so that
+;;;; dashboards made for gRPC find the series that they know.
 
 (in-package #:clgrpc.metrics)
 
 (defstruct (exemplar (:constructor make-exemplar (value labels unix-ns)) (:copier nil))
-  "One of the calls that a bucket has counted."
+  "An example of the calls that a bucket has counted."
   (value 0 :type (unsigned-byte 62) :read-only t) ; in ns
   (labels '() :type list :read-only t)  ; an alist of strings, such as trace_id
   (unix-ns 0 :type (unsigned-byte 62) :read-only t)) ; when it ended
@@ -50,7 +50,7 @@
   nil)
 
 (defun end-runs (target-record)
-  "The work of TARGET-RECORD's loop before it sends output."
+  "End the runs of TARGET-RECORD, before its loop sends output."
   (settle-runs target-record (loop:read-clock (shard-loop (target-record-shard target-record))))
   (setf (target-record-due target-record) nil))
 

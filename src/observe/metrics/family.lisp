@@ -1,5 +1,5 @@
 ;;;; Families: the result of reading metrics. A family is one instrument with its points, one for
-;;;; each set of attributes. They are made at each reading, and are plain data for exporters.
+;;;; each set of attributes. Families are made at each reading, and are plain data for exporters.
 
 (in-package #:clgrpc.metrics)
 
@@ -17,10 +17,10 @@
   "An instrument's counts for one set of attributes."
   (attributes '() :type list :read-only t) ; an alist of strings
   (value nil :type (or null real) :read-only t) ; nil of a histogram
-  (bounds '() :type list :read-only t)  ; of a histogram: reals, ascending
+  (bounds '() :type list :read-only t)  ; the bounds of a histogram: reals, ascending
   (buckets '() :type list :read-only t) ; how many values each bucket has, one more than BOUNDS
-  (sum nil :type (or null real) :read-only t) ; of all values
-  ;; exemplars by bucket, a list of (value labels unix-ns) or nil, or nil if there are none
+  (sum nil :type (or null real) :read-only t) ; the sum of all values
+  ;; exemplars by bucket, each a list (value labels unix-ns) or nil; nil if there are none
   (exemplars '() :type list :read-only t))
 
 (declaim (sb-ext:freeze-type family point))

@@ -10,15 +10,15 @@
                             text))
                        (:copier nil))
   "A row of the table."
-  (name "" :type string :read-only t)   ; in OpenTelemetry
-  ;; its way to combine numbers
+  (name "" :type string :read-only t)   ; its name in OpenTelemetry
+  ;; how it combines numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; as in UCUM
   (attributes '() :type list :read-only t) ; their names
-  (optional '() :type list :read-only t) ; those of further ones, if :optional-labels has them
+  (optional '() :type list :read-only t) ; further attributes, which :optional-labels may request
   (scale nil :type (or null scale) :read-only t) ; a histogram's
   (reader nil :type function :read-only t) ; (metrics): its points
-  (alias nil :type (or null string) :read-only t) ; in Prometheus, if tools know it by that
+  (alias nil :type (or null string) :read-only t) ; its name in Prometheus, if tools expect another
   (default t :type boolean :read-only t) ; it is on unless :disable names it
   (text "" :type string :read-only t))  ; for people
 
@@ -44,7 +44,7 @@ OPTIONAL) TEXT). POINTS, a form, returns its points in METRICS; SCALE is that of
 
 (defun find-instruments (names)
   "The instruments denoted by NAMES: a list of names, or of prefixes of names up to a dot; or T for
-all. Signal MISUSE for one that means none."
+all. Signal MISUSE for a name that denotes no instrument."
   (if (eq t names)
       **instruments**
       (loop for name in names

@@ -81,7 +81,7 @@ exponent if that is less than -4 or more than 5."
              (write-double (abs double) stream)))))
 
 (defun write-labels (attributes stream)
-  "Write ATTRIBUTES, an alist, in braces; nothing if there are none."
+  "Write ATTRIBUTES, an alist, in braces; write nothing if there are none."
   (when attributes
     (write-char #\{ stream)
     (loop for ((name . value) . more) on attributes
@@ -92,7 +92,7 @@ exponent if that is less than -4 or more than 5."
     (write-char #\} stream)))
 
 (defun scoped (attributes)
-  "ATTRIBUTES, sorted, with those that identify this library as the source."
+  "ATTRIBUTES and those that identify this library as the source, sorted."
   (append (sort (copy-list attributes) #'string< :key #'car)
           (list (cons "otel_scope_name" "clgrpc") (cons "otel_scope_schema_url" "")
                 (cons "otel_scope_version" **version**))))
@@ -184,9 +184,9 @@ process."
     (when open (format stream "# EOF~%"))))
 
 (define-keyword-function metrics-text (metrics &key accept)
-  "Return the counts of METRICS for Prometheus: octets, and their content type. ACCEPT is that
-header of the request, a string or nil; if it asks for OpenMetrics, that is the format, with
-exemplars, else Prometheus's own. From any thread."
+  "Return the counts of METRICS for Prometheus: octets, and their content type. ACCEPT is the
+request's accept header, a string or nil: if it asks for OpenMetrics, the format is OpenMetrics,
+with exemplars, else Prometheus's own. From any thread."
   (let ((open (open-metrics-wanted-p accept)))
     (values (string-octets (families-text (collect metrics) open
                                           :resource (metrics-resource metrics)))

@@ -1,5 +1,5 @@
 ;;;; The METRICS object: its instruments, targets and shards. It is given to servers and channels as
-;;;; :observer; all that have it are counted together.
+;;;; :observer; all servers and channels that have it are counted together.
 
 (in-package #:clgrpc.metrics)
 
@@ -19,15 +19,15 @@
    (exemplar :initarg :exemplar :reader metrics-exemplar) ; likewise
    (optional-labels :initarg :optional-labels :reader metrics-optional-labels) ; likewise
    (resource :initarg :resource :reader metrics-resource) ; likewise
-   (started-ns :initform (real-time-ns) :reader metrics-started-ns) ; since when it counts
+   (started-ns :initform (real-time-ns) :reader metrics-started-ns) ; when it began to count
    (lock :initform (sb-thread:make-mutex :name "clgrpc metrics") :reader metrics-lock) ; of the rest
-   (shards :initform '() :accessor metrics-shards) ; of loops, those that wait for one included
-   (shared :reader metrics-shared)      ; a vector of those of other threads
-   (targets :initform '() :accessor metrics-targets) ; that have counts of their own
-   (loops :initform '() :accessor metrics-loops) ; of servers and channels that have it, weak
+   (shards :initform '() :accessor metrics-shards) ; of loops, including unused shards
+   (shared :reader metrics-shared)      ; a vector of the shards of other threads
+   (targets :initform '() :accessor metrics-targets) ; targets that have counts of their own
+   (loops :initform '() :accessor metrics-loops) ; loops of servers and channels that have it, weak
    (customs :initform '() :accessor metrics-customs) ; of users, newest first
   (sets-lock :initform (sb-thread:make-mutex :name "clgrpc metrics sets")
-             :reader metrics-sets-lock)  ; of SETS; taken before LOCK
+             :reader metrics-sets-lock)  ; guards SETS; taken before LOCK
   (sets :initform '() :accessor metrics-sets)) ; a plist, see ENSURE-INSTRUMENTS
   (:documentation "Counts of servers, channels and the process: see MAKE-METRICS."))
 
@@ -56,16 +56,16 @@ From any thread.")
 (define-keyword-function make-metrics
     (&key enable disable optional-labels methods targets exemplar resource)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
-a list with others. It has the instruments in the table of doc/monitoring.md, for all servers and
-channels that have it, together: the calls, attempts and octets of gRFC A66, and those of the
+a list with others. It has the instruments in the table of doc/monitoring.md: the calls, attempts
+and octets of gRFC A66, of all servers and channels that have it, together, and figures of the
 process. ENABLE names instruments that are off by default, as strings (\"grpc.subchannel\" means all
 whose names begin with that and a dot), or is T for all; DISABLE names instruments to turn off, in
 the same way. OPTIONAL-LABELS names attributes, strings, that instruments have only on request.
-METHODS and TARGETS select the names with series of their own: functions of a name,
-\"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\", that return true, or lists of names;
-the rest count as \"other\", as do methods without generated code. EXEMPLAR is a function of a call
-that has ended, or of an attempt's call, which returns an alist of strings, such as ((\"trace_id\" .
-\"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. It is
+METHODS and TARGETS select the names with series of their own. Each is a list of names, or a
+predicate of a name such as \"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\"; other
+names, and methods without generated code, count as \"other\". EXEMPLAR is a function of a call,
+when the call or an attempt of it has ended; it returns an alist of strings, such as ((\"trace_id\"
+. \"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. It is
 called on the call's loop and must not wait. An error in one of these functions goes to the log; the
 name then counts as \"other\", and the call is no exemplar. RESOURCE is an alist of attributes that
 identify this process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus.
@@ -100,7 +100,7 @@ METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. Fr
     (t (misuse "~A is a function or nil, not ~S." name function))))
 
 (defun keeper (names)
-  "A function that is true of the names that NAMES, see MAKE-METRICS, keeps: all if NAMES is nil."
+  "A predicate of the names that NAMES, see MAKE-METRICS, keeps; it is always true if NAMES is nil."
   (typecase names
     (null (constantly t))
     (cons (unless (every (lambda (name) (typep name '(or string symbol))) names)
@@ -173,7 +173,7 @@ apart."
 ;;; Target records and method records
 
 ;; Functions of users are called without the lock: they may count or read themselves, or take a lock
-;; that a thread holds which counts
+;; that is held by a counting thread
 
 (defun kept-target (metrics target kept)
   "The value of grpc.target for TARGET; KEPT is that of KEEP-TARGET for it. The lock is held."
@@ -212,7 +212,8 @@ lacks it. From any thread."
 (define-hot (record-of-protocol :inline t) ((target-record target-record) (protocol symbol))
     target-record
   "The record in which calls of servers that use PROTOCOL count. For gRPC, and without a protocol,
-it is TARGET-RECORD, of a loop, since gRFC A66 gives the attributes of gRPC's calls. On the loop."
+this is TARGET-RECORD, a record of a loop, since gRFC A66 defines the attributes of gRPC's calls. On
+the loop."
   (if (or (eq :grpc protocol) (null protocol))
       target-record
       (the (values target-record &optional)

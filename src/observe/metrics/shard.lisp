@@ -1,8 +1,8 @@
-;;;; Shards, the places of counts. A SHARD belongs to an event loop, for as long as that runs, and
-;;;; then to another, with its counts. The holder of the loop's baton counts in it with plain
+;;;; Shards, the places of counts. A SHARD belongs to an event loop while that loop runs; then
+;;;; another loop gets it, with its counts. The holder of the loop's baton counts in it with plain
 ;;;; additions. Threads without a loop, which make calls within the image, share a few shards and
 ;;;; count in those atomically; their stacks' addresses distribute them over the shards. A reader
-;;;; adds all shards up.
+;;;; adds up all shards.
 ;;;;
 ;;;;   shard → TARGET-RECORD of a role, a target and a protocol → METHOD-RECORD of a method
 ;;;;         → SERIES of a status → cells
@@ -14,14 +14,14 @@
 ;;;; A target record finds its method records by the number of the method (rpc/method/method.lisp),
 ;;;; a method record its series by the status code, so a call's cells are two loads away. Target
 ;;;; records, method records and series are made when they are first needed, under the lock of the
-;;;; metrics, and stay.
+;;;; metrics, and are kept.
 
 (in-package #:clgrpc.metrics)
 
-;;; Where in CELLS what is counted: histograms, each its sum and its buckets, and counters
+;;; The places in CELLS: histograms, each with a sum and buckets, and counters
 
 (defmacro define-places (count &rest rows)
-  "Define a constant for each place in CELLS, in their order, and COUNT, how many cells they are. A
+  "Define a constant for each place in CELLS, in their order, and COUNT, the number of all cells. A
 row is a name and how many cells it has."
   (let ((at +padding+))
     `(progn ,@(loop for (name cells) in rows
@@ -35,7 +35,7 @@ row is a name and how many cells it has."
   (+started+ 1) (+retries+ 7) (+transparent-retries+ 8) (+hedges+ 7) (+retry-delay+ 43))
 
 (define-places +target-record-cells+
-  (+accepted+ 1) (+left+ 1)             ; connections of servers, and those of them that have ended
+  (+accepted+ 1) (+left+ 1)             ; connections of servers, and how many of these have ended
   (+connected+ 1) (+failed+ 1) (+disconnected+ 1) ; of channels: gRFC A94
   (+fallbacks+ 1) (+unusable+ 1) (+stale+ 1) (+weights+ 17)) ; of weighted_round_robin
 
@@ -45,15 +45,15 @@ row is a name and how many cells it has."
 (defstruct (series (:constructor make-series (cells)) (:copier nil))
   "The counts of the calls, or attempts, of one method that end with one status."
   (cells nil :type cells :read-only t)  ; histograms, one after the other
-  ;; by bucket of the first of them the last EXEMPLAR, once there is one
+  ;; for each bucket of the first histogram its last EXEMPLAR, once there is one
   (exemplars nil :type (or null simple-vector)))
 
 (defconstant +statuses+ 17 "How many status codes there are.")
 
 (defstruct (method-record (:constructor make-method-record (method)) (:copier nil))
   "The counts of the calls of one method."
-  (method "" :type string :read-only t) ; its name as grpc.method has it
-  ;; whatever their status: see METHOD-RECORD-CELL
+  (method "" :type string :read-only t) ; its value of grpc.method
+  ;; counts of all statuses: see METHOD-RECORD-CELL
   (cells (make-cells +method-record-cells+) :type cells :read-only t)
   ;; SERIES of calls by status code
   (calls (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t)
@@ -64,12 +64,12 @@ row is a name and how many cells it has."
   "The most runs of a target record. When all are in use, it reads the clock and counts them.")
 
 (defstruct (run (:copier nil))
-  "Calls of a server's that have begun in one turn and ended alike since output was last sent."
-  (method nil :type (or null method:rpc-method)) ; theirs, nil if there is none
-  (status nil :type symbol)             ; with which they have ended; nil if the run is not in use
+  "Calls of a server that began in one turn and ended alike since output was last sent."
+  (method nil :type (or null method:rpc-method)) ; the method of the calls, or nil
+  (status nil :type symbol)             ; the status of the calls; nil if the run is not in use
   (began-ns 0 :type nanoseconds)        ; when they began
   (series nil :type (or null series))   ; where they count
-  (count 0 :type index))                ; how many they are
+  (count 0 :type index))                ; the number of calls
 
 (defun make-runs ()
   (coerce (loop repeat +runs+ collect (make-run)) 'simple-vector))
@@ -82,23 +82,23 @@ row is a name and how many cells it has."
   (target nil :type (or null string) :read-only t) ; as grpc.target has it; nil of servers
   ;; beside gRPC, that its calls have come by, as clgrpc.protocol has it; nil of all others
   (protocol nil :type (or null string) :read-only t)
-  (shard nil :read-only t)              ; that it is of
+  (shard nil :read-only t)              ; its shard
   (method-records (make-array 8 :initial-element nil) :type simple-vector) ; by number of method
   ;; of no method: see TARGET-RECORD-CELL
   (cells (make-cells +target-record-cells+) :type cells :read-only t)
-  ;; durations that are not known yet
+  ;; calls whose durations are not known yet
   (runs (make-runs) :type simple-vector :read-only t)
   (run-count 0 :type (integer 0 #.+runs+)) ; how many of RUNS are in use
-  (run (make-run) :type run)            ; the last of these, or an empty one
+  (run (make-run) :type run)            ; the newest run, or an empty one
   (due nil :type boolean)               ; the loop will call END-RUNS
-  ;; of servers: a plist from each protocol beside gRPC to the target record of its calls
+  ;; for servers: a plist from each protocol beside gRPC to the target record of its calls
   (by-protocol '() :type list)
   (labelled '() :type list))            ; an alist from (kind . text) to CELLS of one: see LABELLED
 
 (defstruct (shard (:constructor make-shard (metrics)) (:copier nil))
   "The counts of one loop, or of some of the threads without a loop."
-  (metrics nil :read-only t)            ; that it is of
-  (loop nil :type (or null loop:event-loop)) ; whose it is now
+  (metrics nil :read-only t)            ; its metrics
+  (loop nil :type (or null loop:event-loop)) ; the loop that uses it now
   (target-records '() :type list))      ; of servers, and of the targets of channels
 
 (declaim (sb-ext:freeze-type series run method-record target-record shard))
@@ -121,7 +121,7 @@ row is a name and how many cells it has."
   "~D target record~:P~@[ of ~A~]" (length (shard-target-records shard)) (shard-loop shard))
 
 (define-hot status-number ((status symbol)) (mod 17)
-  "The code of STATUS; that of :unknown if it is not one."
+  "The code of STATUS; the code of :unknown for any other object."
   (if (eq :ok status)
       0
       (or (position status (load-time-value

@@ -1,20 +1,21 @@
 ;;;; Instruments of users: counters, up-down counters, gauges and histograms, read with all others.
-;;;; Each has a row for each list of attribute values that it was given, up to a bound; beyond that
-;;;; all are counted together, with the attribute otel.metric.overflow (OpenTelemetry's cardinality
-;;;; limit). Rows are found without a lock: further rows are only added at the front of a table's
-;;;; lists, and a table is replaced by one of twice the length when it has as many rows as lists.
-;;;; Any thread may count: it adds atomically to one of several stripes of a row. Numbers are kept
-;;;; exactly, as integers and billionths.
+;;;; An instrument has a row for each list of attribute values, up to a bound; all further lists are
+;;;; counted together, with the attribute otel.metric.overflow (OpenTelemetry's cardinality limit).
+;;;; Rows are found without a lock: further rows are only added at the front of a table's lists, and
+;;;; a table is replaced by one of twice the length when it has as many rows as lists. Any thread
+;;;; may count: it adds atomically to one of several stripes of a row. Numbers are kept exactly, as
+;;;; integers and billionths.
 
 (in-package #:clgrpc.metrics)
 
-(defconstant +stripes+ 8 "Cells of a row that threads spread over.")
+(defconstant +stripes+ 8 "How many stripes of cells a row has, among which threads are
+distributed.")
 
 (defconstant +billion+ 1000000000)
 
 (defstruct (row (:constructor make-row (values stripes)) (:copier nil))
   "An instrument's counts for one list of attribute values."
-  ;; strings; :OVERFLOW of the row for all others
+  ;; strings; :OVERFLOW in the row for all further lists
   (values '() :type (or list (eql :overflow)) :read-only t)
   ;; by stripe CELLS: whole units, billionths, and a histogram's buckets
   (stripes #() :type simple-vector :read-only t)
@@ -22,7 +23,7 @@
 
 (defstruct (custom (:copier nil))
   "An instrument of a user's."
-  (metrics nil :type metrics :read-only t) ; that it is read with
+  (metrics nil :type metrics :read-only t) ; the metrics with which it is read
   (name "" :type string :read-only t)   ; as OpenTelemetry has them
   ;; its way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
@@ -30,14 +31,14 @@
   (text "" :type string :read-only t)   ; for people
   (attributes '() :type list :read-only t) ; their names
   (bounds '() :type list :read-only t)  ; a histogram's, ascending reals
-  (shown-bounds '() :type list :read-only t) ; the same as they are read, see SHOWN-BOUND
+  (shown-bounds '() :type list :read-only t) ; the bounds as readers get them, see SHOWN-BOUND
   (function nil :type (or null function) :read-only t) ; of MAKE-GAUGE, or nil
-  (limit 0 :type (unsigned-byte 32) :read-only t) ; how many rows it may have
+  (limit 0 :type (unsigned-byte 32) :read-only t) ; the greatest number of rows
   (rows '() :type list)                 ; but OVERFLOW, newest first
   (row-count 0 :type (unsigned-byte 32)) ; the length of ROWS
   ;; lists of ROWS by the hashes of their values; its length is a power of two
   (table (make-array 8 :initial-element '()) :type simple-vector)
-  (overflow nil :type (or null row)))   ; the row for all other values
+  (overflow nil :type (or null row)))   ; the row for all further values
 
 (declaim (sb-ext:freeze-type row custom))
 
@@ -81,10 +82,10 @@ is not read as 0.10000000149011612."
 (define-keyword-function make-counter
     (metrics name &key (unit "") (text "") attributes (max-series 2000))
   "Return a counter of METRICS for a value that only grows: see ADD. NAME has OpenTelemetry's form,
-\"shop.orders\"; UNIT that of UCUM, \"s\", \"By\" or \"{order}\"; TEXT explains it; ATTRIBUTES are
-the names of its attributes. It has at most MAX-SERIES lists of their values; further lists count
-together, with the attribute otel.metric.overflow. Signal MISUSE for a wrong argument, and if
-METRICS has such an instrument. From any thread."
+such as \"shop.orders\"; UNIT has the form of UCUM, \"s\", \"By\" or \"{order}\"; TEXT explains the
+counter; ATTRIBUTES are the names of its attributes. At most MAX-SERIES lists of attribute values
+are counted separately; further lists count together, with the attribute otel.metric.overflow.
+Signal MISUSE for a wrong argument, or if METRICS has an instrument of this NAME. From any thread."
   (add-custom metrics name :counter :unit unit :text text :attributes attributes
                                     :max-series max-series))
 
@@ -97,10 +98,10 @@ errors as for MAKE-COUNTER. From any thread."
 
 (define-keyword-function make-gauge
     (metrics name &key (unit "") (text "") attributes function (max-series 2000))
-  "Return a gauge of METRICS, which has the number that was recorded last: see RECORD. If FUNCTION,
-a function without arguments, is given, it is called whenever METRICS are read: it returns a real or
-nil; with ATTRIBUTES it returns a list with a list for each series, a real followed by the values of
-the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
+  "Return a gauge of METRICS, whose value is the number that was recorded last: see RECORD. If
+FUNCTION, a function without arguments, is given, it is called whenever METRICS are read: it returns
+a real or nil; with ATTRIBUTES it returns a list with a list for each series, a real followed by the
+values of the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :gauge :unit unit :text text :attributes attributes
                                   :function (check-function function ":function")
                                   :max-series max-series))
@@ -108,9 +109,9 @@ the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
 (define-keyword-function make-histogram
     (metrics name &key (unit "") (text "") attributes
                     (bounds (scale-values **latency**)) (max-series 2000))
-  "Return a histogram of METRICS: see RECORD. BOUNDS, ascending reals, are those of its buckets,
-each of which has the values up to its bound; by default those of gRPC's latencies, for seconds.
-Arguments and errors as for MAKE-COUNTER. From any thread."
+  "Return a histogram of METRICS: see RECORD. BOUNDS, ascending reals, are the upper bounds of its
+buckets, inclusive; by default the bounds of gRPC's latencies, for seconds. Arguments and errors as
+for MAKE-COUNTER. From any thread."
   (add-custom metrics name :histogram :unit unit :text text :attributes attributes :bounds bounds
                                       :max-series max-series))
 
@@ -171,7 +172,8 @@ FUNCTION."
          (found (cons row (svref table place)))
          (rows (cons row (custom-rows custom))))
     (sb-thread:barrier (:write))
-    (sb-sys:without-interrupts          ; all or nothing, whatever unwinds this thread
+    ;; done completely or not at all, even if this thread is unwound
+    (sb-sys:without-interrupts
       (setf (svref table place) found
             (custom-rows custom) rows)
       (incf (custom-row-count custom)))
@@ -217,14 +219,15 @@ may."
        (< (abs number) 1000000000000000000)))
 
 (defun check-number (custom number)
-  "Signal MISUSE unless NUMBER is one that CUSTOM can take."
+  "Signal MISUSE unless CUSTOM can record NUMBER."
   (unless (countable-p number)
     (misuse "~S is not a number for ~A." number (custom-name custom))))
 
 (defun add (counter number &rest values)
-  "Add NUMBER, a real, to COUNTER, of MAKE-COUNTER, for which NUMBER must not be negative, or
-MAKE-UP-DOWN-COUNTER. VALUES are those of its attributes, in their order: strings, or objects that
-are shown as strings. Signal MISUSE for invalid arguments. From any thread."
+  "Add NUMBER, a real, to COUNTER, a value of MAKE-COUNTER or MAKE-UP-DOWN-COUNTER; for
+MAKE-COUNTER's it must not be negative. VALUES are the values of its attributes, in their order:
+strings, or objects that are shown as strings. Signal MISUSE for invalid arguments. From any
+thread."
   (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
     (misuse "~S is not a counter." counter))
   (check-number counter number)
@@ -290,8 +293,8 @@ ADD. From any thread."
                                   :value number)))))
 
 (defun all-rows (custom)
-  "The rows of CUSTOM, the oldest first, without those of a gauge in which a first number is about
-to be recorded."
+  "The rows of CUSTOM, the oldest first, without rows of a gauge whose first number is about to be
+recorded."
   (let ((rows (append (reverse (custom-rows custom))
                       (and (custom-overflow custom) (list (custom-overflow custom))))))
     (if (eq :gauge (custom-kind custom))

@@ -44,7 +44,7 @@ too, then the environment's, then the defaults."
                       (and service (list (cons "service.name" service)))
                       others
                       (list (cons "service.name" "unknown_service:clgrpc")
-                            ;; a process's cumulative counts must not be taken for another's
+                            ;; the cumulative counts of one process must not be taken for another's
                             (cons "service.instance.id" (new-instance-id))
                             (cons "telemetry.sdk.name" "clgrpc")
                             (cons "telemetry.sdk.language" "commonlisp")

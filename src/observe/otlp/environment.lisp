@@ -1,8 +1,8 @@
 ;;;; The environment's settings of an exporter (OpenTelemetry specification, "OpenTelemetry Protocol
 ;;;; Exporter" and "Environment Variable Specification"). A variable of one signal, such as
-;;;; OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, counts more than the one of all, OTEL_EXPORTER_OTLP_TIMEOUT.
-;;;; An empty variable counts as not set. A value that cannot be used is logged and ignored, as the
-;;;; specification asks.
+;;;; OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, has priority over the variable of all signals,
+;;;; OTEL_EXPORTER_OTLP_TIMEOUT. An empty variable counts as not set. A value that cannot be used is
+;;;; logged and ignored, as the specification asks.
 
 (in-package #:clgrpc.otlp)
 
@@ -11,7 +11,7 @@
   '(member :metrics :traces))
 
 (defconstant +collector-port+ 4317
-  "Where collectors listen for OTLP over gRPC.")
+  "The port on which collectors listen for OTLP over gRPC.")
 
 (defun variable-value (name get-variable)
   "The value of the variable NAME without white space around it, or nil if it has none."
@@ -32,8 +32,8 @@
   nil)
 
 (defun read-number (name value scale)
-  "VALUE, of the variable NAME, an integer from 0, times SCALE; nil, and a line in the log, if it is
-not one."
+  "The integer from 0 that VALUE, of the variable NAME, means, times SCALE; if VALUE is invalid,
+nil, and a line in the log."
   (if (and (<= 1 (length value) 12) (every #'digit-char-p value))
       (* scale (parse-integer value))
       (ignore-variable name value "must be an integer")))
@@ -51,8 +51,8 @@ not one."
 ;;; Lists of keys and values: headers, attributes of the resource
 
 (defun parse-pairs (text)
-  "The alist that TEXT, \"key=value,key=value\" with escapes as in URLs, means; :invalid if it is
-not of that form."
+  "The alist that TEXT means, \"key=value,key=value\" with escapes as in URLs; :invalid if it has
+another form."
   (loop with space = '(#\Space #\Tab)
         for item in (uiop:split-string text :separator ",")
         for trimmed = (string-trim space item)

@@ -3,9 +3,9 @@
 ;;;; application. The channel has no observer: its calls are neither measured nor traced.
 ;;;;
 ;;;; A round sends all present data, as BATCHes. After a failure that may pass, metrics are
-;;;; forgotten, since the next round reads them again and they are cumulative. If spans must wait,
-;;;; no others are taken meanwhile; so the waiting spans are bounded by the queues of the tracing,
-;;;; which count spans for which there is no room. Every dropped span is counted.
+;;;; forgotten, since the next round reads them again and they are cumulative. While spans wait, no
+;;;; further spans are taken; so waiting spans are bounded by the queues of the tracing, which count
+;;;; spans for which there is no room. Every dropped span is counted.
 ;;;;
 ;;;; LOCK guards the slots that other threads change or wait for: WANTED, DONE, RUNG, STOPPING. Only
 ;;;; the pipeline's thread changes the others; other threads read the counts.
@@ -13,7 +13,7 @@
 (in-package #:clgrpc.otlp)
 
 (defconstant +silence-seconds+ 60
-  "The log reports the same failure of a pipeline at most once in this time.")
+  "The shortest time between two reports in the log of the same failure of a pipeline.")
 
 (defstruct (batch (:constructor make-batch (contents items)) (:copier nil))
   "The contents of one request."
@@ -25,12 +25,12 @@
 
 (defstruct (tally (:copier nil))
   "The outcomes of the points or spans of a pipeline."
-  (exported 0 :type (unsigned-byte 62)) ; that the collector has taken
-  (rejected 0 :type (unsigned-byte 62)) ; that it has refused in an answer of status ok
+  (exported 0 :type (unsigned-byte 62)) ; items that the collector has accepted
+  (rejected 0 :type (unsigned-byte 62)) ; items that it has refused in an answer of status ok
   (dropped 0 :type (unsigned-byte 62))  ; of exports that failed for good or were not tried
-  (overflowed 0 :type (unsigned-byte 62)) ; that found the queue full, and were never taken
+  (overflowed 0 :type (unsigned-byte 62)) ; items that found the queue full, and were never taken
   (requests 0 :type (unsigned-byte 62)) ; exports that were tried
-  (failures 0 :type (unsigned-byte 62))) ; of these, that failed
+  (failures 0 :type (unsigned-byte 62))) ; of these, requests that failed
 
 (define-printer (tally tally)
   "~D exported, ~D rejected, ~D dropped" (tally-exported tally) (tally-rejected tally)
@@ -41,7 +41,7 @@
   (signal :metrics :type signal-name :read-only t) ; its signal
   (target "" :type string :read-only t) ; where the collector is
   (channel nil :read-only t)            ; to the collector
-  (metadata '() :type list :read-only t) ; that goes with each export
+  (metadata '() :type list :read-only t) ; the metadata of each export
   (timeout-seconds 10 :type (real (0)) :read-only t) ; of an export
   (interval-seconds 60 :type (real (0)) :read-only t) ; from one round to the next
   ;; a function without arguments that returns batches of the present data
@@ -52,15 +52,15 @@
   ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
   (export nil :type function :read-only t)
   (overflow nil :type function :read-only t) ; returns how many items have found no room
-  (queued (constantly 0) :type function :read-only t) ; returns how many items are to be taken
+  (queued (constantly 0) :type function :read-only t) ; returns how many items remain to be taken
   ;; a function of an outcome, a word, and its number of items; for the metrics
   (count nil :type function :read-only t)
   (keeps nil :type boolean :read-only t) ; batches that could not be sent are sent again
   (waiting '() :type list)              ; batches that are to be sent
   (failures 0 :type index)              ; in a row
   (tally (make-tally) :type tally :read-only t) ; the outcomes of its items
-  (told '() :type list)                 ; alist: events of the log, and when they may be logged
-                                        ; again
+  ;; an alist from events of the log to when each may be logged again
+  (told '() :type list)
   (random (loop:new-random-state) :type random-state :read-only t) ; for delays
   (thread nil)                          ; that runs it
   (lock (sb-thread:make-mutex :name "clgrpc otlp") :read-only t) ; of the slots below
@@ -90,7 +90,7 @@
              :target (pipeline-target pipeline) plist))))
 
 (defun count-items (pipeline fate items)
-  "ITEMS of PIPELINE have had this FATE, a keyword of TALLY."
+  "Count ITEMS of PIPELINE with this FATE, a keyword of TALLY."
   (let ((tally (pipeline-tally pipeline)))
     (ecase fate
       (:exported (incf (tally-exported tally) items))
@@ -101,7 +101,7 @@
     (funcall (pipeline-count pipeline) fate items)))
 
 (defun count-overflow (pipeline)
-  "Count the items that have found no room since this was called last."
+  "Count the items for which there was no room since the last call of this function."
   (let* ((tally (pipeline-tally pipeline))
          (items (- (funcall (pipeline-overflow pipeline)) (tally-overflowed tally))))
     (when (plusp items)
@@ -123,7 +123,7 @@
 ;;; Sending
 
 (defun export-batch (pipeline batch)
-  "Send BATCH of PIPELINE, and count it. Signal an error if that fails."
+  "Send BATCH of PIPELINE, and count its items. Signal an error if that fails."
   (multiple-value-bind (rejected why)
       (let ((request (funcall (pipeline-request pipeline) (batch-contents batch))))
         (incf (tally-requests (pipeline-tally pipeline)))
@@ -138,7 +138,7 @@
         (tell pipeline :warning :otlp-rejected :items rejected :reason why)))))
 
 (defun failure-reason (error channel)
-  "The reason why an export by CHANNEL failed with ERROR. For a deadline it is the reason why
+  "The reason why an export by CHANNEL failed with ERROR. For a deadline this is the reason why
 CHANNEL had no connection meanwhile, if that is known."
   (let ((reason (and (eq :deadline-exceeded (status:rpc-error-status error))
                       (loop for address in (calling:channel-addresses channel)
@@ -146,8 +146,8 @@ CHANNEL had no connection meanwhile, if that is known."
     (format nil "~A~@[: ~A~]" (status:rpc-error-message error) reason)))
 
 (defun sift-batch (pipeline batch error)
-  "BATCH, the first that waits in PIPELINE, has ended with ERROR. If that is because some of its
-items cannot be encoded, drop these, let the others wait in its place, and return true."
+  "BATCH, the first that waits in PIPELINE, has ended with ERROR. If the reason is that some items
+cannot be encoded, drop these, let the others wait in the batch's place, and return true."
   (let* ((sift (pipeline-sift pipeline))
          (contents (batch-contents batch))
          (sound (and sift (typep error 'error) (funcall sift contents))))
@@ -159,8 +159,8 @@ items cannot be encoded, drop these, let the others wait in its place, and retur
       t)))
 
 (defun try-batch (pipeline batch)
-  "Send BATCH of PIPELINE. Return :done if it has ended, successfully or not; :sifted if a part of
-it waits in its place; or the seconds to wait until it may be tried again."
+  "Send BATCH of PIPELINE. Return :done if the export has ended, successfully or not; :sifted if a
+part of the batch waits in its place; or the seconds to wait until the batch may be tried again."
   (flet ((fail ()
            (incf (tally-failures (pipeline-tally pipeline)))
            (incf (pipeline-failures pipeline))
@@ -194,7 +194,7 @@ it waits in its place; or the seconds to wait until it may be tried again."
 
 (defun send-waiting (pipeline)
   "Send the batches that wait in PIPELINE. Return nil if nothing waits any more, or the seconds to
-wait until the first may be tried again."
+wait until the first batch may be tried again."
   (loop
     (let ((batch (first (pipeline-waiting pipeline))))
       (when (null batch) (return nil))
@@ -216,7 +216,8 @@ more, or the seconds to wait until the next round."
     (count-overflow pipeline)))
 
 (defun try-round (pipeline)
-  "RUN-ROUND, with its errors handled, and a full heap, which would end the thread."
+  "As RUN-ROUND, but errors, and the exhaustion of the heap, are handled: they would end the
+thread."
   (handler-case (run-round pipeline)
     ((or error storage-condition) (error)
       (incf (pipeline-failures pipeline))
@@ -226,8 +227,8 @@ more, or the seconds to wait until the next round."
 ;;; The thread
 
 (defun await-round (pipeline due-ns tried)
-  "Wait until DUE-NS, or until there is an earlier reason for a round of PIPELINE: a flush other
-than TRIED, the number of the last that was tried, or a batch. Return the number of the last
+  "Wait until DUE-NS, or until there is an earlier reason for a round of PIPELINE: a batch, or a
+flush with another number than TRIED, the last that was tried. Return the number of the last
 requested flush; nil if the thread must end."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (loop until (or (pipeline-stopping pipeline)
@@ -240,7 +241,7 @@ requested flush; nil if the thread must end."
          (pipeline-wanted pipeline))))
 
 (defun end-flush (pipeline number)
-  "The flush NUMBER of PIPELINE, and all before it, have happened."
+  "Note that the flush NUMBER of PIPELINE, and all earlier flushes, are done."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (setf (pipeline-done pipeline) (max number (pipeline-done pipeline)))
     (sb-thread:condition-broadcast (pipeline-bell pipeline))))
@@ -272,7 +273,7 @@ requested flush; nil if the thread must end."
 that is past."
   (let ((next (+ due-ns interval-ns))
         (now (loop:world-now)))
-    (cond ((< now due-ns) due-ns)       ; a round before its time
+    (cond ((< now due-ns) due-ns)       ; this round was early
           ((< now next) next)
           (t (+ now interval-ns)))))
 

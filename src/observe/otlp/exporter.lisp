@@ -10,9 +10,10 @@
 
 (defclass otlp-exporter ()
   ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two
-   (metrics :initarg :metrics :reader exporter-metrics) ; in which it counts, or nil
-   (tracing :initarg :tracing :reader exporter-tracing) ; whose spans are exported, or nil
-   (ring :initform nil :accessor exporter-ring)) ; that it has as the ON-BATCH of TRACING, or nil
+   (metrics :initarg :metrics :reader exporter-metrics) ; the metrics in which it counts, or nil
+   ;; the tracing whose spans are exported, or nil
+   (tracing :initarg :tracing :reader exporter-tracing)
+   (ring :initform nil :accessor exporter-ring)) ; its function as the ON-BATCH of TRACING, or nil
   (:documentation "A sender of metrics and spans to a collector: see MAKE-OTLP-EXPORTER."))
 
 (define-printer (exporter otlp-exporter)
@@ -20,8 +21,8 @@
 
 ;;; The exporter's own metrics
 
-;; Each series is there from the begin, at 0: Prometheus sees no increase in a series that appears
-;; with all that was lost.
+;; Each series exists from the beginning, at 0: if a series appeared only with the first loss,
+;; Prometheus would not see an increase.
 
 (defun zeroed-counter (metrics name outcomes &rest options)
   "A counter NAME of METRICS, by signal and one of OUTCOMES, at 0 for each."
@@ -44,8 +45,8 @@
                   :text "Exports to the collector that were tried, by how they ended."))
 
 (defun new-board (metrics)
-  "A gauge of items that wait for a collector, among METRICS: a list whose first element is the list
-of pipelines that it reads, changed atomically."
+  "Make a gauge, in METRICS, of items that wait for a collector; return a list whose first element,
+changed atomically, is the list of pipelines that the gauge reads."
   (let ((board (list '())))
     (metrics:make-gauge
      metrics "clgrpc.otlp.waiting" :unit "{item}" :attributes '("signal")
@@ -59,7 +60,8 @@ of pipelines that it reads, changed atomically."
     board))
 
 (defun watch-pipelines (metrics pipelines watched)
-  "If WATCHED is true let the gauge of METRICS, or nil, ask PIPELINES; else let it stop that."
+  "If WATCHED is true, let the gauge of METRICS (or nil) read PIPELINES; else let it read them no
+more."
   (let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
     (when board
       (sb-ext:atomic-update (car board)
@@ -91,7 +93,7 @@ and SLOTS."
              :channel (client:make-channel
                        address :credentials credentials
                        :compression (or compression (read-compression signal get-variable))
-                       :max-client-loops 1024 ; one of its own
+                       :max-client-loops 1024 ; a loop of its own
                        :backoff-maximum-seconds +longest-back-off-seconds+)
              :metadata (append headers
                                (remove-if (lambda (key) (assoc key headers :test #'string-equal))
@@ -146,7 +148,7 @@ the reason."
   (let ((limit (or (getf options :batch-spans)
                    (positive (read-count "OTEL_BSP_MAX_EXPORT_BATCH_SIZE" get-variable))
                    512))
-        (before (trace:spans-dropped tracing))) ; an exporter before this one has counted them
+        (before (trace:spans-dropped tracing))) ; an earlier exporter has counted these
     (new-pipeline
      :traces target metrics options get-variable
      :interval-seconds (or (getf options :span-interval)
@@ -191,21 +193,22 @@ the reason."
           compression credentials resource)
   "Return an exporter, which sends METRICS, a value of MAKE-METRICS, and the spans of TRACING, a
 value of MAKE-TRACING, to an OpenTelemetry collector at TARGET, by OTLP over gRPC, until
-STOP-EXPORTER. TARGET is a channel's target, or a URL with http or https. With nil the environment
-gives it, or else it is http://localhost:4317. Metrics are sent every INTERVAL seconds (a real, by
-default 60), spans every SPAN-INTERVAL (5) or as soon as a batch waits, BATCH-SPANS (512) in a
-request. An export may take TIMEOUT seconds (10); if it fails and may succeed later, it is tried
-again, after longer and longer pauses, or when the collector requests it. HEADERS is metadata for
-each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for MAKE-CHANNEL. RESOURCE is
-an alist of attributes, strings and values, that identify this process, such as ((\"service.name\" .
-\"shop\")). Missing arguments come from the environment, by OpenTelemetry's variables:
-OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY, OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
-OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER. The exporter works on threads of
-its own, so calls do not wait for it; its own calls are neither measured nor traced. While the
-collector cannot be reached, spans wait in the queues of TRACING, and those that find no room are
-counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log give their number. Signal
-MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any thread."
+STOP-EXPORTER. TARGET is a channel's target, or a URL with http or https. If TARGET is nil, the
+environment gives the target; the default is http://localhost:4317. Metrics are sent every INTERVAL
+seconds (a real, by default 60), spans every SPAN-INTERVAL (5) or as soon as a batch waits,
+BATCH-SPANS (512) in a request. An export may take TIMEOUT seconds (10); if it fails and may succeed
+later, it is tried again, after longer and longer pauses, or when the collector requests it. HEADERS
+is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
+MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that identify this process,
+such as ((\"service.name\" . \"shop\")). Missing arguments come from the environment, by
+OpenTelemetry's variables: OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME,
+OTEL_RESOURCE_ATTRIBUTES, OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY,
+OTEL_BSP_MAX_EXPORT_BATCH_SIZE, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
+The exporter works on threads of its own, so calls do not wait for it; its own calls are neither
+measured nor traced. While the collector cannot be reached, spans wait in the queues of TRACING, and
+those that find no room are counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log
+give their number. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From
+any thread."
   (declare (ignore interval span-interval batch-spans timeout headers compression credentials))
   (check-exporter-options metrics tracing options)
   (let* ((get-variable #'sb-ext:posix-getenv)
@@ -228,8 +231,9 @@ MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any t
     exporter))
 
 (define-keyword-function flush-exporter (exporter &key (timeout 10))
-  "Make EXPORTER, of MAKE-OTLP-EXPORTER, send all present data; wait until the collector has them,
-TIMEOUT seconds (a real) at most. Return true if it has them. Not on an event loop's thread."
+  "Make EXPORTER, of MAKE-OTLP-EXPORTER, send all present data; wait until the collector has the
+data, for at most TIMEOUT seconds (a real). Return true if it has all of them. Not on an event
+loop's thread."
   (check-type timeout (real 0))
   (let* ((end-ns (loop:notice-end timeout))
          (numbers (mapcar #'ask-for-flush (exporter-pipelines exporter))))
@@ -238,8 +242,8 @@ TIMEOUT seconds (a real) at most. Return true if it has them. Not on an event lo
 
 (define-keyword-function stop-exporter (exporter &key (timeout 10))
   "End EXPORTER, of MAKE-OTLP-EXPORTER, once it has sent all waiting data, after at most TIMEOUT
-seconds (a real); unsent data is dropped and counted. Return true if it could send all. A stopped
-exporter stays stopped. Not on an event loop's thread."
+seconds (a real); unsent data is dropped and counted. Return true if it could send all data. A
+stopped exporter stays stopped. Not on an event loop's thread."
   (prog1 (flush-exporter exporter :timeout timeout)
     (loop:forget-ending exporter)
     (let ((tracing (exporter-tracing exporter)))
@@ -251,11 +255,11 @@ exporter stays stopped. Not on an event loop's thread."
 
 (defun exporter-statistics (exporter)
   "Return the counts of EXPORTER, of MAKE-OTLP-EXPORTER, as a plist: for each signal, :metrics or
-:traces, a plist of the numbers of points or spans. They are accepted by the collector (:exported),
-refused by it (:rejected), lost with an export that failed for good (:dropped), lost because too
-many waited (:overflowed), or waiting to be sent again (:waiting). The numbers of :requests tried,
-and of :failures among these, are there as well. Metrics are cumulative, so a failure loses none.
-From any thread."
+:traces, a plist of the numbers of points or spans. The numbers are of items that the collector
+accepted (:exported) or refused (:rejected), that were lost with an export that failed for good
+(:dropped) or because too many waited (:overflowed), and that wait to be sent again (:waiting).
+:REQUESTS is the number of exports tried, :FAILURES the number of these that failed. Metrics are
+cumulative, so a failure loses none. From any thread."
   (loop for pipeline in (exporter-pipelines exporter)
         for tally = (pipeline-tally pipeline)
         append (list (pipeline-signal pipeline)

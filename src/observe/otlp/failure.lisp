@@ -18,8 +18,8 @@
   "The statuses after which OTLP has a client send again.")
 
 (defun told-delay (error)
-  "The seconds that the collector asks us to wait after ERROR, 0 if it asks us to wait but does not
-say how long, nil if it does not ask."
+  "The seconds that the collector, in ERROR, asks us to wait; 0 if it does not say how long; nil if
+it does not ask us to wait."
   (let ((info (status:rpc-error-detail error 'google.rpc:retry-info)))
     (when info
       (let ((delay (google.rpc:retry-info-retry-delay info)))
@@ -31,7 +31,7 @@ say how long, nil if it does not ask."
   "True if a request that has failed with ERROR, an RPC-ERROR, should be sent again."
   (let ((status (status:rpc-error-status error)))
     (or (and (member status *retryable*) t)
-        ;; only if the collector says that it will have room
+        ;; only if the collector asks us to wait
         (and (eq :resource-exhausted status)
              (told-delay error)
              t))))

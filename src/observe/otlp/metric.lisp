@@ -8,7 +8,7 @@
   "A point takes some 100 to 500 octets, and collectors accept messages of 4 MiB by default.")
 
 (defun hex-octets (text length)
-  "The LENGTH octets written in TEXT, hexadecimal digits; no octets if TEXT is anything else."
+  "The LENGTH octets that TEXT, hexadecimal digits, means; no octets if TEXT is anything else."
   (if (and (stringp text)
            (= (* 2 length) (length text))
            (every (lambda (char) (digit-char-p char 16)) text))

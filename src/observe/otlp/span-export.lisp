@@ -3,8 +3,8 @@
 (in-package #:clgrpc.otlp)
 
 (defun span-flags (context remote)
-  "The field flags of a span or link: those of CONTEXT; that it is known whether the parent is of
-another process; and, if REMOTE, that it is."
+  "The field flags of a span or link: the flags of CONTEXT; the flag that the parent's process is
+known to be this one or another; and, if REMOTE is true, the flag that it is another."
   (logior (ldb (byte 8 0) (trace:context-flags context)) #x100 (if remote #x200 0)))
 
 (defun event-message (event)

@@ -6,9 +6,9 @@
 ;;;; A context has the text in the form in which it is passed on. The properties of a member, after
 ;;;; a semicolon, are passed on unchanged and are not shown to the user. A text is truncated between
 ;;;; members if it would be longer than +MOST-BAGGAGE-OCTETS+ or have more than
-;;;; +MOST-BAGGAGE-MEMBERS+, the least that the recommendation requires to be passed on; a malformed
-;;;; member is omitted. Of a baggage in several headers +MOST-JOINED-OCTETS+ are passed on: by HPACK
-;;;; a peer can make us join these, and handlers read them, in each request of a few octets.
+;;;; +MOST-BAGGAGE-MEMBERS+, the least limits that the recommendation permits; a malformed member is
+;;;; omitted. Of a baggage in several headers only +MOST-JOINED-OCTETS+ are passed on: by HPACK a
+;;;; request of a few octets can make us join these headers, and make handlers read them.
 
 (in-package #:clgrpc.trace)
 
@@ -43,7 +43,7 @@
   (string-trim '(#\Space #\Tab) text))
 
 (defun member-name (member)
-  "The name of MEMBER, a text; nil if it is not one."
+  "The name of MEMBER, a text; nil if MEMBER is malformed."
   (let* ((semicolon (position #\; member))
          (equals (position #\= member :end semicolon))
          (name (and equals (trimmed (subseq member 0 equals)))))
@@ -63,7 +63,7 @@
         do (setf start (1+ comma))))
 
 (defun joined-members (members)
-  "MEMBERS as a baggage, without those at the end that are too much."
+  "MEMBERS as a baggage, without the last ones if the limits are exceeded."
   (let ((text (make-string-output-stream)) (octets 0))
     (loop for member in members
           repeat +most-baggage-members+
@@ -87,7 +87,7 @@
                            (and cut (baggage-members (subseq text 0 cut)))))))))
 
 (define-hot trimmed-part ((text simple-string) (start index) (end index)) (values index index)
-  "Where TEXT from START to END begins and ends without the blanks around it."
+  "Two values: where TEXT from START to END begins and ends without the blanks around it."
   (with-text-type (text)
     (loop while (and (< start end) (space-or-tab-p (schar text start))) do (incf start))
     (loop while (and (< start end) (space-or-tab-p (schar text (1- end)))) do (decf end)))
@@ -99,8 +99,8 @@
     (subseq text start end)))
 
 (defun map-members (function text)
-  "Call FUNCTION with START, EQUALS and END of each member of TEXT, a baggage whose members are as
-they should be."
+  "Call FUNCTION with START, EQUALS and END of each member of TEXT, a baggage whose members are
+valid."
   (loop with length = (length text)
         for start = 0 then (1+ end)
         while (< start length)
@@ -119,8 +119,8 @@ they should be."
           (subseq text start end)))))
 
 (defun baggage-alist (text)
-  "The names and values of TEXT, a baggage as READ-BAGGAGE returns it. A peer can cause that with a
-few octets, if handlers request it: so members are not tested again."
+  "The names and values of TEXT, a baggage as READ-BAGGAGE returns it. A peer can cause this work
+with a few octets, if handlers call this; so members are not checked again."
   (let ((alist '()))
     (map-members (lambda (start equals end)
                    (let ((value (member-value text equals end)))
@@ -139,8 +139,8 @@ escaped."
                  (format stream "%~2,'0X" octet)))))
 
 (defun baggage-with (text name value)
-  "TEXT, a baggage as READ-BAGGAGE returns it, in which NAME has VALUE, a string; nothing if that is
-nil."
+  "TEXT, a baggage as READ-BAGGAGE returns it, in which NAME has VALUE, a string; without NAME if
+VALUE is nil."
   (let ((members '()))
     (map-members (lambda (start equals end)
                    (unless (string= name (text-part text start equals))

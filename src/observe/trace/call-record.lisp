@@ -2,23 +2,23 @@
 ;;;; span or call that is current on its thread, since the call may begin on another; that is the
 ;;;; call's parent. A record has its ids as words and makes a context from them only when one is
 ;;;; requested, so that a client's call that is not recorded costs little. A server's call on the
-;;;; wire has no record before its context is requested: the decision whether to record it follows
-;;;; from its metadata, or its id is chosen so that it follows from the id.
+;;;; wire has no record before its context is requested: its metadata determine whether it is
+;;;; recorded, or else its id, which is chosen for that.
 
 (in-package #:clgrpc.trace)
 
 (declaim (inline make-record))          ; so that ids stay words
 (defstruct (record (:include span-context) (:copier nil))
   "The data of tracing about a call."
-  (tracing nil :type tracing :read-only t) ; whose calls these are
+  (tracing nil :type tracing :read-only t) ; the tracing of these calls
   (queue nil :type queue :read-only t)  ; of the call's loop
   (parent nil :type (or null trace-context) :read-only t) ; of the call's span
-  (baggage "" :type simple-string :read-only t) ; the baggage that goes on with the call
+  (baggage "" :type simple-string :read-only t) ; the baggage that is passed on with the call
   (span nil :type (or null span))       ; nil if the trace is not recorded
-  (made nil :type (or null trace-context)) ; the context, once it was asked for
+  (made nil :type (or null trace-context)) ; the context, once it has been requested
   (tries '() :type list)                ; (KEY . SPAN) of the attempts under way, newest first, if
                                         ; the trace is recorded
-  (attempts 0 :type index))             ; how many of these have begun
+  (attempts 0 :type index))             ; how many attempts have begun
 
 (declaim (sb-ext:freeze-type record))
 
@@ -27,7 +27,7 @@
     (princ (record-context record) stream)))
 
 (defun record-state (record)
-  "The tracestate of RECORD's call, that of its parent."
+  "The tracestate of RECORD's call, which is its parent's."
   (if (record-parent record) (context-state (record-parent record)) ""))
 
 (defun record-context (record)
@@ -40,7 +40,7 @@
                                 :baggage (record-baggage record)))))
 
 (define-hot (known-record :inline t) ((call call)) t
-  "The note about CALL: its RECORD; the parent's context while it has not begun; nil if it is not
+  "The note about CALL: its RECORD; before it begins the context of its parent; nil if it is not
 traced or, at a server on the wire, not recorded."
   (declare (inline call-value))
   (values (call-value call 'record)))
@@ -51,7 +51,7 @@ any thread."
   (rpc:late-value call 'record))
 
 (define-hot seeded-ids ((queue queue)) ids
-  "The ids of QUEUE, which begin now unless they have begun. On its loop."
+  "The source of QUEUE's ids, initialized now unless it has been. On its loop."
   (let ((ids (queue-ids queue)))
     (when (zerop (ids-seed ids))
       (setf (ids-seed ids) (chance-seed (loop:event-loop-random (queue-loop queue)))))
@@ -59,9 +59,9 @@ any thread."
 
 (define-hot begin-record ((tracing tracing) (queue queue) (parent (or null trace-context)) low)
     record
-  "A record of TRACING for a call on QUEUE's loop with PARENT, or nil; it has no span. Without
-PARENT, or if PARENT has no data, its trace is new, and LOW, unless that is nil, is the lower half
-of its id."
+  "A record of TRACING, without a span, for a call on QUEUE's loop with PARENT, which may be nil.
+Without PARENT, or if PARENT has no data, its trace is new, and LOW, unless that is nil, is the
+lower half of its id."
   (let* ((shared (null (queue-loop queue)))
          (ids (if shared (queue-ids queue) (seeded-ids queue)))
          (baggage (if parent (context-baggage parent) "")))

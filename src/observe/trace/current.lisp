@@ -5,18 +5,20 @@
 ;;;; So a span does not affect a handler that runs within its caller's WITH-SPAN, nor one that a
 ;;;; waiting handler's thread runs.
 ;;;;
-;;;; A callback of a client's call runs with that call as the current one. Its calls have the call's
-;;;; own parent, as if they were made at the same place; if the call is a root, it is their parent.
-;;;; Functions attached to futures keep the span that was current when they were attached.
+;;;; A callback of a client's call runs with that call as the current one. Calls that the callback
+;;;; makes have the same parent as that call, as if they were made at the same place; if that call
+;;;; is a root, it is their parent. Functions attached to futures keep the span that was current
+;;;; when they were attached.
 
 (in-package #:clgrpc.trace)
 
 (defstruct (scope (:constructor make-scope (call context tracing span)) (:copier nil))
   "The context that WITH-SPAN, or a future, has made current."
-  (call nil :type (or null call) :read-only t) ; that must be current for this to count
+  (call nil :type (or null call) :read-only t) ; the scope counts only while this call is current
   (context nil :type (or null trace-context) :read-only t) ; the current span or context
-  (tracing nil :type (or null tracing) :read-only t) ; whose spans those below are
-  (span nil :type (or null span) :read-only t)) ; of the context, if it is recorded and here
+  (tracing nil :type (or null tracing) :read-only t) ; the tracing of spans below it
+  ;; the context's span, if it is recorded in this process
+  (span nil :type (or null span) :read-only t))
 
 (declaim (sb-ext:freeze-type scope))
 
@@ -79,7 +81,8 @@ From any thread."
           (and (record-p record) (record-span record))))))
 
 (defun carry (function)
-  "FUNCTION of two arguments, for a later time and another thread, with the present current span."
+  "A function that calls FUNCTION, which has two arguments, with the present current span, later and
+perhaps on another thread."
   (declare (type function function))
   (let ((context (current-context)))
     (if (null context)
@@ -114,7 +117,7 @@ From any thread."
     (dolist (context links) (add-link span context '()))
     (unwind-protect
          (let ((*scope* (make-scope method:*call* (record-context record) tracing span)))
-           ;; also what is no ERROR, such as the timeout of a WITH-TIMEOUT around BODY
+           ;; also conditions other than an ERROR, such as the timeout of a WITH-TIMEOUT around BODY
            (handler-bind ((serious-condition (lambda (condition) (setf failure condition))))
              (multiple-value-prog1 (funcall function)
                (setf done t))))
@@ -142,8 +145,8 @@ and spans that begin there. OPTIONS are:
 :KIND        :internal (the default), :server, :client, :producer or :consumer
 :ATTRIBUTES  names and values, by turns
 :LINKS       contexts of other spans
-:PARENT      a context or nil, instead of the current one, as work on another thread needs it
-:TRACING     a value of MAKE-TRACING, instead of that of the parent or the last that was made
+:PARENT a context or nil, instead of the current one, for work on another thread :TRACING a value of
+MAKE-TRACING, instead of that of the parent or the last that was made
 
 An error that leaves BODY is the span's status. The span is recorded if the sampler decides so;
 without tracing only BODY is evaluated. From any thread."
@@ -154,8 +157,8 @@ without tracing only BODY is evaluated. From any thread."
 
 (defun set-span-attribute (name value)
   "Give the current span the attribute NAME, a string, with VALUE: a string, a number, T, NIL or a
-vector of such. Nothing happens if the current span is not recorded. Return VALUE. Signal MISUSE for
-another value. From any thread."
+vector of these. Nothing happens if the current span is not recorded. Return VALUE. Signal MISUSE
+for another value. From any thread."
   (let ((span (current-span)))
     (when span (put-attribute span name value))
     value))
@@ -206,7 +209,7 @@ octets if they come in several headers. Signal MISUSE for other entries. From an
 ;;; Ids for logs and exemplars
 
 (defun call-ids (call)
-  "A plist of the trace id and the span id of CALL, nil if it is not traced."
+  "A plist of the trace id and the span id of CALL; nil if CALL is not traced."
   (let ((record (call-record call)))
     (when (record-p record)
       (let ((context (record-context record)))

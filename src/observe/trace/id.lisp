@@ -17,8 +17,8 @@
   (print-unreadable-object (ids stream :type t :identity t)))
 
 (define-hot (step-ids :inline t) ((ids ids) (shared boolean)) id
-  "The next number of IDS, which several threads may use at once if SHARED is true. The shared state
-stays the same in a saved image, so the seed of the process is added to it."
+  "The next number of IDS; if SHARED is true, several threads may use IDS at once. A saved image
+keeps the shared state, so the seed of the process is added to it."
   (mixed-word
    (if shared
        (ldb (byte 64 0) (+ (sb-ext:atomic-incf (ids-seed ids) +signed-golden-step+)
@@ -26,7 +26,7 @@ stays the same in a saved image, so the seed of the process is added to it."
        (setf (ids-seed ids) (ldb (byte 64 0) (+ (ids-seed ids) +golden-step+))))))
 
 (define-hot (next-id :inline t) ((ids ids) (shared boolean)) id
-  "A new id of IDS, which is not 0; SHARED as for STEP-IDS."
+  "A new id of IDS, other than 0; SHARED is as for STEP-IDS."
   (loop
     (let ((id (step-ids ids shared)))
       (declare (type id id))
@@ -58,8 +58,8 @@ not digits."
   nil)
 
 (define-hot read-hex ((octets octets) (start index) (end index)) (or null id)
-  "The number written in the octets from START to END, up to 16 hexadecimal digits; nil if one is
-not such a digit."
+  "The number that the octets from START to END, up to 16 hexadecimal digits, mean; nil if one of
+them is not such a digit."
   (let ((n 0))
     (declare (type id n))
     (loop for i of-type index from start below end

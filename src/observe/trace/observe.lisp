@@ -1,23 +1,22 @@
 ;;;; The spans of calls, as specified by gRFC A72.
 ;;;;
-;;;;   Sent.<service>.<method>      a client's call, however often it is tried
-;;;;     Attempt.<service>.<method> one try of it: its context is what its server gets
-;;;;       Recv.<service>.<method>  the call at the server
+;;;;   Sent.<service>.<method> a client's call, with all of its attempts Attempt.<service>.<method>
+;;;;     one attempt: the server gets its context Recv.<service>.<method> the call at the server
 ;;;;
 ;;;; A client's call finds its parent on the thread of its stub (CALL-MADE); everything else happens
 ;;;; on its loop. On the wire the interceptors of attempts report each attempt before its headers
-;;;; are sent and when it has ended. Within the image observers do, and the server finds its parent
-;;;; in the client's end of the call. A call that is not recorded has no spans; its context is still
-;;;; sent.
+;;;; are sent and when it has ended. Within the image observers report attempts, and the server
+;;;; finds its parent in the client's end of the call. A call that is not recorded has no spans; its
+;;;; context is still sent.
 ;;;;
-;;;; Messages are events of the attempt's span, or the server's, by their number from 0. On a call
-;;;; that is hedged those that are sent count for the newest attempt.
+;;;; Messages are events of the attempt's span, or of the server's, numbered from 0. On a hedged
+;;;; call, sent messages count for the newest attempt.
 
 (in-package #:clgrpc.trace)
 
 (defun span-title (kind call)
-  "The name of a span of CALL: KIND, \"Sent\", \"Attempt\" or \"Recv\", and the method, \"other\" if
-it is not known."
+  "The name of a span of CALL: KIND, \"Sent\", \"Attempt\" or \"Recv\", and the method, or \"other\"
+if the method is unknown."
   (let ((path (call-path call)))
     (if path
         (substitute #\. #\/ (concatenate 'string kind path))
@@ -83,7 +82,7 @@ beginning."
 ;;; Attempts
 
 (defun note-delays (record call attempt-span)
-  "The first attempt of CALL, on the wire, begins: record the waits before it."
+  "The first attempt of CALL begins on the wire: record how long it had to wait."
   (when (client:waited-p call)
     (when (getf (rpc:call-stages call) :resolve)
       (add-event (record-span record) "Delayed name resolution complete" '()))
@@ -161,7 +160,7 @@ beginning."
           (t (record-context record)))))
 
 (defun note-server-record (call record sampled)
-  "Note RECORD as the record of CALL, a server's call. It gets a span if SAMPLED is true."
+  "Note RECORD as the record of CALL, a server's call. If SAMPLED is true, the record gets a span."
   (setf (call-value call 'record) record)
   (when sampled
     (let ((span (begin-record-span record (span-title "Recv" call) :server))
@@ -185,7 +184,7 @@ record."
           (when (or sampled inner) (note-server-record call record sampled)))
         (let ((low (next-id (seeded-ids queue) nil)))
           (when (< (ash low -1) (tracing-bound tracing))
-            ;; LOW is allocated only here
+            ;; LOW is allocated only in this case
             (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
               (note-server-record call (begin-record tracing queue nil low) t))))))
   nil)
@@ -196,7 +195,7 @@ record."
     (and method (method:rpc-method-quiet (the method:rpc-method method)))))
 
 (defun unrecorded-record (tracing call)
-  "The record of CALL, a server's on the wire of which TRACING records nothing, for requests of its
+  "The record of CALL, a server's call on the wire that TRACING does not record, for requests of its
 context. From any thread."
   (let* ((queue (tracing-shared tracing))
          (parent (extract (tracing-propagators tracing) (rpc:call-fields call)))
@@ -212,7 +211,7 @@ context. From any thread."
 
 (defun add-message-event (span inbound number octets plain)
   "Add an event to SPAN: a message of OCTETS, its NUMBERth, was received if INBOUND, else sent.
-PLAIN is the value of TOLD-SIZE for it."
+PLAIN is the value of TOLD-SIZE for the message."
   (flet ((event (compressed &rest sizes)
            (add-event span
                       (cond ((not compressed) (if inbound "Inbound message" "Outbound message"))
@@ -244,7 +243,7 @@ PLAIN is the value of TOLD-SIZE for it."
 ;;; The observers
 
 (defun client-observer (tracing queue)
-  "The observer of a channel whose calls are on QUEUE's loop."
+  "The observer for channels whose calls are on QUEUE's loop."
   (let ((inner (null (queue-loop queue))))
     (rpc:make-observer :trusted t
      :call-made #'note-parent
@@ -287,20 +286,20 @@ PLAIN is the value of TOLD-SIZE for it."
      &allow-other-keys)
   "Return tracing, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, alone or in a
 list of observers. Their calls get spans as in gRFC A72, which wait for an exporter, and carry trace
-contexts. SAMPLER determines which traces are recorded: :always-on, :always-off, (:trace-id-ratio
-RATIO) with a ratio from 0 to 1, or (:parent-based ROOT &key remote-parent-sampled
-remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), each a sampler, which
-follows the parent's decision, or that of ROOT without a parent; or a function of the parent (a
-context or nil) and the 16 octets of the trace id, called on the call's loop. If that signals an
-error, it goes to the log, and the trace is not recorded. PROPAGATORS are the forms in which
-contexts are sent; the first form that a call has is read: :tracecontext (traceparent and tracestate
-of W3C Trace Context) and :grpc-trace-bin. With :baggage in the list, WITH-BAGGAGE's entries are
-sent and read (W3C Baggage). ON-BATCH is a function without arguments that is called, on the loop,
-when :batch-spans spans wait; it must not wait. With SEMANTIC-CONVENTIONS spans of calls also have
-the attributes of OpenTelemetry's conventions for gRPC, by which its backends group: rpc.system,
-rpc.service, rpc.method, rpc.grpc.status_code, network.peer.address and network.peer.port. All other
-OPTIONS are rows of the options table as keywords. Signal MISUSE for a wrong argument. From any
-thread."
+contexts. SAMPLER determines which traces are recorded: :always-on; :always-off; (:trace-id-ratio
+RATIO) with a ratio from 0 to 1; or (:parent-based ROOT &key remote-parent-sampled
+remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), all of these samplers,
+which follows the parent's decision or, without a parent, that of ROOT. It may also be a function of
+the parent (a context or nil) and the 16 octets of the trace id, called on the call's loop. If the
+function signals an error, that goes to the log, and the trace is not recorded. PROPAGATORS are the
+forms in which contexts are sent; the first form that a call has is read: :tracecontext (traceparent
+and tracestate of W3C Trace Context) and :grpc-trace-bin. With :baggage in the list, WITH-BAGGAGE's
+entries are sent and read (W3C Baggage). ON-BATCH is a function without arguments that is called, on
+the loop, when :batch-spans spans wait; it must not wait. With SEMANTIC-CONVENTIONS spans of calls
+also have the attributes of OpenTelemetry's conventions for gRPC, by which its backends group:
+rpc.system, rpc.service, rpc.method, rpc.grpc.status_code, network.peer.address and
+network.peer.port. All other OPTIONS are rows of the options table as keywords. Signal MISUSE for a
+wrong argument. From any thread."
   (let* ((limits (apply #'make-tracing-options
                         (loop for (name value) on options by #'cddr
                               unless (member name '(:sampler :propagators :on-batch

@@ -1,8 +1,8 @@
 ;;;; Which traces are recorded, in OpenTelemetry's terms: always_on, always_off, traceidratio, and
 ;;;; parentbased, which follows the decision received with the parent, so that a trace is recorded
 ;;;; completely or not at all. The ratio depends on the trace id alone, on the same bits as in
-;;;; OpenTelemetry's implementations: services with the same ratio choose the same traces. Pure, but
-;;;; that an error in a user's function goes to the log.
+;;;; OpenTelemetry's implementations: services with the same ratio choose the same traces. All of it
+;;;; is pure, except that errors in users' functions go to the log.
 
 (in-package #:clgrpc.trace)
 
@@ -12,7 +12,8 @@ the span must be recorded."
   'function)
 
 (defun ratio-bound (ratio)
-  "Of traces below this, by the lower half of their id without its last bit, RATIO are recorded."
+  "The bound for RATIO: a trace is recorded if the lower half of its id, without the last bit, is
+less than this."
   (floor (* (rational ratio) (ash 1 63))))
 
 (defun ratio-sampler (ratio)
@@ -27,8 +28,8 @@ the span must be recorded."
                               (remote-parent-not-sampled :always-off)
                               (local-parent-sampled :always-on)
                               (local-parent-not-sampled :always-off))
-  "The sampler parentbased: ROOT for spans without a parent, the others for those whose parent is,
-or is not, in another process and is, or is not, recorded."
+  "The sampler parentbased: ROOT decides for spans without a parent, the others for spans whose
+parent is remote or local, and sampled or not."
   (let ((root (find-sampler root))
         (remote (find-sampler remote-parent-sampled))
         (not-remote (find-sampler remote-parent-not-sampled))
@@ -77,8 +78,8 @@ or is not, in another process and is, or is not, recorded."
         (t (root-bound (second form)))))
 
 (defun id-beyond (id bound)
-  "ID, changed if need be so that a trace with this lower half of its id is not recorded under
-BOUND, a value of ROOT-BOUND."
+  "ID, the lower half of a trace's id, changed if necessary so that BOUND, a value of ROOT-BOUND,
+excludes the trace from recording."
   (let ((half (ash id -1)))
     (if (< half bound (ash 1 63))
         (logior (ash (+ bound (mod half (- (ash 1 63) bound))) 1) (logand id 1))

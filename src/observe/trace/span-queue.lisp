@@ -1,23 +1,23 @@
 ;;;; Where finished spans wait for an exporter. Each loop has a queue of its own; threads that run
-;;;; no loop share one. A queue is a stack, pushed on by compare-and-swap and taken as a whole: only
-;;;; the exporter, now and then, contends with the loop for it. A node has the number of nodes below
-;;;; it, so the bound needs no separate count.
+;;;; no loop share one. A queue is a stack. Items are pushed by compare-and-swap, and the stack is
+;;;; taken as a whole: only the exporter, now and then, contends with the loop for it. A node has
+;;;; the number of nodes below it, so the bound needs no separate count.
 
 (in-package #:clgrpc.trace)
 
 (defstruct (node (:constructor make-node (span next depth)) (:copier nil))
   "A span that waits."
   (span nil :type span :read-only t)    ; which
-  (next nil :type (or null node))       ; the one that came before it, newest first
+  (next nil :type (or null node))       ; the node that was pushed before this one
   (depth 0 :type index :read-only t))   ; how many there are, itself included
 
 (defstruct (queue (:copier nil))
   "The finished spans of one loop, and that loop's other data of tracing."
-  (ids nil :type ids :read-only t)      ; where its ids come from
-  (loop nil :type (or null loop:event-loop) :read-only t) ; which; nil of threads that run none
+  (ids nil :type ids :read-only t)      ; the source of its ids
+  (loop nil :type (or null loop:event-loop) :read-only t) ; that loop; nil for threads that run none
   (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds
   (newest nil :type (or null node))     ; atomic
-  (dropped 0 :type sb-ext:word))        ; spans that found it full; atomic
+  (dropped 0 :type sb-ext:word))        ; how many spans found it full; atomic
 
 (declaim (sb-ext:freeze-type node queue))
 
@@ -33,8 +33,8 @@
     (if newest (node-depth newest) 0)))
 
 (defun push-span (queue span limit)
-  "Put SPAN, which has ended, into QUEUE. Return the number of spans in it; nil if it has LIMIT
-already, so that SPAN is dropped."
+  "Put SPAN, which has ended, into QUEUE. Return the number of spans in the queue; nil if it already
+had LIMIT, so that SPAN was dropped."
   (let ((node nil))
     (loop
       (let* ((old (queue-newest queue))
@@ -47,7 +47,7 @@ already, so that SPAN is dropped."
           (return depth))))))
 
 (defun take-spans (queue)
-  "The spans that wait in QUEUE, which they leave, the oldest first."
+  "Remove and return the spans that wait in QUEUE, the oldest first."
   (let ((newest (loop for old = (queue-newest queue)
                       until (eq old (sb-ext:compare-and-swap (queue-newest queue) old nil))
                       finally (return old)))

@@ -1,7 +1,7 @@
 ;;;; Spans, as OpenTelemetry defines them: a name, a time, attributes, events, links, a status. Only
 ;;;; recorded work has a span; other work has a context alone.
 ;;;;
-;;;; A span's loop adds its events, and its user may from any thread; so lists are changed by
+;;;; A span's loop adds events, and the user may add some from any thread; so lists are changed by
 ;;;; compare-and-swap, which is seldom contended. Items over the limits are counted. A span that has
 ;;;; ended is the exporter's and does not change.
 
@@ -14,28 +14,28 @@
   (attributes '() :type list :read-only t)) ; an alist, in their order
 
 (defstruct (span-link (:constructor make-span-link (context attributes)) (:copier nil))
-  "Another span that has to do with a span and is not its parent."
+  "A reference from a span to a related span that is not its parent."
   (context nil :type trace-context :read-only t) ; where that is
   (attributes '() :type list :read-only t)) ; an alist, in their order
 
 (defstruct (span (:copier nil))
   "Some work, and how long it took."
-  (name "" :type string :read-only t)   ; the work
+  (name "" :type string :read-only t)   ; what work it is
   ;; its part in a call, in OpenTelemetry's words
   (kind :internal :type (member :internal :server :client :producer :consumer) :read-only t)
   (context nil :type trace-context :read-only t) ; its place in its trace
-  (parent nil :type (or null trace-context) :read-only t) ; that of its parent, nil of a root
-  (limits nil :type tracing-options :read-only t) ; how much it may have
+  (parent nil :type (or null trace-context) :read-only t) ; the parent's context; nil for a root
+  (limits nil :type tracing-options :read-only t) ; the limits of its attributes, events and links
   (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds
-  (start-ns 0 :type nanoseconds :read-only t) ; when it began, since 1970
-  (end-ns 0 :type nanoseconds)          ; when it ended, 0 while it has not
+  (start-ns 0 :type nanoseconds :read-only t) ; when it began, in nanoseconds since 1970
+  (end-ns 0 :type nanoseconds)          ; when it ended; 0 while it has not ended
   (attribute-list '() :type list)       ; an alist, newest first
   (event-list '() :type list)           ; EVENTs, newest first
   (link-list '() :type list)            ; LINKs, newest first
-  (event-count 0 :type sb-ext:word)     ; of events, those left out included; atomic
-  (lost-attributes 0 :type sb-ext:word) ; how many were left out; atomic
+  (event-count 0 :type sb-ext:word)     ; the number of events, including omitted ones; atomic
+  (lost-attributes 0 :type sb-ext:word) ; how many attributes were omitted; atomic
   (lost-links 0 :type sb-ext:word)      ; likewise
-  (sent 0 :type index)                  ; messages of its call
+  (sent 0 :type index)                  ; messages that its call has sent
   (received 0 :type index)              ; likewise
   (status :unset :type (member :unset :ok :error)) ; how the work ended
   (status-text "" :type string))        ; the error
@@ -90,15 +90,15 @@
   (and (span-parent span) (context-remote (span-parent span))))
 
 (defun span-dropped-attributes (span)
-  "How many attributes SPAN was to have beyond the limit."
+  "How many attributes of SPAN were dropped because of the limit."
   (span-lost-attributes span))
 
 (defun span-dropped-events (span)
-  "How many events SPAN was to have beyond the limit."
+  "How many events of SPAN were dropped because of the limit."
   (max 0 (- (span-event-count span) (options-max-span-events (span-limits span)))))
 
 (defun span-dropped-links (span)
-  "How many links SPAN was to have beyond the limit."
+  "How many links of SPAN were dropped because of the limit."
   (span-lost-links span))
 
 (defun span-over-p (span)
@@ -117,7 +117,7 @@
     (if (> (length text) limit) (subseq text 0 limit) (copy-seq text))))
 
 (defun attribute-value (value limits)
-  "VALUE as a span keeps it. Signal MISUSE if it is not one for an attribute."
+  "VALUE as a span keeps it. Signal MISUSE if no attribute may have this value."
   (typecase value
     (string (short-text value limits))
     ((or (signed-byte 64) double-float boolean) value)
@@ -165,8 +165,7 @@ are omitted."
 ;;; Events and links
 
 (defun add-event (span name attributes)
-  "Add an event NAME to SPAN, which has not ended, with ATTRIBUTES, an alist that is as it should
-be."
+  "Add an event NAME to SPAN, which has not ended, with ATTRIBUTES, a valid alist."
   (unless (span-over-p span)
     (when (< (sb-ext:atomic-incf (span-event-count span))
              (options-max-span-events (span-limits span)))
@@ -175,7 +174,7 @@ be."
   nil)
 
 (defun add-link (span context attributes)
-  "Add a link to CONTEXT to SPAN, with ATTRIBUTES, an alist that is as it should be."
+  "Add a link to CONTEXT to SPAN, with ATTRIBUTES, a valid alist."
   (cond ((< (length (span-link-list span)) (options-max-span-links (span-limits span)))
          (sb-ext:atomic-push (make-span-link context attributes) (span-link-list span)))
         (t (sb-ext:atomic-incf (span-lost-links span))))

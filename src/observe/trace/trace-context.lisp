@@ -23,11 +23,11 @@
 
 (declaim (inline make-trace-context))   ; so that ids stay words
 (defstruct (trace-context (:include span-context) (:conc-name context-) (:copier nil))
-  "The place of a span in its trace, and the data that go with it from process to process. One that
-has a baggage alone is BARE-P: it is in no trace."
+  "The place of a span in its trace, and the data that go with it from process to process. A context
+that has only a baggage is BARE-P: it is in no trace."
   (sampled nil :type boolean :read-only t) ; the trace is recorded
   (remote nil :type boolean :read-only t) ; it came from another process
-  (state "" :type simple-string :read-only t) ; the tracestate, as it goes on; empty: none
+  (state "" :type simple-string :read-only t) ; the tracestate as it is passed on, or ""
   (baggage "" :type simple-string :read-only t)) ; likewise
 
 (defconstant +traceparent-octets+ 55
@@ -116,7 +116,8 @@ any thread."
     (values start end)))
 
 (define-hot read-traceparent ((octets octets) (state simple-string)) (or null trace-context)
-  "The context in OCTETS, the value of a header traceparent, with STATE; nil if they are malformed."
+  "The context in OCTETS, the value of a header traceparent, with STATE; nil if OCTETS are
+malformed."
   (multiple-value-bind (start end) (traceparent-bounds octets)
     (declare (type index start end))
     (let ((size (- end start)))
@@ -142,8 +143,8 @@ any thread."
                                   :remote t :state state))))))))
 
 (defun parse-traceparent (text)
-  "Return the context in TEXT, a traceparent of W3C Trace Context; nil if it is not one. For
-contexts that come by other ways than calls, such as in a message. From any thread."
+  "Return the context in TEXT, a traceparent of W3C Trace Context; nil if TEXT is malformed. This is
+for contexts that arrive in other ways than by calls, such as in a message. From any thread."
   (and (every (lambda (char) (< (char-code char) 128)) text)
        (read-traceparent (ascii-octets text) "")))
 

@@ -10,7 +10,7 @@
 (declaim (type octets **traceparent** **tracestate** **trace-bin** **baggage**))
 
 (define-hot (same-octets-p :inline t) ((a octets) (b octets)) boolean
-  "True if A and B have the same octets; the last are compared first."
+  "True if A and B have the same octets; the comparison begins at the end."
   (and (= (length a) (length b))
        (loop for i of-type fixnum from (1- (length a)) downto 0
              always (= (aref a i) (aref b i)))))
@@ -36,7 +36,7 @@
               (map 'simple-string #'code-char (cdr field))))))
 
 (define-hot field-of ((fields simple-vector) (name octets)) t
-  "The only one of FIELDS that has NAME; nil if no field or several have it."
+  "The field of FIELDS that has NAME; nil if none or several have it."
   (let ((found nil))
     (loop for field across fields
           when (field-named-p field name)
@@ -73,9 +73,9 @@ peer repeats in each request is parsed once."
 
 (define-hot extract ((propagators list) (fields (or null simple-vector)))
     (or null trace-context)
-  "The trace context in FIELDS, the metadata of a call; nil without one. It is read in the first of
-the forms PROPAGATORS in which FIELDS have one, and has their baggage if that is one of
-PROPAGATORS."
+  "The trace context in FIELDS, the metadata of a call; nil without one. The first of the forms
+PROPAGATORS that FIELDS have is read; if :baggage is one of PROPAGATORS, the context also has the
+baggage in FIELDS."
   (when (and fields (plusp (length fields)))
     (let ((context (extract-place propagators fields)))
       (if (member :baggage propagators)
@@ -90,8 +90,8 @@ PROPAGATORS."
       (cons (baggage)))))
 
 (define-hot kept-part ((text simple-base-string) (room index) (members index)) (values index index)
-  "Where the first MEMBERS of TEXT, a baggage, end, or as many of these as ROOM characters have, and
-their number."
+  "Two values: where the first MEMBERS members of TEXT, a baggage, end, or as many of these as ROOM
+characters hold; and their number."
   (let ((end 0) (count 0))
     (declare (type index end count))
     (loop while (and (< count members) (< end (length text)))
@@ -153,8 +153,8 @@ else."
 (define-hot inject ((propagators list) (metadata list) (high id) (low id) (span id)
                     (sampled boolean) (state simple-string) (baggage simple-string))
     list
-  "METADATA, an alist, with the context of SPAN in the forms PROPAGATORS in place of its own headers
-of these. A user's own header baggage stays if BAGGAGE is empty."
+  "METADATA, an alist, with the context of SPAN in the forms PROPAGATORS, which replace its own
+headers of these forms. A user's own header baggage stays if BAGGAGE is empty."
   (let ((metadata (if (and metadata (some #'ours-p metadata))
                       (remove-if #'ours-p metadata)
                       metadata)))

@@ -4,21 +4,21 @@
 ;;;;   foo=1, tenant@vendor=2
 ;;;;
 ;;;; A list with an error anywhere is omitted as a whole; the traceparent remains valid. Of members
-;;;; with the same key the first, which is the newest, stays. A list that is longer than 512
-;;;; characters loses members until it is not: first those of more than 128 characters, then the
-;;;; last ones. A list also counts as invalid, and is not examined, if it is longer than 2,048
-;;;; characters, or than 512 in several headers: every request may have one, and a peer can repeat
-;;;; it by a few octets.
+;;;; with the same key the first, which is the newest, is kept. If a list is longer than 512
+;;;; characters, members are removed until it is not: first members of more than 128 characters,
+;;;; then the last ones. A list of more than 2,048 characters, or of more than 512 in several
+;;;; headers, counts as invalid and is not examined: every request may have a list, and a peer can
+;;;; repeat it by a few octets.
 
 (in-package #:clgrpc.trace)
 
 (defconstant +most-members+ 32 "How many members a tracestate may have.")
 (defconstant +most-state-octets+ 512 "How long a tracestate is passed on.")
 (defconstant +long-member-octets+ 128
-  "Members longer than this are the first that a tracestate which is too long loses.")
+  "From a tracestate that is too long, members longer than this are removed first.")
 (defconstant +longest-state-octets+ 2048
-  "A longer tracestate is not read. One in several headers, which is read each time, is not read if
-it is longer than +MOST-STATE-OCTETS+.")
+  "A longer tracestate is not read. A tracestate in several headers, which is parsed in each
+request, is not read if it is longer than +MOST-STATE-OCTETS+.")
 
 (deftype state-text () "Text that may be a tracestate." '(simple-array character (*)))
 
@@ -86,8 +86,8 @@ with no blank at the end."
   (or (char= char #\Space) (char= char #\Tab)))
 
 (define-hot find-members ((text state-text)) (or list (eql :wrong))
-  "The positions of the members of TEXT, a tracestate, of each key the first; :WRONG if there are
-too many, or one is malformed."
+  "The positions of the members of TEXT, a tracestate; of members with the same key only the first.
+:WRONG if there are too many members, or if one is malformed."
   (let ((members '()) (count 0) (start 0))
     (declare (type index count start))
     (loop
@@ -113,7 +113,7 @@ too many, or one is malformed."
   (max 0 (1- (loop for member in members sum (1+ (member-length member))))))
 
 (defun shorten-state (members)
-  "MEMBERS without those that make a tracestate too long."
+  "MEMBERS without those for which a tracestate has no room."
   (flet ((without (predicate)
            (let ((at (position-if predicate members :from-end t)))
              (when at

@@ -1,6 +1,6 @@
-;;;; The object by which a program has its calls traced: a sampler, propagators, limits, and a queue
-;;;; of finished spans for each loop. As :observer of servers and channels it traces their calls
-;;;; (observe.lisp); an exporter takes the spans with DRAIN.
+;;;; The object with which a program lets its calls be traced: a sampler, propagators, limits, and a
+;;;; queue of finished spans for each loop. As :observer of servers and channels it traces their
+;;;; calls (observe.lisp); an exporter takes the spans with DRAIN.
 
 (in-package #:clgrpc.trace)
 
@@ -11,7 +11,7 @@
   ;; the bound of sampling without a parent: see ROOT-BOUND
   (bound +no-bound+ :type sb-ext:word :read-only t)
   (propagators '() :type list :read-only t) ; :tracecontext, :grpc-trace-bin
-  (semantic nil :type boolean :read-only t) ; spans have OpenTelemetry's attributes as well
+  (semantic nil :type boolean :read-only t) ; true if spans also have OpenTelemetry's attributes
   (offset-ns 0 :type (signed-byte 64))  ; from the loops' clock to the time since 1970
   (shared nil :type (or null queue))    ; of the threads that run no loop
   (queues '() :type list)               ; of loops; atomic
@@ -105,8 +105,8 @@ each loop first. The queues do not keep them. From any thread."
     (forget-stopped-loops tracing)))
 
 (defun spans-dropped (tracing)
-  "How many spans of TRACING have been dropped since max-queued-spans of their loop waited for an
-exporter. From any thread."
+  "How many spans of TRACING were dropped because max-queued-spans of their loop already waited for
+an exporter. From any thread."
   (+ (tracing-gone tracing)
      (loop for queue in (all-queues tracing) sum (queue-dropped queue))))
 
@@ -123,7 +123,7 @@ exporter. From any thread."
              :start-ns (funcall (queue-clock queue))))
 
 (defun finish-span (tracing queue span)
-  "SPAN of TRACING ends now, unless it has: it waits in QUEUE for an exporter."
+  "End SPAN of TRACING, unless it has ended, and put it into QUEUE for an exporter."
   (unless (span-over-p span)
     (setf (span-end-ns span) (max 1 (span-start-ns span) (span-now span)))
     (let ((depth (push-span queue span (options-max-queued-spans (tracing-limits tracing))))
