@@ -1,5 +1,6 @@
-;;;; The package that users see. It defines nothing: every name comes from the folder that does, and
-;;;; all that it imports it exports. Give it a local nickname: (:local-nicknames (#:grpc #:clgrpc)).
+;;;; The package that users see. It defines nothing: it imports every name from the folder that
+;;;; defines it, and exports all names. Give it a local nickname: (:local-nicknames (#:grpc
+;;;; #:clgrpc)).
 
 (uiop:define-package #:clgrpc
   (:use)

@@ -1,7 +1,8 @@
 ;;;; Forwarding. Messages are forwarded as octets, so a gateway needs no types; if it knows the
-;;;; types of a method, protocols with JSON reach that method as well. A unary call holds no thread;
-;;;; a stream holds one, and one more if the client streams. Each direction receives a message only
-;;;; after the previous one was sent, so a side that reads slowly holds the other back.
+;;;; types of a method, protocols with JSON reach that method as well. A unary call occupies no
+;;;; thread; a stream occupies one thread, and a second one if the client streams. Each direction
+;;;; receives a message only after the previous one was sent, so a side that reads slowly holds the
+;;;; other back.
 
 (in-package #:clgrpc.gateway)
 
@@ -9,8 +10,8 @@
   (:documentation "A service that forwards its calls to a channel; see MAKE-GATEWAY-SERVICE."))
 
 (defun run-beside (call function)
-  "Call FUNCTION on another thread: one of the reserve of CALL's server, or a new one without a
-server, as for calls within the image."
+  "Call FUNCTION on another thread: a reserve thread of CALL's server, or, for a call within the
+image that has no server, a new thread."
   (let ((server (rpc:operate server call)))
     (unless (and server
                  (loop:run-on-reserve (serving:server-reserve server) function :if-busy :exceed))
@@ -20,8 +21,9 @@ server, as for calls within the image."
 ;;; Metadata
 
 (defun client-metadata (call)
-  "The metadata for the backend server: those of CALL, the client's, and one x-forwarded-for. Its
-last address is the client's: servers trust that one, however many the client has sent."
+  "The metadata for the backend server: the metadata of CALL, the client's call, and one
+x-forwarded-for. Its last address is the client's; servers trust only the last address, however many
+the client has sent."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
          (name "x-forwarded-for")
          (before (loop for (other . value) in metadata when (string= name other) collect value))
@@ -71,7 +73,7 @@ if CHANNEL is closed."
     (rpc:reply call message)))
 
 (defun forward-unary (channel method request call)
-  (with-outcome (call)                  ; it may fail before it is sent
+  (with-outcome (call)                  ; the call may fail before it is sent
     (let ((forwarded (begin-forwarded channel method request call :async t)))
       (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
       (rpc:on-end forwarded
@@ -91,10 +93,10 @@ if CHANNEL is closed."
       (send-answers call forwarded))))
 
 (defun send-requests (requests forwarded note-failure)
-  "Forward the messages of REQUESTS, the client's call. If either call ends before, the thread that
-waits for the answers of FORWARDED gets its status. If a message cannot be sent, which is too long
-for example, call NOTE-FAILURE with that error. After this or any other error no more messages would
-be sent, and the backend server might wait for them for ever, so FORWARDED is cancelled."
+  "Forward the messages of REQUESTS, the client's call. If either call ends earlier, its status
+reaches the thread that waits for the answers of FORWARDED. If a message cannot be sent, because it
+is too long for example, call NOTE-FAILURE with the error. After any error FORWARDED is cancelled:
+no more messages are sent, and the backend server might wait for them for ever."
   (let ((over nil))
     (flet ((over-p () (or (rpc:call-status requests) (rpc:call-status forwarded))))
       (unwind-protect
@@ -106,7 +108,7 @@ be sent, and the backend server might wait for them for ever, so FORWARDED is ca
         (unless over (rpc:cancel forwarded))))))
 
 (defun forward-client-stream (channel method requests call)
-  (let ((failure nil))                  ; the error by which a request could not be sent on
+  (let ((failure nil))                  ; the error because of which a request was not forwarded
     (handler-case
         (rpc:with-call (forwarded (begin-forwarded channel method :open call))
           (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
@@ -119,12 +121,12 @@ be sent, and the backend server might wait for them for ever, so FORWARDED is ca
       (status:rpc-error (error) (finish-as call (or failure error))))))
 
 (define-keyword-function make-gateway-service (channel &key methods)
-  "Return a service, for START-SERVER, that forwards each call to CHANNEL, and the answer to its
-client: messages as octets, metadata, the remaining time, cancellation, status, details and
-trailers. METHODS are its known methods, from POOL-METHODS with :RAW: they can be called by all
-protocols of the server; other methods, and all without METHODS, only by gRPC.
-GENERIC-SERVICE-METHODS can be set to other ones. The service does not close CHANNEL. From any
-thread."
+  "Return a service, for START-SERVER, that forwards each call to CHANNEL and the answer to the
+client. It forwards messages as octets, metadata, the remaining time, cancellation, status, details
+and trailers. METHODS are the methods whose types it knows, from POOL-METHODS with :RAW: all
+protocols of the server can call these, and only gRPC can call other methods.
+GENERIC-SERVICE-METHODS can be set to other methods later. The service does not close CHANNEL. From
+any thread."
   (make-instance
    'gateway-service
    :methods methods :unknown t

@@ -5,15 +5,16 @@
 (define-shared-options :server-tls
   (tls-cert "FILE" #'identity nil
             "Speak TLS, and show the certificates in FILE (PEM; renewed files are noticed).")
-  (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
+  (tls-key "FILE" #'identity nil "The private key of --tls-cert; by default it is in that file.")
   ((tls-other "--tls-other") "CERT[,KEY]" #'parse-certificate '()
-   "The files of another certificate, for clients that ask for its names (SNI), and of its key;
+   "The files of another certificate and of its key, for clients that ask for its names (SNI);
       may be given several times.")
   (client-ca "FILE" #'identity nil
-             "Require of clients certificates that those in FILE vouch for."))
+             "Require clients to have certificates that those in FILE vouch for."))
 
 (defun parse-certificate (string)
-  "A list of the files in STRING: that of a certificate and, after a comma, that of its key."
+  "A list of the files that STRING names: the file of a certificate and, after a comma, the file of
+its key."
   (let ((comma (position #\, string)))
     (when (member "" (list (subseq string 0 comma) (if comma (subseq string (1+ comma)) "key"))
                   :test #'string=)
@@ -21,7 +22,7 @@
     (list (subseq string 0 comma) (and comma (subseq string (1+ comma))))))
 
 (defun server-credentials (certificate key others client-roots)
-  "The credentials that the options SERVER-TLS mean, nil without them."
+  "The credentials that the options SERVER-TLS mean; nil if these are not given."
   (flet ((credentials (certificate key &rest more)
            (apply #'loop:tls-credentials :certificate certificate :key key
                   (if client-roots (list* :roots client-roots more) more))))

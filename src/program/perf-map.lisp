@@ -47,12 +47,12 @@
 (defun write-perf-map (&optional (path (format nil "/tmp/perf-~D.map" (sb-unix:unix-getpid))))
   "Write to PATH, a string, where each function of this image lies, as perf reads it, and return
 PATH. Functions that are compiled, or moved by a collection, later are not in it. From any thread."
-  ;; in a folder of all users: a new file, whose name nobody else knows
+  ;; the folder belongs to all users: so the file is new, and nobody else knows its name
   (let ((new (format nil "~A.~36R" path (random (expt 36 12) (make-random-state t)))))
     (with-open-file (stream new :direction :output :if-exists :error :external-format :utf-8)
       (map-functions (lambda (name address octets)
                        (format stream "~(~X ~X~) ~A~%" address octets (function-label name)))))
-    (rename-file new (sb-ext:parse-native-namestring path)) ; so it is never there in part
+    (rename-file new (sb-ext:parse-native-namestring path)) ; so the file is never incomplete
     path))
 
 (defun begin-perf-map ()

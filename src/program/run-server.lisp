@@ -12,7 +12,7 @@
 START-SERVER's.")
 
 (defun server-command (defaults)
-  "The command line of a program that serves. DEFAULTS, a plist, go before those of the options."
+  "The command line of a program that serves. DEFAULTS, a plist, replace defaults of the options."
   (flet ((with-default (option)
            (let ((default (getf defaults (argument-key option) option)))
              (if (eq default option)
@@ -24,14 +24,14 @@ START-SERVER's.")
                                    (append (option-list :serving) (all-group-options))))))
 
 (defun start-arguments (options command)
-  "The part of OPTIONS, a plist, that is START-SERVER's alone: no option of COMMAND."
+  "The part of OPTIONS, a plist, that is only for START-SERVER: no option of COMMAND."
   (loop for (key value) on options by #'cddr
         unless (or (member key *own-keywords*)
                    (find key (command-options command) :key #'argument-key))
           append (list key value)))
 
 (defun log-default ()
-  "The level of the log that is begun, nil where the program has chosen a log itself."
+  "The level of the log; nil if the program has chosen a log itself, so that none is begun."
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun without-program (arguments)
@@ -70,7 +70,7 @@ because the reader has stopped reading but still exists, such as a pager that wa
   (flet ((finish (&rest streams)
            (dolist (stream streams)
              (handler-case (finish-output stream)
-               (stream-error ())))))    ; its reader has gone
+               (stream-error ())))))    ; the reader has closed its end
     (flush-log)
     (not (eq :late (sb-thread:join-thread
                     (sb-thread:make-thread #'finish :name "clgrpc last output"
@@ -90,11 +90,11 @@ ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of
             clgrpc-tools/console, exist when those are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
 RELOAD      a function without arguments, called at SIGHUP, on a thread of its own, to read the
-            program's own files again; an error in it is logged. The signals that come during a
-            reload cause one more after it. Certificates are read again and a binary log begun
-            again in any case. nil by default
+            program's own files again; an error in it is logged. Signals that arrive during a reload
+            cause one more reload after it. Certificates are read again, and a binary log is begun
+            again, even if this is nil. nil by default
 Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value
-counts where ARGUMENTS have none; all others are START-SERVER's. It listens on 127.0.0.1:50051 by
+counts if ARGUMENTS do not have it; all others are START-SERVER's. It listens on 127.0.0.1:50051 by
 default. The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set.
 Prints \"listening on ADDRESS\" for each address once it serves. A second signal ends the process at
 once, with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds
@@ -109,4 +109,4 @@ ends. Signal MISUSE if RELOAD is not a function. In the main thread."
                  (setf written (write-everything)))))
     (cond ((not exit) code)
           (written (sb-ext:exit :code code :timeout +exit-seconds+))
-          (t (sb-ext:exit :code code :abort t))))) ; else it would write the rest, and wait
+          (t (sb-ext:exit :code code :abort t))))) ; otherwise it would write the rest, and wait

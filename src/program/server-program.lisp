@@ -44,8 +44,8 @@
   (find-if (lambda (thing) (typep thing class)) things))
 
 (defun open-binary-log (file max-octets kept-files)
-  "A binary log to FILE, of MAX-OCTETS, with KEPT-FILES older ones, of the calls that
-GRPC_BINARY_LOG_FILTER selects, all if it is not set."
+  "A binary log to FILE, of MAX-OCTETS, with KEPT-FILES older files, of the calls that
+GRPC_BINARY_LOG_FILTER selects, or of all calls if that is not set."
   (handler-case
       (logs:make-binary-log :file (sb-ext:parse-native-namestring file)
                             :max-octets max-octets :kept-files kept-files
@@ -105,8 +105,8 @@ notified of both."
   (tell-stopping (ending-seconds ending)))
 
 (defun page-lines (server given metrics-url tls paths)
-  "Lines that name the addresses of what GIVEN requests, and the pages at PATHS of SERVER, which
-uses TLS if TLS is true."
+  "Lines that name the addresses of the features that GIVEN requests, and the pages at PATHS of
+SERVER, which uses TLS if TLS is true."
   (append (loop for path in paths
                 collect (format nil "page at http~:[~;s~]://~A~A" tls (server:server-address server)
                                 path))
@@ -168,5 +168,5 @@ service manager is notified of all that."
     (unwind-protect (serve-with observers binary-log (first-of 'metrics:metrics observers)
                                 credentials services given ending options
                                 :report report :paths paths :reload reload)
-      ;; also if nothing could be served
+      ;; even if the server could not start
       (when binary-log (logs:close-binary-log binary-log)))))

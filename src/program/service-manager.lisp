@@ -44,23 +44,24 @@
   (tell-manager "STOPPING=1" "STATUS=letting calls end"
                 (format nil "EXTEND_TIMEOUT_USEC=~D" (ceiling (* 1000000 seconds)))))
 
-;;; Reloading. One reload is under way at most, on a thread of its own. However many signals come
-;;; meanwhile, one more follows, which sees what they were sent for. None begins once the end of the
-;;; process has begun, and a manager that knows of the end hears of no reload.
+;;; Reloading. One reload is under way at most, on a thread of its own. However many signals arrive
+;;; meanwhile, one more reload follows, for all of them. No reload begins once the end of the
+;;; process has begun, and a manager that was notified of the end is not notified of a reload.
 
 (defstruct (reloader (:constructor make-reloader (ending server functions)) (:copier nil))
   "The things that are reloaded at SIGHUP."
   (ending nil :type ending :read-only t) ; of the process
   (server nil :read-only t)             ; that the service manager hears of
   (functions '() :type list :read-only t) ; without arguments
-  (state :idle :type (member :idle :under-way :wanted))) ; :wanted: under way, and once more
+  ;; :wanted: one is under way, and one more must follow
+  (state :idle :type (member :idle :under-way :wanted)))
 
 (define-printer (reloader reloader)
   "~(~A~)" (reloader-state reloader))
 
 (defun reload (ending server functions)
   "Call FUNCTIONS, one after the other; inform the service manager of the beginning and the end,
-before ENDING has begun. An error in one is logged, and the others are called."
+before ENDING has begun. An error in one of them is logged, and the others are still called."
   (flet ((tell (function)
            (loop:post (ending-loop ending) ; where ENDING begins, before TELL-STOPPING
                       (lambda () (unless (ending-begun ending) (funcall function))))))
@@ -94,7 +95,7 @@ before ENDING has begun. An error in one is logged, and the others are called."
 
 (defun want-reload (reloader)
   "Reload on a new thread, or once more after the reload that is under way; do nothing if the
-process has begun to end. By one thread at a time."
+process has begun to end. Only one thread at a time may call this."
   (cond ((ending-begun (reloader-ending reloader)))
         ((change-state reloader :under-way :wanted))
         ((change-state reloader :idle :under-way)

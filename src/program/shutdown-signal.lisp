@@ -1,10 +1,10 @@
 ;;;; The end of a process: SIGTERM, SIGINT or its own code requests it.
 ;;;;
 ;;;;   first signal    AWAIT-END returns, and the caller ends what it does
-;;;;   second signal   the process ends at once, with the code of one that the signal has ended
-;;;;   late            so it does, with 1, if the end takes longer than it may
+;;;;   second signal   the process ends at once, with the code of one that the signal has killed
+;;;;   late            the process ends at once, with 1, if its end takes too long
 ;;;;
-;;;; Signals come on a loop of their own, so an idle process makes no system calls.
+;;;; Signals arrive on a loop of their own, so an idle process makes no system calls.
 
 (in-package #:clgrpc.program)
 
@@ -16,8 +16,8 @@
   (loop nil :type loop:event-loop)      ; on which signals come
   (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore) ; is signalled
   (seconds +ending-seconds+ :type (real 0)) ; how long the end may take
-  (begun nil :type boolean)             ; true once it has been asked; its loop's
-  (signals '() :type list))             ; those that mean something else
+  (begun nil :type boolean)             ; true once the end was requested; only the loop changes it
+  (signals '() :type list))             ; signals with another meaning
 
 (declaim (sb-ext:freeze-type ending))
 
@@ -80,8 +80,8 @@ CALL-WITH-ENDING returns, may take the ENDING-SECONDS."
   (call-at-signal ending os:+sigio+ function))
 
 (defun call-with-ending (function)
-  "Call FUNCTION with an ENDING, for AWAIT-END and its like, while SIGTERM and SIGINT ask this
-process to end."
+  "Call FUNCTION with an ENDING, for AWAIT-END and similar functions; meanwhile SIGTERM and SIGINT
+request the end of this process."
   (let* ((loop (loop:make-event-loop :name "clgrpc signals"))
          (ending (make-ending :loop loop))
          (signals (list os:+sigterm+ os:+sigint+)))

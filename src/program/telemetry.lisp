@@ -6,7 +6,7 @@
 (define-shared-options :telemetry
   (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
              "The least severe events that go to the standard error: debug, info, warning or error;
-      or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")
+      or none. GRPC_TRACE switches on the tracers that doc/observability.md lists.")
   (log-format "FORMAT" (choice-parser :text :json) :text
               "The form of the log: a line of text, or of JSON, for each event.")
   (access-log "[RATIO]" #'parse-ratio nil
@@ -24,16 +24,16 @@ lists the fields of the events. The level of the log is info at least.")
       log's events have the ids of traces, recorded or not."))
 
 (defun begin-logging (level format access-log)
-  "Log events from LEVEL on, in FORMAT; from :info on at least if calls are logged, by ACCESS-LOG.
-The log is left as it is if LEVEL is nil."
+  "Log events from LEVEL on, in FORMAT; if ACCESS-LOG logs calls, at least from :info on. The log is
+left as it is if LEVEL is nil."
   (when level
     (let ((level (if (and access-log (not (eq :debug level))) :info level)))
       (setf *log-function* (log-writer :level level :format format)))))
 
 (defun call-with-web (addresses credentials handlers url function)
   "Start a server on ADDRESSES that answers HTTP by HANDLERS, over TLS if there are CREDENTIALS, and
-call FUNCTION with the value of URL, a function of a server, for it; call FUNCTION with nil if
-ADDRESSES are nil."
+call FUNCTION with the value of URL, a function of that server; if ADDRESSES are nil, only call
+FUNCTION with nil."
   (if (null addresses)
       (funcall function nil)
       (let ((server (server:start-server '() :listen addresses :http handlers
@@ -53,8 +53,8 @@ there are CREDENTIALS; with nil if ADDRESSES are nil."
    function))
 
 (defun make-tracing-as-asked (trace-sample otlp)
-  "Tracing that records TRACE-SAMPLE, a ratio, of the traces that begin here; all of them if only
-OTLP is given; nil without either. Without OTLP no exporter takes the spans, so few are kept."
+  "Tracing that records the share TRACE-SAMPLE of the traces that begin here; all of them if only
+OTLP is given; nil if neither is given. Without OTLP no exporter takes the spans, so few are kept."
   (when (or trace-sample otlp)
     (apply #'trace:make-tracing :sampler `(:parent-based (:trace-id-ratio ,(or trace-sample 1)))
            (if otlp '() '(:max-queued-spans 1)))))

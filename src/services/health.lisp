@@ -1,16 +1,18 @@
 ;;;; Health checking (gRPC document "GRPC Health Checking Protocol"; List is of its later version).
-;;;; The service knows the names of the services it is served with; each, and "" for the whole
-;;;; server, is :serving until SET-HEALTH-STATUS changes it or the server stops.
+;;;; The service knows the names of the other services of its servers; the status of each, and of ""
+;;;; for the whole server, is :serving until SET-HEALTH-STATUS changes it or the server stops.
 ;;;;
-;;;; A watcher holds no thread: its call is kept, and gets a message when the status changes.
-;;;; Nothing is queued for a slow watcher; when there is room again it gets the status of then. LOCK
-;;;; orders the changes; nothing waits while it is held. No message is sent and no call is ended
-;;;; while it is held either: within the image both run the other end's callbacks on this thread.
-;;;; One thread at a time sends to a watcher, also the status that others set meanwhile.
+;;;; A watcher occupies no thread: its call is kept, and a message is sent on it when the status
+;;;; changes. Nothing is queued for a slow watcher; when there is room again it gets the then
+;;;; current status. LOCK orders the changes; nothing waits while it is held. While it is held no
+;;;; message is sent and no call is ended either: within the image both would run the other end's
+;;;; callbacks on this thread. One thread at a time sends to a watcher; it also sends the status
+;;;; that other threads set meanwhile.
 ;;;;
-;;;; A peer can have as many watchers as calls. So a watcher leaves without a search, a change
-;;;; notifies a few watchers before it releases LOCK to others for a moment, and no table has the
-;;;; names that peers request: watchers of unknown names are among the STRANGERS.
+;;;; A peer can have as many watchers as calls. So a watcher leaves without a search, and a change
+;;;; notifies a few watchers before it releases LOCK to other threads for a moment. No table
+;;;; contains names only because peers request them: watchers of unknown names are among the
+;;;; STRANGERS.
 ;;;;
 ;;;; HEALTH-HANDLER gives the same status over plain HTTP, for load balancers and probes without
 ;;;; gRPC.
@@ -42,8 +44,8 @@ watches.")
   "A call of Watch, in the list of its name's watchers."
   (call nil :type rpc:call :read-only t) ; the watching call
   (name "" :type string :read-only t)   ; the name of the watched service
-  (entry nil :type (or null entry))     ; of that name; nil while it is not known
-  (leaving nil :type boolean)           ; its call is to end, since the server stops
+  (entry nil :type (or null entry))     ; the entry of that name; nil while the name is not known
+  (leaving nil :type boolean)           ; its call must end, since the server stops
   (wanted 0 :type sb-ext:word)          ; how often TELL-WATCHER has been called; atomic
   (told nil :type symbol))              ; the last status sent to it
 
@@ -53,13 +55,13 @@ watches.")
 (defclass health-service (health:health)
   (;; from name to ENTRY
    (entries :initform (make-hash-table :test 'equal) :reader service-entries)
-   ;; of "", to be read alone
+   ;; the status of "", which can be read without the lock
    (overall :initform (make-entry :serving) :reader service-overall)
    (strangers :initform (make-ring) :reader service-strangers) ; watchers of names without ENTRY
    (served :initform '() :accessor service-served) ; the names of the services of its servers
    (servers :initform '() :accessor service-servers) ; those that run
    (stopping :initform nil :accessor service-stopping) ; true once the last of these stops
-   ;; of all of these
+   ;; the entries of all of these
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
   (:documentation "The service grpc.health.v1.Health: give START-SERVER an instance beside your own
 services. See SET-HEALTH-STATUS."))
@@ -101,8 +103,8 @@ for the whole server. Signal MISUSE for a SERVICE or NAME of another type. From 
 (defun set-health-status (service name status)
   "Set the status of NAME in SERVICE, a health service, to STATUS: :serving, :not-serving or
 :unknown; return STATUS. NAME is the full name of a service, or \"\" for the whole server. Watchers
-get the new status. Once the last server of SERVICE stops every status is :not-serving, and cannot
-be changed until another server starts with SERVICE. If the server does not serve NAME, that is
+get the new status. Once the last server of SERVICE stops, every status is :not-serving and cannot
+be changed, until another server starts with SERVICE. If the server does not serve NAME, that is
 logged once, in case it is misspelt. Signal MISUSE for another status, and for a SERVICE or NAME of
 another type. From any thread."
   (check-service service)
@@ -113,8 +115,8 @@ another type. From any thread."
   status)
 
 (defun note-unserved (service name)
-  "Log that NAME, which has a status, is not a service of SERVICE's servers, unless it is. NAME may
-belong to other software; if it is similar to a service's name, it is probably misspelt."
+  "If NAME, which has a status, is not a service of SERVICE's servers, log that. NAME may belong to
+other software; if it is similar to a service's name, it is probably misspelt."
   (let ((names (service-served service)))
     (unless (or (null names) (string= "" name) (member name names :test #'string=))
       (let ((likely (suggested-name name names)))
@@ -150,7 +152,7 @@ Notify its watchers."
       (setf (service-served service) (union names (service-served service) :test #'string=)
             again (shiftf (service-stopping service) nil)))
     (dolist (name known) (note-unserved service name))
-    ;; it has been in a server that stopped, which put all out of service
+    ;; the service was in a server that stopped, which set every status to :not-serving
     (when again (dolist (name (adjoin "" names)) (change-status service name :serving)))
     (dolist (name names) (change-status service name :serving :if-unknown t))))
 
@@ -167,8 +169,8 @@ nil if SERVER could not start, which changes nothing."
 
 (defmethod server:note-server-stopping ((service health-service) server)
   (let ((entries (leave-server service server)))
-    ;; the server waits for its calls to end, and these would not by themselves; those of another
-    ;; server call again
+    ;; the server waits for its calls to end, and these would not end by themselves; clients of
+    ;; another server call again
     (flet ((leave (watcher)
              (quit-ring watcher)
              (setf (watcher-leaving watcher) t)))
@@ -181,7 +183,7 @@ nil if SERVER could not start, which changes nothing."
   (unless (rpc:call-status (watcher-call watcher))
     (handler-case (rpc:finish (watcher-call watcher) :status :unavailable
                                                      :message "the server is stopping")
-      ;; it has ended meanwhile
+      ;; the call has ended meanwhile
       (status:rpc-error ()))))
 
 ;;; Watchers
@@ -190,7 +192,8 @@ nil if SERVER could not start, which changes nothing."
   "Call FUNCTION, with the lock held, with each watcher in the list of HEAD, and perhaps with some
 that are added meanwhile. After every few watchers call TELL-WATCHER, without the lock, with those
 of them for which FUNCTION has returned true, and give the lock to others."
-  ;; where to go on is a link in the list; for RING-FIRST and ENTER-RING any link is a head
+  ;; PLACE, a link in the list, marks where to continue; RING-FIRST and ENTER-RING accept any link
+  ;; as a head
   (let ((place (make-ring)))
     (flet ((pass-some ()
              (let ((chosen '()))
@@ -218,7 +221,7 @@ of them for which FUNCTION has returned true, and give the lock to others."
                   (when (string= name (watcher-name watcher))
                     (quit-ring watcher)
                     (join-list watcher entry service))
-                  nil)                  ; the watchers of ENTRY are told after this
+                  nil)                  ; the watchers of ENTRY are notified after this
                 service (service-strangers service)))
 
 (defun join-list (watcher entry service)
@@ -227,7 +230,8 @@ of them for which FUNCTION has returned true, and give the lock to others."
   (enter-ring watcher (if entry (entry-watchers entry) (service-strangers service))))
 
 (defun tell-status (watcher)
-  "Send WATCHER the status that it waits for, unless it has got it, and end its call if it leaves."
+  "Send WATCHER the status that it waits for, unless it has got that status, and end its call if it
+leaves."
   (let* ((entry (watcher-entry watcher))
          (status (if entry (entry-status entry) :service-unknown)))
     (unless (or (eq status (watcher-told watcher))
@@ -235,14 +239,14 @@ of them for which FUNCTION has returned true, and give the lock to others."
       (handler-case
           (when (rpc:try-send (watcher-call watcher) (answer status))
             (setf (watcher-told watcher) status))
-        ;; it has ended meanwhile; ON-CANCEL follows
+        ;; the call has ended meanwhile; ON-CANCEL follows
         (status:rpc-error ())))
     (when (watcher-leaving watcher) (dismiss watcher))))
 
 (defun tell-watcher (watcher)
-  "TELL-STATUS of WATCHER. If another thread is already doing that, perhaps one that has called this
-function and runs a callback of the client, that thread does it once more. So the status that is
-sent last is the latest. Call this without the lock."
+  "TELL-STATUS of WATCHER. If another call of this function is already doing that, perhaps on this
+thread in a callback of the client, that call does it once more. So the status that is sent last is
+the latest. Call this without the lock."
   (sb-sys:without-interrupts
     (when (zerop (sb-ext:atomic-incf (watcher-wanted watcher)))
       (let ((wanted 0) (done nil))
@@ -252,7 +256,7 @@ sent last is the latest. Call this without the lock."
                (loop do (setf wanted (watcher-wanted watcher))
                         (sb-sys:with-local-interrupts (tell-status watcher))
                      until (setf done (done-p)))
-            ;; this thread is ended by force, and others may have left their status to it
+            ;; this thread is terminated, and others may rely on it to send their status
             (unless (or done (done-p))
               (setf (watcher-wanted watcher) 0)
               (tell-watcher watcher))))))))
@@ -263,7 +267,7 @@ sent last is the latest. Call this without the lock."
 (defun add-watcher (service watcher)
   "Make WATCHER one of SERVICE's, and tell it the present status."
   (with-service (service)
-    ;; one that has ended may have been removed already
+    ;; a watcher whose call has ended may have been removed already
     (unless (rpc:call-status (watcher-call watcher))
       (join-list watcher (find-entry service (watcher-name watcher)) service)
       (when (service-stopping service)
@@ -298,7 +302,8 @@ sent last is the latest. Call this without the lock."
       (status:fail :invalid-argument "the name of the service is too long"))
     (rpc:on-cancel call (lambda () (remove-watcher service watcher)))
     (add-watcher service watcher)
-    ;; last: it is called at once if there is room, when the watcher must have its entry
+    ;; this comes last: the function is called at once if there is room, and then the watcher must
+    ;; have its entry
     (rpc:on-writable call (lambda () (tell-watcher watcher)))
     call))
 
@@ -331,9 +336,9 @@ sent last is the latest. Call this without the lock."
 (define-keyword-function health-handler (service &key (path "/healthz") (quiet t))
   "Return a handler for START-SERVER's :http that reports the status in SERVICE, a health service,
 over HTTP/1.1 and HTTP/2 at PATH, a string. The status is that of the whole server, or of the
-service that the query's parameter \"service\" names. The answer is 200 while it is :serving, 503
-while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404 for a name that
-SERVICE does not know. The handler need not be given to the same server: on a separate server it
+service that the query's parameter \"service\" names. The answer is 200 while the status is
+:serving, 503 while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404
+for a name that SERVICE does not know. The handler may also be given to a separate server, which
 answers while the other drains. Requests are in traces and, if they end well, in access logs only if
 QUIET is false. From any thread. Signal MISUSE if SERVICE is not a health service."
   (check-service service)

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.services)
 
 (defun gzip (octets)
-  "OCTETS compressed with gzip, or nil if that cannot be: there is no libz, or no memory."
+  "OCTETS compressed with gzip, or nil if libz or memory is missing."
   (declare (type octets octets))
   (when (os:open-zlib)
     (multiple-value-bind (compressed end) (os:deflate-octets :gzip 1 octets 0 (length octets) 0)
@@ -13,7 +13,7 @@
 
 (defun make-metrics-answer (metrics accept gzip)
   "The answer with the present figures of METRICS, in the format that ACCEPT, the header, asks for;
-compressed if GZIP: an HTTP status, headers and octets."
+compressed if GZIP is true: an HTTP status, headers and octets."
   (multiple-value-bind (text type) (metrics:metrics-text metrics :accept accept)
     (let ((compressed (and gzip (gzip text)))
           (headers `(("content-type" . ,type) ("cache-control" . "no-store")
@@ -23,7 +23,7 @@ compressed if GZIP: an HTTP status, headers and octets."
             (or compressed text)))))
 
 ;;; To make an answer takes milliseconds, to ask for it some octets. So a handler makes a limited
-;;; number; a client that asks more often gets the last answer once more.
+;;; number of answers; a client that asks more often gets the last answer again.
 
 (defconstant +answers-at-once+ 50
   "The number of answers that are made at once, without a pause.")
@@ -34,8 +34,8 @@ compressed if GZIP: an HTTP status, headers and octets."
   "The answers of a handler of metrics."
   (lock (sb-thread:make-mutex :name "clgrpc scrapes") :read-only t) ; for the other slots
   (left +answers-at-once+ :type real)   ; the number of answers that may be made
-  (since-ns 0 :type (unsigned-byte 62)) ; the time of that number
-  ;; the last of each kind: in Prometheus's format, OpenMetrics, and both with gzip
+  (since-ns 0 :type (unsigned-byte 62)) ; the time at which LEFT held
+  ;; the last answer of each kind: in Prometheus's format, OpenMetrics, and both with gzip
   (answers (make-array 4 :initial-element nil) :type simple-vector :read-only t))
 
 (define-printer (scrapes scrapes)
@@ -65,8 +65,8 @@ compressed if GZIP: an HTTP status, headers and octets."
 
 (define-keyword-function metrics-handler (metrics &key (path "/metrics") (quiet t))
   "Return a handler for START-SERVER's :http that answers over HTTP/1.1 and HTTP/2, at PATH, a
-string, with the figures of METRICS, of MAKE-METRICS: in OpenMetrics, with exemplars, or in
-Prometheus's own format, as the request's accept header asks, and in gzip if accept-encoding does.
+string, with the figures of METRICS, of MAKE-METRICS. The request's accept header decides between
+OpenMetrics, with exemplars, and Prometheus's own format, and accept-encoding whether gzip is used.
 The handler may be given to any server, also to several, and also to one that METRICS do not
 observe. Requests beyond fifty at once, and five a second after that, get the last answer again.
 Requests are in traces and, if they end well, in access logs only if QUIET is false. From any

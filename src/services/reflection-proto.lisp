@@ -1,6 +1,6 @@
-;;;; The proto files of reflection, with coders of their own: a peer may ask for next to nothing by
-;;;; the thousand, and each answer has to be encoded. This comes before package.lisp, since it makes
-;;;; the packages GRPC.REFLECTION.V1 and so on.
+;;;; The proto files of reflection, with specialised coders: a peer may send thousands of small
+;;;; requests, and each answer has to be encoded. This comes before package.lisp, since it makes the
+;;;; packages GRPC.REFLECTION.V1 and so on.
 
 (in-package #:cl-user)
 

@@ -2,16 +2,17 @@
 ;;;; which differ in their packages only. Answers are made from the descriptors of all loaded files;
 ;;;; the services listed are those of the server.
 ;;;;
-;;;; A stream occupies no thread: each request is answered where it arrives, and while its answers
-;;;; are not read no further requests are read.
+;;;; A stream occupies no thread: each request is answered on the thread that receives it, and while
+;;;; the client leaves answers unread no further requests are read.
 
 (in-package #:clgrpc.services)
 
 (defclass reflection-service ()
-  (;; from each server that serves it to the names of the services there
+  (;; maps each server that serves it to the names of that server's services
    (names :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
           :reader service-names)
-   ;; from a file to its octets, which take a thousand times as long to make as the request for them
+   ;; maps a file to its octets, since making them takes a thousand times as long as the request for
+   ;; them
    (images :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
            :reader service-images))
   (:documentation "The common part of the two versions of the reflection service."))
@@ -68,8 +69,7 @@ SENT, a table of names, to which the names of the others are added."
 ;;; The versions
 
 (defmacro define-reflection (class package methods documentation)
-  "Define CLASS, the reflection service whose messages are in PACKAGE and whose method is in
-METHODS."
+  "Define CLASS, the reflection service with messages in PACKAGE and its method in METHODS."
   (flet ((name (control &rest arguments)
            (let ((name (apply #'format nil control arguments)))
              (or (find-symbol name package) (error "~A has no symbol ~A." package name))))

@@ -14,11 +14,11 @@ another origin."
                 headers)
         headers)))
 
-;;; A handler that sends nothing for long
+;;; A handler that sends nothing for a long time
 
 (defun head-wait-ns (call)
-  "For how much longer the handler of CALL, which has sent nothing, may stay silent. All of the time
-if it has not begun."
+  "The nanoseconds for which the handler of CALL, which has sent nothing, may still send nothing:
+the full time if it has not begun."
   (let ((began (server:handler-began-ns call)))
     (- (seconds-ns (options-stream-head-seconds (wire:wire-call-options call)))
        (if began (max 0 (- (operate now call) began)) 0))))
@@ -32,8 +32,8 @@ again later."
         (wire:ensure-headers call))))
 
 (defun await-head (call)
-  "The BEGUN of manners: if the handler of CALL, which answers with a stream, sends nothing for
-long, send the head of the answer. Pages and proxies wait for that."
+  "The BEGUN of manners: if the handler of CALL, which answers with a stream, sends nothing for a
+long time, send the head of the answer. Pages and proxies wait for that."
   (unless (rpc:answers-once-p call)
     (operate after call (ns-seconds (head-wait-ns call)) (lambda () (head-due call)))))
 

@@ -13,9 +13,9 @@
 (defstruct (web-claim (:include server:claim (manner nil :type web-manner :read-only t))
                       (:copier nil))
   "The data of the head of a request."
-  (codec nil :type codec :read-only t)  ; of its messages, and of the answer's
+  (codec nil :type codec :read-only t)  ; the codec of its messages and of the answer's
   (heads nil :type heads :read-only t)  ; how its answer begins
-  ;; the headers for pages of the request's origin, an alist; nil without an origin that may call
+  ;; the headers for pages of the request's origin, an alist; nil without a permitted origin
   (cors '() :type list :read-only t)
   (text nil :type boolean :read-only t)) ; its bodies are base64
 
@@ -53,7 +53,7 @@ constant NAME is made into octets when the call is compiled."
 
 (defun parse-header (field function)
   "The result of FUNCTION for the value of FIELD, a header, never nil. FIELD caches it, so a
-repeated header is read once. Use only one function for each header."
+repeated header is read once. Always use the same function for a header."
   (or (hpack:field-memo field)
       (setf (hpack:field-memo field) (funcall function (hpack:field-value-string field)))))
 
@@ -91,7 +91,7 @@ repeated header is read once. Use only one function for each header."
                           thereis (octets-equal known name)))))))
 
 (define-hot metadata-fields ((fields simple-vector)) simple-vector
-  "Those of FIELDS that are metadata."
+  "The fields of FIELDS that are metadata."
   (let ((metadata (make-array (loop for field across fields count (metadata-field-p field))))
         (at 0))
     (declare (type index at))
@@ -138,8 +138,8 @@ rejection if we cannot read that."
         encoding)))
 
 (defun head-accepted (fields name incoming)
-  "The encodings that the client can read, from the header NAME of FIELDS; without that, the one by
-which it compresses, INCOMING, if any."
+  "The encodings that the client can read, from the header NAME of FIELDS; without that header,
+INCOMING, the encoding that the client uses, if any."
   (let ((field (header fields name)))
     (cond (field (remove-if-not #'common-encoding-p (wire:accepted-encodings field)))
           (incoming (list incoming))
@@ -152,7 +152,7 @@ which it compresses, INCOMING, if any."
       "metadata whose name ends in -bin is not base64, or has too many values")))
 
 (defun grpc-timeout (fields)
-  "Two values: the nanoseconds in the grpc-timeout of FIELDS, or nil; and the reason if it is
+  "Two values: the nanoseconds in the grpc-timeout of FIELDS, or nil; and the reason why it is
 rejected, or nil."
   (let ((field (header fields "grpc-timeout")))
     (if (null field)

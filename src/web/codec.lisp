@@ -1,5 +1,5 @@
 ;;;; Messages as octets: Protocol Buffers, or JSON (protobuf.dev, "ProtoJSON format"). In JSON,
-;;;; members that are no fields are passed over, as the peers of these protocols do.
+;;;; unknown members are skipped, as the peers of these protocols do.
 
 (in-package #:clgrpc.web)
 
@@ -8,7 +8,7 @@
   (name nil :type keyword :read-only t) ; :proto or :json
   ;; (call octets start end): return the message, and how much memory the messages inside it take,
   ;; about; signal a PROTOBUF-ERROR. From any thread; in user code if DECODES-AT-ONCE-P is false.
-  ;; One that is not of text has two more &optional arguments, as of DECODE-PROTO
+  ;; The function of a codec that is not text has two more &optional arguments, as DECODE-PROTO
   (decode nil :type function :read-only t)
   ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread
   (encode nil :type function :read-only t)

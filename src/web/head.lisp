@@ -5,11 +5,11 @@
 
 (defstruct (heads (:constructor %make-heads (headers plain compressed)) (:copier nil))
   "The heads of good answers of one content type."
-  (headers '() :type list :read-only t) ; those that errors have as well, an alist
-  (plain nil :type exchange:answer-head :read-only t) ; of those that are not compressed
+  (headers '() :type list :read-only t) ; the headers that errors have as well, an alist
+  (plain nil :type exchange:answer-head :read-only t) ; the head of answers that are not compressed
   (compressed '() :type list :read-only t) ; an alist from encoding to head
-  ;; heads that OTHER-HEAD has made, with their status and content type: lists of the three. Threads
-  ;; that add one at once lose one
+  ;; heads that OTHER-HEAD has made, with their status and content type: lists of the three. If two
+  ;; threads add one at the same time, one is lost
   (others '() :type list))
 
 (declaim (sb-ext:freeze-type heads))
@@ -39,7 +39,8 @@ their header ENCODING-HEADER, a string, names the compression."
   "How many other heads are kept: the statuses of errors are fewer, but handlers choose types.")
 
 (defun other-head (heads http-status content-type)
-  "The head of an answer with HTTP-STATUS and CONTENT-TYPE where HEADS have no head for it."
+  "The head of an answer with HTTP-STATUS and CONTENT-TYPE for which HEADS have no head of their
+own."
   (let ((others (heads-others heads)))
     (loop for (status type head) in others
           when (and (eql status http-status) (string= type content-type))

@@ -1,5 +1,5 @@
-;;;; What this room does for handlers' calls: their end of the contract of rpc/transport.lisp, where
-;;;; it is not the server's own, and their manners.
+;;;; The operations of handlers' calls, where they differ from the server's own
+;;;; (rpc/transport.lisp), and the manners of the calls.
 
 (in-package #:clgrpc.web)
 
@@ -7,7 +7,7 @@
   "How many octets of a header list are reserved for fields that are not metadata.")
 
 (defun web-send-metadata (call metadata)
-  "The operation SEND-METADATA. The head of an only answer goes out with that."
+  "The operation SEND-METADATA. The head of a single answer is sent together with the answer."
   (server:post-metadata call metadata +constant-octets+
                         (lambda ()
                           (cond ((wire:marked-p call :headers) ; AWAIT-HEAD has sent it
@@ -42,7 +42,7 @@
       "The operations of calls of methods that take a stream.")
 
 (defun operations-for (method)
-  "The operations of calls of METHOD, or of calls that have none."
+  "The operations of calls of METHOD; if METHOD is nil, of calls without a method."
   (if (and method (member (method:rpc-method-kind method) '(:client-streaming :bidi)))
       **web-stream-operations**
       **web-request-operations**))

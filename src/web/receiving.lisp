@@ -8,14 +8,15 @@
 (in-package #:clgrpc.web)
 
 (defstruct (notes (:copier nil))
-  "The data of a call, in addition to those of every server's call. The loop's."
+  "The data of a call, in addition to the data of every server's call. The loop's."
   (body (make-octets 0) :type octets)   ; the part of a bare body that has come, up to FILL
-  (fill 0 :type index)                  ; how much of it that is
+  (fill 0 :type index)                  ; how many octets of BODY that is
   (taken nil :type boolean)             ; the bare body was whole and has been delivered
   (too-long nil :type boolean)          ; the bare body is longer than messages may be
   (carry '() :type list)                ; digits of base64 that do not fill a group
-  (late '() :type list)                 ; metadata that was sent after the head: trailers
-  (answer nil :type (or null octets wire:parcel)) ; the only answer, encoded, until it is written
+  ;; metadata that the handler has sent after the head: trailers
+  (late '() :type list)
+  (answer nil :type (or null octets wire:parcel)) ; the single answer, encoded, until it is written
   (sent 0 :type (unsigned-byte 62))     ; octets of messages, as observers are told
   (received 0 :type (unsigned-byte 62))) ; the same of the peer's
 
@@ -54,7 +55,7 @@
                          (notes-fill notes) (copy-octets octets start end new fill)))))))))
 
 (defun collected-body (call)
-  "The octets that COLLECT-BODY has kept for CALL, and how many of them count."
+  "Two values: the octets that COLLECT-BODY has kept for CALL, and how many of them are valid."
   (let ((notes (call-web-notes call)))
     (values (notes-body notes) (notes-fill notes))))
 
@@ -71,7 +72,7 @@
 (define-hot receive-bare ((call server:server-call) (octets octets) (start index) (end index)
                           (last boolean))
     null
-  "The RECEIVE of manners whose requests have one message that is the body."
+  "The RECEIVE of manners whose requests have one message, the body."
   (if (and last (zerop (notes-fill (call-web-notes call))))
       (if (<= (- end start) (the index (rpc:operate receive-limit call)))
           (deliver-body call octets start end)

@@ -1,7 +1,7 @@
-;;;; Answers on their way to the peer: the operations SEND and REPLY. Messages are encoded as gRPC's
-;;;; are, after an envelope of five octets, by the codec of the request; a manner may write the
-;;;; envelope or omit it. The only answer of a call waits, encoded, until the call ends, so that the
-;;;; head can give its length and the call's status.
+;;;; Answers on their way to the peer: the operations SEND and REPLY. Messages are encoded by the
+;;;; codec of the request, after an envelope of five octets, as in gRPC; a manner writes the
+;;;; envelope or omits it. If a call has a single answer, the encoded answer waits until the call
+;;;; ends, so that the head can contain its length and the call's status.
 
 (in-package #:clgrpc.web)
 
@@ -75,7 +75,7 @@
   (when (and (null (call-status call)) (rpc:room-p call)) (wire:tell-writable call)))
 
 (defun web-writable (call)
-  "The WRITABLE of a manner: the peer takes output, which is written just after this."
+  "The WRITABLE of a manner: the peer accepts output, which is written immediately after this."
   (if (rpc:room-p call)
       (wire:tell-writable call)
       (loop:defer (wire:wire-call-loop call) #'tell-if-room call)))
@@ -118,7 +118,7 @@
   (ascii-octets (encode-base64 octets :start start :end end :padding t)))
 
 (defun in-text (call encoded)
-  "ENCODED, a message, as CALL writes it: itself, or octets in base64."
+  "ENCODED, a message, as CALL writes it: unchanged, or in base64."
   (cond ((web-claim-text (call-web-claim call))
          (prog1 (base64-octets (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
            (when (typep encoded 'wire:parcel) (give-octets-back (wire:parcel-taken encoded)))))
@@ -136,7 +136,7 @@
     (replace whole octets :start1 wire:+prefix-octets+)))
 
 (defun mark-headers (call)
-  "The head of CALL's answer goes out with its end, if it has not before. Return true then."
+  "Note that the head of CALL's answer is written; return true unless it was written before."
   (unless (wire:marked-p call :headers)
     (wire:mark-call call :headers)
     t))
@@ -148,7 +148,7 @@ one, and END, octets that report how it ended. The head contains its length if n
          (answer (shiftf (notes-answer (call-web-notes call)) nil))
          (answer (and answer (in-text call answer)))
          (end (if (web-claim-text claim) (base64-octets end 0 (length end)) end)))
-    (when (or (mark-headers call) answer) ; the head of an only answer goes out with that
+    (when (or (mark-headers call) answer) ; the head of a single answer is sent together with it
       (exchange:write-head (server:call-http-request call)
                            (heads-head (web-claim-heads claim) (wire:outgoing-encoding call))
                            (answer-headers call '())

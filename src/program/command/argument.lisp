@@ -10,7 +10,7 @@
   (aliases '() :type list)              ; other names of an option
   (value "" :type string)               ; the name of its value; in brackets if it may be absent
   (parser #'identity :type function)    ; of the string; returns the value, or refuses
-  (default nil)                         ; the value where it is not given
+  (default nil)                         ; the value if the argument is missing
   (repeated nil :type boolean)          ; true if its values come as a list
   ;; for the help text, or a function that returns it
   (documentation "" :type (or string function)))
@@ -54,8 +54,9 @@ names of DEFINE-SHARED-OPTIONS replaced by their rows."
 (defmacro option-list (&rest rows)
   "Make a list of ARGUMENTs from ROWS: lists (variable VALUE parser default documentation), named
 like the variable, and names of DEFINE-SHARED-OPTIONS. An option whose VALUE is in brackets may be
-given without one and then means \"true\". With (variable name) for the variable it has that name
-and may be given several times; with (variable nil alias…) it is known by the ALIASES too."
+given without one and then means \"true\". In place of the variable, (variable name) means that the
+option has that name and may be given several times; (variable nil alias…) means that it has the
+ALIASES, too."
   (flet ((option-name (variable name)
            (or name
                (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable))))

@@ -10,7 +10,7 @@
   ;; called before the server starts, with the plist of the command line; returns observers for it
   (observers nil :type (or symbol function))
   ;; called with a server, the plist of the command line and a function of a list of lines, which it
-  ;; calls while the server has the features that the line asks for
+  ;; calls while the server has the requested features
   (around nil :type (or symbol function)))
 
 (defglobal **groups** '())              ; GROUPs; the list is replaced, never changed
@@ -19,12 +19,12 @@
   '(("--register" "clgrpc-etcd/discovery") ("--register-as" "clgrpc-etcd/discovery")
     ("--weight" "clgrpc-etcd/discovery") ("--zone" "clgrpc-etcd/discovery")
     ("--console" "clgrpc-tools/console"))
-  "Options, each with the system that defines it.")
+  "Options of other systems, each with the system that defines it.")
 
 (defun add-group (system options around &key observers)
   "Make the command lines of servers accept OPTIONS, a list of ARGUMENTs, which SYSTEM defines.
-AROUND and OBSERVERS, which may be nil, are functions, or symbols that name them: see
-CALL-WITH-GROUPS and OBSERVERS-OF-GROUPS. From any thread."
+AROUND and OBSERVERS are functions, or symbols that name functions, or nil: see CALL-WITH-GROUPS and
+OBSERVERS-OF-GROUPS. From any thread."
   (let ((group (make-group :system system :options options :around around
                            :observers observers)))
     (sb-ext:atomic-update **groups**
@@ -48,7 +48,7 @@ those in its :OBSERVER, a list. Its :CREDENTIALS are the server's, or nil."
                                          (list* :observer observers given))))))))
 
 (defun refuse-absent (name)
-  "Refuse the option NAME if it is of a system that is not loaded, which is named."
+  "If the option NAME belongs to a system that is not loaded, refuse it, and name the system."
   (let ((system (second (find name *absent-options* :key #'first :test #'string=))))
     (when system
       (refuse "~A needs the system ~A: load it before, (asdf:load-system ~S)" name system system))))

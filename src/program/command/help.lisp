@@ -17,7 +17,7 @@
       (dolist (parameter (command-parameters command)) (write-word (argument-name parameter)))
       (dolist (option (command-options command))
         (write-word (format nil "[~A~A~A]~:[~;…~]" (argument-name option)
-                            ;; `--name=VALUE` where it may stand without one
+                            ;; `--name=VALUE` if the value is optional
                             (if (optional-p option) "" " ")
                             (if (optional-p option)
                                 (format nil "[=~A" (subseq (argument-value option) 1))
@@ -36,7 +36,7 @@
 
 (defun argument-description (argument)
   "The parts of ARGUMENT's help text: a list of its names, the short ones first; the name of its
-value, or nil if it takes no name; its documentation; and its default as a text, or nil."
+value, or nil if it has none; its documentation; and its default as a text, or nil."
   (list (append (argument-aliases argument) (list (argument-name argument)))
         (unless (string= (argument-name argument) (argument-value argument))
           (argument-value argument))

@@ -1,6 +1,6 @@
-;;;; From a command line to the plist that it means. Options are `--name VALUE` or `--name=VALUE`,
-;;;; anywhere; those whose value is optional are `--name` or `--name=VALUE`; `--` ends them. An
-;;;; option --config contains further arguments.
+;;;; From a command line to the plist that it means. An option is `--name VALUE` or `--name=VALUE`,
+;;;; anywhere; if its value is optional, it is `--name` or `--name=VALUE`. After `--` there are no
+;;;; more options. An option --config contains further arguments.
 
 (in-package #:clgrpc.command)
 
@@ -28,7 +28,7 @@
     (("--max-calls" "--max-connections" "--max-concurrent-streams" "--drain-seconds") "--limits"
      "--limits NAME=VALUE sets an option of the server"))
   "Hints for options of other programs. A row is a list of such options, the option that a command
-needs for the hint, and the hint.")
+must have for the hint to apply, and the hint.")
 
 (defun option-hint (name names)
   "A text about the unknown option NAME of a command with the options NAMES, or nil."
@@ -58,8 +58,8 @@ the rest of REST."
           (t (values (argument-key option) (parse-value option (first rest)) (rest rest))))))
 
 (defun split-arguments (command arguments)
-  "Return the positional ones of the strings ARGUMENTS of COMMAND, in order, and the plist of the
-options that are given; or :help."
+  "Return two values: the positional arguments among the strings ARGUMENTS of COMMAND, in order, and
+the plist of the given options; or :help."
   (let ((given '()) (positional '()) (open t))
     (loop while arguments
           do (let ((token (pop arguments)))

@@ -1,5 +1,5 @@
 ;;;; Command lines: arguments are declared; parsers, error messages and help texts are made from the
-;;;; declarations. The command `clgrpc` and the programs of users (RUN-SERVER) have it in common. A
+;;;; declarations. The command `clgrpc` and the programs of users (RUN-SERVER) share this code. A
 ;;;; wrong argument is a USAGE-ERROR: a line on the standard error and exit code 2.
 
 (defpackage #:clgrpc.command

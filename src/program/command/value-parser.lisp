@@ -87,7 +87,8 @@ plain number of seconds."
           (t (integer-parser (option-row-minimum row) (option-row-maximum row))))))
 
 (defun parse-limits (string)
-  "The plist that STRING, NAME=VALUE with commas between, means: rows of the options table."
+  "The plist of rows of the options table that STRING, a list of NAME=VALUE separated by commas,
+means."
   (loop for word in (or (uiop:split-string string :separator ",") '(""))
         append (let* ((equals (or (position #\= word)
                                   (refuse "NAME=VALUE is expected, not ~S" word)))
@@ -109,7 +110,7 @@ MINIMUM-PORT."
     string))
 
 (defun addresses-parser (minimum-port)
-  "Return a parser of lists of such addresses, with commas between."
+  "Return a parser of lists of such addresses, separated by commas."
   (lambda (string)
     (mapcar (address-parser minimum-port)
             (or (uiop:split-string string :separator ",") '("")))))

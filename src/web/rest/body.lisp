@@ -1,6 +1,6 @@
 ;;;; The part of a request in its body: JSON of the whole message or of one field, or the octets of
 ;;;; a google.api.HttpBody. For methods with a stream of requests a body is any number of
-;;;; consecutive JSON values, an array of them, or, for HttpBody, one body in pieces.
+;;;; consecutive JSON values, an array of such values, or, for HttpBody, one body in pieces.
 
 (in-package #:clgrpc.rest)
 
@@ -12,11 +12,11 @@
 
 (defconstant +most-bound-texts+ 20000
   "The limit of a product of two numbers: the variables of the path plus the parameters of the
-query; and the messages of the body, each of which gets their values.")
+query; and the messages of the body. Each message gets all these values.")
 
 (defconstant +most-bound-octets+ 4194304
   "The limit of the product of two numbers: the characters of path and query, and the messages of
-the body, each of which gets the values in them.")
+the body. Each message gets the values in path and query.")
 
 (defun charset-of (content-type)
   "The charset that CONTENT-TYPE names, in lower case, or nil."
@@ -82,7 +82,7 @@ and the memory of the messages inside it, or nil. LIMITS are keywords of PARSE-J
 streams; and about how much memory the messages inside its body occupy. MATCH is a value of
 FIND-ROUTE, PARAMETERS of QUERY-PARAMETERS; OCTETS are the body or a part of BODY-PARTS;
 CONTENT-TYPE is that header or nil; LIMITS are keywords of PARSE-JSON-MESSAGE for reading it. Signal
-REQUEST-ERROR if they do not make one."
+REQUEST-ERROR if they do not make a valid message."
   (multiple-value-bind (message inside) (body-message route octets content-type limits)
     (bind-query message parameters)
     (bind-path route match message)
@@ -138,7 +138,7 @@ if it is long."
           finally (return end))))
 
 (defun take-range (octets start end before)
-  "The range of the value of JSON that begins at START in OCTETS, and has BEFORE others before it."
+  "The range of the value of JSON that begins at START in OCTETS, after BEFORE other values."
   (when (<= +most-messages+ before)
     (refuse-field "the body" "has more than ~D messages" +most-messages+))
   (let ((stop (value-end octets start end)))
@@ -146,7 +146,8 @@ if it is long."
     (cons start stop)))
 
 (defun array-ranges (octets start end)
-  "The ranges of the elements of the array that begins at START in OCTETS, which has nothing else."
+  "The ranges of the elements of the array that begins at START in OCTETS; nothing may follow the
+array."
   (let ((ranges '()) (at (space-end octets (1+ start) end)))
     (flet ((next-p (octet) (and (< at end) (= octet (aref octets at)))))
       (unless (next-p 93)
@@ -188,7 +189,7 @@ octets."
   "Return the parts of OCTETS up to END, the body of a request of ROUTE, one for each message of the
 request: for a stream up to +MOST-MESSAGES+, else one. BIND-MESSAGE gives each message the values in
 MATCH and PARAMETERS, of QUERY. A part is a cons of where it begins and ends. Signal REQUEST-ERROR
-if they are too many, or plainly not JSON, or if too much would be bound."
+if there are too many parts, if OCTETS are obviously not JSON, or if too much would be bound."
   (let* ((parts (cond ((not (streamed-p route)) (list (cons 0 end)))
                       ((route-raw-body route) (pieces end))
                       (t (value-ranges octets end))))

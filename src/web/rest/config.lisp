@@ -67,7 +67,7 @@ plists). Signal RULE-ERROR if SOURCE is something else, or a rule has no selecto
         (let ((*rule* (rule-text rule))) (wrong-rule "it has no selector"))))))
 
 (defun pattern-text (verb path)
-  "VERB and PATH of a rule, or nil of one without, as errors name them."
+  "VERB and PATH of a rule, as errors name them; nil for a rule without them."
   (if verb (format nil "~A ~A" verb path) "without a pattern"))
 
 (defun rule-text (rule)

@@ -11,7 +11,8 @@
                        collect (method-entry method descriptor))))
 
 (defun services-document (services title version connect)
-  "The document of OpenAPI for SERVICES; with CONNECT also of their methods as Connect calls them."
+  "The OpenAPI document for SERVICES; if CONNECT is true, it also has their methods as the Connect
+protocol calls them."
   (let ((methods (service-entries services)))
     ;; a router, since that finds shadows
     (openapi-document (router-routes (make-router (make-routes methods :rules (rules-for methods))))
@@ -20,7 +21,7 @@
 ;;; To make a document takes milliseconds, to ask for it some octets
 
 (defconstant +document-time+ internal-time-units-per-second
-  "The time, a second, for which a document is returned before it is made again.")
+  "How long a document is returned before it is made again: a second.")
 
 (defun kept-document (function &optional (clock #'get-internal-real-time))
   "A function that returns the document that FUNCTION returns; FUNCTION is called now, and later at
@@ -32,8 +33,8 @@ most once in +DOCUMENT-TIME+ by CLOCK. From any thread."
       (let* ((old (car kept))
              (now (funcall clock))
              (next (cons now (cdr old))))
-        ;; in a saved image that time may be to come. Of those that find the document too old one
-        ;; makes it; the others are given the old one
+        ;; in a saved image that time may be to come. of the threads that find the document too old,
+        ;; one makes a new one; the others return the old one
         (if (and (not (<= (car old) now (+ (car old) +document-time+ -1)))
                  (eq old (sb-ext:compare-and-swap (car kept) old next)))
             (let ((document (funcall function)))
@@ -51,11 +52,11 @@ most once in +DOCUMENT-TIME+ by CLOCK. From any thread."
 
 (defun openapi-handler (path services &key (title "API") (version "1") connect)
   "Return a handler for START-SERVER's :http that answers GET for PATH, such as \"/openapi.json\",
-with the OpenAPI 3.1 document of the REST routes of SERVICES, a service object or a list of them,
-and with CONNECT also of their unary methods by Connect. The handler makes the document from their
-descriptors, with the comments of the .proto files, and makes it again after a second, at the next
-request. TITLE and VERSION are the document's, strings. Signal RULE-ERROR if a rule is wrong, MISUSE
-for a wrong argument. From any thread."
+with the OpenAPI 3.1 document of the REST routes of SERVICES, a service object or a list of them; if
+CONNECT is true, the document also has their unary methods by the Connect protocol. The handler
+makes the document from their descriptors, with the comments of the .proto files, and makes it again
+after a second, at the next request. TITLE and VERSION are the document's, strings. Signal
+RULE-ERROR if a rule is wrong, MISUSE for a wrong argument. From any thread."
   (let* ((services (check-services services))
          (document (kept-document (lambda ()
                                     (services-document services title version connect)))))

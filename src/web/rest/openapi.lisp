@@ -1,7 +1,7 @@
-;;;; The OpenAPI 3.1 document of routes, made from descriptors and the comments at them. Messages
-;;;; are schemas of ProtoJSON, by their full names. A variable of several segments is a parameter
-;;;; for each "*", since no parameter of OpenAPI has a slash. Methods of HTTP that OpenAPI does not
-;;;; know are omitted, and so is a second operation that would need two paths for the same request.
+;;;; The OpenAPI 3.1 document of routes, made from descriptors and their comments. Messages are
+;;;; schemas of ProtoJSON, by their full names. A variable of several segments is a parameter for
+;;;; each "*", since no parameter of OpenAPI has a slash. Methods of HTTP that OpenAPI does not know
+;;;; are omitted, and so is a second operation that would need two paths for the same request.
 
 (in-package #:clgrpc.rest)
 
@@ -28,7 +28,7 @@ omitted."
   (object "$ref" (format nil "#/components/schemas/~A" full-name)))
 
 (defun comment-of (descriptor)
-  "The comment at DESCRIPTOR without the spaces around it, or nil."
+  "The comment of DESCRIPTOR without the spaces around it, or nil."
   (let ((comment (protobuf:descriptor-comment descriptor)))
     (and comment
          (let ((text (string-trim '(#\Space #\Newline) comment)))
@@ -70,7 +70,8 @@ omitted."
       (second row))))
 
 (defun note-schema (document full-name)
-  "Have DOCUMENT hold the schema of FULL-NAME, a message or enum, and return a reference to it."
+  "Ensure that DOCUMENT has the schema of FULL-NAME, a message or enum, and return a reference to
+it."
   (let ((schemas (document-schemas document)))
     (unless (gethash full-name schemas)
       (setf (gethash full-name schemas) t
@@ -82,7 +83,7 @@ omitted."
     (reference full-name)))
 
 (defvar *find-descriptor* #'protobuf:find-descriptor
-  "From the full name of a type to its descriptor, or nil.")
+  "A function from the full name of a type to its descriptor, or nil.")
 
 (defun type-descriptor (full-name)
   (funcall *find-descriptor* full-name))
@@ -139,15 +140,15 @@ omitted."
           (t (value-schema document field)))))
 
 (defun type-schema (document type)
-  "The schema of messages of TYPE: of its own, or a reference to that in DOCUMENT."
+  "The schema of messages of TYPE: a special schema, or a reference to the one in DOCUMENT."
   (let ((name (protobuf:message-type-name type)))
     (or (well-known-schema name) (note-schema document name))))
 
 ;;; Paths
 
 (defun parameter-name (route index)
-  "Two values: the name of the parameter for the segment at INDEX of ROUTE's template, and its
-field, if the segment is the whole of its variable."
+  "Two values: the name of the parameter for the segment at INDEX of ROUTE's template, and, if the
+segment is a whole variable, its field."
   (let ((binding (find-if (lambda (binding)
                             (and (<= (binding-start binding) index)
                                  (< index (binding-end binding))))
@@ -269,7 +270,8 @@ field, if the segment is the whole of its variable."
             (apply #'object members))))
 
 (defun add-operation (document path verb operation)
-  "Add the value of OPERATION, a function, for PATH and VERB to DOCUMENT, unless it has one."
+  "Add the value of OPERATION, a function, for PATH and VERB to DOCUMENT, unless DOCUMENT already
+has an operation for these."
   (let* ((item (or (assoc path (document-paths document) :test #'string=)
                    (first (push (list path) (document-paths document)))))
          (key (string-downcase verb)))

@@ -4,11 +4,11 @@
 ;;;;   Segments  = Segment { "/" Segment }        FieldPath = IDENT { "." IDENT }
 ;;;;   Segment   = "*" | "**" | LITERAL | Variable    Verb  = ":" LITERAL
 ;;;;
-;;;; A template is read into its segments without variables, since those decide which paths match,
-;;;; and the variables with the range of segments that each has. After "**" only the end of its
+;;;; A template is parsed into its segments, without variables, since segments decide which paths
+;;;; match, and into its variables, each with a range of segments. After "**" only the end of its
 ;;;; variable and the verb may follow. A literal has the characters that a segment of a path may
-;;;; have (RFC 3986), without "*" and ":"; others are percent-encoded in it, and it matches the path
-;;;; after decoding.
+;;;; have (RFC 3986), without "*" and ":"; other characters are percent-encoded, and the literal
+;;;; matches the path after decoding.
 
 (in-package #:clgrpc.rest)
 
@@ -27,8 +27,8 @@
 
 (defstruct (template (:copier nil))
   "A path template."
-  (text "" :type string :read-only t)   ; as written
-  ;; a decoded literal each, or :one for *, or, the last only, :rest for **
+  (text "" :type string :read-only t)   ; the template as written
+  ;; each a decoded literal, or :one for *, or, only as the last, :rest for **
   (segments #() :type simple-vector :read-only t)
   (variables '() :type list :read-only t) ; in their order
   (verb nil :type (or null string) :read-only t)) ; decoded, or nil
@@ -43,10 +43,10 @@
 (defstruct (scan (:constructor make-scan (text)) (:copier nil))
   "A template that is being read."
   (text "" :type simple-string)         ; all of it
-  (at 0 :type index)                    ; the index of what comes next
-  (segments '() :type list)             ; those that were read, the last first
-  (count 0 :type index)                 ; how many those are
-  (variables '() :type list))           ; those that were read, the last first
+  (at 0 :type index)                    ; the index of the next character
+  (segments '() :type list)             ; the segments read so far, the last first
+  (count 0 :type index)                 ; the length of SEGMENTS
+  (variables '() :type list))           ; the variables read so far, the last first
 
 (defun peek (scan &optional (ahead 0))
   "The character of SCAN that comes AHEAD of the next, or nil."
@@ -64,7 +64,7 @@
   (wrong-rule "~? at character ~D of its path" control arguments (1+ (scan-at scan))))
 
 (defun literal-char-p (char)
-  "True of the characters of a literal: those of a segment of a path but \"*\" and \":\"."
+  "True of the characters of a literal: those of a segment of a path except \"*\" and \":\"."
   (and (< 32 (char-code char) 127)
        (or (alphanumericp char) (find char "-._~!$&'()+,;=@%"))))
 
@@ -115,7 +115,7 @@
     (push (make-variable path start (scan-count scan)) (scan-variables scan))))
 
 (defun scan-segment (scan inside)
-  "Pass over a segment; INSIDE: of a variable."
+  "Pass over a segment; INSIDE is true within a variable."
   (cond ((pass scan #\*)
          (add-segment scan (if (pass scan #\*) :rest :one)))
         ((pass scan #\{)
@@ -131,7 +131,7 @@
         while (pass scan #\/)))
 
 (defun parse-template (text)
-  "Parse TEXT, a string, as a template. Signal RULE-ERROR if TEXT is not one."
+  "Parse TEXT, a string, as a template. Signal RULE-ERROR if TEXT is not a template."
   (when (> (length text) +longest-template+)
     (wrong-rule "its path has more than ~D characters" +longest-template+))
   (let ((scan (make-scan (coerce text 'simple-string))))

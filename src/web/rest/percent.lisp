@@ -33,9 +33,9 @@ string has."
       (invalid-utf8 () (refuse-text text start end)))))
 
 (defun decode-text (text start end &key keep-slashes plus)
-  "TEXT from START to END with its escapes decoded, except those of a slash with KEEP-SLASHES; with
-PLUS a plus sign is a space. Signal REQUEST-ERROR for an invalid escape, and if the octets are not
-UTF-8."
+  "TEXT from START to END with its escapes decoded, except escapes of a slash if KEEP-SLASHES is
+true; if PLUS is true, a plus sign becomes a space. Signal REQUEST-ERROR for an invalid escape, and
+if the octets are not UTF-8."
   (declare (type simple-string text))
   (if (plain-text-p text start end plus)
       (part-of text start end)

@@ -3,9 +3,8 @@
 ;;;; the query or the body has the same field.
 ;;;;
 ;;;; The cost is linear in the length of the query: parameters, and the names in them, are limited.
-;;;; A peer can repeat a long query by an octet or two, since HPACK has it in its table; so a
-;;;; parameter with the same name as the previous one costs no look-up, and an unused value is not
-;;;; decoded.
+;;;; With HPACK a peer can repeat a long query with one or two octets; so a parameter with the same
+;;;; name as the previous one costs no look-up, and an unused value is not decoded.
 
 (in-package #:clgrpc.rest)
 
@@ -16,8 +15,8 @@
   "The most names in the path of a parameter.")
 
 (defconstant +most-names+ 40
-  "The most names that a query may have in all: of parameters that differ from the previous one, and
-of fields in these; each is looked up.")
+  "The most look-ups of names for a query: of parameters whose name differs from the previous one,
+and of the fields in these names.")
 
 (defconstant +longest-name+ 1024
   "The characters that the name of a parameter may have.")
@@ -25,7 +24,7 @@ of fields in these; each is looked up.")
 (define-hot same-text-p ((text simple-string) (start index) (end index) (other index)
                          (other-end index))
     boolean
-  "True if TEXT has the same from START to END as from OTHER to OTHER-END."
+  "True if TEXT has the same characters from START to END as from OTHER to OTHER-END."
   (and (= (- end start) (- other-end other))
        (with-text-type (text)
          (loop for i of-type index from start below end
@@ -83,7 +82,8 @@ APIs send and which is not a field."
            (and (<= (+ start 3) end) (string= "%24" query :start2 start :end2 (+ start 3))))))
 
 (defun parameter-fields (route name)
-  "The descriptors of the fields that the parameter NAME leads to; nil if the path binds that one."
+  "The descriptors of the fields to which the parameter NAME leads; nil if the path binds that
+field."
   (let ((type (route-request-type route)))
     (multiple-value-bind (fields stuck)
         (protobuf:find-field-path type name :max-steps +most-steps+)
@@ -107,8 +107,8 @@ APIs send and which is not a field."
   (decode-text query start end :plus t))
 
 (defun query-parameters (route query)
-  "The values in QUERY, a string or nil, for fields of a request of ROUTE: a list of lists of the
-descriptors that lead to a field and of its texts."
+  "The values in QUERY, a string or nil, for fields of a request of ROUTE: a list of lists, each of
+the descriptors that lead to a field and the texts for that field."
   (let ((all '()) (names 0) (entry nil)) ; the last of each comes first
     (labels ((look-up (name)
                (let ((fields (parameter-fields route name)))

@@ -1,10 +1,11 @@
 ;;;; Answers: a message or its response_body as JSON, a google.api.HttpBody as it is, a status as a
-;;;; google.rpc.Status in JSON; and the forms in which answers of a stream go into one body.
+;;;; google.rpc.Status in JSON; and the forms in which the answers of a stream are put into one
+;;;; body.
 
 (in-package #:clgrpc.rest)
 
 (defun sound-type (content-type)
-  "CONTENT-TYPE if it can be that header; else the type of any octets."
+  "CONTENT-TYPE if it is valid as a header; else the type for arbitrary octets."
   (if (and (plusp (length content-type))
            (every (lambda (char) (char<= #\Space char #\~)) content-type)
            (find #\/ content-type))
@@ -37,7 +38,7 @@ the messages in Anys. Signal PROTOBUF-ERROR if MESSAGE has no form in JSON."
 ;;; Statuses
 
 (defun any-json (any)
-  "ANY, a detail of a status, in JSON; if its type is not known with its octets in base64."
+  "ANY, a detail of a status, in JSON; if its type is not known, with its octets in base64."
   (handler-case (protobuf:message-json any)
     (protobuf:protobuf-error ()
       (write-json (list (cons "@type" (google.protobuf:any-type-url any))
@@ -71,7 +72,7 @@ details of DETAILS, a serialized google.rpc.Status or nil."
   "The forms of streams by media types that clients accept.")
 
 (defun lines-type-p (content-type)
-  "True if CONTENT-TYPE is one of JSON values, each on a line."
+  "True if CONTENT-TYPE means JSON values, one a line."
   (eq :lines (cdr (assoc (web:media-type content-type) *stream-types* :test #'string=))))
 
 (defun stream-form (accept)

@@ -1,5 +1,5 @@
-;;;; Recognizes REST's requests at a server: those whose path has a route. What is wrong with their
-;;;; heads is answered with a google.rpc.Status in JSON. The routes are made of the annotations of
+;;;; Recognizes REST's requests at a server: those whose path has a route. If the head of a request
+;;;; is wrong, the answer is a google.rpc.Status in JSON. The routes are made of the annotations of
 ;;;; the server's methods, and of the rules that USE-HTTP-RULES was given.
 
 (in-package #:clgrpc.rest)
@@ -11,7 +11,7 @@
 (defun use-http-rules (source)
   "Make the methods that the rules of SOURCE select reachable by REST according to these rules,
 instead of their annotations, on servers that start from now on. SOURCE is a string, a service
-config in YAML, or a list of plists, as for READ-RULES; nil forgets all rules that were given
+config in YAML, or a list of plists, as for READ-RULES; nil removes all rules that were given
 before. Signal RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. From any
 thread."
   (let ((rules (read-rules source)))
@@ -77,10 +77,10 @@ thread."
 ;;; Heads
 
 (defconstant +origin-characters+ 512
-  "No origin is longer: a scheme, a name of at most 253 characters and a port.")
+  "The greatest length of an origin: a scheme, a name of at most 253 characters and a port.")
 
 (defun same-origin-p (fields)
-  "True if the page that FIELDS name as the origin is this server's own."
+  "True if the origin that FIELDS name is this server itself."
   (let ((origin (web:header-value fields "origin"))
         (host (or (web:header-value fields ":authority") (web:header-value fields "host"))))
     (and host
@@ -126,7 +126,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
     encoding))
 
 (defun seconds-timeout (text)
-  "The nanoseconds in TEXT, seconds in decimal, or nil; at most 146 years."
+  "The nanoseconds, at most 146 years, that TEXT, decimal seconds, means; or nil."
   (and (<= 1 (length text) 12)
        (every (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
        (<= (count #\. text) 1)
@@ -202,7 +202,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
          (asked (and (string= "OPTIONS" http-method)
                      (web:header-value fields "access-control-request-method")))
          (cors (web:origin-headers origins fields))
-         (headers (append cors (web:vary-headers origins)))) ; of what is no call
+         (headers (append cors (web:vary-headers origins)))) ; of answers other than calls'
     (handler-case
         (multiple-value-bind (route match) (find-route router http-method path)
           (or (and asked
@@ -223,7 +223,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
       (claim-of router heads origins limit http-method target fields))))
 
 (defun unrouted-answer (server http-method target fields)
-  "The UNROUTED of the protocol: a request that nothing else handles counts as one of REST."
+  "The UNROUTED of the protocol: a request that nothing else handles counts as a REST request."
   (declare (ignore target))
   (let ((origins (server:server-origins server))
         (asked (web:header-value fields "access-control-request-method")))

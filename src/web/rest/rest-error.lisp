@@ -4,7 +4,7 @@
 (in-package #:clgrpc.rest)
 
 (define-condition rule-error (clgrpc-error)
-  ((rule :initarg :rule :reader rule-error-rule) ; which one, as text
+  ((rule :initarg :rule :reader rule-error-rule) ; the rule, as text
    (text :initarg :text :reader rule-error-text)) ; the fault of the rule
   (:report (lambda (condition stream)
              (format stream "The HTTP rule ~A is wrong: ~A." (rule-error-rule condition)
@@ -25,7 +25,7 @@ reason."))
 
 (define-condition request-error (clgrpc-error)
   ((http-status :initarg :http-status :initform 400 :reader request-error-http-status) ; of HTTP
-   ;; the status of gRPC that says the same
+   ;; the equivalent gRPC status
    (status :initarg :status :initform :invalid-argument :reader request-error-status)
    (text :initarg :text :reader request-error-text) ; the fault
    (field :initarg :field :initform nil :reader request-error-field) ; the path of the field, or nil
@@ -34,9 +34,9 @@ reason."))
   (:report (lambda (condition stream)
              (format stream "~@[~A: ~]~A" (request-error-field condition)
                      (request-error-text condition))))
-  (:documentation "A request of HTTP is not a call of a method. HTTP-STATUS and STATUS, of gRPC, are
-the kind of the error; TEXT describes it; FIELD names the field; HEADERS are further headers of the
-answer."))
+  (:documentation "A request of HTTP is not a call of a method. HTTP-STATUS and STATUS, of gRPC,
+give the kind of the error; TEXT describes it; FIELD names the field; HEADERS are further headers of
+the answer."))
 
 (document-functions
   request-error-http-status "The status of HTTP for the answer to the request."

@@ -5,17 +5,18 @@
 ;;;;
 ;;;; An answer in JSON is encoded after an envelope of five octets, which is dropped; but in an
 ;;;; array the last of these octets becomes the bracket or comma before it. A google.api.HttpBody is
-;;;; encoded with its type before it, of two octets' length, since the head has that.
+;;;; encoded after its type, whose length comes first in two octets, since the head contains the
+;;;; type.
 
 (in-package #:clgrpc.rest)
 
 (defstruct (rest-claim (:include web:web-claim) (:copier nil))
   "The data of the head of a request."
-  (rule nil :type route :read-only t)   ; by which it calls
+  (rule nil :type route :read-only t)   ; the route by which it calls
   (match nil :type match :read-only t)  ; of its path
   (query nil :type (or null string) :read-only t) ; as it came
-  (content-type nil :type (or null string) :read-only t) ; of its body
-  ;; how a stream of answers is sent, or nil if there is one answer, or a stream of raw ones
+  (content-type nil :type (or null string) :read-only t) ; the type of its body
+  ;; how a stream of answers is sent, or nil if there is one answer, or a stream of raw answers
   (form nil :type (member nil :array :lines :events) :read-only t))
 
 (declaim (inline call-rest-claim))
@@ -37,8 +38,8 @@
   "The approximate memory of a parameter in addition to its text.")
 
 (defun keep-parameters (call claim)
-  "Read the parameters of CLAIM once for all messages of CALL's body, and charge CALL, which keeps
-them, for them: other calls may have the same CLAIM. Signal REQUEST-ERROR if they are wrong."
+  "Read the parameters of CLAIM once for all messages of CALL's body. CALL keeps them and is charged
+for them, since other calls may have the same CLAIM. Signal REQUEST-ERROR if they are wrong."
   (let ((parameters (claim-parameters claim)))
     (setf (rpc:call-value call 'parameters) parameters)
     (when parameters
@@ -76,7 +77,7 @@ them, for them: other calls may have the same CLAIM. Signal REQUEST-ERROR if the
     (replace all octets :start1 (+ +type-octets+ (length type)))))
 
 (defun bounded-type (type)
-  "TYPE, a content type, if it is not too long to be sent."
+  "TYPE, a content type, unless it is too long to be sent."
   (if (< (length type) 1000) type "application/octet-stream"))
 
 (defun encode-answer (call message compress)
@@ -196,7 +197,8 @@ too long, as received or after decompression."
       (server:status-http-status status)))
 
 (defun write-status (call status text details headers)
-  "Write that CALL, of whose answer nothing is written, has ended with STATUS, TEXT and DETAILS."
+  "Write the error answer of CALL, which has ended with STATUS, TEXT and DETAILS before any of its
+answer was written."
   (web:write-bare-error call (http-status-of call status)
                         (status-octets status text details) headers))
 
@@ -215,7 +217,7 @@ too long, as received or after decompression."
            (raw (route-raw-answer (rest-claim-rule claim)))
            (form (rest-claim-form claim))
            (none (zerop (web:notes-sent (web:call-web-notes call))))
-           (fresh (web:mark-headers call)) ; no head was written yet
+           (fresh (web:mark-headers call)) ; true if no head has been written yet
            (good (eq :ok status)))
       (server:note-served call)
       (cond ((and (not good) (if raw none fresh)) (write-status call status text details headers))

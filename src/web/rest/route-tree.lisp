@@ -1,5 +1,5 @@
 ;;;; Which route a request has. The templates of all routes are one tree, a level for each segment.
-;;;; A path is looked up in it from its first segment on. A literal has priority over "*", and that
+;;;; A path is looked up in it from its first segment on. A literal has priority over "*", and "*"
 ;;;; over "**"; the search backtracks where no route follows. The first search treats the part after
 ;;;; the last colon as a verb, the second does not. So the route depends on the path alone, not on
 ;;;; the order in which routes were given; each node of the tree is visited at most once. "*"
@@ -12,7 +12,7 @@
 
 (defstruct (node (:copier nil))
   "The possible continuations of the paths that lead here."
-  (literals nil :type (or null hash-table)) ; from a segment to its node
+  (literals nil :type (or null hash-table)) ; maps a segment to its node
   (longest 0 :type index)               ; how many characters the longest of LITERALS has
   (one nil :type (or null node))        ; that * leads to
   (ends '() :type list)                 ; the routes that end here
@@ -22,7 +22,8 @@
   "The routes of a server."
   (root nil :type node :read-only t)    ; of the tree
   (depth 0 :type index :read-only t)    ; how many segments the longest template has
-  (longest-verb 0 :type index :read-only t) ; how many characters; 0 if no template has a verb
+  ;; the length of the longest verb; 0 if no template has one
+  (longest-verb 0 :type index :read-only t)
   (routes '() :type list :read-only t)) ; all, as they were given
 
 (document-functions
@@ -36,7 +37,7 @@
   (template-verb (route-template route)))
 
 (defun enter-end (route routes)
-  "ROUTES, which match the same paths except for their verbs, with ROUTE added; those for any HTTP
+  "ROUTES, which match the same paths except for their verbs, with ROUTE added; routes for any HTTP
 method come last."
   (let ((same (find-if (lambda (other)
                          (and (equal (route-suffix other) (route-suffix route))
@@ -78,17 +79,16 @@ names both."
 ;;; Paths
 
 (defconstant +most-per-character+ 12
-  "The most characters of a path that one decoded character takes: four octets, each of which is
-escaped.")
+  "The most characters of a path for one decoded character: four octets, each of them escaped.")
 
 (defstruct (match (:constructor make-match (text starts ends count end)) (:copier nil))
-  "A path that is being looked up. It has no more segments than the longest template, and one for
-the rest: a peer can send a path of thousands of segments by an octet or two."
+  "A path that is being looked up. It has at most as many segments as the longest template, and one
+for the rest: a peer can send a path of thousands of segments with one or two octets."
   (text "" :type simple-string :read-only t) ; all of it
-  (starts #() :type simple-vector :read-only t) ; where each of its first segments begins
+  (starts #() :type simple-vector :read-only t) ; the start of each of its first segments
   (ends #() :type simple-vector :read-only t) ; and ends
-  (count 0 :type index :read-only t)    ; how many segments there are, with that for the rest
-  (end 0 :type index :read-only t))     ; where the last of all ends, without its verb
+  (count 0 :type index :read-only t)    ; the number of segments, including the one for the rest
+  (end 0 :type index :read-only t))     ; the end of the last segment, without its verb
 
 (define-hot split-path ((path simple-string) (depth index))
     (values simple-vector simple-vector index)
@@ -119,15 +119,15 @@ else nil."
   (if (= (1+ index) (match-count match)) (match-end match) (svref (match-ends match) index)))
 
 (defun literal-node (node match index)
-  "The node to which a literal of NODE that is the segment of MATCH at INDEX leads, or nil."
+  "The node to which NODE leads by the literal that equals the segment of MATCH at INDEX, or nil."
   (let ((start (svref (match-starts match) index)) (end (segment-end match index)))
     (and (node-literals node)
          (<= (- end start) (* +most-per-character+ (node-longest node)))
          (values (gethash (decode-text (match-text match) start end) (node-literals node))))))
 
 (defun map-matches (function root match suffix)
-  "Call FUNCTION with each route of the tree of ROOT that has the verb SUFFIX, or no verb if that is
-nil, and to which MATCH leads, the preferred ones first."
+  "Call FUNCTION with each route of the tree of ROOT that MATCH matches and whose verb is SUFFIX, or
+that has no verb if SUFFIX is nil; preferred routes come first."
   (declare (type function function))
   (let ((count (match-count match)))
     (labels ((tell (routes)
@@ -162,16 +162,16 @@ match."
   (or (string= verb (route-verb route)) (string= "*" (route-verb route))))
 
 (defun allowed-verbs (verbs)
-  "The methods of HTTP that a path has whose routes have VERBS."
+  "The HTTP methods of a path whose routes have VERBS."
   (sort (remove-duplicates (if (member "GET" verbs :test #'string=) (cons "HEAD" verbs) verbs)
                            :test #'string=)
         #'string<))
 
 (defun find-route (router verb path)
   "Return two values: the route of ROUTER for a request with the method of HTTP VERB and the PATH,
-as received and without its query; and the match for BIND-MESSAGE. If there is none return nil and
-the list of methods of HTTP that have one for the path. HEAD is answered by GET's route if it has
-none. Signal REQUEST-ERROR if PATH is not percent-encoded UTF-8."
+as received and without its query; and the match for BIND-MESSAGE. If there is none, return nil and
+the list of HTTP methods that have a route for the path. HEAD without a route of its own gets GET's.
+Signal REQUEST-ERROR if PATH is not percent-encoded UTF-8."
   (let ((path (coerce path 'simple-string)) (verbs '()))
     (unless (and (plusp (length path)) (char= #\/ (char path 0)))
       (return-from find-route (values nil '())))

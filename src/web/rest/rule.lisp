@@ -1,6 +1,6 @@
 ;;;; Rules of methods, checked against the types of their messages (http.proto, AIP-127): a rule and
-;;;; its additional bindings become ROUTEs. A rule that no request could meet, or that http.proto
-;;;; forbids, is an error, which names it.
+;;;; its additional bindings become ROUTEs. A rule that no request could match, or that http.proto
+;;;; forbids, is an error that names the rule.
 
 (in-package #:clgrpc.rest)
 
@@ -8,8 +8,9 @@
   "A variable of a route."
   (fields '() :type list :read-only t)  ; the descriptors that lead to its field
   (start 0 :type index :read-only t)    ; the first of its segments in the path
-  (end 0 :type index :read-only t)      ; that after the last; if that is **, all that follow
-  (wide nil :type boolean :read-only t)) ; %2F in it stays as it is
+  ;; the index after the last; if the last is **, it takes all that follow
+  (end 0 :type index :read-only t)
+  (wide nil :type boolean :read-only t)) ; true if %2F in it is not decoded
 
 (defstruct (route (:copier nil))
   "Requests of HTTP that call a method."
@@ -19,10 +20,10 @@
   (request-type nil :type protobuf:message-type :read-only t) ; of its messages
   (response-type nil :type protobuf:message-type :read-only t) ; of its answers
   (bindings '() :type list :read-only t) ; of its variables
-  ;; the part of the request that the body is: a field descriptor, :all or nil
+  ;; the part of the request that the body contains: a field descriptor, :all or nil
   (body nil :type (or protobuf:field-descriptor (member nil :all)) :read-only t)
-  (raw-body nil :type boolean :read-only t) ; that is a google.api.HttpBody
-  ;; the field of the answer that the body of the response is, or nil for all of it
+  (raw-body nil :type boolean :read-only t) ; true if that is a google.api.HttpBody
+  ;; the field of the answer that the body of the response contains, or nil for the whole answer
   (answer-field nil :type (or null protobuf:field-descriptor) :read-only t)
   (raw-answer nil :type boolean :read-only t) ; that is a google.api.HttpBody
   (payload nil))                        ; data of the router's owner
@@ -113,7 +114,7 @@ of."
                   (variable-wide-p template variable))))
 
 (defun oneof-of (binding)
-  "The fields on the way to BINDING's oneof and its name, if its field is in one."
+  "If BINDING's field is in a oneof, the fields that lead to the oneof, and its name."
   (let* ((fields (binding-fields binding))
          (oneof (protobuf:field-descriptor-oneof (first (last fields)))))
     (and oneof (append (butlast fields) (list oneof)))))
@@ -133,7 +134,8 @@ of."
   (equal "google.api.HttpBody" type-name))
 
 (defun raw-p (field type)
-  "True if FIELD, one of TYPE, or, if that is not a field, TYPE itself is a google.api.HttpBody."
+  "True if FIELD, a field of TYPE, is a google.api.HttpBody; or, if FIELD is not a field, if TYPE
+itself is."
   (if (symbolp field)
       (http-body-p (protobuf:message-type-name type))
       (and (not (repeated-p field)) (http-body-p (protobuf:field-descriptor-type-name field)))))

@@ -16,7 +16,7 @@
   "A line that is not empty."
   (number 1 :type index :read-only t)   ; from 1
   (indent 0 :type index)                ; the spaces before TEXT
-  (text "" :type string))               ; without these, comment and spaces at the end
+  (text "" :type string))               ; the text without indentation, comment and trailing spaces
 
 (defstruct (yaml (:copier nil))
   "A text in YAML that is being read."
@@ -63,7 +63,7 @@
           collect (make-line number indent rest)))
 
 (defun next-line (yaml)
-  "The next line of YAML, which stays the next one; nil at the end."
+  "The next line of YAML, which is not consumed; nil at the end."
   (let ((line (first (yaml-lines yaml))))
     (when line (setf (yaml-number yaml) (line-number line)))
     line))
@@ -126,7 +126,7 @@
              (t (plain-scalar yaml text))))))
 
 (defun block-text (yaml mark indent)
-  "The text of the block that MARK, such as |, begins, below a line with INDENT."
+  "The text of the block that MARK, such as |, introduces, below a line with INDENT."
   (let ((lines '()) (number (yaml-number yaml)) (raw (yaml-raw yaml)))
     (loop while (< number (length raw))
           do (let* ((text (svref raw number))
@@ -219,7 +219,7 @@
 
 (defun parse-yaml (text)
   "Parse TEXT, a string in the part of YAML that service configs use, and return the data. Signal
-RULE-ERROR with the line if TEXT is not in it."
+RULE-ERROR, with the line, if TEXT is not such YAML."
   (when (> (length text) +longest-yaml+)
     (error 'rule-error :rule "in a service config"
                        :text (format nil "the text has more than ~D characters" +longest-yaml+)))
