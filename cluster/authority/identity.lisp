@@ -1,8 +1,9 @@
-;;;; The identities in a peer's certificate: its SPIFFE identity, a URI with a trust domain and a
-;;;; path, as a whole; its DNS names; and, if it has neither, valid or not, the common name of its
-;;;; subject. A certificate with several URIs proves no SPIFFE identity (X.509-SVID, sections 2 and
-;;;; 5.1). A URI that is not written as SPIFFE-ID requires (section 2) is not an identity: a segment
-;;;; of its path cannot hide others. Upper and lower case differ, since "a" and "A" are two members.
+;;;; The identities in a peer's certificate: its SPIFFE identity, which is a URI with a trust domain
+;;;; and a path, as a whole; its DNS names; and the common name of its subject, if the certificate
+;;;; has no URI and no DNS name, not even an invalid one. A certificate with several URIs proves no
+;;;; SPIFFE identity (X.509-SVID, sections 2 and 5.1). A URI that is not written as SPIFFE-ID
+;;;; requires (section 2) is not an identity; so a segment of a path cannot contain further segments
+;;;; in an escaped form. Upper and lower case differ, since "a" and "A" are two members.
 
 (in-package #:clgrpc.authority)
 
@@ -16,7 +17,7 @@
 
 (defun spiffe-identity-p (text)
   "True if TEXT is a SPIFFE identity with a path (SPIFFE-ID, sections 2.1 to 2.3): no port, query or
-fragment, nothing percent-encoded, no segment that is empty, a dot or two."
+fragment, nothing percent-encoded, no segment that is empty, \".\" or \"..\"."
   (flet ((of-p (characters start end)
            (loop for i from start below end
                  for char = (char text i)
@@ -61,7 +62,7 @@ thread."
             ((and name (plain-p name)) (list name))))))
 
 (defun call-identities (call)
-  "The identities of CALL's peer; none if it has shown no certificate."
+  "The identities of CALL's peer; the empty list if it has shown no certificate."
   (let* ((security (rpc:call-security call))
          (certificate (and security (loop:security-peer-certificate security))))
     (and certificate

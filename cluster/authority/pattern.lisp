@@ -1,13 +1,13 @@
 ;;;; Patterns of identities. A pattern is an identity in which * matches one label of a DNS name, or
 ;;;; one segment of the path of a SPIFFE identity; {name} matches the name of the member that the
-;;;; peer asks to be.
+;;;; peer claims to be.
 
 (in-package #:clgrpc.authority)
 
 (defstruct (pattern (:constructor %make-pattern (text spiffe-p parts)) (:copier nil))
   "A pattern of identities."
-  (text "" :type string :read-only t)   ; as it was given
-  (spiffe-p nil :type boolean :read-only t) ; it is of SPIFFE identities
+  (text "" :type string :read-only t)   ; the pattern as it was given
+  (spiffe-p nil :type boolean :read-only t) ; true for a pattern of SPIFFE identities
   (parts '() :type list :read-only t))  ; strings, :SEGMENT and :NAME
 
 (defparameter *name-place* "{name}" "The part of a pattern for the member's name.")

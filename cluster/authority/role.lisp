@@ -15,8 +15,9 @@ member of a Raft group.")
 (defstruct (permission (:constructor make-permission (role kind pattern)) (:copier nil))
   "The permission that gives ROLE to every identity that matches PATTERN."
   (role nil :type keyword :read-only t) ; that is given
-  (kind nil :type (or null string) :read-only t) ; of tasks, for :work; nil: of all
-  (pattern nil :type (or pattern (eql :anyone)) :read-only t)) ; :anyone: without a certificate, too
+  (kind nil :type (or null string) :read-only t) ; the kind of tasks, for :work; nil: all kinds
+  ;; :anyone includes peers without a certificate
+  (pattern nil :type (or pattern (eql :anyone)) :read-only t))
 
 (defstruct (authority (:constructor %make-authority (permissions)) (:copier nil))
   "Which roles peers have; see MAKE-AUTHORITY."
@@ -29,8 +30,8 @@ member of a Raft group.")
   "Return PERMISSION if it is valid: a cons of a role and a pattern. A role is :start, :work, :read,
 :operate, :join or :raft, or (:work KIND) for tasks of that KIND, a string. A pattern is a string: a
 DNS name, or a SPIFFE identity; in either * stands for one label or one segment of the path, and for
-:join and :raft {name} for the name of the member. The pattern \"*\" is every identity; \"anyone\"
-is also a peer without a certificate. Signal MISUSE otherwise. From any thread."
+:join and :raft {name} for the name of the member. The pattern \"*\" matches every identity;
+\"anyone\" also matches a peer without a certificate. Signal MISUSE otherwise. From any thread."
   (parse-permission permission)
   permission)
 
@@ -52,8 +53,8 @@ is also a peer without a certificate. Signal MISUSE otherwise. From any thread."
                                    (make-pattern (cdr permission))))))
 
 (defun make-authority (permissions)
-  "Return an authority that gives PERMISSIONS, a list of what CHECK-PERMISSION accepts. Signal
-MISUSE. From any thread."
+  "Return an authority that gives PERMISSIONS, a list of permissions as CHECK-PERMISSION accepts
+them. Signal MISUSE. From any thread."
   (%make-authority (mapcar #'parse-permission permissions)))
 
 (defun given-p (permission identities role kind name)
@@ -80,8 +81,8 @@ MISUSE. From any thread."
 
 (defun access-refusal (authority role call &key kind name)
   "Return nil if AUTHORITY gives ROLE to the peer of CALL, the server's end of a call or nil; else
-the reason, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the member
-that the peer asks to be, for :join, or sends as, for :raft. From any thread."
+the reason, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is a member:
+the one that the peer asks to be, for :join, or as which it sends, for :raft. From any thread."
   (unless (or (within-image-p call) (open-p authority role call))
     (let ((identities (call-identities call)))
       (unless (some (lambda (permission) (given-p permission identities role kind name))
@@ -95,7 +96,7 @@ that the peer asks to be, for :join, or sends as, for :raft. From any thread."
 
 (defun authority-warning (authority credentials roles)
   "Return a warning, a string, about AUTHORITY for the operator of a server with CREDENTIALS, or
-nil; ROLES is a text such as \"read\". Return nil if there is nothing to warn of. From any thread."
+nil; ROLES is a text such as \"read\". Return nil if no warning is needed. From any thread."
   (let ((permissions (authority-permissions authority)))
     (cond ((and (null permissions) credentials)
            (format nil "with TLS and without permissions no call may ~A" roles))

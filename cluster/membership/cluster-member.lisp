@@ -14,19 +14,21 @@
 (defconstant +longest-instance+ 64 "The most octets of a process's instance name.")
 (defconstant +most-labels+ 32 "Labels of a member.")
 (defconstant +longest-labels+ 1024 "Octets of all labels of a member.")
-(defconstant +shortest-lease+ 2 "Seconds; etcd looks twice a second for leases that have ended.")
+(defconstant +shortest-lease+ 2 "The shortest lease in seconds; etcd checks twice a second for
+leases that have ended.")
 (defconstant +longest-lease+ 3600
-  "The longest lease in seconds: a member that died can remain listed for so long.")
+  "The longest lease in seconds: a dead member can remain listed for that time.")
 
 (defstruct (cluster-member (:conc-name member-) (:copier nil))
   "A member of a cluster, as it was at some revision of the store."
   (name "" :type string :read-only t)   ; unique among present members
-  (generation 0 :type (signed-byte 64) :read-only t) ; which life of the name this is
+  ;; distinguishes it from all earlier members of the name
+  (generation 0 :type (signed-byte 64) :read-only t)
   (address "" :type string :read-only t) ; where it serves
   (state :serving :type (member :serving :draining) :read-only t) ; its announced next action
   (labels '() :type list :read-only t)  ; an alist of strings, its description of itself
-  (lease-seconds 10 :type (signed-byte 32) :read-only t) ; seconds that it lasts unless renewed; 0:
-                                                         ; unknown
+  ;; the seconds of its lease unless renewed; 0: unknown
+  (lease-seconds 10 :type (signed-byte 32) :read-only t)
   (instance "" :type string :read-only t) ; the name of its process
   (joined 0 :type rational :read-only t)) ; when, in seconds of Unix time
 
@@ -67,7 +69,7 @@ not reported this."
               text)))
 
 (defun check-name (text what)
-  "Return TEXT. Signal MISUSE unless it is a valid name; WHAT is the thing that it names, as text."
+  "Return TEXT. Signal MISUSE unless it is a valid name; WHAT, a text, says what NAME names."
   (unless (name-p text)
     (misuse "The name of a ~A has 1 to ~D letters, digits and characters of ._-:[], unlike ~A." what
             +longest-name+ (printable-text (princ-to-string text) :limit 300)))
@@ -152,15 +154,16 @@ not reported this."
                             ("labels" . ,(member-labels member)))))))
 
 (defun entry-name (entry cluster)
-  "The name of the member whose key ENTRY of the store has, or nil if that is not a valid name. The
-key begins with the prefix of CLUSTER's members. Keys are octets; other programs may write any
-there."
+  "The name of the member that the key of ENTRY, of the store, contains; nil if that is not a valid
+name. The key begins with the prefix of CLUSTER's members. Keys are octets, and other programs may
+write any octets there."
   (let ((name (map 'string #'code-char
                    (subseq (etcd:entry-key-octets entry) (length (members-prefix cluster))))))
     (and (name-p name) name)))
 
 (defun said-member (said name generation)
-  "The member NAME that SAID, an endpoint, describes; of GENERATION if SAID has none."
+  "The member NAME that SAID, an endpoint, describes; its generation is GENERATION if SAID has
+none."
   (let ((own (cdr (assoc "member" (discovery:endpoint-metadata said) :test #'string=))))
     (flet ((own (key type default)
              (let ((value (and (listp own) (cdr (assoc key own :test #'string=)))))
@@ -176,8 +179,8 @@ there."
        :labels (sort (copy-list (own "labels" 'list '())) #'string< :key #'car)))))
 
 (defun parse-entry (entry name)
-  "The member NAME that ENTRY describes. Signal a CLGRPC-ERROR if it describes no member, or one
-that no message can describe."
+  "The member NAME that ENTRY describes. Signal a CLGRPC-ERROR if ENTRY describes no member, or a
+member that no message can describe."
   (multiple-value-bind (said why) (discovery:read-endpoint entry)
     (unless said (misuse "It does not describe a server: ~A." why))
     (check-member (said-member said name (etcd:entry-created entry)))))

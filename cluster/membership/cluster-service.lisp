@@ -1,13 +1,13 @@
 ;;;; The service clgrpc.cluster.v1.Cluster, on a store. It answers from the store, so any node may
-;;;; be asked; the only state of its own is the list of watchers.
+;;;; be asked; the service itself has no other state than the list of watchers.
 
 (in-package #:clgrpc.cluster)
 
 (defclass cluster-service (pb:cluster)
   ((informer :initarg :informer :reader service-informer) ; follows the store
    (max-members :initarg :max-members :reader service-max-members) ; that may join
-   (lease-seconds :initarg :lease-seconds :reader service-lease-seconds) ; of a member that asks for
-                                                                         ; none
+   ;; the lease of a member that asks for none
+   (lease-seconds :initarg :lease-seconds :reader service-lease-seconds)
    (authority :initarg :authority :reader service-authority) ; which peers may do what
    (stopping :initform nil :accessor service-stopping)) ; true once its server stops
   (:documentation "The service clgrpc.cluster.v1.Cluster, see MAKE-CLUSTER-SERVICE."))
@@ -30,8 +30,8 @@
   "Return a service, for START-SERVER, that reports the members of CLUSTER in STORE. CLUSTER is a
 name, by default \"default\"; STORE is a client of etcd. At most MAX-MEMBERS (1000) may join; a
 member that asks for no lease gets one of LEASE-SECONDS (10). ALLOW is a list of permissions, (ROLE
-. PATTERN): a peer whose identity matches PATTERN may :read or :join. Without a permission for it no
-call may :join. Nodes made by START-NODE have such a service. The store need not be reachable yet.
+. PATTERN): a peer whose identity matches PATTERN may :read or :join. Without a permission for :join
+no call may join. Nodes made by START-NODE have such a service. The store need not be reachable yet.
 Signal MISUSE for wrong arguments. From any thread; end it with CLOSE-CLUSTER-SERVICE when its
 server has stopped."
   (declare (ignore cluster max-members lease-seconds allow))
@@ -52,7 +52,7 @@ server has stopped."
 
 (defmethod server:note-server-stopping ((service cluster-service) server)
   (declare (ignore server))
-  ;; the server waits for its calls to end, and watches do not end by themselves
+  ;; the server waits for its calls, and calls of Watch do not end by themselves
   (setf (service-stopping service) t)
   (dismiss-watchers (service-informer service)))
 

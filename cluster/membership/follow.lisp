@@ -38,8 +38,8 @@ to continue."
                (message-member (or (pb:change-member message) (pb:make-member)))))
 
 (defun await-answer (call end-ns)
-  "Wait for the headers of CALL. If no answer arrives before END-NS, cancel CALL: nothing else would
-end it while its node hangs."
+  "Wait for the headers of CALL. If no answer arrives before END-NS, cancel CALL: otherwise the call
+would not end while its node hangs."
   (let ((answered nil))
     (rpc:after call (loop:seconds-until end-ns)
                (lambda () (unless answered (rpc:cancel call))))
@@ -53,10 +53,10 @@ that revision. With REVISION 0 the members come first; otherwise changes from th
 the node ends, the next node that CHANNEL reaches continues from there, so each change is reported
 once, in order. If the store has compacted the next changes, or has gone back to older data, all
 members come again. This ends only by a non-local exit of FUNCTION, an error in it, or an RPC-ERROR.
-That error is a lasting one or, if no node has answered for PATIENCE-SECONDS (60), the last one;
-UNAVAILABLE if there was no error. A node that hangs later is found only by the keepalive-seconds of
-CHANNEL. From any thread but a loop's."
-  (let ((end nil)                       ; when patience ends; nil while a node answers
+That RPC-ERROR is permanent; or it is the last one after PATIENCE-SECONDS (60) without an answer of
+any node, UNAVAILABLE if none came. Only the keepalive-seconds of CHANNEL detect a node that hangs
+later. From any thread but a loop's."
+  (let ((end nil)                       ; the time when patience ends; nil while a node answers
         (pauses (loop:make-pauses +follow-pause-seconds+ +follow-pause-seconds+)))
     (loop
       (unless end (setf end (loop:notice-end patience-seconds)))

@@ -10,20 +10,20 @@
 ;;;; has lost its data or has older data. Then the watchers cannot get the next changes: their calls
 ;;;; end with OUT_OF_RANGE, and they begin again.
 ;;;;
-;;;; LOCK is of all of these. Nothing waits while it is held, and no code of users runs.
+;;;; LOCK guards all of these. Nothing waits while it is held, and no code of users runs.
 
 (in-package #:clgrpc.cluster)
 
 (defconstant +most-watchers+ 1000 "Watchers of a node.")
 (defconstant +most-catch-ups+ 32 "Watchers of a node that read the store.")
 (defconstant +pause-seconds+ 1/2
-             "How long an informer waits before it asks a catch-up how far it is.")
+             "How long an informer waits before it asks for the progress of a catch-up.")
 
 (defstruct (watcher (:copier nil))
   "A call of Watch."
   (call nil :type rpc:call :read-only t) ; that watches
-  (next 0 :type (signed-byte 64))       ; the first revision that it has not got; 0: all members
-                                        ; first
+  ;; the first revision that it has not received; 0: all members first
+  (next 0 :type (signed-byte 64))
   (catch-up nil :type (or null (eql :starting) etcd:watch))) ; of its own, while it has one
 
 (defstruct (informer (:constructor %make-informer (store cluster)) (:copier nil))
@@ -31,17 +31,19 @@
   (store nil :type etcd:etcd :read-only t) ; a client
   (cluster "" :type string :read-only t) ; its name
   (view (make-view) :type view :read-only t) ; the members and recent changes
-  (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; of all of it
+  (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; guards all of it
   (bell (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
   (listeners '() :type list)            ; functions of changes, called on the watch's thread
   (watchers '() :type list)             ; calls that get the changes
-  (on-watchers nil :type (or null function)) ; of how many they are, whenever that changes
-  (catch-ups 0 :type index)             ; how many of them have catch ups
-  (refused '() :type list)              ; those that get none: their calls end once LOCK is free
+  ;; a function of the number of watchers, called when it changes
+  (on-watchers nil :type (or null function))
+  (catch-ups 0 :type index)             ; how many watchers have catch-ups
+  ;; watchers that get no catch-up: their calls end once LOCK is free
+  (refused '() :type list)
   (mirror nil :type (or null etcd:mirror)) ; of the store
   ;; before a catch-up is asked how far it is
   (pauses (loop:make-pauses +pause-seconds+ +pause-seconds+) :type loop:pauses :read-only t)
-  (closed nil :type boolean))           ; it is to end
+  (closed nil :type boolean))           ; true: it must end
 
 (declaim (sb-ext:freeze-type watcher informer))
 
@@ -78,11 +80,12 @@ were refused a catch-up: ON-CANCEL may be called on this thread, and takes the l
 ;;; Watchers
 
 (defun tell-watcher (informer watcher)
-  "Send WATCHER the changes that it has not got, as many as its call accepts now. The lock is held."
+  "Send WATCHER the changes that it has not received, as many as its call accepts now. The lock is
+held."
   (let ((call (watcher-call watcher)) (view (informer-view informer)))
     (unless (or (watcher-catch-up watcher) (rpc:call-status call))
       (handler-case
-          (cond ((zerop (view-revision view))) ; it knows nothing yet
+          (cond ((zerop (view-revision view))) ; the view has no data yet
                 ((zerop (watcher-next watcher))
                  (when (rpc:try-send call (snapshot-response view))
                    (setf (watcher-next watcher) (1+ (view-revision view)))))
@@ -92,14 +95,14 @@ were refused a catch-up: ON-CANCEL may be called on this thread, and takes the l
                          (loop for (revision . changes) in changes
                                while (rpc:try-send call (changes-response revision changes))
                                do (setf (watcher-next watcher) (1+ revision)))))))
-        ;; it has ended meanwhile; ON-CANCEL follows
+        ;; the call has ended meanwhile; ON-CANCEL follows
         (status:rpc-error ())))))
 
 (defun end-watcher (watcher condition)
   "End the call of WATCHER by CONDITION. The lock is not held: ON-CANCEL may come on this thread."
   (handler-case (rpc:finish (watcher-call watcher) :status (condition-status condition)
                                                    :message (bounded-text condition))
-    ;; it has ended meanwhile
+    ;; the call has ended meanwhile
     (status:rpc-error ())))
 
 (defun end-refused (informer)
@@ -131,12 +134,12 @@ were refused a catch-up: ON-CANCEL may be called on this thread, and takes the l
 
 (defun finish-catch-up (informer watcher catch-up)
   "End CATCH-UP of WATCHER if WATCHER has got all changes that the view does not remember. Otherwise
-only another change would end it, and none may come."
-  ;; etcd before 3.4.25 and 3.5.8 may report the progress of a watch before the changes that it is
-  ;; about, until it has caught up
+only another change would end the catch-up, and there may be none."
+  ;; until the watch has caught up, etcd before 3.4.25 and 3.5.8 may report its progress before the
+  ;; changes that this progress includes
   (pause-informer informer)
   (let ((progress (handler-case (etcd:await-progress catch-up)
-                    ;; it has ended, or ends with the next change
+                    ;; the watch has ended, or ends with the next change
                     (etcd:etcd-error () nil))))
     (flet ((outrun-p ()
              (and progress (eq catch-up (watcher-catch-up watcher))
@@ -165,7 +168,7 @@ only another change would end it, and none may come."
         (cond ((with-informer (informer)
                  (cond ((eq :starting (watcher-catch-up watcher))
                         (setf (watcher-catch-up watcher) catch-up)
-                        ;; it may have ended while there was none to cancel
+                        ;; the call may have ended before it had a catch-up to cancel
                         (rpc:call-status (watcher-call watcher)))
                        (t t)))
                (etcd:cancel-watch catch-up)
@@ -188,7 +191,7 @@ only another change would end it, and none may come."
   "Send WATCHER the CHANGES of the store at REVISION, waiting for room; end its catch-up once the
 view has the changes that follow."
   (let ((catch-up (with-informer (informer) (watcher-catch-up watcher))))
-    ;; it may have been given up since
+    ;; the catch-up may have been given up meanwhile
     (unless catch-up (return-from take-catch-up))
     (handler-case
         (progn
@@ -217,16 +220,17 @@ view has the changes that follow."
   (telling-watchers (informer)
     (when (<= +most-watchers+ (length (informer-watchers informer)))
       (error 'etcd:overloaded :text (format nil "~D watch already" +most-watchers+)))
-    ;; one that has ended may have been removed already
+    ;; a watcher whose call has ended may have been removed already
     (unless (rpc:call-status (watcher-call watcher))
       (push watcher (informer-watchers informer))
       (count-watchers informer)
       (tell-watcher informer watcher))))
 
 (defun check-revision (informer revision)
-  "Signal FUTURE-REVISION if the store has not reached the revision before REVISION: then it has
-gone back to older data, and would report no change until it reaches that revision again. The view
-of INFORMER may just be late, so the store is asked only if the view has not reached that revision."
+  "Signal FUTURE-REVISION if the store has not reached the revision before REVISION: then the store
+has gone back to older data, and would report no change until it reaches that revision again. The
+store is asked only if the view of INFORMER has not reached that revision, since the view may merely
+be late."
   (when (< (with-informer (informer) (view-revision (informer-view informer))) (1- revision))
     (let ((now (nth-value 2
                           (fetch-entry (informer-store informer) (informer-cluster informer) "-"))))
@@ -235,7 +239,7 @@ of INFORMER may just be late, so the store is asked only if the view has not rea
                :text (format nil "the store is at revision ~D, before ~D" now revision))))))
 
 (defun remove-watcher (informer watcher)
-  "WATCHER's call has ended. From its loop, so this waits for nothing."
+  "WATCHER's call has ended. This is called on the call's loop, so it must not wait."
   (let ((catch-up (with-informer (informer)
                     (setf (informer-watchers informer)
                           (delete watcher (informer-watchers informer)))
@@ -268,8 +272,7 @@ if this is the FIRST view, do so even without changes. The lock is held."
       (loop:guarding (:cluster-listener-error) (funcall listener changes)))))
 
 (defun take-changes (informer changes revision)
-  "CHANGES of the store have made REVISION. Changes of keys that are not valid names count for
-nothing."
+  "CHANGES of the store have made REVISION. Changes of keys that are not valid names are ignored."
   (let* ((cluster (informer-cluster informer))
          (noted (telling-watchers (informer)
                   (let ((noted (loop for change in changes
@@ -284,7 +287,7 @@ nothing."
 
 (defun refuse-watchers (informer revision)
   "The changes of the members after REVISION are unknown. End the calls of all watchers that have
-got anything, so that they begin again."
+received something, so that they begin again."
   (let ((condition (make-condition 'etcd:compacted
                                    :text (format nil "the changes after revision ~D are compacted, ~
                                                       or the store has gone back"
@@ -295,9 +298,9 @@ got anything, so that they begin again."
       (end-watcher watcher condition))))
 
 (defun take-entries (informer entries revision)
-  "Take ENTRIES, all entries of members in the store at REVISION. They are read at first, and again
-when changes were compacted before they arrived, and when the store has lost data or has older
-data."
+  "Take ENTRIES, all entries of members in the store at REVISION. Entries are read at the beginning,
+and again when changes were compacted before they arrived, or when the store has lost data or has
+older data."
   (let* ((members (entries-members entries (informer-cluster informer)))
          (view (informer-view informer))
          (before (view-revision view)))
@@ -333,15 +336,15 @@ data."
   (%make-informer store (check-name cluster "cluster")))
 
 (defun close-informer (informer)
-  "End INFORMER, which stops following the store. Not from its listeners."
+  "End INFORMER, which stops following the store. Its listeners must not call this."
   (with-informer (informer)
     (setf (informer-closed informer) t)
     (sb-thread:condition-broadcast (informer-bell informer)))
   (when (informer-mirror informer) (etcd:cancel-mirror (informer-mirror informer))))
 
 (defun add-listener (informer function)
-  "Add FUNCTION, which is called with the list of the changes of each revision. Its thread may wait
-a little; meanwhile no other listener gets changes."
+  "Add FUNCTION, which is called with the list of the changes of each revision. FUNCTION may wait
+briefly; meanwhile no other listener gets changes."
   (with-informer (informer) (setf (informer-listeners informer)
                                   (append (informer-listeners informer) (list function)))))
 

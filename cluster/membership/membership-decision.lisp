@@ -1,6 +1,6 @@
 ;;;; Decisions about a membership. They depend on the store's entries and on the request alone.
 ;;;;
-;;;; Generations: the generation of a new member is greater than three others: the last one of its
+;;;; Generations: the generation of a new member is greater than three numbers: the last one of its
 ;;;; name in the store, the last one of the member itself, and the revision of the store that was
 ;;;; read before its entry was written. If two processes have read the same entries, only one
 ;;;; writes: the other's transaction finds an entry that it has not read.
@@ -21,7 +21,7 @@ asking process, 0 for none. IF-TAKEN is :take-over or :refuse."
                    (plusp (length (member-instance asked)))
                    (string= (member-instance asked) (member-instance existing)))))
     (cond ((null existing) :enter)
-          ;; it joins again, and has not heard that it did so already
+          ;; a process that joins again has done so already, without getting the answer
           (same (if (plusp known) :enter :same))
           ((< 0 known (member-generation existing)) :superseded)
           ((= known (member-generation existing)) :enter)

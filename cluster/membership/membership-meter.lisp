@@ -5,12 +5,12 @@
 
 (defstruct (meters (:copier nil))
   "The instruments of clusters in a metrics object."
-  (members nil :read-only t)            ; a gauge: how many there are
+  (members nil :read-only t)            ; a gauge: the number of members
   (changes nil :read-only t)            ; a counter of changes, by kind
   (losses nil :read-only t)             ; a counter of leases of our own that were lost
   (joined nil :read-only t)             ; a gauge: 1 while the node is a member
-  (generation nil :read-only t)         ; a gauge: the generation that it has
-  (watchers nil :read-only t))          ; a gauge: how many watch
+  (generation nil :read-only t)         ; a gauge: the node's generation
+  (watchers nil :read-only t))          ; a gauge: the number of watchers
 
 (declaim (sb-ext:freeze-type meters))
 
@@ -37,5 +37,5 @@
                       "clgrpc.cluster" "clgrpc.node"))))
 
 (defun meters-of (metrics)
-  "The meters of METRICS; nil for nil."
+  "The meters of METRICS; nil if METRICS is nil."
   (metrics:ensure-instruments metrics 'meters #'new-meters))

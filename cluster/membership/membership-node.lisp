@@ -3,8 +3,8 @@
 ;;;;
 ;;;; A node is a member while its state is :member. If its lease ends, or its entry is deleted, it
 ;;;; is :lost, and joins again, as a new generation, when the store can be reached. If another
-;;;; process has taken its name, it stays :superseded and does not take the name back. Either way it
-;;;; gives its lease back.
+;;;; process has taken its name, it stays :superseded and does not take the name back. In both cases
+;;;; it gives its lease back.
 ;;;;
 ;;;; A node learns that its entry is gone by its watch, or by the next renewal of its lease. A hung
 ;;;; leader of etcd may say nothing by its watches, and renew leases that the present leader has
@@ -21,15 +21,16 @@ once after.")
   "Seconds after the end of draining. This many seconds after the drain a stopping node stops making
 requests to its own store, so that it ends soon.")
 
-(defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
-(defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")
+(defconstant +first-pause-seconds+ 1/4 "The time that a lost node waits before it joins again.")
+(defconstant +longest-pause-seconds+ 2 "The longest wait, if joining fails.")
 
 (defclass node ()
   ((store :initarg :store :reader node-store) ; a client of etcd
-   (own-store :initarg :own-store :reader node-own-store-p) ; it was opened for this node
+   ;; true if the store was opened for this node
+   (own-store :initarg :own-store :reader node-own-store-p)
    (asked :initarg :asked :accessor node-asked) ; the member that it wants to be
    (if-taken :initarg :if-taken :reader node-if-taken) ; as for JOIN-CLUSTER
-   (rejoin :initarg :rejoin :reader node-rejoin-p) ; it joins again when it was lost
+   (rejoin :initarg :rejoin :reader node-rejoin-p) ; true if it joins again after a loss
    (on-loss :initarg :on-loss :reader node-on-loss) ; a function of the CLUSTER-ERROR, or nil
    (on-join :initarg :on-join :reader node-on-join) ; a function of the node, or nil
    (meters :initarg :meters :reader node-meters) ; or nil
@@ -37,10 +38,10 @@ requests to its own store, so that it ends soon.")
    (health :initarg :health :reader node-health) ; a health service
    (server :initform nil :accessor node-server) ; that serves both
    (state :initform :joining :accessor node-%state) ; see NODE-STATE
-   (generation :initform 0 :accessor node-%generation) ; that it has, or had last
-   (lease :initform nil :accessor node-%lease) ; while it is a member
+   (generation :initform 0 :accessor node-%generation) ; its present or last generation
+   (lease :initform nil :accessor node-%lease) ; its lease while it is a member
    (joiner :accessor node-joiner)       ; the job that looks for its entry, and joins again
-   (pauses :initform nil :accessor node-pauses) ; the job's, before it tries that, or nil
+   (pauses :initform nil :accessor node-pauses) ; the job's pauses before it tries that, or nil
    (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock)) ; of these
   (:documentation "A server that is a member of a cluster, see START-NODE."))
 
@@ -68,7 +69,8 @@ a member."
   (member-address (node-asked node)))
 
 (defun node-instance (node)
-  "The instance name of NODE: random, another each time that a node is started. From any thread."
+  "The instance name of NODE: random, and different each time that a node is started. From any
+thread."
   (member-instance (node-asked node)))
 
 (defun node-state (node)
@@ -83,8 +85,8 @@ thread."
   (with-node-lock (node) (node-%generation node)))
 
 (defun node-lease (node)
-  "The lease of NODE, under which other entries may be put, or nil while it is not a member. It is
-another when NODE has joined again. From any thread."
+  "The lease of NODE, under which other entries may be put, or nil while it is not a member. When
+NODE has joined again, it has another lease. From any thread."
   (with-node-lock (node) (node-%lease node)))
 
 (define-printer (node node)
@@ -211,12 +213,12 @@ deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends b
              (look-back node revision)
              (when (and (node-on-join node) (eq :member (node-state node)))
                (loop:guarding (:cluster-listener-error) (funcall (node-on-join node) node))))
-            ;; it is to end
+            ;; the node must end
             (t (give-back node lease 1))))))
 
 (defun look-back (node revision)
-  "Check the changes of NODE's entry since REVISION, at which it became a member: it has learned
-that only now."
+  "Check the changes of NODE's entry since REVISION, at which it became a member: NODE has learned
+this revision only now."
   (multiple-value-bind (member at) (informer-member (node-informer node) (node-name node))
     (when (<= revision at)
       (note-entry node member))))
@@ -233,14 +235,14 @@ that only now."
                     (fetch-entry (node-store node) (node-cluster node) (node-name node))
                   (when (and (or member (null entry)) (eq :member (node-state node)))
                     (note-entry node member)))
-    ;; every error: the next look may succeed
+    ;; every error is caught, since the next check may succeed
     (error (condition)
       (log-event :info :cluster-entry-not-read :node (node-name node)
                                                :condition (bounded-text condition)))))
 
 (defun attend-membership (node)
-  "Run the job that looks for NODE's entry while it is a member, and makes it join again when it is
-lost, if it is to. Return the seconds until it runs again, or nil."
+  "Run the job that looks for NODE's entry while it is a member, and makes it join again after a
+loss, if NODE may do so. Return the seconds until it runs again, or nil."
   (ecase (node-state node)
     (:member (look-for-entry node)
      (member-lease-seconds (node-asked node)))
@@ -248,8 +250,8 @@ lost, if it is to. Return the seconds until it runs again, or nil."
     ((:joining :superseded :draining :stopped) nil)))
 
 (defun join-again (node)
-  "Make NODE, which is lost, join again, after a pause. Return the seconds until that is to be tried
-again, or nil."
+  "Make NODE, which is lost, join again, after a pause. Return the seconds until the next attempt,
+or nil."
   (handler-case
       (cond ((not (eq :lost (node-state node))) nil)
             ((node-pauses node)
@@ -265,7 +267,7 @@ again, or nil."
                             ((or cluster-error etcd:etcd-error) () nil))
                           (node-asked node)))
       nil)
-    ;; every error: without this job the node would be lost for good
+    ;; every error is caught, since without this job the node would be lost for good
     (error (condition)
       (log-event :info :cluster-node-not-joined :node (node-name node)
                                                 :condition (bounded-text condition))
@@ -287,7 +289,7 @@ again, or nil."
     (when (and own (eq :member (node-state node)))
       (let ((member (change-member own)))
         (cond ((not (member (change-kind own) '(:left :lost))) (note-entry node member))
-              ;; that of one that was before it is nothing to it
+              ;; the entry of a former member with its name does not matter
               ((= (member-generation member) (node-generation node)) (note-entry node nil)))))))
 
 ;;; Its life
@@ -352,13 +354,13 @@ second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile.
 what happens if another member has the name: with :take-over the later process gets it, with :refuse
 NAME-TAKEN is signalled. If the lease is lost, the node joins again, as a new generation, unless
 REJOIN is nil. ON-CHANGE is called first with all present members, as changes, then with each list
-of changes of the cluster, in order. If the store has compacted changes while it was out of reach,
-ON-CHANGE gets the differences. ON-LOSS is called with a CLUSTER-ERROR, MEMBERSHIP-LOST or
+of changes of the cluster, in order. If the store has compacted changes that the node has not
+received, ON-CHANGE gets the differences. ON-LOSS is called with a CLUSTER-ERROR, MEMBERSHIP-LOST or
 SUPERSEDED, when the node has ceased to be a member; ON-JOIN with the node each time it has become a
-member. All of these run on threads of the node, which do nothing else in that time. METRICS, of
-MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most MAX-MEMBERS may
-join through this node. ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the service;
-:read and :join are its roles. PATTERN is a string: a DNS name or a SPIFFE identity of a
+member. All of these functions run on threads of the node, which do nothing else meanwhile. METRICS,
+of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most MAX-MEMBERS
+may join through this node. ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the
+service; :read and :join are its roles. PATTERN is a string: a DNS name or a SPIFFE identity of a
 certificate, in which * stands for one label or one segment of the path and {name} for the name of
 the member that the call joins, renews or leaves; \"*\" for every identity; \"anyone\" for peers
 without a certificate, too. Without permissions no call may join, and with TLS no call may read.

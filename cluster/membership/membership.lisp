@@ -12,9 +12,9 @@
 (defconstant +most-tries+ 20
   "The most times that a process reads and decides again because another has written meanwhile.")
 (defconstant +first-try-pause-seconds+ 1/200
-  "About how long a process waits before its second try, so that of many that write at once each
-succeeds.")
-(defconstant +longest-try-pause-seconds+ 1/2 "The longest such wait.")
+  "About how long a process waits before its second try, so that many processes that write at the
+same time all succeed.")
+(defconstant +longest-try-pause-seconds+ 1/2 "The longest wait between two tries.")
 
 (defun call-deciding-again (what function)
   "Call FUNCTION until it returns true, and return that value; see DECIDING-AGAIN."
@@ -102,7 +102,7 @@ the store at which they were read. Signal an ETCD-ERROR. From any thread."
 
 (defun write-or-look (store cluster member entry lease given)
   "As WRITE-MEMBER, with LEASE. In the entry GIVEN, or nil, the generation of MEMBER replaces the
-former one. If it is not known whether the store has done this, look."
+former one. If it is unknown whether the store has done this, check."
   (handler-bind
       ((etcd:etcd-error
          (lambda (condition)
@@ -178,7 +178,7 @@ Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
       (etcd:lease-not-found () (require-life nil name generation)))))
 
 (defun announce (store cluster name generation &key (state :draining) timeout)
-  "Have the member NAME of GENERATION be in STATE. Return its entry as it was before, nil if there
+  "Have the member NAME of GENERATION be in STATE. Return the member's former entry, or nil if there
 is no such member. All of it may take TIMEOUT seconds, if that is not nil."
   (let ((end (and timeout (loop:notice-end timeout))))
     (flet ((seconds () (and end (loop:seconds-until end))))
@@ -194,8 +194,8 @@ is no such member. All of it may take TIMEOUT seconds, if that is not nil."
 
 (defun leave-cluster (store cluster name generation)
   "End the membership of NAME in CLUSTER, of GENERATION, and its lease with all its entries. Return
-true, or nil if there is no such member: one of another generation remains. Signal an ETCD-ERROR.
-From any thread."
+true, or nil if there is no such member. A member of another generation remains. Signal an
+ETCD-ERROR. From any thread."
   (let ((entry (announce store cluster (check-name name "member") generation)))
     (when entry
       (let ((lease (entry-lease store entry)))

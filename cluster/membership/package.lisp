@@ -1,7 +1,7 @@
 ;;;; A cluster: nodes that know of each other through a store with leases. The files, from the
 ;;;; ground up: conditions; members and their keys; decisions about them; a node's view of them;
-;;;; operations in the store; the informer that follows it; the service; its followers; metrics;
-;;;; nodes.
+;;;; operations in the store; the informer that follows the store; the service; its followers;
+;;;; metrics; nodes.
 
 (defpackage #:clgrpc.cluster
   (:use #:cl #:clgrpc.base)

@@ -10,7 +10,8 @@
 (defstruct (change (:constructor make-change (kind member)) (:copier nil))
   "A change of a cluster."
   (kind :joined :type (member :joined :updated :left :lost) :read-only t) ; the event
-  (member nil :type cluster-member :read-only t)) ; as it is since, or was last
+  ;; the member as it is afterwards, or its last state
+  (member nil :type cluster-member :read-only t))
 
 (declaim (sb-ext:freeze-type change))
 
@@ -39,7 +40,7 @@ was last.")
 (defstruct (view (:copier nil))
   "The members of a cluster as of a revision, and the last changes."
   (members (make-hash-table :test 'equal) :type hash-table) ; by name
-  (revision 0 :type (signed-byte 64))   ; of the store, that they are of
+  (revision 0 :type (signed-byte 64))   ; the revision of the store to which they belong
   (first 0 :type (signed-byte 64))      ; all changes from this revision on are remembered
   (log (make-array +remembered-revisions+ :initial-element nil) :type simple-vector) ; a ring
   (count 0 :type index))                ; how many revisions have been put into LOG
@@ -70,8 +71,8 @@ was last.")
     (incf (view-count view))))
 
 (defun note-event (view name member revision)
-  "Note that at REVISION MEMBER has the name NAME or, if MEMBER is nil, that no member has it.
-Return the changes."
+  "Note that at REVISION the member with the name NAME is MEMBER or, if MEMBER is nil, that no
+member has this name. Return the changes."
   (let ((changes (member-changes (view-member view name) member)))
     (if member
         (setf (gethash name (view-members view)) member)

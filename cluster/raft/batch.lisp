@@ -1,19 +1,19 @@
 ;;;; Batches: the pipeline joins requests that follow each other in one log and term, and sends them
-;;;; as one. The joint request means the same to the receiver as one request after the other, so its
-;;;; answer is the answer to each. Pure functions of requests.
+;;;; as one request. The joint request means the same to the receiver as one request after the
+;;;; other, so its answer is the answer to each. Pure functions of requests.
 
 (in-package #:clgrpc.raft)
 
 (defstruct (queued-request (:constructor make-queued-request (request octets then)) (:copier nil))
-  "A request that the pipeline was given."
+  "A request that was given to the pipeline."
   (request nil :read-only t)            ; the AppendEntriesRequest
   (octets 0 :type index :read-only t)   ; of data in its entries
   (then nil :type function :read-only t)) ; to be called with the answer
 
 (defstruct (batch (:constructor make-batch (queued-requests)) (:copier nil))
-  "Queued requests that are sent, and answered, as one."
+  "Queued requests that are sent and answered as one request."
   (queued-requests '() :type list :read-only t) ; oldest first
-  (noted nil :type boolean)             ; the meter has it
+  (noted nil :type boolean)             ; the meter has counted it
   (sent-ns 0 :type nanoseconds))        ; when it was given to the stream
 
 (declaim (sb-ext:freeze-type queued-request batch))
@@ -40,7 +40,7 @@
 
 (defun take-batch (fifo max-entries max-octets)
   "Take from FIFO the oldest queued requests that fit into one request of MAX-ENTRIES and MAX-OCTETS
-of data; at least one, even if it is larger. Return a batch, or nil if there is nothing."
+of data; at least one, even if it is larger. Return a batch, or nil if FIFO is empty."
   (let ((queued-requests '()) (entries 0) (octets 0))
     (declare (type index entries octets))
     (loop

@@ -24,7 +24,8 @@
 (declaim (type (simple-array (unsigned-byte 32) (2048)) **tables**))
 
 (define-hot continue-crc32c ((crc crc) (octets octets) (start index) (end index)) crc
-  "The CRC-32C of octets followed by OCTETS from START to END; CRC is that of the former."
+  "The CRC-32C of other octets followed by OCTETS from START to END; CRC is the CRC-32C of those
+other octets."
   (let ((tables **tables**)
         (state (logxor crc #xFFFFFFFF))
         (at start))
@@ -59,8 +60,8 @@
     product))
 
 (defun join-crc32c (first second octets)
-  "The CRC-32C of two parts, one after the other, whose CRC-32C are FIRST and SECOND; the second
-part has so many OCTETS."
+  "The CRC-32C of two parts, one after the other, whose CRC-32C are FIRST and SECOND; OCTETS is the
+length of the second part."
   (loop with factor of-type crc = (ash 1 31)
         with power of-type crc = (ash 1 23) ; x^8, then x^16, x^32 and so on
         for bits = octets then (ash bits -1)

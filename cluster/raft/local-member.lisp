@@ -8,13 +8,14 @@
   (group "" :type string :read-only t)  ; by its name
   (name "" :type string :read-only t)   ; by which others address it
   (state nil :read-only t)              ; its state machine, the user's
-  (removed nil :type boolean)           ; REMOVE-GROUP was called: it is served no longer
+  (removed nil :type boolean)           ; REMOVE-GROUP was called: the member is not served any more
   (snapshot-receiver nil :type (or null snapshot-receiver)) ; of the snapshot under way
   ;; the result of OCCUPY-SNAPSHOT-RECEIVER of the thread that changes SNAPSHOT-RECEIVER or keeps it
   ;; as it is, or nil
   (busy nil :type list)
   (lock (sb-thread:make-mutex :name "clgrpc raft") :read-only t) ; of BUSY
-  (bell (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t)) ; it is no longer busy
+  (bell (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t)) ; notified when the receiver
+                                                                      ; is not busy any more
 
 (declaim (sb-ext:freeze-type local-member))
 
@@ -28,7 +29,7 @@
 (defun occupy-snapshot-receiver (member snapshot-receiver claim)
   "Reserve the snapshot receiver of MEMBER for this thread, until RELEASE-SNAPSHOT-RECEIVER gets
 CLAIM, a fresh list. Signal an RPC-ERROR if another receiver has replaced SNAPSHOT-RECEIVER, unless
-that is nil, or if another thread takes too long."
+this is nil, or if another thread keeps the reservation for too long."
   (let ((end (loop:notice-end +longest-keeping-seconds+)))
     (sb-thread:with-mutex ((local-member-lock member))
       (loop while (local-member-busy member)
@@ -52,8 +53,8 @@ CLAIM."
 
 (defmacro with-snapshot-receiver ((member snapshot-receiver) &body body)
   "Evaluate BODY while no other thread changes the snapshot receiver of MEMBER, which is
-SNAPSHOT-RECEIVER unless that is nil. However BODY is left, even by an interrupt at any instruction,
-others may change it then."
+SNAPSHOT-RECEIVER unless that is nil. After BODY other threads may change it again, even if an
+interrupt has ended BODY at any instruction."
   (alexandria:with-gensyms (claim)
     (alexandria:once-only (member)
       `(let ((,claim (list nil)))

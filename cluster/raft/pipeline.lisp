@@ -17,10 +17,10 @@
 ;;;;
 ;;;; One thread at a time sends (PUMPING): the first that finds something to send, be it a thread
 ;;;; that adds a request or the loop that receives answers. It never waits for the stream: a batch
-;;;; for which the stream has no room is HELD, and the stream reports when to try again. It may
-;;;; report that between the refusal and the note of it, hence RUNG. The entries and octets of an
-;;;; answered request are subtracted from the sums before its function is called, so that the
-;;;; function may add the next request.
+;;;; for which the stream has no room is HELD, and the stream reports when to try again. The stream
+;;;; may report that between the refusal and the note of the refusal; RUNG records this. The entries
+;;;; and octets of an answered request are subtracted from the sums before its function is called,
+;;;; so that the function may add the next request.
 
 (in-package #:clgrpc.raft)
 
@@ -140,7 +140,8 @@ lock is held."
           (pump peer))))))
 
 (defun due-ns (peer)
-  "The time at which the stream of PEER is given up if no answer arrives; nil if none is awaited."
+  "The time at which the stream of PEER is given up if no answer arrives; nil if no answer is
+awaited."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (and (plusp (pipe-entries pipe))
@@ -171,7 +172,7 @@ long."
     (watch-stream peer call)))
 
 (defun drop-stream (pipe call)
-  "End CALL: it could not become the stream of PIPE, and no thread cares for it."
+  "End CALL, which could not become the stream of PIPE, so that no thread uses it."
   (sb-thread:with-mutex ((pipe-lock pipe))
     (when (eq call (pipe-call pipe)) (setf (pipe-call pipe) nil)))
   (loop:cancel call))
@@ -216,7 +217,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
               (t (setf (pipe-pumping pipe) nil)))))))
 
 (defun hold-batch (pipe call batch)
-  "Put BATCH back, for which CALL, the stream of PIPE, had no room: it was not sent."
+  "Put BATCH back, since it was not sent: CALL, the stream of PIPE, had no room."
   (sb-thread:with-mutex ((pipe-lock pipe))
     ;; unless the stream has ended meanwhile, and BATCH with it
     (when (and (eq call (pipe-call pipe)) (member batch (fifo-items (pipe-sent pipe))))
@@ -239,8 +240,8 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
                  (note-sent (peer-meter peer) "pipeline-entries" (batch-entries batch)
                             (batch-octets batch)))))
         (setf (batch-sent-ns batch) (loop:world-now))
-        ;; an answered sender finds it noted; but the loop may still take the room that there seems
-        ;; to be
+        ;; noted before it is sent, since the answer may arrive at once; but the loop may still use
+        ;; up the room first
         (when (rpc:room-p call) (note))
         (if (rpc:try-send call (batch-request batch (peer-group peer) (peer-sender peer)
                                               (peer-name peer)))
@@ -263,7 +264,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
           (setf (pipe-ending pipe) nil))))))
 
 (defun fail-waiting (peer error)
-  "No stream to PEER can be begun: report it to the requests that wait for one."
+  "No stream to PEER can be begun: report that to the requests that wait for a stream."
   (let ((pipe (peer-pipe peer)))
     (tell-waiting peer
                   (sb-thread:with-mutex ((pipe-lock pipe)) (take-waiting pipe))
@@ -276,7 +277,7 @@ stream up."
         (reason (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
     (multiple-value-bind (call queued-requests)
         (sb-thread:with-mutex ((pipe-lock pipe))
-          ;; it may not have begun, or have ended
+          ;; pumping may not have begun yet, or may have ended
           (unless (eq claim (pipe-pumping pipe)) (return-from stop-pumping))
           ;; at once, lest another thread begin a stream in between, which would be forgotten
           (setf (pipe-pumping pipe) nil)
@@ -285,7 +286,8 @@ stream up."
               (values nil (take-waiting pipe))))
       (cond (call (give-up-stream peer call reason))
             (t (tell-waiting peer queued-requests reason)
-               (pump peer))))))         ; given while their functions were called
+               ;; for requests that were given while those functions were called
+               (pump peer))))))
 
 (defun pump-on (peer)
   "Send the batches that may be sent to PEER, as the only sending thread."
@@ -322,11 +324,11 @@ waiting for their answers. (THEN response error) is called once, in the order of
 its AppendEntriesResponse and nil, or with nil and the RPC-ERROR that has ended the stream, and with
 it all requests on it. THEN runs on a loop, so it must not wait. If no stream can be begun any more,
 it runs on the thread that finds this out. A request may have been joined with others that follow
-it: then the answer is that to the joint request. If the pipeline of PEER is full, wait for room for
-WAIT seconds or, if that is nil, for the timeout of PEER; return false if there is still no room.
-With 0 this never waits. THEN must use 0, since no answer is received while it waits. Otherwise
-return true. Do not change REQUEST afterwards; it is sent with the address of PEER. From any thread;
-the requests of one thread are sent in its order."
+it; then the answer is the answer to the joint request. If the pipeline of PEER is full, wait for
+room for WAIT seconds or, if that is nil, for the timeout of PEER; return false if there is still no
+room. With 0 this never waits. THEN must use 0, since no answer is received while it waits.
+Otherwise return true. Do not change REQUEST afterwards; it is sent with the address of PEER. From
+any thread; the requests of one thread are sent in its order."
   (check-type request v1:append-entries-request)
   (check-type then function)
   (let* ((pipe (peer-pipe peer))
@@ -343,13 +345,13 @@ the requests of one thread are sent in its order."
              (sb-sys:without-interrupts
                (enqueue queued-request (pipe-waiting pipe))
                (change-load peer entries octets))))
-      ;; also if this is interrupted: requests that were taken are sent
+      ;; even if this is interrupted, requests that were taken are sent
       (when taken (pump peer)))
     taken))
 
 (defun flush-pipeline (peer &key timeout)
   "Wait until all requests that were given to PEER's pipeline are answered or have failed, at most
-TIMEOUT seconds or, if that is nil, the timeout of PEER; return true if they are. From any thread
+TIMEOUT seconds or, if that is nil, the timeout of PEER; return true if this is so. From any thread
 but a loop's."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))

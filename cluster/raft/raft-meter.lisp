@@ -39,13 +39,14 @@
 (defstruct (meter (:constructor make-meter (name instruments)) (:copier nil))
   "The messages sent to a peer."
   (name "" :type string :read-only t)   ; the peer's
-  (instruments nil :type (or null instruments) :read-only t) ; where it is counted as well
+  ;; the instruments that count as well, or nil
+  (instruments nil :type (or null instruments) :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc raft meter") :read-only t) ; of the slots below
   (messages 0 :type (unsigned-byte 62)) ; that were answered
   (failures 0 :type (unsigned-byte 62)) ; that were not, or with an error
-  (entries 0 :type (unsigned-byte 62))  ; in those that were sent
-  (octets 0 :type (unsigned-byte 62))   ; of data in those that were sent
-  (latency-ns 0 :type (unsigned-byte 62)) ; sum of those answered
+  (entries 0 :type (unsigned-byte 62))  ; entries in the requests that were sent
+  (octets 0 :type (unsigned-byte 62))   ; octets of data in these requests
+  (latency-ns 0 :type (unsigned-byte 62)) ; the sum over answered requests
   (streams 0 :type (unsigned-byte 62))) ; pipelines that were begun
 
 (declaim (sb-ext:freeze-type meter))

@@ -19,20 +19,21 @@
   (bell (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
   (waiting (make-fifo) :type fifo) ; queued requests that are not sent yet
   (sent (make-fifo) :type fifo) ; batches that are not answered yet
-  (held nil :type (or null batch))      ; for which the stream had no room; it comes after SENT
+  ;; the batch for which the stream had no room; it comes after SENT
+  (held nil :type (or null batch))
   (sent-count 0 :type index)            ; how many are in SENT
   (entries 0 :type index)               ; in WAITING, HELD and SENT
   (octets 0 :type (unsigned-byte 62))   ; of data in these
-  (telling 0 :type index)               ; threads that call functions of queued requests that were
-                                        ; in it
+  ;; threads that call functions of requests that were removed from it
+  (telling 0 :type index)
   (since-ns 0 :type nanoseconds)        ; since when no answer has come, while some is awaited
   (call nil)                            ; the stream, or nil
   (pumping '() :type list)              ; the claim of the thread that sends, a fresh list
   (rung nil :type boolean)              ; the stream had room since the last batch was tried
   (full nil :type boolean)              ; HELD is not to be tried again until the stream has room
   (ending nil :type boolean)            ; its requests are being ended, since the stream has broken
-  (error nil :type (or null condition)) ; why the stream was given up, if that was here
-  (closed nil :type boolean))           ; takes nothing any more
+  (error nil :type (or null condition)) ; the reason, if this end has given the stream up
+  (closed nil :type boolean))           ; it accepts no more requests
 
 (declaim (sb-ext:freeze-type pipe))
 
@@ -45,15 +46,19 @@
    (group :initarg :group :reader peer-group) ; of the members
    (sender :initarg :sender :reader peer-sender) ; the member that sends to it, by name
    (channel :initarg :channel :reader peer-channel) ; to it
-   (own-channel :initarg :own-channel :reader peer-own-channel-p) ; close it with the peer
+   ;; true: close the channel with the peer
+   (own-channel :initarg :own-channel :reader peer-own-channel-p)
    (timeout :initarg :timeout :reader peer-timeout) ; of an answer, in seconds
    (window :initarg :window :reader peer-window) ; batches of the pipeline sent and not answered
-   (batch-entries :initarg :batch-entries :reader peer-batch-entries) ; in one request, at most
-   (batch-octets :initarg :batch-octets :reader peer-batch-octets) ; of data in one, if it has two
+   ;; the most entries in one request
+   (batch-entries :initarg :batch-entries :reader peer-batch-entries)
+   ;; the most octets of data in a request of several entries
+   (batch-octets :initarg :batch-octets :reader peer-batch-octets)
    (max-entries :initarg :max-entries :reader peer-max-entries) ; in the pipeline
    (max-octets :initarg :max-octets :reader peer-max-octets) ; of data in the pipeline
-   (pipe :initform (make-pipe) :reader peer-pipe) ; the way of its entries
-   (turns :initform '() :accessor peer-turns) ; messages under way that go one at a time
+   (pipe :initform (make-pipe) :reader peer-pipe) ; its pipeline of entries
+   ;; kinds of messages, sent one at a time, that are under way
+   (turns :initform '() :accessor peer-turns)
    (meter :initarg :meter :reader peer-meter)) ; measurements
   (:documentation "Another member: see MAKE-PEER."))
 
@@ -81,10 +86,10 @@ three are names, strings, which are sent with each message. TARGET is a target a
 accepts it, such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which
 CLOSE-PEER leaves open. It connects at once, in the background, and again whenever the connection is
 lost. TIMEOUT is the longest time for an answer, in seconds; in the pipeline, the longest time
-without any answer while some are awaited. The keywords of the pipeline are WINDOW, the most
+without an answer while answers are awaited. The keywords of the pipeline are WINDOW, the most
 requests under way; BATCH-ENTRIES and BATCH-OCTETS, the most entries, and octets of their data, in
-one request; MAX-ENTRIES and MAX-OCTETS, the most that it holds altogether before they are answered.
-With METRICS, messages are counted there under the peer's NAME. The other keywords are
+one request; MAX-ENTRIES and MAX-OCTETS, the most that the pipeline holds in all before they are
+answered. With METRICS, messages are counted there under the peer's NAME. The other keywords are
 MAKE-CHANNEL's, such as :credentials. Signal MISUSE for wrong arguments. From any thread; end it
 with CLOSE-PEER."
   (setf name (checked-name name)
@@ -106,7 +111,7 @@ with CLOSE-PEER."
     (when (and rest (not own))
       (misuse "The channel was given, so its options cannot be set: ~S." rest))
     (let ((channel (if own
-                       ;; round_robin connects again by itself, pick_first only for a call
+                       ;; round_robin reconnects by itself, pick_first only for a call
                        (apply #'client:make-channel target :balance :round-robin :idle-seconds 0
                               :keepalive-seconds keepalive-seconds
                               :backoff-initial-seconds backoff-initial-seconds

@@ -1,6 +1,6 @@
 ;;;; The service passes messages of other members to the state machine, and returns its answers.
-;;;; Each stream has a waiting thread, so the state machine may block, for a disk or a lock. While
-;;;; answers are not taken, no more requests are handled.
+;;;; Each stream has a waiting thread, so the state machine may block, for a disk or a lock. While a
+;;;; peer does not accept answers, no more of its requests are handled.
 ;;;;
 ;;;; Each request is admitted first: its group and receiver are those of a local member, and its
 ;;;; sender is the member that the peer's certificate names. A request with the same address as the
@@ -20,7 +20,7 @@
    (chunk-seconds :initarg :chunk-seconds :reader service-chunk-seconds)
    ;; from the name of a group to its local member
    (groups :initform (make-hash-table :test 'equal) :reader service-groups)
-   ;; the local member that a request was for last, or nil; it may have been removed
+   ;; the local member of the last request, or nil; it may have been removed
    (recent :initform nil :accessor service-recent)
    (lock :initform (sb-thread:make-mutex :name "clgrpc raft groups") :reader service-lock)) ; of it
   (:documentation "Raft's service, for START-SERVER: see MAKE-RAFT-SERVICE."))
@@ -31,12 +31,12 @@
 (defun make-raft-service (&key (allow nil allow-p) (max-snapshot-octets (expt 2 40))
                             (chunk-seconds 60))
   "Return a service without groups; see ADD-GROUP. ALLOW is a list of permissions with the role
-:raft, as CLGRPC.AUTHORITY:CHECK-PERMISSION accepts them. A peer whose identity matches the pattern
-may send as any member or, if the pattern contains {name}, as the member of that name. By default,
-with TLS the peer's certificate must have the sender's name; without TLS each peer that can connect
-may send as any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is refused with
-:resource-exhausted. A stream that sends no part of its snapshot for CHUNK-SECONDS ends with
-:aborted. Signal MISUSE for a wrong permission. From any thread."
+:raft, see CLGRPC.AUTHORITY:CHECK-PERMISSION. A peer whose identity matches the pattern may send as
+any member or, if the pattern contains {name}, as the member of that name. By default, with TLS the
+peer's certificate must have the sender's name; without TLS each peer that can connect may send as
+any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is refused with :resource-exhausted.
+A stream that sends no part of its snapshot for CHUNK-SECONDS ends with :aborted. Signal MISUSE for
+a wrong permission. From any thread."
   (check-type max-snapshot-octets (integer 0))
   (check-type chunk-seconds (real (0)))
   (make-instance 'raft-service
@@ -50,7 +50,7 @@ may send as any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is re
 (defun add-group (service group name state)
   "Add the member NAME of GROUP, both strings, to SERVICE. It answers Raft's messages for that
 member by the methods of HANDLE-APPEND-ENTRIES and so on for STATE, an object of a class of the
-user's. Return SERVICE. Signal MISUSE if it has a member of GROUP. From any thread."
+user's. Return SERVICE. Signal MISUSE if SERVICE already has a member of GROUP. From any thread."
   (let ((member (make-local-member (checked-name group) (checked-name name) state)))
     (sb-thread:with-mutex ((service-lock service))
       (when (gethash group (service-groups service))
@@ -59,8 +59,8 @@ user's. Return SERVICE. Signal MISUSE if it has a member of GROUP. From any thre
   service)
 
 (defun remove-group (service group)
-  "Remove GROUP from SERVICE, which then refuses its messages; one that is being handled is still
-answered. Return true if the service had a member of it. From any thread."
+  "Remove GROUP from SERVICE, which then refuses messages for GROUP; a message that is being handled
+is still answered. Return true if SERVICE had a member of GROUP. From any thread."
   (sb-thread:with-mutex ((service-lock service))
     (let ((member (gethash group (service-groups service))))
       (when member (setf (local-member-removed member) t))
@@ -138,7 +138,7 @@ member, or if the peer may not send as SENDER."
          (v1:append-entries-request-receiver request) call))
 
 (defun admitted-before-p (request member sender)
-  "True if REQUEST, an AppendEntriesRequest, has the address of one that was admitted, from SENDER
+  "True if REQUEST, an AppendEntriesRequest, has the same address as an admitted request from SENDER
 to MEMBER, and MEMBER has not been removed."
   (and member
        (not (local-member-removed member))

@@ -1,7 +1,7 @@
-;;;; The address of a request: its group, the member that sends it and the member that it is meant
-;;;; for. A peer puts its address on all that it sends, and the service compares it before the state
-;;;; machine gets the request. So a process that has taken over the address of another, or serves
-;;;; another group, does not append foreign entries.
+;;;; The address of a request: its group, its sender and its receiver, which are members of the
+;;;; group. A peer puts its address on all that it sends, and the service compares it before the
+;;;; state machine gets the request. So a process that has taken over the address of another, or
+;;;; serves another group, does not append foreign entries.
 
 (in-package #:clgrpc.raft)
 
@@ -18,8 +18,8 @@ is not a valid name."
 (defun names-equal-p (one other) (string= one other))
 
 (define-hot same-name-p ((one string) (other string)) boolean
-  "True if ONE and OTHER are the same name. EQUAL takes 70 ns for two base strings of six
-characters, this 15."
+  "True if ONE and OTHER are the same name. For two base strings of six characters EQUAL takes 70
+ns, this function 15."
   (if (and (typep one 'simple-base-string) (typep other 'simple-base-string))
       (let ((length (length one)))
         (and (= length (length other))
@@ -42,8 +42,8 @@ From any thread."
   (let ((refusal (status:rpc-error-detail error 'v1:refusal)))
     (and refusal (v1:refusal-reason refusal))))
 
-;;; Requests as a peer sends them: copies, since its user may give the same one to others. The parts
-;;; of a request, such as entries, are shared.
+;;; Requests as a peer sends them: copies, since its user may give the same request to other peers.
+;;; The parts of a request, such as entries, are shared.
 
 (defun addressed-vote (request group sender receiver)
   "REQUEST, a RequestVoteRequest, with an address."

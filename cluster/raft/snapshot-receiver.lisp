@@ -3,11 +3,11 @@
 ;;;; A restarted process asks the state machine for the part that it has kept (KEPT-SNAPSHOT).
 ;;;;
 ;;;; A member has one snapshot receiver at a time, and at most one thread in the state machine's
-;;;; methods for snapshots. A stream that begins replaces the one under way, which ends: a leader
-;;;; that has lost its connection need not wait until we notice the loss. A stream that is refused
-;;;; takes no place. When the snapshot is installed, or could not be, the receiver is forgotten. A
-;;;; leader that has lost the last response begins again, and the state machine answers that it has
-;;;; the snapshot.
+;;;; methods for snapshots. A new stream replaces the stream under way, which ends: so a leader that
+;;;; has lost its connection need not wait until we notice the loss. A refused stream replaces no
+;;;; other. When the snapshot is installed, or could not be, the receiver is forgotten. A leader
+;;;; that has lost the last response begins again, and the state machine answers that it has the
+;;;; snapshot.
 ;;;;
 ;;;; A chunk must begin where the previous one has ended, and match its check sum; then it is passed
 ;;;; to the state machine. The snapshot is complete with the last octet, provided that all octets
@@ -18,7 +18,8 @@
 (defstruct (snapshot-delivery (:constructor make-snapshot-delivery (call)) (:copier nil))
   "A stream that transfers a snapshot."
   (call nil :read-only t)               ; the stream
-  (since-ns nil :type (or null nanoseconds))) ; when it began to wait for a part; nil if it does not
+  ;; the time when it began to wait for a part; nil if it does not wait
+  (since-ns nil :type (or null nanoseconds)))
 
 (defstruct (snapshot-receiver (:constructor make-snapshot-receiver
                                (header snapshot-delivery offset crc)) (:copier nil))
@@ -51,8 +52,9 @@ an earlier process; and their CRC-32C."
         (values 0 0))))
 
 (defun continue-snapshot-receiver (snapshot-receiver header snapshot-delivery state)
-  "A snapshot receiver for the snapshot of HEADER, sent by SNAPSHOT-DELIVERY. It continues from
-SNAPSHOT-RECEIVER, the previous one or nil, or from the part that the state machine has kept."
+  "A snapshot receiver for the snapshot of HEADER, sent by SNAPSHOT-DELIVERY. It continues after the
+octets of SNAPSHOT-RECEIVER, the previous one or nil, or after the part that the state machine has
+kept."
   (multiple-value-call #'make-snapshot-receiver header snapshot-delivery
     (if (and snapshot-receiver (equal (snapshot-identity header)
                                       (snapshot-identity

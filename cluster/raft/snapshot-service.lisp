@@ -55,14 +55,14 @@ kept, and INSTALLED."
            (status:rpc-error (error)
              (setf known t)
              (error error)))
-      ;; after another error, or an interrupt, it is unknown what it has forgotten of the snapshot
-      ;; under way
+      ;; after another error, or an interrupt, it is unknown which part of the snapshot under way
+      ;; the state machine still has
       (unless known (setf (local-member-snapshot-receiver member) nil)))))
 
 (defun begin-snapshot-receiver (member header snapshot-delivery max-octets)
   "Ask the state machine of MEMBER whether it wants the snapshot of HEADER. If it does, make
-SNAPSHOT-DELIVERY the only one that receives it. Return the snapshot receiver, the response, and
-whether it is wanted."
+SNAPSHOT-DELIVERY the only delivery that receives the snapshot. Return the snapshot receiver, the
+response, and whether the snapshot is wanted."
   (when (> (v1:snapshot-header-octets header) max-octets)
     (refuse-address :resource-exhausted :snapshot-too-long (v1:snapshot-header-group header)
                     (v1:snapshot-header-sender header) (v1:snapshot-header-receiver header)

@@ -45,7 +45,7 @@ the thread of INSTALL-SNAPSHOT.")
 
 (defun complete-header (peer header source chunk-octets end-ns)
   "HEADER with the address of PEER, and the length and check sum of SOURCE. Signal an RPC-ERROR if
-that takes until END-NS."
+that is not done by END-NS."
   (let ((octets (snapshot-octets source)))
     (v1:make-snapshot-header
      :term (v1:snapshot-header-term header)
@@ -108,7 +108,7 @@ that takes until END-NS."
 
 (defun too-long-p (error)
   "True if ERROR, of :resource-exhausted, says that a snapshot or a chunk is longer than PEER
-accepts. A peer that has too much to do uses the same status."
+accepts. An overloaded peer uses the same status."
   (or (eq :snapshot-too-long (refusal-reason error))
       (some (lambda (text) (search text (or (status:rpc-error-message error) "")))
             '("octets received, limit" "octets to send, limit"))))

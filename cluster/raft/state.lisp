@@ -55,9 +55,9 @@ election. On a server's thread.")
   (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, describes,
 and this process has received nothing of it. Return two values: how many of its first octets STATE
 has kept from an earlier process, and the CRC-32C of these octets (see CRC32C), computed from the
-octets themselves. The leader continues after them. Without a method that is 0, and it begins at its
-beginning. Snapshots are the same if their last_included_index, last_included_term, octets and
-crc32c are. On a server's thread.")
+octets themselves. The leader continues after them. Without a method the number is 0, and the leader
+sends the snapshot from its beginning. Snapshots are the same if their last_included_index,
+last_included_term, octets and crc32c are. On a server's thread.")
   (:method (state header &key)
     (declare (ignore state header))
     (values 0 0)))
@@ -67,25 +67,26 @@ crc32c are. On a server's thread.")
 continues: OFFSET octets of it have been received before. Return an InstallSnapshotResponse. A term
 above that of HEADER refuses the snapshot. INSTALLED means that STATE has all contents of the
 snapshot, for instance because the leader has lost the response to its last chunk; then nothing is
-sent. In both cases, and if this calls FAIL, the kept part of another snapshot remains. Otherwise,
-if OFFSET is 0, forget the kept part of another snapshot. On a server's thread; never two of the
-methods for snapshots at once.")
+sent. In both cases, and if the method calls FAIL, the kept part of another snapshot remains.
+Otherwise, if OFFSET is 0, forget the kept part of another snapshot. On a server's thread; never two
+of the methods for snapshots at once.")
   (:method (state header offset &key)
     (declare (ignore header offset))
     (not-handled state "InstallSnapshot")))
 
 (defgeneric handle-snapshot-chunk (state header offset data &key &allow-other-keys)
   (:documentation "Keep DATA, octets that belong to STATE: those of HEADER's snapshot from OFFSET
-on, directly after the part that is kept. Their check sum was right. If this signals an error, or is
-interrupted, the same OFFSET is given again. On a server's thread.")
+on, directly after the part that is kept. Their check sum was right. If the method signals an error,
+or is interrupted, it is called again with the same OFFSET. On a server's thread.")
   (:method (state header offset data &key)
     (declare (ignore header offset data))
     (not-handled state "InstallSnapshot")))
 
 (defgeneric handle-snapshot-end (state header &key &allow-other-keys)
   (:documentation "All of the snapshot of HEADER has been received, and its check sum is right:
-install it. Return an InstallSnapshotResponse with the term. It is on disk when this returns. If
-this signals an error the leader may send all of it again. On a server's thread.")
+install it. Return an InstallSnapshotResponse with the term. The snapshot is on disk when this
+returns. If the method signals an error, the leader may send the whole snapshot again. On a server's
+thread.")
   (:method (state header &key)
     (declare (ignore header))
     (not-handled state "InstallSnapshot")))

@@ -1,6 +1,6 @@
 ;;;; Messages that are sent alone: each is a call, which waits for a connection and for the answer
-;;;; until its deadline. Only those of APPEND-ENTRIES are ordered among each other: a peer has one
-;;;; of them at a time.
+;;;; until its deadline. Only the messages of APPEND-ENTRIES are ordered among each other: a peer
+;;;; has one of these under way at a time.
 
 (in-package #:clgrpc.raft)
 
@@ -102,7 +102,7 @@ this thread runs a loop that no other thread can run meanwhile. PIPE's lock is h
             (return nil)))))
 
 (defun take-turn (peer message end-ns)
-  "Wait until END-NS at most until no other MESSAGE to PEER is under way."
+  "Wait, at most until END-NS, for the moment at which no other MESSAGE to PEER is under way."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (unless (await-pipe pipe (lambda () (not (member message (peer-turns peer)))) end-ns)
@@ -129,8 +129,9 @@ until END-NS."
   "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Requests of
 several threads are sent one after the other, each after the answer to the previous one; they are
 not ordered with the pipeline's requests. Waits TIMEOUT seconds in all or, if that is nil, the
-timeout of PEER: for its turn, for a connection and for the answer. Signals an RPC-ERROR after that,
-or if PEER refuses; see REFUSAL-REASON. REQUEST is sent with the address of PEER. From any thread."
+timeout of PEER: for its turn, for a connection and for the answer. Signals an RPC-ERROR after that
+time, or if PEER refuses; see REFUSAL-REASON. REQUEST is sent with the address of PEER. From any
+thread."
   (check-type request v1:append-entries-request)
   (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
     (with-turn (peer :append-entries end-ns)

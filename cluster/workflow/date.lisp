@@ -2,23 +2,23 @@
 ;;;; trusted alone: a wrong date would make workflows due, and would delete or fail them, for good.
 ;;;;
 ;;;; 1. A node's date advances from its last value with a steady clock, which no program sets.
-;;;; 2. Each node reports two dates to the others: its machine's, and its value of the nodes' date.
-;;;;    Both are in its entry among the nodes, which ends with its lease.
+;;;; 2. Each node reports two dates to the others: the date of its machine, and its value of the
+;;;;    nodes' date. Both are in its entry among the nodes, which ends with its lease.
 ;;;; 3. A new node takes over the others' value. A node that is alone begins with the date in the
 ;;;;    store, which the first of the nodes writes there now and then.
-;;;; 4. The date is set to the median of the machines' dates. With an even number of machines it is
-;;;;    set to the nearer of the middle two, unless it is between them. So of two machines that
-;;;;    differ neither moves it.
+;;;; 4. The date is set to the median of the machines' dates. With an even number of machines the
+;;;;    nodes' date is set to the nearer of the middle two dates, unless it is between them. So if
+;;;;    there are two machines with different dates, neither changes the nodes' date.
 ;;;; 5. A node that is alone follows its machine's date.
-;;;; 6. The date is set by more than an hour only if the same date is asked for during a whole
-;;;;    period. That is ten minutes at a node that is alone, in which its operator can correct the
-;;;;    machine's date, and half a minute at a node among others. A node learns other machines'
-;;;;    dates late, so wrong dates of several machines at different times may look like the dates of
-;;;;    most.
+;;;; 6. The date is moved by more than an hour only if the machines ask for the same date during a
+;;;;    whole period. The period is ten minutes at a node that is alone, so that its operator can
+;;;;    correct the machine's date, and half a minute at a node among others. A node learns other
+;;;;    machines' dates late, so the wrong dates of several machines at different times may look
+;;;;    like those of a majority.
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +date-slack-ms+ 250 "Dates that differ by no more are the same.")
+(defconstant +date-slack-ms+ 250 "Dates that differ by no more than this count as the same.")
 (defconstant +longest-step-ms+ 3600000 "The farthest that the date is moved at once.")
 (defconstant +lonely-proof-ms+ 600000
   "How long a date that is further away must be asked for before a node that is alone accepts it.")
@@ -26,19 +26,19 @@
   "How long such a date must be asked for before a node among others accepts it. Each of these
 reports its machine's date three times in this period.")
 (defconstant +longest-outage-ms+ 86400000
-  "How far the date, in ms, may be behind the machine's so that an outage explains the difference.")
+  "An outage may explain that the date is behind the machine's, by at most this many ms.")
 
 (defstruct (date-step (:copier nil) (:predicate nil))
   "A requested offset of the date that is far from the present one."
   (offset 0 :type integer :read-only t) ; that is asked for
   (begin-ms 0 :type integer :read-only t) ; since when, by STEADY-MS
-  (proof-ms 0 :type integer :read-only t)) ; how long it is to be asked for
+  (proof-ms 0 :type integer :read-only t)) ; how long it must be requested
 
 (defstruct (dates (:constructor make-dates (clock)) (:copier nil))
   "The dates that a node knows, in milliseconds since 1970. An offset is a date less STEADY-MS."
-  (clock nil :type function :read-only t) ; the machine's: nanoseconds since 1970
+  (clock nil :type function :read-only t) ; the machine's clock: nanoseconds since 1970
   (lock (sb-thread:make-mutex :name "clgrpc workflow dates") :read-only t) ; of all below
-  (offset nil :type (or null integer))  ; of the nodes' date; nil until it is known
+  (offset nil :type (or null integer))  ; the offset of the nodes' date; nil until it is known
   (others (make-hash-table :test 'equal) :type hash-table
           :read-only t) ; from names of other nodes to the offsets of their machines' dates
   (date-step nil :type (or null date-step))) ; that is asked for and has not been made

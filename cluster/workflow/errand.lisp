@@ -1,8 +1,8 @@
 ;;;; Errands: changes that are due without a call, in other workflows than the one whose change has
 ;;;; caused them. An errand is a key among those of timers, index/due/SHARD/TIME/ERRAND/ID. The
-;;;; transaction that makes it necessary puts it there; the transaction that does it removes it, as
-;;;; does a node that finds nothing left to do. So it is done though nodes die, and it takes effect
-;;;; once.
+;;;; transaction that makes an errand necessary puts its key; the transaction that does the errand
+;;;; removes the key, and so does a node that finds nothing left to do. So an errand is done even if
+;;;; nodes die, and takes effect once.
 ;;;;
 ;;;;   start     children of the workflow ID are to be begun
 ;;;;   end       the child ID has ended, which is to be reported to its parent
@@ -19,11 +19,12 @@ result, and the removal of its errand.")
 
 (defstruct (errand (:copier nil))
   "An errand in the store."
-  (name "" :type string :read-only t)   ; one of the above
-  (id "" :type string :read-only t)     ; of the workflow that it is of
+  (name "" :type string :read-only t)   ; one of the names above
+  (id "" :type string :read-only t)     ; the id of its workflow
   (key "" :type string :read-only t)    ; of the store, below the root
-  (parent nil :type (or null pb:parent) :read-only t) ; of end: to which it is reported
-  (numbers '() :type list :read-only t)) ; of cancel: the step, its children, their last origin
+  ;; of `end`: the parent to which the end is reported
+  (parent nil :type (or null pb:parent) :read-only t)
+  (numbers '() :type list :read-only t)) ; of `cancel`: the step, its children, their last origin
 
 (declaim (sb-ext:freeze-type errand))
 
@@ -31,13 +32,13 @@ result, and the removal of its errand.")
   "~A ~A" (errand-name errand) (errand-id errand))
 
 (defun value-parent (octets)
-  "The Parent that OCTETS, the value of an end, is; nil if no node has put them."
+  "The Parent in OCTETS, the value of an `end`; nil if no node has put them."
   (handler-case (let ((parent (protobuf:parse-message 'pb:parent octets)))
                   (and (name-p (pb:parent-id parent)) parent))
     (protobuf:protobuf-error () nil)))
 
 (defun value-numbers (text)
-  "The three numbers of which TEXT, the value of a cancel, consists; nil if no node has put it."
+  "The three numbers of which TEXT, the value of a `cancel`, consists; nil if no node has put it."
   (let ((numbers (loop for part in (uiop:split-string text)
                        collect (and (<= 1 (length part) 19) (every #'digit-char-p part)
                                     (parse-integer part)))))
@@ -91,9 +92,9 @@ of STATE. INPUT is the input of children that have no input of their own."
                    "the inputs of the children are too large together"))))
 
 (defun begin-children (node cached-state drafts)
-  "Put DRAFTS, of children of CACHED-STATE, into the store, and note them in that state, unless it
-has changed meanwhile. If a child's id is that of a former workflow, delete that, to try again;
-signal WORKFLOW-EXISTS if it is another workflow's."
+  "Put DRAFTS, of children of CACHED-STATE, into the store, and note them in that state, unless the
+state has changed meanwhile. If a former child has a child's id, delete the former one, so that the
+next try succeeds; signal WORKFLOW-EXISTS if another workflow has the id."
   (let ((parent (decide node cached-state
                         (lambda (draft) (note-children-begun draft (length drafts))))))
     (unless (put-drafts node (cons parent drafts)
@@ -110,7 +111,7 @@ signal WORKFLOW-EXISTS if it is another workflow's."
 
 (defun start-children (node id)
   "Begin the children of the current step of the workflow ID, if it is a step that starts children.
-If one cannot be begun, the step fails."
+If a child cannot be begun, the step fails."
   (loop for cached-state = (entry-cached-state node (fetch-entry node id))
         for state = (and cached-state (cached-state-state cached-state))
         for step = (and state (starting-step state))
@@ -129,7 +130,7 @@ If one cannot be begun, the step fails."
                 (condition)
                  (change-workflow node id
                                   (lambda (draft)
-                                    ;; else another node may have begun them
+                                    ;; otherwise another node may have begun them
                                     (and (= revision (draft-revision draft))
                                          (fail-children
                                           draft number
@@ -168,7 +169,7 @@ If one cannot be begun, the step fails."
                (dolist (errand errands t) (note-errand-done draft errand))))))
     (unless (handler-case (nth-value 1 (change-workflow node id #'decision))
               (workflow-not-found () nil))
-      ;; it knows, has ended, or is gone
+      ;; the parent knows of the end, or has ended, or does not exist any more
       (dolist (errand errands) (forget-errand node errand)))))
 
 (defun tell-some (node id number group)
@@ -182,8 +183,8 @@ and Parents."
                  (mapcar #'car group))))
 
 (defun tell-parents (node errands)
-  "Do ERRANDS, of children that have ended. Those of one step are done together, as many as one
-change takes. Return the ids of the workflows that this was about."
+  "Do ERRANDS, of children that have ended. Errands for one step are done together, as many as one
+change takes. Return the ids of the workflows that were changed."
   (let ((groups (make-hash-table :test 'equal)) (ids '()))
     (dolist (errand errands)
       (push (errand-id errand) ids)

@@ -1,12 +1,12 @@
-;;;; Several groups of nodes, each with an etcd of its own: one etcd accepts only so many changes a
-;;;; second, and more nodes do not make it faster. A router assigns each workflow to one group, by
-;;;; its id, and is used in place of the channel in all calls about one workflow.
+;;;; Several groups of nodes, each with an etcd of its own: one etcd accepts a limited number of
+;;;; changes a second, and more nodes do not increase it. A router assigns each workflow to one
+;;;; group, by its id, and is used in place of the channel in all calls about one workflow.
 ;;;;
 ;;;; The group follows from the id and the names of the groups alone (rendezvous hashing), so all
 ;;;; clients agree without a request. For each group, take the first eight octets of the MD5 of
-;;;; NAME/ID, in UTF-8, as a number: the group with the greatest number has the workflow. With N
-;;;; groups, a new one gets one of N + 1 ids. Workflows that were started before stay in their
-;;;; group, and only the channel of that group finds them.
+;;;; NAME/ID, in UTF-8, as a number: the group with the greatest number has the workflow. If a group
+;;;; is added to N groups, it gets one of N + 1 ids. Workflows that were started before stay in
+;;;; their group, and only the channel of that group finds them.
 
 (in-package #:clgrpc.workflow)
 
@@ -21,12 +21,12 @@
   "~{~A~^, ~}" (mapcar #'car (router-groups router)))
 
 (defun make-router (groups)
-  "Return a router to GROUPS, a list of (NAME . CHANNEL): a name, a string, which stays that
-group's, and a channel to its nodes, whose store is another than that of the other groups.
-START-WORKFLOW and all other functions about one workflow accept it in place of a channel; so does
-MAP-WORKFLOWS. A worker, a watch of all workflows and a schedule belong to one group; children
-belong to their parent's. Signal MISUSE if GROUPS is not such a list, or is empty, or has a name
-twice. From any thread."
+  "Return a router to GROUPS, a list of (NAME . CHANNEL): the name of a group, a string, which must
+stay the same, and a channel to the group's nodes, which have a store of their own. START-WORKFLOW
+and all other functions about one workflow accept it in place of a channel; so does MAP-WORKFLOWS. A
+worker, a watch of all workflows and a schedule belong to one group; children belong to the group of
+their parent. Signal MISUSE if GROUPS is not such a list, is empty, or has a name twice. From any
+thread."
   (unless (and (consp groups)
                (every (lambda (group)
                         (and (consp group) (stringp (car group)) (cdr group)))

@@ -1,4 +1,4 @@
-;;;; The metrics of a node. It counts the changes that it has made itself; figures of the store,
+;;;; The metrics of a node. A node counts the changes that it has made itself; figures of the store,
 ;;;; such as how many workflows run, are the same at every node. Nodes that share an object of
 ;;;; metrics share the instruments; the namespace distinguishes them.
 
@@ -6,11 +6,11 @@
 
 (defstruct (instruments (:copier nil))
   "The instruments of the nodes that share one METRICS."
-  (nodes '() :type list)                ; those that are open; changed by ATOMIC-UPDATE
+  (nodes '() :type list)                ; the open nodes; changed by ATOMIC-UPDATE
   (workflows nil :read-only t)          ; workflows begun and ended, by event
   (steps nil :read-only t)              ; outcomes of steps, by outcome and kind
   (refused nil :read-only t)            ; refusals, by reason
-  (changes nil :read-only t))           ; changes made, and those made again, by which
+  (changes nil :read-only t))           ; counts of changes, and of repeated ones, by kind
 
 (defun namespace-sums (instruments reader)
   "For each namespace with open nodes among INSTRUMENTS, a list of the sum of READER's values for

@@ -1,8 +1,8 @@
 ;;;; The keeper: a job of each node that looks after sessions and nodes. It gives the claims of
-;;;; sessions that have ended to other workers, before all else and apart from timers. It keeps the
-;;;; watch of the index, which informs the node of tasks, times, sessions and nodes. It maintains
-;;;; the node's entry among the nodes, with its date; and it counts. It runs at each event of the
-;;;; watch, and every second.
+;;;; sessions that have ended to other workers, before all other work and apart from timers. It
+;;;; keeps the watch of the index, which informs the node of tasks, times, sessions and nodes. It
+;;;; maintains the node's entry among the nodes, with its date; and it counts. It runs at each event
+;;;; of the watch, and every second.
 ;;;;
 ;;;; All nodes look after sessions, in different orders. If two nodes do one thing, the store
 ;;;; accepts one of the changes, and the other node finds that nothing is left to do.
@@ -14,13 +14,14 @@
   "How often the keeper compares the octets of ended workflows with their limit.")
 (defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted.")
 (defconstant +longest-count-seconds+ 60
-  "The longest time from one count to the next, if there are many of them.")
+  "The longest time from one count to the next, for a large store.")
 (defconstant +node-lease-seconds+ 4
   "After this time other nodes take over the timers of a node that hangs.")
 (defconstant +ending-seconds+ 1
-  "How long a node that closes waits for its jobs, whose store may hang, and for its lease to end.")
+  "The longest time for which a closing node waits for its jobs, whose store may hang, and for its
+lease to end.")
 (defconstant +least-leaving-seconds+ 1/4
-  "How long a node that closes waits at least for its lease to end.")
+  "The least time for which a closing node waits for its lease to end.")
 (defconstant +date-seconds+ 10 "How often a node reports its machine's date.")
 
 (defun wake-keeper (node function)
@@ -106,7 +107,7 @@
   (forget-ended node))
 
 (defun ensure-index-watch (node)
-  "Watch the index unless it is watched. Return true if it was not."
+  "Watch the index unless it is watched. Return true if it was not watched before."
   (when (wakeup-lost-watch (node-wakeup node))
     (handler-bind ((error
                      (lambda (error)
@@ -115,7 +116,7 @@
                        (sb-thread:with-mutex ((wakeup-lock (node-wakeup node)))
                          (setf (wakeup-lost-watch (node-wakeup node)) t)))))
       (watch-index node))
-    ;; these two cannot fail, so what has come while there was no watch is looked at
+    ;; the next two calls cannot fail, so changes that came while there was no watch are handled
     (retry-all-claims node)
     (look-at-all-timers node)
     (end-claims-of-lost-sessions node)
@@ -161,7 +162,7 @@ session has counted tasks since then."
                             collect session)))
          (loads (make-hash-table :test 'equal)))
     (dolist (session counted)
-      ;; the watch may not have reported its beginning yet
+      ;; the watch may not have reported the session's beginning yet
       (unless (etcd:fetch (node-etcd node) (session-key node session))
         (forget-session node session)))
     (dolist (session known) (setf (gethash (load-key session) loads) t))
@@ -220,8 +221,8 @@ nodes."
 
 (defun drop-lease (node seconds)
   "End the lease of NODE's entry, if it has one; at once if the store answers within SECONDS. A
-lease that seems to have ended may have been renewed: then its entry would stand for a node that
-does not exist, and that node would have a share of the timers."
+lease that seems to have ended may have been renewed: then its entry would remain for a node that
+does not exist, to which a share of the timers would belong."
   (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
     (when lease
       (handler-case (etcd:revoke-lease lease :timeout seconds)
@@ -238,7 +239,7 @@ does not exist, and that node would have a share of the timers."
       t)))
 
 (defun date-changed-p (node)
-  "True if NODE's report of its machine's date is wrong by now, or old."
+  "True if NODE's last report of its machine's date has become wrong, or is old."
   (let* ((membership (node-membership node)) (told (membership-told-ms membership)))
     (or (null told)
         (let ((passed (- (steady-ms) (membership-told-steady-ms membership))))
@@ -272,7 +273,7 @@ next is due at once: until then NODE may have no entry, and a new node would not
 ;;; The job
 
 (defun count-seconds (node)
-  "How long to wait between counts: the larger the store, the longer, so that they cost little."
+  "The seconds between two counts: more for a larger store, so that counts cost little."
   (max +count-seconds+ (min +longest-count-seconds+ (* 100 (node-count-seconds node)))))
 
 (defun count-node (node)
@@ -292,11 +293,11 @@ next is due at once: until then NODE may have no entry, and a new node would not
     (services:set-health-status (node-health node) "clgrpc.workflow.v1.Workflow" status)))
 
 (defun run-keeper (node due)
-  "Do the work of NODE's keeper. DUE is a function of a name and seconds that returns true if these
-have passed since it last returned true for that name."
+  "Do the work of NODE's keeper. DUE is a function of a name and a number of seconds; it returns
+true if that time has passed since it last returned true for that name."
   (ensure-date node)
   (let ((new (ensure-index-watch node)))
-    ;; a full store takes no change of a task or an entry, and yet all that makes room in it
+    ;; a full store refuses changes of tasks and entries, but accepts all that make room
     (each-though-full
       (do-ended-sessions node)
       (keep-membership node)
@@ -317,7 +318,7 @@ have passed since it last returned true for that name."
 
 (defun attend-keeper (node due)
   "Run the keeper once; DUE is for RUN-KEEPER. Return the seconds until it runs again. Work that the
-store does not do now is done when it is back."
+store does not do now is done when it answers again."
   (handler-case (progn (run-keeper node due)
                        (loop:tell-recovery (node-keeper node) :workflow-store-back)
                        (report-health node :serving))
@@ -375,10 +376,10 @@ workflow is started; :store-quota octets (2 GB) is the quota if the store does n
 :max-session-seconds (120) that one lasts without a heartbeat; :max-held (1000) tasks of a session;
 :max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
 :max-waiting-claims-per-identity (5000); :max-watches (20000), and :max-watches-per-peer (10000) of
-one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for ever), the time of an
-attempt whose step gives none, kept to within some seconds; :retention-seconds (a week; nil for
-ever) for which a workflow that has ended is kept, and :retention-octets (nil) that all of these
-take at most, about; the oldest are deleted first. It has threads from now on; end them with
+one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for no limit), the time of
+an attempt whose step gives none, exact to some seconds; :retention-seconds (a week; nil for ever),
+for which an ended workflow is kept, and :retention-octets (nil), about the most octets of all ended
+workflows; the oldest are deleted first. It has threads from now on; end them with
 CLOSE-WORKFLOW-SERVICE, or stop its server, which does so. ETCD need not be reachable yet. Signal
 MISUSE for a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service
@@ -407,7 +408,7 @@ a store that hangs: they end when it has answered or is closed."
                                 (lambda ()
                                   (mapc #'loop:end-job (node-jobs node))
                                   (drop-lease node +ending-seconds+)
-                                  ;; the keeper may have begun it since
+                                  ;; the keeper may have begun the watch meanwhile
                                   (end-index-watch node))))))
 
 (defun close-workflow-service (service)
@@ -421,7 +422,7 @@ closed. Its workflows remain; other nodes continue them. From any thread but its
   (stop-feed (node-feed service))
   (end-jobs service)
   (end-index-watch service)
-  ;; by which the service was called as an object
+  ;; the channel for calls with the service object itself
   (let ((channel (method:direct-channel service)))
     (when channel (calling:close-channel channel)))
   nil)

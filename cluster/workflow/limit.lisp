@@ -11,16 +11,18 @@
   ;; inputs of the steps it adds
   (max-payload-octets 1000000 :type (integer 1 1000000) :read-only t)
   (max-steps 256 :type (integer 1 1000) :read-only t) ; of a workflow
-  (max-changes 5000 :type (integer 10 100000) :read-only t) ; of a workflow, its history
+  (max-changes 5000 :type (integer 10 100000) :read-only t) ; changes of a workflow, its history
   (max-state-octets 400000 :type (integer 1000 400000) :read-only t) ; of a workflow's state
-  (max-signals 100 :type (integer 1 1000) :read-only t) ; for which no step of it has waited yet
+  ;; signals of a workflow for which no step has waited yet
+  (max-signals 100 :type (integer 1 1000) :read-only t)
   (max-children 100 :type (integer 1 1000) :read-only t) ; of a step
   (max-depth 8 :type (integer 0 100) :read-only t) ; of children of children
   (max-schedules 1000 :type (integer 1) :read-only t) ; of a namespace
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
   ;; octets that the store's file may have; nil: the store's own quota, or etcd's default
   (store-quota nil :type (or null (integer 1)) :read-only t)
-  (max-store-share 7/10 :type (real (0) 1) :read-only t) ; of that, beyond which none is started
+  ;; the share of that beyond which no workflow is started
+  (max-store-share 7/10 :type (real (0) 1) :read-only t)
   (max-sessions 100000 :type (integer 1) :read-only t) ; that are open
   (max-sessions-per-identity 1000 :type (integer 1) :read-only t) ; of one certificate's
   (max-session-seconds 120 :type (integer 2 3600) :read-only t) ; that a session lasts unheard of
@@ -35,8 +37,8 @@
   (attempt-seconds 3600 :type (or null (real (0))) :read-only t)
   ;; of all that has ended, beyond which the oldest is deleted; nil: as many as there are
   (retention-octets nil :type (or null (integer 1)) :read-only t)
-  (retention-seconds 604800 :type (or null (real 0)) :read-only t)) ; of all ended workflows; nil:
-                                                                    ; no limit
+  ;; octets of all ended workflows; nil: no limit
+  (retention-seconds 604800 :type (or null (real 0)) :read-only t))
 
 (declaim (sb-ext:freeze-type limits))
 
@@ -62,19 +64,21 @@ thread."
 operations, too.")
 (defconstant +small-octets+ 256
   "The most octets of a payload that is part of the state; a larger one has a key.")
-(defconstant +history-chunk+ 16 "Changes of a history in a key of their own.")
+(defconstant +history-chunk+ 16 "The number of changes of a history that get a key of their own.")
 (defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")
 (defconstant +longest-text+ 2000 "Octets of a reason or an error that are kept.")
 (defconstant +most-held+ 10000 "The most tasks in a worker's heartbeat.")
 (defconstant +default-attempts+ 10)
-(defconstant +free-losses+ 3 "So often in a row a lost attempt is made again at once.")
+(defconstant +free-losses+ 3 "The number of losses in a row after each of which the attempt is
+repeated at once.")
 (defconstant +most-losses+ 20 "How often in a row a step may be lost before it fails.")
 (defconstant +child-seconds+ 3600
-  "How long a child is kept at least, so that its parent gets its result.")
+  "The least time for which an ended child is kept, so that its parent gets its result.")
 (defconstant +most-catch-up+ 100 "Times that a schedule makes up for.")
 (defconstant +most-children+ 1000 "The most children of a step that MAX-CHILDREN may allow.")
 (defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
-(defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")
+(defconstant +most-recorded+ 8 "The most reports of a step that are recognized when they are
+repeated.")
 (defconstant +most-signal-runs+ 8
   "The number of runs of a workflow whose signals are recognized when they are repeated.")
 (defconstant +default-backoff-ms+ 1000)
@@ -100,7 +104,7 @@ characters. WHAT names the thing in the error."
     (workflow-error () nil)))
 
 (defun short-text (text)
-  "TEXT, or the beginning of it that is kept."
+  "TEXT, or the beginning of it if it is too long to be kept."
   (if (<= (utf8-length text) +longest-text+)
       text
       (loop with octets = 0

@@ -1,7 +1,7 @@
 ;;;; Durable workflows on etcd. Functions that use no store, clock or thread decide the next state
 ;;;; after an event (decision.lisp). Another function computes the store's keys for a state
 ;;;; (index.lisp), so that each change is one transaction: the state, its history and the difference
-;;;; of the keys. All other code passes events to these: calls, times, ends of sessions.
+;;;; of the keys. All other code passes events to the decisions: calls, times, ends of sessions.
 ;;;;
 ;;;; The files, from the ground up: conditions; limits; keys; steps as they are written; drafts, the
 ;;;; next states; decisions, about children, continuations and schedules, too; keys of a state;

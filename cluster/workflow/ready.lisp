@@ -2,10 +2,10 @@
 ;;;; finds a task, or finds that there is none, without a request to the store. A task in this list
 ;;;; may have been removed from the store; the claim notices that.
 ;;;;
-;;;; - An entry has the revision that made it, and only a newer one removes it. So the watch may
-;;;;   repeat tasks of its initial list, and a node may at once remove the tasks that it has claimed
-;;;;   itself.
-;;;; - The store is asked while there is no watch, and if more tasks can be claimed than are kept
+;;;; - An entry has the revision that made it, and only a change at a later revision removes it. So
+;;;;   the watch may repeat tasks of its initial list, and a node may at once remove the tasks that
+;;;;   it has claimed itself.
+;;;; - The store is asked while there is no watch, and while more tasks can be claimed than are kept
 ;;;;   here.
 ;;;; - The shards are visited by turns, beginning with those whose timers are the node's, so that
 ;;;;   nodes do not try for the same tasks; within a shard the oldest task is first.
@@ -111,7 +111,7 @@ false if the store may have more."
               (and (ready-list-watched list) (not (ready-list-partial list)))))))
 
 (defun note-ready-state (list state revision)
-  "Note STATE, of a workflow since REVISION, which this node has changed."
+  "Note STATE, the state since REVISION of a workflow that this node has changed."
   (let ((id (pb:workflow-state-id state)) (step (and (running-p state) (state-step state))))
     (if (and step (eq :ready (pb:step-state-status step)))
         (add-ready list (pb:step-task (pb:step-state-step step))

@@ -1,61 +1,62 @@
 ;;;; The leases of sessions. A session is a key, and the key ends with a lease of the node that
-;;;; hears its worker. So all sessions that a node keeps cost the store the renewals of a few
-;;;; leases. A worker sends its heartbeats on one stream, which stays at one node:
+;;;; receives its worker's heartbeats. So all sessions that a node keeps cost the store the renewals
+;;;; of a few leases. A worker sends its heartbeats on one stream, which stays at one node:
 ;;;;
 ;;;; 1. The first heartbeat on a stream moves the key to a lease of the node, by one put. Further
 ;;;;    heartbeats on that stream change the node's memory alone.
 ;;;; 2. A lease lasts as long as the session, or up to a fifth less, so that a node has few: see
-;;;;    LEASE-CLASS. A job renews each eight times in its time. If the last renewal is a third of
-;;;;    that time ago, a heartbeat is answered only after another one; without that it is refused,
-;;;;    and the worker asks another node.
-;;;; 3. A session whose stream breaks, or that was not heard of for half of its time, gets a lease
-;;;;    of its own for the rest of its time, by a put; the store ends it unless a heartbeat takes it
-;;;;    back, as in 1. So the end of a session is always that of a lease: no node deletes a session
-;;;;    that its worker has not closed.
+;;;;    LEASE-CLASS. A job renews each lease eight times in its duration. If the last renewal was a
+;;;;    third of that duration ago, a heartbeat is answered only after another renewal; if this
+;;;;    fails, the heartbeat is refused, and the worker asks another node.
+;;;; 3. A session whose stream breaks, or that has sent no heartbeat for half of its time, gets a
+;;;;    lease of its own for the rest of its time, by a put; the store ends the session unless a
+;;;;    heartbeat takes it back, as in 1. So the end of a session is always that of a lease: no node
+;;;;    deletes a session that its worker has not closed.
 ;;;;
 ;;;; Each of these puts compares the revision at which the key was changed last, as far as its node
-;;;; knows that. So of all that happens to a key at once one is first, and the others look again. A
-;;;; session's key stays there meanwhile, and that is all that claims compare.
+;;;; knows that. So of several simultaneous changes of a key one is first, and the others read the
+;;;; key again. A session's key stays there meanwhile, and that is all that claims compare.
 ;;;;
 ;;;; For a session of S seconds with a lease of L, 4/5 S < L <= S, this means:
 ;;;;
 ;;;; - The worker dies: its key gets a lease for the rest of its time, rounded up to a second,
-;;;;   within half a second after its stream has broken, or S/2 after its last heartbeat. Its tasks
-;;;;   are others' after S seconds, at most one more, and the time in which the store ends leases
-;;;;   (etcd: half a second).
+;;;;   within half a second after its stream has broken, or S/2 after its last heartbeat. Other
+;;;;   workers get its tasks after S seconds, one more at most, and the time that the store takes to
+;;;;   end leases (etcd: half a second).
 ;;;; - The node dies: the streams of its workers break at once. The lease was renewed L/8 before at
 ;;;;   most, so they have 7/8 L to reach another node.
 ;;;; - The node hangs or is stopped: a worker's channel notices within two seconds, and the rest is
-;;;;   as if it had died. When it goes on it finds other revisions, and gives up what others keep;
-;;;;   or its leases have ended, a renewal says so, and it drops all that it kept. Heartbeats may
-;;;;   have waited in its sockets, so a session that seems to be over gets two seconds by 3, and
-;;;;   then is heard.
+;;;;   as if it had died. When the node continues it finds other revisions, and gives up the
+;;;;   sessions that other nodes keep. Or its leases have ended: then a renewal reports this, and it
+;;;;   drops all sessions that it kept. Heartbeats may have waited in its sockets, so a session that
+;;;;   seems to be over gets two more seconds by 3, in which they are handled.
 ;;;; - Worker and node die together: the lease ends by itself after L. If a worker hangs, and its
-;;;;   node dies before it has done 3, the session lasts 3/2 S at most. This and the next are the
-;;;;   only cases in which a session is longer than its time by more than two seconds while the
-;;;;   store works.
+;;;;   node dies before it has done 3, the session lasts 3/2 S at most. This case and the next are
+;;;;   the only ones in which a session exceeds its time by more than two seconds while the store
+;;;;   works.
 ;;;; - The node hangs, goes on for a moment, in which it renews its leases, and hangs again: the
-;;;;   sessions that end with them last from that moment on, those of dead workers too.
+;;;;   sessions that end with these leases, even those of dead workers, last for their time from
+;;;;   that moment on.
 ;;;; - The node loses the store, but not its workers: their heartbeats are refused L/3 later, and
 ;;;;   they have L/3 at least to reach another node.
-;;;; - The store stalls: it may end leases when it goes on, as always. A new leader of etcd gives
-;;;;   each lease its whole time again; leases are renewed until the store says that they have
-;;;;   ended, so an outage ends no session by itself.
-;;;; - A put gets no answer: if it was done all the same, the watch of the index reports it, and a
-;;;;   node that sees a key with a lease of its own keeps that session as if it had heard of it at
-;;;;   that moment. A put that comes late, after others, finds another revision. If there were no
-;;;;   others, and its node hangs by then, the session may end before a heartbeat at another node
-;;;;   takes it back: the lease is as old as the put.
-;;;; - The watch of the index is late, or ends: a stream that has taken its session needs nothing of
-;;;;   it. After a new watch, which may be of a store that has lost data, each session is taken
-;;;;   again, by its next heartbeat.
+;;;; - The store stalls: when it continues, it may end leases, as it always may. A new leader of
+;;;;   etcd gives each lease its whole time again; leases are renewed until the store says that they
+;;;;   have ended, so an outage ends no session by itself.
+;;;; - A put gets no answer: if it was done all the same, the watch of the index reports it. A node
+;;;;   that sees a key with one of the node's own leases keeps that session as if a heartbeat had
+;;;;   come at that moment. A put that reaches the store late, after other changes, finds another
+;;;;   revision. If there were no other changes, and its node hangs by then, the session may end
+;;;;   before a heartbeat at another node takes it back, since the lease is as old as the put.
+;;;; - The watch of the index is late, or ends: a stream that has taken its session does not need
+;;;;   the watch. After a new watch, which may be of a store that has lost data, each session is
+;;;;   taken again, by its next heartbeat.
 ;;;; - A session ends during a claim: the transaction compares that its key is there. A worker that
 ;;;;   drains keeps its stream until it closes its session.
-;;;; - Dates count nowhere: times are those of STEADY-MS and of the store.
+;;;; - No date is used: times are those of STEADY-MS and of the store.
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +renewals+ 8 "How often a lease is renewed in its time.")
+(defconstant +renewals+ 8 "How often a lease is renewed within its duration.")
 (defconstant +certain-share+ 1/3
   "A lease whose last renewal is older than this share of its time is renewed before a heartbeat is
 answered.")
@@ -78,7 +79,8 @@ answered.")
 ;;; Leases
 
 (defun lease-class (seconds)
-  "The seconds of a lease for sessions of SECONDS: the three first binary digits of these."
+  "The seconds of a lease for sessions of SECONDS: SECONDS with all but the three first binary
+digits set to 0."
   (let ((unit (expt 2 (max 0 (- (integer-length seconds) 3)))))
     (* unit (floor seconds unit))))
 
@@ -123,7 +125,7 @@ that is nil. The lock is held."
       (dolist (record (ring-list head)) (place-record record nil)))))
 
 (defun renew-session-lease (node session-lease)
-  "Renew SESSION-LEASE, of NODE. Return false if it has ended. Signal an ETCD-ERROR."
+  "Renew SESSION-LEASE, of NODE. Return false if the lease has ended. Signal an ETCD-ERROR."
   (renew-session-leases node (list session-lease))
   (sb-thread:with-mutex ((node-lock node))
     (find-session-lease node (lease-number session-lease))))
@@ -143,7 +145,7 @@ that is nil. The lock is held."
                    (drop-session-lease node session-lease))))))
 
 (defun grant-session-lease (node class)
-  "A new SESSION-LEASE of NODE for sessions of CLASS, or the one that another thread has made
+  "A new SESSION-LEASE of NODE for sessions of CLASS, or the lease that another thread has made
 meanwhile."
   (let* ((asked (steady-ms))
          (new (make-session-lease (etcd:grant-lease (node-etcd node) class :keep-alive nil) asked)))
@@ -160,7 +162,7 @@ meanwhile."
         present
         (grant-session-lease node class))))
 
-;;; What a node knows of sessions
+;;; A node's knowledge of sessions
 
 (defun note-heard (record)
   "RECORD's worker was heard of now. The lock is held."
@@ -175,7 +177,7 @@ knows something newer. The lock is held."
     (when (< before revision)
       (setf (session-record-revision record) revision)
       (place-record record (find-session-lease node lease))
-      ;; only a heartbeat here puts it with a lease of NODE
+      ;; only a heartbeat at this node puts the key with a lease of NODE
       (when (and (plusp before) (session-record-session-lease record))
         (note-heard record)))))
 
@@ -187,14 +189,14 @@ knows something newer. The lock is held."
       (note-change-of-key node record lease revision))))
 
 (defun note-entry (node session entry)
-  "The key of SESSION was found to be ENTRY. This may be old, so it makes no session known."
+  "The key of SESSION was found to be ENTRY. ENTRY may be old, so it makes no session known."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (find-record node session)))
       (when record
         (note-change-of-key node record (etcd:entry-lease entry) (etcd:entry-changed entry))))))
 
 (defun doubt-records (node)
-  "Nothing that NODE knows of the keys of sessions is certain."
+  "From now on NODE's knowledge of the keys of sessions is uncertain."
   (map-records (lambda (record)
                  (setf (session-record-revision record) 0
                        (session-record-stream record) nil))
@@ -216,8 +218,8 @@ or, if STREAM is nil, because it was opened."
 ;;; Heartbeats
 
 (defun hear (node session stream)
-  "Note a heartbeat of SESSION on STREAM at NODE, if NODE keeps that since an earlier one on it.
-Return true if it does, and is certain of it."
+  "Note a heartbeat of SESSION on STREAM at NODE, if NODE keeps SESSION because of an earlier
+heartbeat on STREAM. Return true if NODE keeps it and its knowledge is certain."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (find-record node session)))
       (when (and record
@@ -228,7 +230,7 @@ Return true if it does, and is certain of it."
         t))))
 
 (defun known-revision (node session)
-  "The revision at which the key of SESSION was changed last, as far as NODE knows; nil if it does
+  "The revision at which the key of SESSION was changed last, as far as NODE knows; nil if NODE does
 not know the session."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (find-record node session))) (and record (session-record-revision record)))))
@@ -241,16 +243,16 @@ not know the session."
         (refuse :session-lost "there is no session ~A" session))))
 
 (defun move-key (node session number revision)
-  "The operations of TRANSACT that let the key of SESSION end with the lease NUMBER, if it was
-changed at REVISION last, and else return its entry."
+  "The operations of TRANSACT that let the key of SESSION end with the lease NUMBER, if the key was
+last changed at REVISION, and otherwise return its entry."
   (let ((key (session-key node session)))
     (list :when (list (list :present key) (list :changed key '= revision))
           :then (list (list :put key "" :lease number :keep-value t))
           :else (list (list :get key)))))
 
 (defun try-to-keep (node session stream revision)
-  "Let the key of SESSION end with a lease of NODE, if it was changed at REVISION last. Return true
-if that was done; if not, as second value the entry of its key, or nil if the lease has ended.
+  "Let the key of SESSION end with a lease of NODE, if the key was last changed at REVISION. Return
+true if that was done; if not, as second value the entry of its key, or nil if the lease has ended.
 Signal SESSION-LOST if the session has."
   (let ((session-lease (ensure-session-lease node (session-seconds session))))
     (handler-case
@@ -288,24 +290,24 @@ any more."
         (fall-silent record)))))
 
 (defun fall-silent (record)
-  "RECORD's session is to get a lease of its own. A heartbeat that comes from now on takes it again.
-The lock is held."
+  "Note that RECORD's session must get a lease of its own. A heartbeat from now on takes the session
+back. The lock is held."
   (setf (session-record-stream record) nil)
   (quit-ring record)
   (enter-ring record (session-lease-silent (session-record-session-lease record))))
 
 (defun silent-records (session-lease now)
-  "The records of SESSION-LEASE whose sessions are to get leases of their own at NOW. The lock is
+  "The records of SESSION-LEASE whose sessions must get leases of their own at NOW. The lock is
 held."
   (loop with head = (session-lease-records session-lease)
         with silence = (* 1000 (ceiling (lease-ms session-lease) 2000))
-        for record = (ring-first head)  ; of which was heard least recently
+        for record = (ring-first head)  ; the record whose worker was heard least recently
         while (and record (<= (+ silence (session-record-heard-ms record)) now))
         do (fall-silent record))
   (ring-list (session-lease-silent session-lease)))
 
 (defun take-silent (node)
-  "The sessions of NODE that are to get leases of their own now: lists of the seconds of that lease,
+  "The sessions of NODE that must get leases of their own now: lists of the seconds of that lease,
 the session, and the revision of its key."
   (let ((now (steady-ms)))
     (sb-thread:with-mutex ((node-lock node))
@@ -336,7 +338,7 @@ have not changed."
                      (t (forget-session node session)))))))
 
 (defun release-silent (node)
-  "Give leases of their own to the sessions of NODE that were not heard of for too long."
+  "Give leases of their own to the sessions of NODE from which no heartbeat has come for too long."
   (let ((groups '()))
     (dolist (silent (take-silent node)) (push silent (getf groups (first silent))))
     (loop for (seconds group) on groups by #'cddr
@@ -348,7 +350,7 @@ have not changed."
 ;;; The job
 
 (defun due-leases (node)
-  "The SESSION-LEASEs of NODE that are to be renewed now."
+  "The SESSION-LEASEs of NODE that must be renewed now."
   (let ((now (steady-ms)))
     (sb-thread:with-mutex ((node-lock node))
       (remove-if (lambda (session-lease)
@@ -376,8 +378,8 @@ have not changed."
   (renew-session-leases node (due-leases node)))
 
 (defun begin-renewing (node)
-  "Start the two jobs for the SESSION-LEASEs of NODE, and return them. A request of one does not
-hold up the other."
+  "Start the two jobs for the SESSION-LEASEs of NODE, and return them. A request of one job does not
+delay the other."
   (setf (node-renewers node)
         (loop for function in '(renew-due-leases release-silent)
               collect (let ((function function))

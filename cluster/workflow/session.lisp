@@ -4,8 +4,8 @@
 ;;;; use it. When the key is gone, some node gives the session's claims to other workers.
 ;;;;
 ;;;; Heartbeats come on a stream and are answered one by one: from memory, on the loop of the call,
-;;;; if the worker has no tasks; else by a thread, since its claims are read. Each says which tasks
-;;;; the worker has, and its answer which of them are others'.
+;;;; if the worker has no tasks; else by a thread, since its claims are read. Each heartbeat says
+;;;; which tasks the worker has, and its answer says which of these belong to other workers.
 
 (in-package #:clgrpc.workflow)
 
@@ -43,7 +43,7 @@
 
 (defun open-session (node worker seconds &optional (owner ""))
   "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat and belongs to OWNER.
-Return its name and how long it lasts."
+Return the session's name and its duration."
   (check-session-seconds node seconds)
   ;; before a lease is granted
   (check-sessions node)
@@ -59,7 +59,7 @@ Return its name and how long it lasts."
                       nil)
            (setf open t)
            (values session seconds))
-      ;; if it was put all the same, the watch of the index reports it
+      ;; if the key was put all the same, the watch of the index reports it
       (unless open (forget-session node session)))))
 
 (defun session-claims (node session)
@@ -84,9 +84,10 @@ Return its name and how long it lasts."
     (values claims times)))
 
 (defun drop-unheld (node session held-p seconds claims times)
-  "Give those CLAIMS of SESSION, made at TIMES, that SESSION does not know to others. HELD-P, a
-function, is true of a claim that it knows. SESSION learns of a claim by an answer. The answer may
-still reach the worker until the claim is SECONDS old; after that it is lost."
+  "Give those CLAIMS of SESSION, made at TIMES, of which SESSION does not know, to other workers.
+HELD-P is a function that returns true for a claim that SESSION knows. SESSION learns of a claim by
+an answer. The answer may still reach the worker until the claim is SECONDS old; after that time the
+claim is lost."
   (loop for claim in claims
         for (id . fence) = claim
         for time in times
@@ -126,8 +127,8 @@ check, and the keeper has found no claim."
             collect claim)))
 
 (defun check-claims (node session held)
-  "Look which claims SESSION has, and return those of HELD that belong to it no longer. Claims that
-it does not know of go to others in the end."
+  "Check which claims SESSION has, and return the tasks in HELD that do not belong to it any more.
+Claims of which it does not know go to other workers in the end."
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal)))
     (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
       (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)
@@ -139,8 +140,8 @@ it does not know of go to others in the end."
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
 
 (defun note-heartbeat (node session held stream)
-  "Note that SESSION lives, since a heartbeat has come on STREAM, and holds HELD. Return those of
-HELD that belong to it no longer. Signal SESSION-LOST."
+  "Note that SESSION lives, since a heartbeat has come on STREAM, and holds HELD. Return the tasks
+in HELD that do not belong to the session any more. Signal SESSION-LOST."
   (unless (hear node session stream) (keep-session-here node session stream))
   (when (zerop (length held)) (forget-load node session))
   (if (or (plusp (length held)) (may-have-claims-p node session))
@@ -157,8 +158,8 @@ ACCESS-DENIED unless the session is the peer's, or TOO-LARGE."
     (values session held)))
 
 (defun note-single-heartbeat (node call request)
-  "Note REQUEST, a heartbeat that is a CALL of its own, as the only one of its stream. Return the
-held tasks that do not belong to its session any more."
+  "Note REQUEST, a heartbeat that is a CALL of its own, as the only heartbeat of its stream. Return
+the held tasks that do not belong to its session any more."
   (multiple-value-bind (session held) (check-heartbeat call request)
     (note-heartbeat node session held (make-heartbeat-stream))))
 
@@ -194,7 +195,7 @@ heartbeat may come."
       (log-event :error :workflow-heartbeat-error :condition (bounded-text condition))
       (fail-heartbeats node stream (make-condition 'store-unavailable
                                                    :text (bounded-text condition)))))
-  ;; it may have ended before this node kept its session
+  ;; the stream may have ended before this node kept its session
   (when (rpc:call-status (heartbeat-stream-call stream)) (note-broken node session stream)))
 
 (defun take-heartbeat (node stream request)
@@ -236,8 +237,8 @@ wait."
                    (lambda (draft) (lose-claim draft session nil))))
 
 (defun close-session (node session)
-  "End SESSION for its worker. Others get the tasks that it has not reported, and those do not count
-as attempts. Signal SESSION-LOST if it has ended."
+  "End SESSION for its worker. Other workers get the tasks that it has not reported; these do not
+count as attempts. Signal SESSION-LOST if SESSION has ended."
   (check-session node session)
   (change-together node (session-claims node session)
                    (lambda (draft)

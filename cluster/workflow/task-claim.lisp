@@ -1,21 +1,21 @@
 ;;;; Claims: a worker asks for tasks of some kinds. The node examines a few more ready tasks than
 ;;;; are requested. Some of these are chosen at random and claimed in one transaction or, if another
-;;;; node was faster with one of them, each in its own. A node does not try for one task twice at
-;;;; once.
+;;;; node was faster with one of them, each in its own. A node never has two claims for the same
+;;;; task under way.
 ;;;;
 ;;;; A claim that finds nothing waits at the task queue, without a thread. The watch of the index
 ;;;; reports each task that becomes ready. Then a claim of its kind is woken for it, and one of a
 ;;;; few jobs tries that claim again, with this task only. That claim is the first whose worker was
-;;;; given no task since it ended one; if there is no such claim, that of the worker that was given
-;;;; the fewest. So a worker that takes tasks and does none leaves further tasks to others. Each
-;;;; task that becomes ready has one claim that is responsible for it:
+;;;; given no task since it last ended one; if there is no such claim, it is the claim of the worker
+;;;; that was given the fewest. So a worker that takes tasks and does none leaves further tasks to
+;;;; others. Each task that becomes ready has one claim that is responsible for it:
 ;;;;
 ;;;; - A woken waiter claims the task, or finds that it cannot be claimed any more, or that another
-;;;;   claim of this node is about to claim it. If it cannot, because its call has ended or because
-;;;;   of an error, the next waiter is woken for the task.
+;;;;   claim of this node is about to claim it. If the waiter can do neither, because its call has
+;;;;   ended or because of an error, the next waiter is woken for the task.
 ;;;; - A waiter that was about to claim a task and gives it up wakes the next waiter.
-;;;; - Tasks that arrive between a search that has found nothing and the entry into the task queue
-;;;;   are counted, so that no claim waits while there is a task.
+;;;; - Tasks that arrive between an unsuccessful search and the entry into the task queue are
+;;;;   counted, so that no claim waits while there is a task.
 
 (in-package #:clgrpc.workflow)
 
@@ -28,15 +28,15 @@ accepts 1.5 MB.")
 (defconstant +claimers+ 4 "Jobs that try claims again.")
 (defconstant +passed-claims+ 256
   "The most waiting claims that are skipped to find that of a worker with fewer tasks.")
-(defconstant +claim-rounds+ 5 "How often a claim looks for other tasks when those it found were
-taken.")
+(defconstant +claim-rounds+ 5 "How often a claim looks for other tasks if the tasks that it has
+found were taken.")
 
 ;;; Looking for tasks
 
 (defun find-ready (node kind count ask)
   "Ids of at most COUNT tasks of KIND that can be claimed, the oldest of each shard first. If NODE
-knows of none, and the store may have some, ask the store. With ASK do so also if NODE knows of
-fewer than COUNT, since the watch may not have reported the newest tasks yet."
+knows of no such task, and the store may have some, ask the store. If ASK is true, also ask it if
+NODE knows of fewer than COUNT, since the watch may not have reported the newest tasks yet."
   (multiple-value-bind (ids all) (known-ready node kind count)
     (if (if ask (<= count (length ids)) (or ids all))
         ids
@@ -59,7 +59,7 @@ fewer than COUNT, since the watch may not have reported the newest tasks yet."
 
 (defun take-ids (node kind ids count)
   "Choose at random at most COUNT of IDS, of tasks of KIND, that this node is not about to claim.
-Note that it is about to claim these, and return them."
+Note that the node is about to claim these, and return them."
   (let* ((task-queue (node-task-queue node)) (taken (task-queue-taken task-queue))
          (ids (remove-if (lambda (id) (stuck-p node id)) (shuffled node ids))))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
@@ -96,8 +96,8 @@ other claim need be woken for it."
         (and about (null kind))))))
 
 (defun candidates-of (node kind count ask)
-  "Ids of tasks of KIND to be claimed, COUNT at most, taken. If other claims are about to take all
-tasks that a search has found, this searches further. ASK is as for FIND-READY."
+  "Take at most COUNT ids of tasks of KIND to be claimed, and return them. If other claims are about
+to take all tasks that a search has found, this continues the search. ASK is as for FIND-READY."
   (loop for most = (+ count +spare-candidates+) then (* 4 most)
         for ids = (find-ready node kind most ask)
         for taken = (take-ids node kind ids count)
@@ -190,8 +190,8 @@ answer."
     claims))
 
 (defun claimed-tasks (node drafts results)
-  "The Tasks that DRAFTS have claimed at NODE; RESULTS are the transaction's values, of which the
-last ones are the inputs. A workflow that has failed by this change gives no task."
+  "The Tasks that DRAFTS have claimed at NODE; RESULTS are the transaction's values, whose last
+elements are the inputs. A workflow that has failed by this change gives no task."
   (let ((inputs (last results (count-if #'wants-input-p drafts))))
     (loop for draft in drafts
           for entry = (and (wants-input-p draft) (pop inputs))
@@ -209,7 +209,7 @@ last ones are the inputs. A workflow that has failed by this change gives no tas
     (and (string/= "" key) (not (small-payload state key)))))
 
 ;;; How many tasks a session has. A node counts the tasks that it gives, and asks the store only
-;;; when these might be too many: by then most have been reported.
+;;; when these might be too many: by then most tasks have been reported.
 
 (defun note-granted (node session count)
   "Note that NODE has given SESSION tasks; COUNT is their number."
@@ -217,7 +217,7 @@ last ones are the inputs. A workflow that has failed by this change gives no tas
   (note-load node session count))
 
 (defun check-held (node session)
-  "Signal BACKLOG-FULL if SESSION has the most tasks that it may have."
+  "Signal BACKLOG-FULL if SESSION already has as many tasks as it may have."
   (let ((most (limits-max-held (node-limits node))))
     (when (<= most (sb-thread:with-mutex ((node-lock node)) (gethash session (node-grants node) 0)))
       (let ((count (etcd:count-entries (node-etcd node)
@@ -228,7 +228,7 @@ last ones are the inputs. A workflow that has failed by this change gives no tas
 
 (defun put-claims (node session drafts)
   "Put DRAFTS, in which SESSION claims tasks, into the store. Return whether that was done, and the
-Tasks. Signal SESSION-LOST if it has ended."
+Tasks. Signal SESSION-LOST if SESSION has ended."
   (let ((root (node-root node)) (session-key (session-key node session)))
     (multiple-value-bind (done results revision)
         (transact node (mapcar (lambda (draft) (pb:workflow-state-id (draft-state draft))) drafts)
@@ -251,15 +251,15 @@ Tasks. Signal SESSION-LOST if it has ended."
 
 (defun claim-together (node session kinds ids)
   "Claim the tasks of IDS that fit for SESSION in one transaction. Return two values: true if that
-was done or none could be claimed; and the Tasks."
+was done or if no task could be claimed; and the Tasks."
   (let ((drafts (claim-drafts node session kinds ids)))
     (if drafts
         (put-claims node session drafts)
         (values t '()))))
 
 (defun claim-singly (node session kinds ids)
-  "Claim the tasks of IDS for SESSION one by one, while they fit into one answer. Return those that
-were claimed: an error with a later one loses none of them."
+  "Claim the tasks of IDS for SESSION one by one, while they fit into one answer. Return the claimed
+tasks; an error with a later task loses none of them."
   (let ((tasks '()) (octets 0)
         (most (- +claim-octets+ (limits-max-payload-octets (node-limits node)))))
     (dolist (id ids tasks)
@@ -273,7 +273,7 @@ were claimed: an error with a later one loses none of them."
           (if tasks (return tasks) (error condition)))))))
 
 (defun claim-ids (node session kinds ids)
-  "Claim the tasks of IDS for SESSION. Return those that were claimed."
+  "Claim the tasks of IDS for SESSION. Return the claimed tasks."
   (multiple-value-bind (done tasks)
       (and (rest ids)
            (handler-case (claim-together node session kinds ids)
@@ -313,13 +313,13 @@ none. ASK is as for FIND-READY."
   ;; the kind and the id of the task that it was woken for, and the value of ARRIVALS then; or nil
   (woken nil :type list)
   ;; under the lock
-  (queue-entries '() :type list)        ; while it is parked: its places in the queues
-  (queue-entry nil :type (or null queue-entry)) ; until it is over: its place in its session's queue
-  (over nil :type boolean))             ; it is answered, or its call has ended
+  (queue-entries '() :type list)        ; its places in the queues while it is parked
+  (queue-entry nil :type (or null queue-entry)) ; its place in its session's queue until it is over
+  (over nil :type boolean))             ; true once it is answered or its call has ended
 
 (defun arrival-place (kind)
   "The place of KIND in the arrivals of a task queue. Kinds that share a place only cause useless
-looks."
+searches."
   (mod (sxhash kind) 256))
 
 (defun arrivals (task-queue kinds)
@@ -357,7 +357,7 @@ of TASK-QUEUE."
                                                     (task-queue-queues task-queue))))))
 
 (defun quit-task-queue (task-queue waiting)
-  "Remove WAITING from the queues, if it is in them."
+  "Remove WAITING from the queues if it is in any."
   (when (waiting-queue-entries waiting)
     (decf (task-queue-parked task-queue))
     (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
@@ -402,8 +402,8 @@ is held."
     (when claimer (loop:wake-job claimer))))
 
 (defun wake-claim (task-queue kind id)
-  "The task of the workflow ID, of KIND, may be claimable: let the first claim that waits for its
-kind try it. The lock is held."
+  "Let the first claim that waits for KIND try the task of the workflow ID, which may be claimable.
+The lock is held."
   (incf (svref (task-queue-arrivals task-queue) (arrival-place kind)))
   (let ((waiting (take-first task-queue kind)))
     (when waiting (retry-waiting task-queue waiting kind id))))
@@ -416,7 +416,7 @@ kind try it. The lock is held."
 
 (defun park-claim (node waiting seen)
   "Let WAITING wait at NODE, or try it again if tasks have arrived since SEEN, see ARRIVALS. Signal
-BACKLOG-FULL if too many wait."
+BACKLOG-FULL if too many claims wait."
   (let ((task-queue (node-task-queue node)) (most (limits-max-waiting-claims (node-limits node))))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (cond ((waiting-over waiting))
@@ -476,8 +476,8 @@ only."
     (end-call (waiting-call waiting) condition)))
 
 (defun try-waiting (node waiting)
-  "Try WAITING, and answer it or let it wait again. Return true unless it cannot take responsibility
-for the task that it was woken for."
+  "Try WAITING, and answer it or let it wait again. Return false if it cannot take responsibility
+for the task for which it was woken."
   (handler-case
       (with-store-errors
         (destructuring-bind (&optional kind id (seen (arrivals-now (node-task-queue node)
@@ -502,7 +502,7 @@ for the task that it was woken for."
         (not (push claimer (task-queue-idle task-queue))))))
 
 (defun run-claimer (node claimer)
-  "Run CLAIMER, a job: try claims until there is none to try."
+  "Run CLAIMER, a job: try claims until none is left to try."
   (loop with task-queue = (node-task-queue node)
         for waiting = (next-retry task-queue claimer)
         while waiting
@@ -520,7 +520,8 @@ for the task that it was woken for."
                         (alexandria:hash-table-keys (task-queue-sessions task-queue))))
 
 (defun end-claims-of (node session)
-  "End the claims of SESSION, which has ended, that wait at NODE. They end with SESSION-LOST."
+  "End the claims of SESSION, which has ended, that wait at NODE. These claims end with
+SESSION-LOST."
   (let* ((task-queue (node-task-queue node))
          (queue (sb-thread:with-mutex ((task-queue-lock task-queue))
                                       (gethash session (task-queue-sessions task-queue)))))
@@ -557,7 +558,7 @@ LIMITS allow. The lock is held."
 
 (defun note-waiting (task-queue waiting limits)
   "Note WAITING, by its session, among the claims in TASK-QUEUE that wait for a task or for the
-session's end. Signal BACKLOG-FULL if LIMITS do not allow it."
+session's end. Signal BACKLOG-FULL if LIMITS do not allow one more."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (check-waiting task-queue (waiting-session waiting) limits)
     (count-waiting task-queue (waiting-session waiting) 1)
@@ -575,7 +576,7 @@ session is missed."
     (note-waiting task-queue waiting (node-limits node))
     (unwind-protect
          (progn
-           ;; if the watch of the index has reported the session, it reports its end, too
+           ;; if the watch of the index has reported the session, it will report its end, too
            (unless (session-known-p node session) (check-session node session))
            (rpc:on-cancel call (lambda () (end-waiting task-queue waiting)))
            (rpc:after call (/ wait-ms 1000) (lambda () (answer-waiting node waiting '())))
@@ -584,7 +585,7 @@ session is missed."
       (unless done (end-waiting task-queue waiting)))))
 
 (defun close-task-queue (node)
-  "Nothing waits at NODE any more."
+  "Close the task queue of NODE: no claim waits there any more."
   (let* ((task-queue (node-task-queue node))
          (all (sb-thread:with-mutex ((task-queue-lock task-queue))
                 (setf (task-queue-closed task-queue) t)

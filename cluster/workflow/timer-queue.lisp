@@ -1,11 +1,11 @@
 ;;;; Timers: events that come due without a call. Their keys are in shards, each of which belongs to
-;;;; one living node. The owner of a shard follows from the names of the nodes. Two nodes may differ
-;;;; about it for a moment: this does no harm, since the store accepts only one of the changes. A
-;;;; few jobs handle due events, each a shard at a time, several workflows in one transaction. They
-;;;; read a shard from the store only when an event is due there, which the watch of the index
-;;;; reports.
+;;;; one living node. The owner of a shard follows from the names of the nodes. For a moment two
+;;;; nodes may both take a shard for theirs: this does no harm, since the store accepts only one of
+;;;; their changes. A few jobs handle due events, each job one shard at a time, several workflows in
+;;;; one transaction. They read a shard from the store only when an event is due there, which the
+;;;; watch of the index reports.
 ;;;;
-;;;; The other nodes check a shard, too, if its own node falls behind, see SWEEP-TIMERS.
+;;;; The other nodes check a shard, too, if the node that has it falls behind, see SWEEP-TIMERS.
 
 (in-package #:clgrpc.workflow)
 
@@ -88,8 +88,7 @@ is none."
     ("schedule" (run-schedule node errand))))
 
 (defun do-errands (node errands)
-  "Do ERRANDS; an errand that fails does not keep the others from being done. Return the ids of the
-workflows that this was about."
+  "Do ERRANDS, the others too if one fails. Return the ids of the workflows that were changed."
   (flet ((end-p (errand) (string= "end" (errand-name errand))))
     (let ((parents (tell-parents node (remove-if-not #'end-p errands)))
           (others (remove-if #'end-p errands)))
@@ -136,8 +135,9 @@ begins, if more items may be due there."
     (some (lambda (id) (stuck-p node id)) (append ids others))))
 
 (defun do-shard (node shard &key (late-ms 0))
-  "Do the items of SHARD that are due, by LATE-MS at least. Return the time of its next item, in
-milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if the store was full."
+  "Do the items of SHARD that are due, by LATE-MS at least. Return the time of the shard's next
+item, in milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if the store was
+full."
   (let ((from nil) (again nil) (full nil))
     (flet ((note-again (ms) (setf again (min ms (or again ms)))))
       (loop
@@ -145,7 +145,7 @@ milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if th
             (due-page node shard from (- (node-now node) late-ms))
           (handler-case (when (do-items node items)
                           (note-again (+ (node-now node) (* 1000 +stuck-seconds+))))
-            ;; ended workflows that are to be deleted may come later
+            ;; later items may delete ended workflows, which makes room
             (etcd:space-exceeded (condition) (setf full condition)))
           (when next (note-again next))
           (when (or (null more) (task-queue-closed (node-task-queue node)))
@@ -159,7 +159,7 @@ milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if th
                    (alexandria:iota +shards+)))
 
 (defun sweep-timers (node)
-  "Check all that is due in every shard: its own node may have fallen behind."
+  "Check all that is due in every shard, since the node that has a shard may have fallen behind."
   (look-at-all-timers node)
   (do-due node :late-ms +overdue-ms+))
 
@@ -172,7 +172,7 @@ milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if th
         do (let ((again (+ (node-now node) (* 1000 +longest-sleep-seconds+)))) ; after an error
              (unwind-protect
                   (handler-case (setf again (do-shard node shard))
-                    ;; other shards may have something that makes room
+                    ;; other shards may have items that make room
                     (etcd:space-exceeded ()
                       (setf again (+ (node-now node) (* 1000 +full-seconds+)))))
                (leave-shard node shard)

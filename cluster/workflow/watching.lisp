@@ -2,24 +2,25 @@
 ;;;; feed's, in the order of its revisions. Earlier changes are read from the store for each watch.
 ;;;; So a watch costs the store nothing while nothing happens, and needs no thread.
 ;;;;
-;;;; 1. A watch joins the feed, which from then on queues its changes.
-;;;; 2. Earlier changes are sent first. Those of one workflow come from its history, so the watch
-;;;;    can begin at any number as long as the workflow is kept. Those of all workflows come from a
-;;;;    separate watch of the store, which ends with the first change that the feed has, too.
-;;;; 3. Then the queue is sent, and later changes at once, as fast as the peer accepts them. The
-;;;;    others wait. A watch with too many waiting changes is ended; its peer, which knows its
-;;;;    position, may ask again.
+;;;; 1. A watch joins the feed, which from then on queues changes for it.
+;;;; 2. Earlier changes are sent first. Earlier changes of one workflow come from its history, so
+;;;;    the watch can begin at any number as long as the workflow is kept. Earlier changes of all
+;;;;    workflows come from a separate watch of the store, which ends with the first change that the
+;;;;    feed also has.
+;;;; 3. Then the queue is sent, and later changes are sent at once, as fast as the peer accepts
+;;;;    them. The others wait. A watch with too many waiting changes is ended; its peer, which knows
+;;;;    its position, may ask again.
 ;;;;
 ;;;; Several workflows may have changed at one revision. So each change has the revision at which a
-;;;; watch of all workflows continues if it ends after that change: the same revision, except for
-;;;; the last change of it, which has the next one.
+;;;; watch of all workflows continues if it ends after that change: that of the change or, for the
+;;;; last change of a revision, the next one.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-waiting-changes+ 1000 "The most changes that wait in a watch whose peer does not
 accept them.")
 (defconstant +most-waiting-of-all+ 1000000
-  "Of all watches of a node: each may have its share of these.")
+  "The most waiting changes of all watches of a node; each watch may have its share.")
 (defconstant +most-early-changes+ 20000 "The state of a watch that still gets earlier changes.")
 (defconstant +most-senders+ 32
   "The most threads of a node that wait for room to send earlier changes: other jobs of the store's
@@ -28,15 +29,15 @@ client need threads, too.")
 (defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
   "A watch at a node. It is a call."
   (call nil :read-only t)               ; that gets the changes
-  (id "" :type string :read-only t)     ; of the workflow; empty: of all
-  (peer "" :type string :read-only t)   ; whose, without a port
+  (id "" :type string :read-only t)     ; the id of the workflow; empty: all workflows
+  (peer "" :type string :read-only t)   ; the peer that has it, without a port
   (lock (sb-thread:make-mutex :name "clgrpc workflow subscription") :read-only t) ; of all below
-  (number 0 :type (integer 0))          ; of one workflow: of the last change that was sent
-  (revision 0 :type (integer 0))        ; of all: those up to this are sent otherwise
+  (number 0 :type (integer 0))          ; of one workflow: the number of the last change sent
+  (revision 0 :type (integer 0))        ; of all workflows: changes up to this are sent otherwise
   (queue (make-fifo) :type fifo :read-only t) ; Changes to be sent
-  (waiting 0 :type index)               ; how many these are
+  (waiting 0 :type index)               ; the length of QUEUE
   (live nil :type boolean)              ; earlier changes were sent
-  (ended nil :type boolean))            ; nothing more is to be sent
+  (ended nil :type boolean))            ; true: no more changes are sent
 
 (declaim (sb-ext:freeze-type subscription))
 
@@ -91,8 +92,8 @@ AFTER and below BEFORE."
     (status:rpc-error ())))
 
 (defun watch-end-condition (condition one)
-  "The condition for a watch's peer when CONDITION has ended the watch. ONE is true if it is a watch
-of one workflow, whose history remains."
+  "The condition for a watch's peer when CONDITION has ended the watch. ONE is true for a watch of
+one workflow, whose history remains."
   (flet ((lost (control &rest arguments)
            (make-condition 'changes-compacted :text (apply #'format nil control arguments))))
     (cond (one (make-condition 'store-unavailable :text (bounded-text condition)))
@@ -128,14 +129,14 @@ are later entries of the same revision."
     (end-call (subscription-call subscription) condition)))
 
 (defun wanted-p (subscription change)
-  "True if CHANGE is one that SUBSCRIPTION has yet to send."
+  "True if SUBSCRIPTION must still send CHANGE."
   (if (for-all-p subscription)
       (< (subscription-revision subscription) (pb:change-revision change))
       (< (subscription-number subscription) (pb:change-number change))))
 
 (defun send-waiting (subscription)
-  "Send the waiting changes of SUBSCRIPTION, as many as its peer accepts. Return true if it ends
-with that, since its workflow does. Its lock is held."
+  "Send the waiting changes of SUBSCRIPTION, as many as its peer accepts. Return true if
+SUBSCRIPTION ends with that, because its workflow ends. Its lock is held."
   (loop with queue = (subscription-queue subscription)
         while (and (fifo-items queue)
                    (not (subscription-ended subscription)))
@@ -156,7 +157,7 @@ with that, since its workflow does. Its lock is held."
       (when (sb-thread:with-mutex ((subscription-lock subscription))
               (and (subscription-live subscription) (send-waiting subscription)))
         (end-subscription subscription nil))
-    (status:rpc-error ())))             ; its end is reported otherwise
+    (status:rpc-error ())))             ; the end of the call is reported otherwise
 
 (defun most-waiting (feed)
   "How many changes may wait for a watch of FEED."
@@ -229,15 +230,15 @@ with that, since its workflow does. Its lock is held."
                                   :prefix (node-key node "state" "") :only :puts
                                   :after (store-revision node) :on-end #'end))
           (sb-thread:with-mutex ((feed-lock feed))
-            ;; it may have ended before this thread knew it
+            ;; the watch may have ended before this thread had it
             (unless ended (setf (feed-watch feed) watch))))))
-    ;; a node that closed meanwhile has not seen it
+    ;; a node that closed meanwhile has not seen the watch
     (when (task-queue-closed (node-task-queue node))
       (stop-feed feed)
       (error (stopping-condition)))))
 
 (defun stop-feed (feed)
-  "End FEED. This may wait for its watch."
+  "End FEED. This may wait for the feed's watch."
   (let ((watch (sb-thread:with-mutex ((feed-lock feed)) (shiftf (feed-watch feed) nil))))
     (when watch (etcd:cancel-watch watch))))
 
@@ -247,7 +248,7 @@ with that, since its workflow does. Its lock is held."
     (if end (subseq peer 0 end) peer)))
 
 (defun add-watch (node subscription)
-  "SUBSCRIPTION watches. Signal BACKLOG-FULL if too many do, in all or of its peer's."
+  "SUBSCRIPTION watches. Signal BACKLOG-FULL if there are too many watches, in all or of its peer."
   (let* ((feed (node-feed node))
          (limits (node-limits node))
          (peer (subscription-peer subscription)))
@@ -310,13 +311,14 @@ ends."
                     :prefix (node-key node "index/none") :limit 1 :keys-only t))
 
 (defun reserve-sender (feed)
-  "True if another thread of FEED may wait for the room of a call; it is then counted."
+  "Count one more thread of FEED that waits for room on a call, and return true; return false if no
+more may wait."
   (sb-thread:with-mutex ((feed-lock feed))
     (when (< (feed-senders feed) +most-senders+) (incf (feed-senders feed)))))
 
 (defun send-former (feed subscription change)
   "Send CHANGE, an earlier one, to SUBSCRIPTION; wait for room if necessary. Return false if
-SUBSCRIPTION has ended, or is ended here because too many threads wait for room."
+SUBSCRIPTION has ended, or if this has ended it because too many threads wait for room."
   (let ((call (subscription-call subscription)))
     (handler-case
         (cond ((rpc:try-send call change) t)
@@ -331,7 +333,8 @@ SUBSCRIPTION has ended, or is ended here because too many threads wait for room.
 
 (defun tell-former (node subscription from now)
   "Send SUBSCRIPTION the changes of all workflows from the revision FROM on, by a separate watch.
-This ends with the first change at or after NOW, since which the feed has queued them."
+This ends with the first change at or after NOW, the revision from which the feed has queued
+changes."
   (let ((watch nil) (over nil) (call (subscription-call subscription)))
     (labels ((tell (changes revision)
                (unless over

@@ -5,8 +5,9 @@
 (defstruct (task (:constructor make-task (message until-ns)) (:copier nil))
   "A task that this worker has claimed."
   (message nil :type pb:task :read-only t) ; the node's message
-  (until-ns nil :type (or null (integer 0)) :read-only t) ; when the attempt's time is over
-  (lost nil :type boolean))             ; others have it, or will
+  ;; the time at which the attempt must have ended
+  (until-ns nil :type (or null (integer 0)) :read-only t)
+  (lost nil :type boolean))             ; true: other workers have it, or will get it
 
 (declaim (sb-ext:freeze-type task))
 
@@ -58,12 +59,12 @@ thread."
   (pb:task-fence (task-message task)))
 
 (defun task-attempt (task)
-  "Return how often the step was tried with this attempt, from 1. From any thread."
+  "Return the number of this attempt of the step, from 1. From any thread."
   (pb:task-attempt (task-message task)))
 
 (defun task-losses (task)
-  "Return how often in a row TASK was lost with its worker, from 0. From three on it is done alone:
-it may itself end its workers. From any thread."
+  "Return how often in a row TASK was lost with its worker, from 0. From the third loss on it is
+done alone, since it may itself end its workers. From any thread."
   (pb:task-losses (task-message task)))
 
 (defun task-held-p (task)
@@ -74,13 +75,13 @@ refused, so further work is useless. From any thread."
 
 (define-condition step-failed (clgrpc-error)
   ((text :initarg :text :reader step-failed-text) ; for the history
-   (retry :initarg :retry :reader step-failed-retry-p)) ; another attempt may do better
+   (retry :initarg :retry :reader step-failed-retry-p)) ; true if another attempt may succeed
   (:report (lambda (condition stream) (write-string (step-failed-text condition) stream)))
   (:documentation "The condition that FAIL-STEP signals."))
 
 (defun fail-step (text &key (retry t))
-  "End the attempt that this runs in as failed, because of TEXT, a string. Without RETRY the step is
-not tried again, and its workflow fails. On the thread of the step's function."
+  "End the attempt in which this is called as failed, because of TEXT, a string. Without RETRY the
+step is not tried again, and its workflow fails. On the thread of the step's function."
   (error 'step-failed :text text :retry retry))
 
 (defun continue-as-new (steps &key input timeout)

@@ -1,7 +1,7 @@
 ;;;; Workers: jobs that claim tasks, do them and report the results, and one job that sends
-;;;; heartbeats. Each of the jobs has one task at a time. With its report it asks for the next step
-;;;; of the workflow, if that is of its kinds, or for another ready task, which saves a claim. If
-;;;; there is none, it waits by a claim.
+;;;; heartbeats. Each of the jobs has one task at a time. With its report a job asks for the next
+;;;; step of the workflow, if the step's kind is among its kinds, or for another ready task, which
+;;;; saves a claim. If there is no such task, the job makes a claim, which waits.
 ;;;;
 ;;;; A report that got no answer is sent again until it gets one: the service recognizes it. If the
 ;;;; session is lost, its tasks belong to others, and the worker opens a new session.
@@ -10,7 +10,7 @@
 
 (defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
 (defconstant +first-pause-seconds+ 1/20 "Between tries of a request that a node does not answer.")
-(defconstant +longest-pause-seconds+ 2 "The longest such pause.")
+(defconstant +longest-pause-seconds+ 2 "The longest pause between attempts.")
 (defconstant +alone-seconds+ 30
   "How long a task that must be done alone waits for others to end, before it is given back.")
 (defconstant +closing-seconds+ 2
@@ -21,7 +21,7 @@ lease.")
   "A worker that runs, see START-WORKER. LOCK guards the slots that are not read-only."
   (name "" :type string :read-only t)   ; for people
   (channel nil :read-only t)            ; of the service
-  (functions nil :read-only t)          ; (kind . function or nil), those that it does
+  (functions nil :read-only t)          ; an alist from the kinds that it does to functions or nil
   (seconds 10 :type (integer 2) :read-only t) ; of its sessions
   (on-refused nil :type (or null function) :read-only t) ; of a task and a workflow error
   (on-task-lost nil :type (or null function) :read-only t) ; of a task
@@ -30,14 +30,14 @@ lease.")
   ;; of its heart
   (pauses (loop:make-pauses 1/2 1/2) :read-only t)
   (session nil :type (or null string))  ; its own, while it has one
-  (held '() :type list)                 ; tasks that it does
+  (held '() :type list)                 ; the tasks that it does
   (calls '() :type list)                ; claims that wait
-  (heart-call nil)                      ; by which its heart opens a session now, or nil
+  (heart-call nil)                      ; the call by which its heart opens a session now, or nil
   (stream nil)                          ; the call with its heartbeats, or nil
-  (answer nil)                          ; that has come on it to the last one, or nil
+  (answer nil)                          ; the answer to the last heartbeat on STREAM, or nil
   (attempts '() :type list)             ; tasks that are done beside others
-  (suspects '() :type list)             ; tasks that are to be done alone, or are
-  (alone nil :type (or null task))      ; the one of these that is under way
+  (suspects '() :type list)             ; tasks that must be done alone, including the one under way
+  (alone nil :type (or null task))      ; the one of SUSPECTS that is under way
   (state :open :type (member :open :draining :closed)) ; draining: it claims no more
   ;; where its jobs run
   (background nil :read-only t)
@@ -142,7 +142,7 @@ closes."
                          (not (task-held-p task))))))
 
 (defun open-stream (worker)
-  "Open a stream for the heartbeats of WORKER, in place of the one before. Return it."
+  "Open a stream for the heartbeats of WORKER, in place of the previous one. Return it."
   (drop-stream worker)
   (let ((call (methods:heartbeats (reach-nodes (worker-channel worker)) :open)))
     (with-worker (worker) (setf (worker-stream worker) call))
@@ -201,8 +201,8 @@ another node may take the session. Signal a workflow error."
       (session-lost () (lose-session worker session)))))
 
 (defun beat-seconds (worker)
-  "How long after a heartbeat WORKER makes the next one. A node misses one after half of the
-session's time."
+  "How long after a heartbeat WORKER makes the next one. A node counts a heartbeat as missing after
+half of the session's time."
   (/ (worker-seconds worker) 3))
 
 (defun keep-session (worker)
@@ -210,8 +210,8 @@ session's time."
 again."
   (handler-case (progn (beat worker)
                        (if (worker-session worker) (beat-seconds worker) 0))
-    ;; every error, such as one of the channel's interceptor: without this job the worker would have
-    ;; no session any more
+    ;; every error, such as one of the channel's interceptor, is caught: without this job the worker
+    ;; would have no session any more
     (error (condition)
       (unless (closed-p worker)
         (log-event (if (typep condition 'workflow-error) :warning :error) :workflow-heartbeat
@@ -309,19 +309,19 @@ so that another attempt is useless."
 
 ;;; A task that was lost with its worker again and again may itself end the worker. It is done
 ;;; alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
-;;; meanwhile are given back. An attempt that hangs may never end, so the task is given back if it
-;;; has waited for some time, twice as long after each time, and a task whose attempt is over does
-;;; not count, though its function has not returned.
+;;; meanwhile are given back. An attempt that hangs may never end. So the task is given back if it
+;;; has waited for some time, which doubles with each return. And a task whose time is over does not
+;;; count, even if its function has not returned.
 
 (defun suspect-p (task)
   (<= +free-losses+ (task-losses task)))
 
 (defun alone-wanted-p (worker)
-  "True while WORKER does a task alone, or has to."
+  "True while WORKER does a task alone, or must do so."
   (some #'task-held-p (worker-suspects worker)))
 
 (defun alone-end-ns (task)
-  "The time until which TASK waits to be done alone, half of its own time at most."
+  "The time until which TASK waits to be done alone: at most half of the time of its attempt."
   (let* ((now (loop:world-now)) (until (task-until-ns task))
          (times (expt 2 (min 10 (pb:task-given-back (task-message task)))))
          (wait (seconds-ns (* times +alone-seconds+))))
@@ -365,7 +365,7 @@ so that another attempt is useless."
       (attempt-task worker task)))
 
 (defun do-task (worker message)
-  "Do the task of MESSAGE and report it; then do those that the answers to the reports bring."
+  "Do the task of MESSAGE and report it; then do the tasks in the answers to the reports."
   (loop while message
         do (let* ((timeout (pb:task-timeout-ms message))
                   (task (make-task message (and (plusp timeout)
@@ -396,7 +396,7 @@ so that another attempt is useless."
     call))
 
 (defun claim-one (worker)
-  "Wait for a task. Return its message, or nil if no task arrives for a while, or WORKER is
+  "Wait for a task. Return the task's message, or nil if no task arrives for a while or WORKER is
 stopped."
   (let ((session (await-session worker)))
     (when session
@@ -411,7 +411,7 @@ stopped."
 
 (defun claim-and-do (worker pauses)
   "Run a hand of WORKER once. Return the seconds until it claims again, nil if WORKER is being
-stopped. PAUSES are its own."
+stopped. PAUSES are those of this hand."
   (handler-case (let ((message (claim-one worker)))
                   (loop:forget-failures pauses)
                   (when message (do-task worker message))
@@ -453,8 +453,8 @@ string, is for people. ON-TASK-LOST, a function of a task, is called when the wo
 task under way belongs to others, or has exceeded its longest time, so that its work can be stopped.
 It must not wait, since it runs on the thread that keeps the worker alive. ON-REFUSED, a function of
 a task and a WORKFLOW-ERROR, is called when a report is refused because the task belonged to others.
-A task that was lost three times in a row with its worker is done alone: the worker does no other
-task meanwhile. Nodes need not be reachable yet. Signal MISUSE for an element of KINDS that is not a
+A task that was lost three times in a row with its worker is done alone: meanwhile the worker does
+no other task. Nodes need not be reachable yet. Signal MISUSE for an element of KINDS that is not a
 kind. From any thread; end it with STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
@@ -471,9 +471,9 @@ kind. From any thread; end it with STOP-WORKER."
     worker))
 
 (defun stop-worker (worker &key (drain 10))
-  "Stop WORKER: it claims no more tasks. The present ones have DRAIN seconds to end and to be
-reported; then others get the rest at once. Return true if all have ended. A function that has not
-ended by then continues, and its report is refused. From any thread but the worker's own."
+  "Stop WORKER: it claims no more tasks. The present tasks have DRAIN seconds to end and to be
+reported; then other workers get the rest at once. Return true if all have ended. A function that
+has not ended by then continues, and its report is refused. From any thread but the worker's own."
   (with-worker (worker)
     (when (worker-open-p worker) (setf (worker-state worker) :draining))
     (mapc #'rpc:cancel (worker-calls worker)))
@@ -491,7 +491,7 @@ ended by then continues, and its report is refused. From any thread but the work
       (handler-case (ask-once #'methods:close-session (worker-channel worker)
                               (pb:make-close-session-request :session (worker-session worker))
                               +closing-seconds+)
-        ;; its channel may have been closed before, or an interceptor of that fails
+        ;; the channel may have been closed before, or an interceptor of the channel fails
         (error ())))
     (loop:end-background (worker-background worker) :seconds (if done 60 0))
     done))

@@ -1,14 +1,14 @@
 ;;;; The client's functions of a workflow service. In place of a CHANNEL they accept the service
 ;;;; object itself, within its image, and a router (group-router.lisp). A refusal is a workflow
-;;;; error. A call without an answer can be made again as it is.
+;;;; error. A call that got no answer can be repeated unchanged.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +call-seconds+ 10 "How long a call may take.")
 
 (defconstant +silence-seconds+ 1
-  "After so many seconds of silence a node gets a ping; after as many more it is given up. Its
-connection may remain open although the node hangs.")
+  "After this many seconds of silence a node gets a ping; after as many more seconds it is given up.
+Its connection may remain open although the node hangs.")
 
 (defun reach-nodes (channel)
   "Make CHANNEL, by which nodes are called, detect soon that one of them hangs."
@@ -31,7 +31,7 @@ answered."
 
 (defun ask (stub channel request timeout)
   "The answer of STUB to REQUEST, which may be done twice, within TIMEOUT seconds. If a node is lost
-meanwhile, another one is asked. Signal a workflow error."
+meanwhile, ask another one. Signal a workflow error."
   (let ((end (loop:notice-end (or timeout +call-seconds+))) (failure nil))
     (loop
       (handler-case (return (ask-once stub channel request (loop:seconds-until end)))
@@ -66,9 +66,9 @@ WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun signal-workflow (channel id name payload &key (signal-id "") timeout)
   "Give the workflow ID a signal of NAME, a string, with PAYLOAD, a string, octets, a message or
-nil. PAYLOAD becomes the result of the step that waits for the signal, now or later. With a
-SIGNAL-ID of the caller's choice repeated signals count once. Signal WORKFLOW-CLOSED if the workflow
-has ended, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+nil. PAYLOAD becomes the result of the step that waits for the signal, now or later. Signals with
+the same SIGNAL-ID, a string of the caller's choice, count once. Signal WORKFLOW-CLOSED if the
+workflow has ended, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (funcall (if (string= "" signal-id) #'ask-once #'ask)
            #'methods:signal (route channel id)
            (pb:make-signal-request :id id :name name :payload (payload-octets payload)
@@ -86,9 +86,9 @@ Signal WORKFLOW-CLOSED if it has ended otherwise, or another WORKFLOW-ERROR afte
 
 (defun delete-workflow (channel id &key cancel (reason "") timeout)
   "Remove the workflow ID, which has ended, with its history, payloads and result: its id is free
-again. With CANCEL a running one is cancelled first, because of REASON. Return true if it existed;
-false if not, even if an earlier try of this call has removed it. Signal WORKFLOW-RUNNING, or
-another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+again. If CANCEL is true, a running workflow is cancelled first, because of REASON. Return true if
+the workflow existed; false if not, even if an earlier try of the same call has removed it. Signal
+WORKFLOW-RUNNING, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (pb:delete-reply-deleted
    (ask #'methods:delete (route channel id)
         (pb:make-delete-request :id id :cancel (and cancel t) :reason reason)
@@ -125,15 +125,15 @@ any thread."
 (defstruct (watcher (:copier nil))
   "A watch of changes; see WATCH-WORKFLOW."
   (channel nil :read-only t)            ; of the service
-  (id "" :type string :read-only t)     ; of the workflow; empty: of all
+  (id "" :type string :read-only t)     ; the id of the workflow; empty: all workflows
   (function nil :type function :read-only t) ; of a Change
   (after 0 :type (integer 0))           ; the number of the last change of the workflow told
-  (revision 0 :type (integer 0))        ; from which to go on with all; 0: it has not begun
+  (revision 0 :type (integer 0))        ; of all workflows: where to continue; 0: it has not begun
   (told '() :type list)                 ; (id . number) of changes at REVISION that FUNCTION has got
-  (end-function nil :type (or null function) :read-only t) ; of its end, or nil
+  (end-function nil :type (or null function) :read-only t) ; called at the end, or nil
   (call nil)                            ; while there is one
-  (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; between two of them
-  (ended nil :type boolean)             ; FUNCTION gets nothing more
+  (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; between two calls
+  (ended nil :type boolean)             ; FUNCTION is called no more
   (failure nil :type (or null workflow-error)) ; why, unless its workflow or its user has ended
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
   ;; CALL and ENDED are changed under the lock; ENDED and the first REVISION wake the waiters
@@ -157,8 +157,8 @@ any thread."
       (sb-thread:condition-broadcast (watcher-bell watcher)))))
 
 (defun note-change-of-all (watcher change)
-  "Pass CHANGE, a message of a watch of all workflows, to the function, unless it has got CHANGE
-before."
+  "Pass CHANGE, a message of a watch of all workflows, to the function, unless the function has got
+CHANGE before."
   (let ((key (cons (pb:change-id change) (pb:change-number change)))
         (revision (pb:change-revision change)))
     (unless (or (string= "" (car key))
@@ -170,15 +170,15 @@ before."
     (note-resumption watcher (pb:change-resume-revision change))))
 
 (defun note-change (watcher change)
-  "Pass CHANGE to the function, unless it has got it before."
+  "Pass CHANGE to the function, unless the function has got it before."
   (cond ((of-all-p watcher) (note-change-of-all watcher change))
         ((< (watcher-after watcher) (pb:change-number change))
          (setf (watcher-after watcher) (pb:change-number change))
          (funcall (watcher-function watcher) change))))
 
 (defun follow-call (watcher)
-  "Pass the changes of one call to the function. It ends well with the workflow. Signal a
-WORKFLOW-ERROR, or FUNCTION-FAILED."
+  "Pass the changes of one call to the function. The call ends without an error when the workflow
+ends. Signal a WORKFLOW-ERROR, or FUNCTION-FAILED."
   (with-workflow-errors
     (rpc:with-call (call (methods:watch (reach-nodes (watcher-channel watcher))
                                         (pb:make-watch-request
@@ -196,8 +196,8 @@ WORKFLOW-ERROR, or FUNCTION-FAILED."
   "Parts of the texts by which clgrpc and other gRPC report that a message is too long.")
 
 (defun too-long-p (condition)
-  "True if CONDITION, a workflow error, says that a message is longer than a call accepts. Its
-status alone is not enough: an overloaded node or proxy uses the same one."
+  "True if CONDITION, a workflow error, says that a message is longer than a call accepts. The
+status of CONDITION does not suffice, since an overloaded node or proxy uses the same status."
   (let ((cause (workflow-error-cause condition)))
     (and (eq 'workflow-error (type-of condition))
          cause
@@ -268,11 +268,11 @@ run on a thread of the watch's own. From any thread."
                                :function function :after after :revision revision
                                :end-function on-end))
         (begun nil))
-    ;; a watch that no program gets, since this thread is unwound, ends
+    ;; a watch that is not returned, since this thread is unwound, ends
     (with-undoing ((loop:wake-job (loop:add-job (watcher-background watcher)
                                                 (lambda () (attend-watcher watcher))))
                    (unless begun (leave-watcher watcher)))
-      ;; until it knows where it goes on
+      ;; until it knows where it can continue
       (when (of-all-p watcher)
         (await-watcher watcher timeout (lambda (watcher) (plusp (watcher-revision watcher)))))
       (setf begun t))
@@ -287,8 +287,8 @@ run on a thread of the watch's own. From any thread."
   (loop:end-background (watcher-background watcher) :seconds seconds))
 
 (defun end-watching (watcher)
-  "End WATCHER, of WATCH-WORKFLOW: its functions are called no more once this has returned. From any
-thread; in its function, that call is the last."
+  "End WATCHER, of WATCH-WORKFLOW: after this has returned its functions are not called any more.
+From any thread; if WATCHER's function calls this, that call of the function is the last."
   (leave-watcher watcher 60))
 
 (defun await-end (channel id timeout)
@@ -310,7 +310,7 @@ WORKFLOW-ERROR. From any thread."
     (loop for failure = (await-end channel id (loop:seconds-until end))
           for next = (loop:notice-end (loop:next-pause pauses))
           while failure
-          ;; too many watch: there may be room soon, or at another node
+          ;; too many watches: there may be room soon, or at another node
           do (unless (and (typep failure 'backlog-full) (< next end)) (error failure))
              (loop:world-sleep (loop:seconds-until next)))
     (let* ((reply (workflow-state channel id :result t))

@@ -9,12 +9,12 @@
    (limit :initarg :limit :initform nil :reader workflow-error-limit) ; the name of a limit, or nil
    (most :initarg :most :initform nil :reader workflow-error-most) ; its value
    (actual :initarg :actual :initform nil :reader workflow-error-actual)) ; the value that exceeded
-                                                                          ; it
+                                                                          ; the limit
   (:report (lambda (condition stream)
              (format stream "~A~@[ (~A: ~A at most~@[, not ~A~])~]" (workflow-error-text condition)
                      (workflow-error-limit condition) (workflow-error-most condition)
                      (workflow-error-actual condition))))
-  (:documentation "The workflow service has refused a request, or could not do it."))
+  (:documentation "The workflow service has refused a request, or could not handle it."))
 
 (document-functions
   workflow-error-text "Return the description of the error, a string."

@@ -30,8 +30,8 @@ statuses."
     (if context (trace:traceparent context) "")))
 
 (defun started-reply (node entry request)
-  "The answer to REQUEST, whose workflow exists, in ENTRY. Signal WORKFLOW-EXISTS if it is another
-workflow."
+  "The answer to REQUEST, whose workflow exists, in ENTRY. Signal WORKFLOW-EXISTS if ENTRY is
+another workflow's."
   (begun-alike-p (entry-state entry) request)
   (let ((now (see-state node (pb:start-request-id request))))
     (pb:make-start-reply :state (told-state (cached-state-state now)) :began nil)))
@@ -49,17 +49,17 @@ workflow."
 
 (define-answer methods:start :start (node request)
   (let ((entry (and (backlog-full-p node) (fetch-entry node (pb:start-request-id request)))))
-    ;; a workflow that was begun before there were so many gets the same answer again
+    ;; a repeated request for a workflow that was begun earlier gets the same answer
     (cond (entry (started-reply node entry request))
           (t (check-backlog node)
              (start-anew node request)))))
 
 (defun see-result (node id)
   "The present state of the workflow ID, a cached state, and its last result. Signal
-WORKFLOW-NOT-FOUND if it does not exist."
+WORKFLOW-NOT-FOUND if the workflow does not exist."
   (loop repeat +most-tries+
         do (let* ((now (see-state node id)) (result (fetch-result node (cached-state-state now))))
-             ;; else it has begun again, or was deleted, between the two reads
+             ;; otherwise it has begun again, or was deleted, between the two reads
              (when result (return (values now result))))
         finally (refuse :store-unavailable "too many changes of ~A at once" id)))
 
@@ -119,7 +119,8 @@ of STATE or to a run since then."
                         (new-signal-id node)
                         (check-name own-id "the id of a signal"))))
     (check-payload (node-limits node) (length payload) "a signal")
-    (handler-bind ((workflow-error      ; it may have come before, and be why others are refused
+    ;; the signal may have come before, and may itself be the reason for the refusal
+    (handler-bind ((workflow-error
                      (lambda (condition)
                        (when (and (typep condition '(or workflow-closed backlog-full))
                                   (string/= "" own-id)
@@ -147,7 +148,7 @@ of STATE or to a run since then."
   (pb:make-cancel-reply))
 
 (defun cancel-if-running (node id reason)
-  "The workflow ID is cancelled, because of REASON, unless it has ended."
+  "Cancel the workflow ID, because of REASON, unless it has ended."
   (change-workflow node id
                    (lambda (draft)
                      (and (running-p (draft-state draft)) (cancel-state draft reason)))))
@@ -196,7 +197,7 @@ of STATE or to a run since then."
 
 (defun checked-kinds (node call kinds)
   "KINDS, a vector, without duplicates; the peer of CALL may work on tasks of these kinds at NODE.
-Refuse too many before anything else is done: a message has room for a million."
+Refuse too many kinds before anything else is done: a message has room for a million."
   (let ((count (length kinds)))
     (when (> count +most-payloads+)
       (refuse-size :too-large :kinds +most-payloads+ count "too many kinds"))
@@ -216,9 +217,9 @@ Refuse too many before anything else is done: a message has room for a million."
          (kinds (kinds-claimed node call request))
          (count (max 1 (min (pb:claim-request-max-tasks request)
                             (limits-max-tasks (node-limits node)))))
-         ;; a handler that calls this method itself has no call that could wait
+         ;; without a call, as when a handler calls this method itself, nothing can wait
          (wait (if call (min (pb:claim-request-wait-ms request) +longest-wait-ms+) 0)))
-    (session-key node session)          ; is it a name?
+    (session-key node session)          ; checks that it is a name
     (check-owner call session)
     (check-held node session)
     (let* ((seen (arrivals-now (node-task-queue node) kinds))
@@ -253,8 +254,8 @@ still has it."
 
 (defun check-reporter (node call draft request)
   "Signal ACCESS-DENIED if a peer other than CALL's has claimed the task that REQUEST, the
-ReportRequest of CALL, reports. Signal it also if the report is recorded already and CALL's peer may
-not work on that task at NODE."
+ReportRequest of CALL, reports. Signal ACCESS-DENIED also if the report is recorded already and
+CALL's peer may not work on that task at NODE."
   (let* ((state (draft-state draft)) (fence (pb:report-request-fence request))
          (kind (recorded-kind state fence)))
     (when kind (check-access node :work call kind))
@@ -264,8 +265,9 @@ not work on that task at NODE."
 
 ;;; A worker whose report leaves it without a task gets another one with the answer, if it asks for
 ;;; that and there is one. It is claimed while the report is put, often by the same request to the
-;;; store, in a transaction of its own. A worker that does not get the answer does not say that it
-;;; holds the task, and so others get it, as with the answer to a claim.
+;;; store, in a transaction of its own. A worker that does not get the answer does not say in its
+;;; heartbeats that it holds the task, so other workers get the task, as with a lost answer to a
+;;; claim.
 
 (defun ready-known-p (node kinds)
   "True if NODE knows of a task of one of KINDS that can be claimed."
@@ -288,7 +290,7 @@ or an empty list if there is none."
     future))
 
 (defun tasks-claimed (future)
-  "The value of FUTURE, of BEGIN-CLAIM, once it has one; nothing if FUTURE is nil."
+  "The value of FUTURE, of BEGIN-CLAIM, once it has one; the empty list if FUTURE is nil."
   (handler-case (and future (loop:await future :timeout +longest-commit-seconds+))
     ;; the store's client was closed meanwhile
     (loop:await-timeout () '())))
@@ -317,7 +319,7 @@ or an empty list if there is none."
                     (setf claims (claim-next draft (pb:report-request-fence request) session
                                              kinds)))
                   t))
-              ;; a session that has ended gets nothing more; its report counts all the same
+              ;; a session that has ended gets no further task, but its report counts
               :conditions (lambda (draft)
                             (declare (ignore draft))
                             (cond (claims (list (list :present (session-key node session))))
@@ -338,7 +340,7 @@ or an empty list if there is none."
                     (setf next (first (tasks-claimed other))
                           other nil)))
              (pb:make-report-reply :next next))
-        ;; the report was refused, its worker has gone, or it has the next step after all
+        ;; the report was refused, or its worker has gone, or the worker has the next step after all
         (return-tasks node (tasks-claimed other))))))
 
 (defmethod server:note-server-started ((node workflow-service) server)

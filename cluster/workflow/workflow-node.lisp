@@ -1,6 +1,7 @@
 ;;;; A node serves the service. It has the store, the limits, and the data that its jobs share: the
 ;;;; task queue, where claims wait for tasks; the wakeup of its keeper; the timer queue. None of
-;;;; this decides about a workflow: a node may die at any moment, and others continue.
+;;;; these data are needed for decisions about a workflow: a node may die at any moment, and others
+;;;; continue.
 
 (in-package #:clgrpc.workflow)
 
@@ -33,14 +34,14 @@ waiting is removed at once."
   ;; ids that this node is about to claim, and the kind of each; nil once it cannot be claimed any
   ;; more
   (taken (make-hash-table :test 'equal) :read-only t)
-  (closed nil :type boolean))           ; nothing is to wait here any more
+  (closed nil :type boolean))           ; true: no claim may wait here any more
 
 (defstruct (wakeup (:copier nil))
   "The wakeup of the keeper. LOCK guards the rest."
   (lock (sb-thread:make-mutex :name "clgrpc workflow wakeup") :read-only t) ; of all below
   (ended '() :type list)                ; sessions that have ended, to be looked at
   (newcomer nil :type boolean)          ; a node has come, which does not know our date
-  (lost-watch t :type boolean))         ; there is no watch of the index, or none any more
+  (lost-watch t :type boolean))         ; true while there is no watch of the index
 
 (defstruct (timer-queue (:copier nil))
   "The next due time of each shard."
@@ -48,13 +49,13 @@ waiting is removed at once."
   ;; by shard: the next due time by the nodes' date, as far as the watch of the index has reported
   ;; it; nil for never
   (times (make-array +shards+ :initial-element nil) :type simple-vector :read-only t)
-  ;; by shard: a job is handling its due events
+  ;; by shard: true while a job handles its due events
   (busy (make-array +shards+ :initial-element nil) :type simple-vector :read-only t)
-  (own '() :type list))                 ; the shards that are this node's, numbers
+  (own '() :type list))                 ; the numbers of the shards that this node has
 
 (defstruct (membership (:copier nil))
   "A node's membership among the nodes of its namespace. Only the keeper uses it."
-  (lease nil :type (or null etcd:lease)) ; of its entry, once it has one
+  (lease nil :type (or null etcd:lease)) ; the lease of its entry, once it has one
   (told-ms nil :type (or null integer)) ; its machine's date when it last reported it,
   (told-steady-ms 0 :type integer))     ; and when that was
 
@@ -71,26 +72,28 @@ lock guards the slots that change."
   (renewed-ms 0 :type integer)          ; when the renewal was asked for that was answered last
   ;; heads of the SESSION-RECORDs of the sessions: first that of which was heard least recently;
   (records (make-ring) :type ring :read-only t)
-  (silent (make-ring) :type ring :read-only t)) ; and those that are to get leases of their own
+  ;; and the records of those that must get leases of their own
+  (silent (make-ring) :type ring :read-only t))
 
 (defstruct (heartbeat-stream (:constructor make-heartbeat-stream (&optional call)) (:copier nil))
   "A stream of heartbeats at a node."
   (call nil :read-only t)               ; the call, or nil in tests
-  (session "" :type string)             ; whose heartbeats came on it
-  (busy nil :type boolean))             ; a heartbeat on it is being answered
+  (session "" :type string)             ; the session whose heartbeats came on it
+  (busy nil :type boolean))             ; true while a heartbeat on it is being answered
 
 (defstruct (session-record (:include ring) (:constructor %make-session-record (name))
                            (:copier nil))
-  "A session that is open, or about to be, as far as a node knows. It is in the ring of the node's
-lease that its key ends with, if that is one of the node's. The node's lock guards the slots that
-change."
+  "A session that is open, or about to be, as far as a node knows. It is in the ring of the lease
+with which the session's key ends, if that is one of this node's leases. The node's lock guards the
+slots that change."
   (name "" :type string :read-only t)   ; of the session
-  (open nil :type boolean)              ; it is in the store; or else it is being opened here
-  (revision 0 :type (integer 0))        ; at which its key was changed last
+  (open nil :type boolean)              ; true: it is in the store; false: it is being opened here
+  (revision 0 :type (integer 0))        ; the revision of the last change of its key
   (session-lease nil :type (or null session-lease)) ; the node's, with which its key ends, or nil
   ;; on which a heartbeat came for which this node has begun to keep the session; nil after doubts
   (stream nil :type (or null heartbeat-stream))
-  (heard-ms 0 :type integer))           ; when this node heard of its worker last, by STEADY-MS
+  ;; the time of its worker's last heartbeat at this node, by STEADY-MS
+  (heard-ms 0 :type integer))
 
 (defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind shard revision))
                        (:copier nil))
@@ -98,7 +101,7 @@ change."
   (id "" :type string :read-only t)     ; of its workflow
   (kind "" :type string :read-only t)   ; of the task
   (shard 0 :type index :read-only t) ; of the workflow
-  (revision 0 :type (integer 0) :read-only t)) ; since which it can be claimed
+  (revision 0 :type (integer 0) :read-only t)) ; the revision since which it can be claimed
 
 (defstruct (ready-list (:copier nil))
   "The tasks that can be claimed. LOCK guards the rest."
@@ -112,8 +115,9 @@ change."
 (defstruct (usage (:copier nil))
   "How much of the store is in use, as far as a node knows. LOCK guards the rest."
   (lock (sb-thread:make-mutex :name "clgrpc workflow usage") :read-only t) ; of all below
-  (octets nil :type (or null (integer 0))) ; in use, when the store was asked last; nil: unknown
-  (quota nil :type (or null (integer 1))) ; that the store says it has, if it does
+  ;; octets in use when the store was last asked; nil: unknown
+  (octets nil :type (or null (integer 0)))
+  (quota nil :type (or null (integer 1))) ; the quota that the store reports, or nil
   (added 0 :type (integer 0)))          ; octets that this node has put since
 
 (defstruct (retention (:copier nil))
@@ -123,7 +127,7 @@ LOCK guards SUMS and LOST."
   ;; by period: the sum of the octets of the workflows that began in it
   (sums (make-hash-table :test 'equal) :type hash-table :read-only t)
   (lost nil :type boolean)              ; SUMS do not follow the store any more
-  (watch nil)                           ; that SUMS follow, or nil; the keeper's
+  (watch nil)                           ; the watch that SUMS follow, or nil; the keeper's
   (vain-checks 0 :type index))          ; checks in a row without progress of WATCH; the keeper's
 
 (defstruct (feed (:copier nil))
@@ -134,7 +138,7 @@ change."
   (watch nil)                           ; of the store, once a client has watched, or nil
   ;; SUBSCRIPTIONs by the id of their workflow; "" for all
   (subscriptions (make-hash-table :test 'equal) :type hash-table :read-only t)
-  (count 0 :type index)                 ; how many these are
+  (count 0 :type index)                 ; the number of these subscriptions
   (senders 0 :type index)               ; threads that wait for room to send earlier changes
   ;; likewise by whose they are
   (peers (make-hash-table :test 'equal) :type hash-table :read-only t))
@@ -155,7 +159,7 @@ change."
    (timer-queue :initform (make-timer-queue) :reader node-timer-queue) ; of the timers
    (timers :initform '() :accessor node-timers) ; jobs that do due items
    (membership :initform (make-membership) :reader node-membership) ; of the namespace's nodes
-   (running :initform 0 :accessor node-running) ; workflows, when they were counted last
+   (running :initform 0 :accessor node-running) ; the number of running workflows at the last count
    (ready :initform 0 :accessor node-ready) ; tasks that no worker has claimed, likewise
    (count-seconds :initform 0 :accessor node-count-seconds) ; that this took
    (usage :initform (make-usage) :reader node-usage) ; in the store
@@ -178,7 +182,8 @@ change."
    (stuck :initform (make-hash-table :test 'equal :synchronized t) :reader node-stuck)
    ;; CACHED-STATEs
    (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent)
-   (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
+   ;; the octets of all of RECENT, under its lock
+   (recent-octets :initform 0 :accessor node-recent-octets)
    (renewers :initform '() :accessor node-renewers) ; jobs for its SESSION-LEASEs
    (feed :initform (make-feed) :reader node-feed) ; of the watches
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
@@ -221,12 +226,12 @@ change."
 
 (defun node-now (node)
   "The nodes' date at NODE, in milliseconds since 1970."
-  ;; one that has no jobs is alone
+  ;; a node without jobs is alone
   (when (node-keeper node) (ensure-date node))
   (date-now (node-dates node)))
 
 (defun node-sessions (node)
-  "How many sessions are open, as far as NODE knows: those of its own at once."
+  "How many sessions are open, as far as NODE knows; it knows of its own at once."
   (sb-thread:with-mutex ((node-lock node)) (hash-table-count (node-session-records node))))
 
 (defun session-owner (session)
@@ -304,8 +309,8 @@ one."
   nil)
 
 (defun check-sessions-of (node owner)
-  "Signal BACKLOG-FULL if OWNER, unless it is empty, has the most sessions that it may have. The
-lock is held."
+  "Signal BACKLOG-FULL if OWNER, unless it is empty, already has as many sessions as it may have.
+The lock is held."
   (let ((most (limits-max-sessions-per-identity (node-limits node)))
         (count (gethash owner (node-owners node) 0)))
     (when (<= most count)
@@ -347,7 +352,7 @@ lock is held."
 
 (defun map-though-full (function list)
   "Call FUNCTION with each element of LIST, even after the store was too full for one; in that case
-signal SPACE-EXCEEDED at the end. So removals are done that come after a put, and make room for it."
+signal SPACE-EXCEEDED at the end. So removals that come after a put are done, and make room for it."
   (let ((full nil))
     (dolist (item list)
       (handler-case (funcall function item)
@@ -361,7 +366,7 @@ signal SPACE-EXCEEDED at the end. So removals are done that come after a put, an
 ;;; A workflow that cannot be changed, because of its data in the store or for a fault of ours,
 ;;; delays no other: it is left alone for a while, and tried again.
 
-(defconstant +stuck-seconds+ 10 "How long a workflow is left alone that could not be changed.")
+(defconstant +stuck-seconds+ 10 "How long a workflow that could not be changed is left alone.")
 (defconstant +most-stuck+ 10000 "How many such workflows a node remembers.")
 
 (defun note-stuck (node id condition)
@@ -379,7 +384,7 @@ signal SPACE-EXCEEDED at the end. So removals are done that come after a put, an
              (progn (remhash id (node-stuck node)) nil)))))
 
 (defun count-stuck (node)
-  "How many workflows NODE leaves alone."
+  "The number of workflows that NODE leaves alone."
   (let ((stuck (node-stuck node)) (now (loop:world-now)))
     (sb-ext:with-locked-hash-table (stuck)
       (loop for until being the hash-values of stuck count (< now until)))))
@@ -399,7 +404,7 @@ An error of this workflow is logged, and nil returned; an error of the store is 
          (workflow-refusal (condition) (note-stuck ,node ,id condition) nil)))))
 
 (defun stopping-condition ()
-  "The condition of calls that a node does not answer, since it stops."
+  "The condition that ends calls which a node does not answer because it stops."
   (make-condition 'store-unavailable :text "the node is stopping"))
 
 (defmacro while-open ((node) &body body)

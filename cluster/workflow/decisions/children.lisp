@@ -1,11 +1,11 @@
-;;;; Children: workflows that a step starts. Such a step forks, since all of its children are begun;
-;;;; and joins, since it is done when all have ended. These are decisions like those in
-;;;; decision.lisp: they do not read the store.
+;;;; Children: workflows that a step starts. Such a step is a fork, since it begins all of its
+;;;; children, and a join, since it is done when all of them have ended. These are decisions like
+;;;; those in decision.lisp: they do not read the store.
 ;;;;
 ;;;; 1. When the step begins its state is :starting: a node has the errand to begin the children.
 ;;;; 2. The node begins the next of the children and notes them in the parent, in one transaction.
-;;;;    So each is begun once, and none after the parent has ended. When all are, the step is
-;;;;    :joining.
+;;;;    So each child is begun once, and no child after the parent has ended. When all children are
+;;;;    begun, the step is :joining.
 ;;;; 3. The end of a child is an errand: it is reported to the parent. The parent notes each child's
 ;;;;    end once, with a copy of its result. The last end makes the result of the step from the
 ;;;;    results of all.
@@ -60,8 +60,8 @@ ORIGIN. INPUT, octets, is its input unless it has an input of its own."
     t))
 
 (defun former-child-p (state child)
-  "True if the workflow of STATE has ended and was this same child, of which CHILD is a draft, of a
-former workflow with the parent's id."
+  "True if the workflow of STATE has ended and was the same child as CHILD, a draft, but of a former
+workflow with the parent's id."
   (let ((former (pb:workflow-state-parent state))
         (parent (pb:workflow-state-parent (draft-state child))))
     (and former
@@ -80,7 +80,7 @@ former workflow with the parent's id."
 
 (defstruct (child-end (:constructor make-child-end (place origin result)) (:copier nil))
   "The report that a child has ended."
-  (place 0 :type (integer 0) :read-only t) ; of the child in its step
+  (place 0 :type (integer 0) :read-only t) ; the place of the child in its step
   (origin 0 :type (integer 0) :read-only t) ; of the child
   (result nil :type pb:child-result :read-only t)) ; its result
 
@@ -94,13 +94,13 @@ former workflow with the parent's id."
          (= (child-end-origin end) (pb:child-state-origin (elt children place))))))
 
 (defun ends-to-note (state number ends)
-  "The ends for which STATE waits, of the list ENDS of CHILD-ENDs of the step NUMBER."
+  "Those of ENDS, a list of CHILD-ENDs of the step NUMBER, for which STATE waits."
   (let ((step (state-step state)))
     (and (running-p state) step (= number (pb:step-state-number step))
          (remove-if-not (lambda (end) (child-end-wanted-p step end)) ends))))
 
 (defun joined-by-p (state number ends)
-  "True if the step NUMBER of STATE is done once ENDS are noted."
+  "True if noting ENDS completes the step NUMBER of STATE."
   (let ((step (state-step state)) (new (ends-to-note state number ends)))
     (and new (eq :joining (pb:step-state-status step))
          (= (length new)
@@ -177,7 +177,8 @@ is an alist of places and ChildResults of the children whose ends were noted bef
 
 (defun end-errands (draft)
   "The errands for nodes that arise because DRAFT ends its workflow: an alist of their names and of
-texts. A text has all that the errand needs, so that it can be done after the workflow is deleted."
+texts. Each text has all data that its errand needs, so that the errand can be done after the
+workflow is deleted."
   (let* ((state (draft-state draft)) (old (draft-old draft))
          (parent (pb:workflow-state-parent state))
          (left (children-left state)))
@@ -189,7 +190,7 @@ texts. A text has all that the errand needs, so that it can be done after the wo
 
 (defun cancel-child (draft id number last)
   "The workflow ID has ended before the children of its step NUMBER. If the workflow of DRAFT is one
-of them, with the origin LAST or an earlier one, cancel it."
+of these children, with the origin LAST or an earlier one, cancel it."
   (let* ((state (draft-state draft)) (parent (pb:workflow-state-parent state)))
     (when (and (running-p state) parent (string= id (pb:parent-id parent))
                (= number (pb:parent-step parent))

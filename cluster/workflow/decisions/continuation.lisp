@@ -5,8 +5,8 @@
 ;;;; Fences, and the numbers of steps and changes, continue to grow, so data of an earlier run are
 ;;;; never mistaken for those of this one. The keys of a run's payloads contain its number. The
 ;;;; transaction that begins the next run removes the payloads and the history of the previous one.
-;;;; Two kinds of signals stay: those that no step has waited for yet, and all others of the last
-;;;; eight runs that got signals, so that a repeated signal counts once.
+;;;; Two kinds of signals are kept: those that no step has waited for yet; and all other signals of
+;;;; the last eight runs that got any, so that a repeated signal counts once.
 
 (in-package #:clgrpc.workflow)
 
@@ -20,8 +20,8 @@ STEP is removed."
        (pb:step-state-recorded step)))
 
 (defun last-reports (state)
-  "The last reports that are recorded in STATE, up to the number that is kept, with the kinds of
-their tasks."
+  "The last reports that are recorded in STATE, at most +MOST-RECORDED+, with the kinds of their
+tasks."
   (let ((recorded (sort (concatenate 'list (pb:workflow-state-former-reports state)
                                      (loop for step across (pb:workflow-state-steps state)
                                            append (step-reports step)))

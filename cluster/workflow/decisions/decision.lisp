@@ -1,22 +1,22 @@
 ;;;; Decisions: from a state and an event to the next state. Each of these functions takes a draft,
 ;;;; which contains the state, the time and a random number, and an event. It changes the draft and
 ;;;; returns true; or returns false, because the event has happened before and nothing changes; or
-;;;; signals the workflow error that refuses the event. None of them uses the store, a clock or a
+;;;; signals the workflow error that refuses the event. No decision uses the store, a clock or a
 ;;;; thread, so tests/cluster/workflow can run them in any order.
 ;;;;
 ;;;; The invariants:
 ;;;;
 ;;;; - The step under way is the first that is not done. Steps before it never change again.
 ;;;; - Every claim has a fence above all earlier fences, even those of a deleted workflow with the
-;;;;   same id: it is at least the store's revision of the state from which it is made. By induction
-;;;;   a fence is at most the revision of the transaction that stores it, so a later workflow begins
-;;;;   above it.
+;;;;   same id: a fence is at least the store's revision of the state from which it is made. By
+;;;;   induction a fence is at most the revision of the transaction that stores it, so a later
+;;;;   workflow begins above it.
 ;;;; - A report is accepted once, and only if its fence is that of the claim in force. Fence and
 ;;;;   digest are kept with the step, so a repetition of the report is recognized, and any other
 ;;;;   report is refused. So each acknowledged report is the recorded one. If the next step was
 ;;;;   claimed with the report, the fence of that claim is kept, too. A repetition of the report is
-;;;;   answered with that claim, and with no later one, which belongs to another thread of the same
-;;;;   session.
+;;;;   answered with that claim and never with a later claim, which would belong to another thread
+;;;;   of the same session.
 ;;;; - A workflow that has ended does not change any more, until it is deleted.
 
 (in-package #:clgrpc.workflow)
@@ -104,14 +104,14 @@ STEP has produced the payload at KEY, OCTETS long, which is the next task's inpu
                      :key #'pb:pending-signal-name :test #'string=)))))
 
 (defun put-off-step (draft step)
-  "Make STEP, which is done as soon as it begins, current, and leave its completion to another
+  "Make STEP, which is done as soon as it begins, current, and leave its completion to a separate
 change, which is due now."
   (setf (pb:step-state-begun-unix-ms step) (draft-now draft)
         (pb:step-state-status step) :timing
         (pb:step-state-due-unix-ms step) (draft-now draft)))
 
 (defun begin-step (draft step)
-  "Begin STEP. Return true if it is done already."
+  "Begin STEP. Return true if STEP is done already."
   (let ((definition (pb:step-state-step step)) (now (draft-now draft)))
     (setf (pb:step-state-begun-unix-ms step) now)
     (ecase (pb:step-action-case definition)
@@ -137,8 +137,8 @@ change, which is due now."
        nil))))
 
 (defun advance (draft)
-  "Begin the current step, and those after it as long as each is done at once, up to the number that
-one change may do. If none is left, the workflow is completed."
+  "Begin the current step, and further steps as long as each is done at once, up to the number that
+one change may do. If no step is left, the workflow is completed."
   (loop for passed from 0
         for step = (draft-step draft)
         while (and step
@@ -149,7 +149,8 @@ one change may do. If none is left, the workflow is completed."
         finally (unless step (end-workflow draft :completed ""))))
 
 (defun pass-due-step (draft step)
-  "The time of STEP has come: its own, or that of the change to which it was put off."
+  "The time of STEP has come: the time of STEP itself, or that of the change to which its completion
+was left."
   (setf (pb:step-state-due-unix-ms step) 0)
   (if (eq :signal (pb:step-action-case (pb:step-state-step step)))
       (begin-step draft step)
@@ -235,8 +236,8 @@ steps. WHAT names the payloads in the error."
 
 (defun digest (&rest things)
   "The MD5 digest of THINGS, octets, strings and messages, each preceded by its length. The check
-for repeated requests relies on this: from one value it is infeasible to find another with the same
-digest."
+for repeated requests relies on this: given one value, it is infeasible to find another value with
+the same digest."
   (sb-md5:md5sum-sequence
    (apply #'concatenate 'octets
           (loop for thing in things
@@ -273,8 +274,8 @@ parent, if it is a child."
     draft))
 
 (defun begun-alike-p (state request)
-  "True if REQUEST has started the workflow of STATE. Signal WORKFLOW-EXISTS if another request has
-started it."
+  "True if REQUEST has started the workflow of STATE. Signal WORKFLOW-EXISTS if a different request
+has started it."
   (or (equalp (digest request) (pb:workflow-state-digest state))
       (refuse :workflow-exists "another workflow has the id ~A" (pb:workflow-state-id state))))
 
@@ -327,7 +328,7 @@ recorded, or its kind is not kept any more."
             ((and former (string/= "" (pb:recorded-kind former))) (pb:recorded-kind former))))))
 
 (defun leave-claim (draft step status &key (due 0))
-  "The claim of STEP is over, and it gets STATUS."
+  "The claim of STEP is over; STEP gets STATUS."
   (setf (pb:workflow-state-session (draft-state draft)) ""
         (pb:step-state-status step) status
         (pb:step-state-due-unix-ms step) due))
@@ -369,10 +370,10 @@ last attempt failed. If no more attempts are allowed, the step fails."
            (pause-step draft step (pb:step-state-attempts step)))))
 
 (defun undo-claim (draft step)
-  "Undo the claim of STEP, which has ended without a result, as far as is known through no fault of
-STEP: it does not count as an attempt. Other workers get the step: the first few times in a row at
-once, then after pauses. So a task that ends its workers does not stay among their tasks, and a task
-that all workers give back is not passed around for ever."
+  "Undo the claim of STEP, which has ended without a result, probably through no fault of STEP; so
+the claim does not count as an attempt. Other workers get the step: the first few times in a row at
+once, then after pauses. So a task that ends its workers is seldom among their other tasks, and a
+task that all workers give back is not passed around all the time."
   (decf (pb:step-state-attempts step))
   (let ((count (- (+ (pb:step-state-losses step) (pb:step-state-given-back step))
                   +free-losses+)))
@@ -384,7 +385,7 @@ that all workers give back is not passed around for ever."
 
 (defun check-fence (draft fence digest)
   "True if the report with FENCE and DIGEST is to be accepted, false if it was accepted before.
-Signal a workflow error that refuses it."
+Signal a workflow error if the report must be refused."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (recorded (recorded-report state fence)))
     (cond (recorded
@@ -414,8 +415,8 @@ one of KINDS."
       t)))
 
 (defun next-claim (state fence)
-  "The fence of the claim that was made with the report of FENCE and is still in force in STATE, or
-nil."
+  "The fence of the claim that was made together with the report of FENCE, if it is still in force
+in STATE; else nil."
   (let* ((recorded (recorded-report state fence))
          (next (if recorded (pb:recorded-next-fence recorded) 0)))
     (and (plusp next) (fence-in-force-p state next) next)))
@@ -450,7 +451,7 @@ too."
         t))))
 
 (defun give-back (draft fence)
-  "The worker that has the claim FENCE does not do it. This does not count as an attempt."
+  "The worker that has the claim FENCE does not do the task. This does not count as an attempt."
   (let ((digest (digest "given back")))
     (when (check-fence draft fence digest)
       (let ((step (draft-step draft)))
@@ -466,10 +467,10 @@ too."
        (string= session (pb:workflow-state-session state))))
 
 (defun lose-claim (draft session fence)
-  "Take the claim FENCE, or any claim if that is nil, from SESSION, which has ended or does not know
-of it, so that others get the task. This does not count as an attempt, since a worker may lose many
-tasks at once. But a step that is lost again and again fails, since it may be what ends its
-workers."
+  "Take the claim FENCE, or any claim if FENCE is nil, from SESSION, which has ended or does not
+know of the claim, so that other workers get the task. This does not count as an attempt, since a
+worker may lose many tasks at once. But a step that is lost again and again fails, since the step
+itself may end its workers."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (and (held-by-p state session)
                (or (null fence) (= fence (pb:workflow-state-fence state))))
@@ -484,8 +485,8 @@ workers."
       t)))
 
 (defun attempt-limit-ms (step limits)
-  "How long an attempt of STEP, a StepState, may take, by the step itself or else by LIMITS; or
-nil."
+  "How long an attempt of STEP, a StepState, may take, according to the step itself or else to
+LIMITS; nil without a limit."
   (let ((own (pb:step-attempt-timeout-ms (pb:step-state-step step)))
         (seconds (limits-attempt-seconds limits)))
     (cond ((plusp own) own)
@@ -574,8 +575,8 @@ event)."
                                    (:timing :done))))))))
 
 (defun next-time (state)
-  "Two values: the next time at which an event of STATE is due without a call, in milliseconds since
-1970, or nil; and that event."
+  "Two values: the next time, in milliseconds since 1970, at which an event of STATE is due without
+a call, or nil; and that event."
   (if (running-p state)
       (let ((first nil))
         (dolist (time (step-times state (state-step state)) (values (car first) (cdr first)))
@@ -623,7 +624,7 @@ Return DRAFT."
     (when (running-p state)
       (handler-case (check-state draft)
         (too-large (condition)
-          ;; nothing is there yet that could fail
+          ;; a new workflow does not exist yet, so it cannot fail
           (unless (draft-old draft) (error condition))
           (fail-at-step draft (draft-step draft)
                         (bounded-text condition :limit +longest-text+)))))

@@ -39,7 +39,7 @@
     step))
 
 (defun type-of-steps (steps)
-  "The type of a workflow of STEPS, a list or the name of a workflow, if the user gives no type."
+  "The type of a workflow of STEPS, a list or the name of a workflow, if its user gives no type."
   (if (and steps (symbolp steps)) (string-downcase steps) ""))
 
 (defun child-of (steps &key type (input nil input-p) timeout)
@@ -117,10 +117,9 @@ one of these lists:
    for a worker; a string is a task of that kind. The task gets INPUT, a string, or by default the
    result of the previous step. It is tried ATTEMPTS times (10), with pauses of BACKOFF seconds
    (1), then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take
-   ATTEMPT-TIMEOUT seconds, by default as many as the nodes let it (an hour);
- (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
- (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is
-   its result;
+   ATTEMPT-TIMEOUT seconds, by default the limit of the nodes (an hour); (:wait SECONDS &key name),
+   from when it begins, or (:until UNIX-SECONDS &key name); (:signal NAME &key name timeout), until
+   SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is its result;
  (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its own, a child,
    until all have ended;
  (:child STEPS &key type input timeout name failures abandon), one child, whose STEPS are a list or
@@ -132,7 +131,7 @@ a CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is ca
 fails; with FAILURES :report it succeeds, and its result contains the failure. Children are
 cancelled when their parent ends first, unless ABANDON is true. A step that takes longer than
 TIMEOUT seconds fails, and so does its workflow. START-WORKFLOW accepts NAME; a workflow that was
-started keeps the steps that it was started with. Signal MISUSE for a form that is not a step."
+started keeps the steps with which it was started. Signal MISUSE for a form that is not a step."
   `(progn
      (setf (gethash ',name **workflows**) (mapcar #'step-of ',steps))
      ',name))

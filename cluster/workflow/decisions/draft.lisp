@@ -6,11 +6,11 @@
 (defstruct (draft (:constructor %make-draft) (:copier nil))
   "A change of a workflow that is being made up."
   (old nil :type (or null pb:workflow-state) :read-only t) ; as it is in the store, or nil
-  (revision 0 :type (integer 0) :read-only t) ; of the store, at which OLD has come to be; 0: none
-  (state nil :type pb:workflow-state :read-only t) ; as it is to be
+  (revision 0 :type (integer 0) :read-only t) ; the store's revision of OLD; 0 if OLD is nil
+  (state nil :type pb:workflow-state :read-only t) ; the next state
   (now 0 :type (integer 0) :read-only t) ; the time, in milliseconds since 1970
   (chance 0 :type (real 0 1) :read-only t) ; for pauses
-  (limits nil :type limits :read-only t) ; of the node that makes it
+  (limits nil :type limits :read-only t) ; the limits of the node that makes it
   (events '() :type list)               ; Events, the last one first
   (payloads '() :type list)             ; an alist of keys below data/ID/ and octets
   (small '() :type list)                ; likewise, of the payloads that STATE has itself
@@ -20,7 +20,7 @@
   (removals '() :type list)
   (octets nil :type (or null octets))   ; the layout of STATE in the store, once the draft is
                                         ; finished
-  (forgotten nil :type boolean))        ; nothing of the workflow is to be left
+  (forgotten nil :type boolean))        ; true: nothing of the workflow remains
 
 (declaim (sb-ext:freeze-type draft))
 
@@ -43,7 +43,8 @@
         (draft-events draft)))
 
 (defun add-small-payload (draft key octets)
-  "As ADD-PAYLOAD, for few OCTETS, which STATE contains itself; once if STATE has the same."
+  "As ADD-PAYLOAD, for few OCTETS, which STATE contains itself; only once if STATE already has the
+same octets."
   (let* ((state (draft-state draft)) (payloads (pb:workflow-state-payloads state))
          (same (find octets payloads :key #'pb:payload-octets :test #'equalp)))
     (cond (same (pb:payload-key same))
@@ -70,7 +71,7 @@ octets. Return their key, or \"\" for no octets."
 
 (defun note-removal (draft name)
   "Plan to remove, with DRAFT, payloads of its workflow: the one at NAME below data/ID/ or, if NAME
-ends with a slash, all whose keys begin with it."
+ends with a slash, all payloads whose keys begin with NAME."
   (let ((key (key "" "data" (pb:workflow-state-id (draft-state draft)) name)))
     (push (cons key (if (uiop:string-suffix-p key "/")
                         (key-behind key)
@@ -101,8 +102,8 @@ ends with a slash, all whose keys begin with it."
                     :status (pb:workflow-state-status state))))
 
 (defun note-change-made (draft)
-  "The Change that DRAFT makes is the last of its state's. If the changes before it are many, they
-get a key of their own. The revision at which the previous change was made is known by now."
+  "The Change that DRAFT makes is the last of its state's. If many changes are before it, these get
+a key of their own. The revision at which the previous change was made is known by now."
   (let* ((state (draft-state draft)) (changes (coerce (pb:workflow-state-changes state) 'list)))
     (when changes
       (setf (pb:change-revision (first (last changes))) (draft-revision draft)))

@@ -1,4 +1,4 @@
-;;;; Which steps a node accepts from its users. Steps that start children have steps in turn.
+;;;; The steps that a node accepts from its users. Steps that start children have steps in turn.
 
 (in-package #:clgrpc.workflow)
 
@@ -23,7 +23,7 @@ ancestors."
     (map nil (lambda (child) (check-child child limits depth)) (pb:children-children children))))
 
 (defun check-step (step limits depth)
-  "Signal an error unless STEP, a Step, can be one of a workflow that has DEPTH ancestors."
+  "Signal an error unless STEP, a Step, is valid in a workflow that has DEPTH ancestors."
   (unless (pb:step-action-case step)
     (refuse :invalid-request "a step does nothing: it has neither task, time, signal nor children"))
   (when (string/= "" (pb:step-name step)) (check-name (pb:step-name step) "the name of a step"))

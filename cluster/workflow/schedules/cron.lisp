@@ -1,8 +1,9 @@
 ;;;; Times as cron(5) writes them: five fields, the minute (0 to 59), the hour (0 to 23), the day of
 ;;;; the month (1 to 31), the month (1 to 12 or JAN to DEC) and the day of the week (0 to 7 or SUN
 ;;;; to SAT; 0 and 7 are Sunday). A field is * or a list of numbers and ranges, as in 1,15-20; with
-;;;; /N after a range or a *, every Nth of it. If both days are restricted, one of them is enough,
-;;;; as in cron: "0 9 1 * MON" means each first of a month and each Monday.
+;;;; /N after a range or a *, every Nth of it. If both the day of the month and that of the week are
+;;;; restricted, one match is enough, as in cron: "0 9 1 * MON" means the first day of each month
+;;;; and each Monday.
 ;;;;
 ;;;; All times are in UTC, in which no hour is missing or occurs twice.
 
@@ -34,7 +35,7 @@
 
 (defun cron-number (text low high names)
   "The number from LOW to HIGH that TEXT denotes, in digits or by a name's position in NAMES; nil if
-none."
+TEXT denotes no such number."
   (let ((name (position text names :test #'string-equal)))
     (cond (name (+ low name))
           ((and (<= 1 (length text) 2) (every #'digit-char-p text))

@@ -9,10 +9,10 @@ CRON, five fields in UTC such as \"0 3 * * *\", each night at three; or every EV
 integer, at the multiples of that since 1970. Each workflow has the id ID.TIME, such as
 nightly.20261128T030000Z, and STEPS, INPUT, TYPE and TIMEOUT as for START-WORKFLOW. While the last
 workflow runs no further one is started, unless OVERLAP is :allow. Of the times that passed while no
-node ran, the last CATCH-UP, 1 to 100, are made up for. Return true if this has created it, false if
-the same schedule exists. Signal SCHEDULE-EXISTS if another one has this id, TOO-LARGE for a wrong
-expression, BACKLOG-FULL, or another WORKFLOW-ERROR after CALL-TIMEOUT seconds (10); MISUSE without
-CRON or EVERY. From any thread."
+node ran, the last CATCH-UP, 1 to 100, are made up for. Return true if this call has created the
+schedule, false if the same schedule exists. Signal SCHEDULE-EXISTS if another schedule has this id,
+TOO-LARGE for a wrong expression, BACKLOG-FULL, or another WORKFLOW-ERROR after CALL-TIMEOUT seconds
+(10); MISUSE without CRON or EVERY. From any thread."
   (check-type overlap (member :skip :allow))
   (check-type catch-up (integer 1 100))
   (unless (eq (null cron) (not (null every)))
@@ -47,20 +47,21 @@ thread."
         until (string= "" after)))
 
 (defun pause-schedule (channel id &key timeout)
-  "Make the schedule ID start nothing until RESUME-SCHEDULE; nothing happens if it is paused. Signal
-SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+  "Make the schedule ID start nothing until RESUME-SCHEDULE; nothing happens if it is already
+paused. Signal SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any
+thread."
   (ask #'methods:pause-schedule channel (pb:make-pause-schedule-request :id id) timeout)
   nil)
 
 (defun resume-schedule (channel id &key timeout)
-  "Resume the paused schedule ID from now on: times that have passed meanwhile are not made up for.
+  "Resume the paused schedule ID from now on: the times that passed meanwhile start no workflow.
 Signal SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (ask #'methods:pause-schedule channel (pb:make-pause-schedule-request :id id :resume t) timeout)
   nil)
 
 (defun delete-schedule (channel id &key timeout)
-  "Remove the schedule ID. Workflows that it has started continue. Return true if it existed; false
-if not, even if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT
-seconds (10). From any thread."
+  "Remove the schedule ID. Workflows that it has started continue. Return true if the schedule
+existed; false if not, even if an earlier try of the same call has removed it. Signal a
+WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (pb:delete-schedule-reply-deleted
    (ask #'methods:delete-schedule channel (pb:make-delete-schedule-request :id id) timeout)))

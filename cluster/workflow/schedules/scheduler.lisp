@@ -1,7 +1,7 @@
 ;;;; Schedules in the store: their states, the requests of their workflows, and their errands. A
-;;;; schedule that has a next time has an errand at that time. The transaction that does it compares
-;;;; the schedule's state, and puts the next state, with the next errand, and the workflow. So it is
-;;;; done once.
+;;;; schedule that has a next time has an errand at that time. The transaction that does an errand
+;;;; compares the schedule's state, and puts the next state, the next errand and the workflow. So an
+;;;; errand is done once.
 
 (in-package #:clgrpc.workflow)
 
@@ -65,7 +65,7 @@ returns nil. Signal SCHEDULE-NOT-FOUND."
 ;;; The errand
 
 (defun overlap-reason (node state)
-  "The reason why STATE starts no workflow now, because of the last one that it started; nil if it
+  "The reason why STATE starts no workflow now, in view of the last one that it started; nil if it
 may start one."
   (let ((last (pb:schedule-state-last-id state)))
     (and (eq :skip (pb:schedule-state-overlap state))
@@ -119,7 +119,7 @@ text, why it starts none."
 ;;; Requests of users
 
 (defun create-schedule-of (node request)
-  "Put the schedule that REQUEST describes. Return true unless the same one exists."
+  "Put the schedule that REQUEST describes. Return true unless the same schedule exists."
   (let* ((id (pb:create-schedule-request-id request)) (root (node-root node))
          (state (begin-schedule request (node-now node) (node-limits node)))
          (entry (fetch-schedule node id)) (most (limits-max-schedules (node-limits node))))

@@ -3,7 +3,7 @@
 ;;;; and perhaps a workflow. scheduler.lisp stores both by one transaction, so each time starts
 ;;;; exactly one workflow, even if nodes die.
 ;;;;
-;;;; Of the times that passed while no node ran, the last CATCH_UP are made up for; the others are
+;;;; Of the times that passed while no node ran, the last CATCH_UP are done late; the others are
 ;;;; counted as missed. One time is done after the other.
 
 (in-package #:clgrpc.workflow)
@@ -25,8 +25,8 @@
 
 (defun times-passed (state cron now)
   "Two values: the times of STATE from the next one to NOW, and the number of further ones before
-these. If there are more times than +MOST-PASSED+, the first value has only the last ones, and the
-second is as exact as is known."
+these. If there are more times than +MOST-PASSED+, the first value has only the last ones, and with
+CRON the second is always +MOST-PASSED+."
   (let ((next (pb:schedule-state-next-unix-ms state)))
     (flet ((times (from)
              (loop repeat (1+ +most-passed+)
@@ -98,8 +98,8 @@ StartRequest."
     (finish-draft (begin-workflow request now limits))))
 
 (defun pass-time (state due &key started (reason "") (missed 0))
-  "STATE after its time DUE. The workflow with the id STARTED was started or, if that is nil, none
-was, because of REASON; MISSED earlier times were not made up for."
+  "STATE after its time DUE. The workflow with the id STARTED was started; if STARTED is nil, no
+workflow was, because of REASON. MISSED earlier times were not done."
   (let ((state (protobuf:copy-message state)))
     (incf (pb:schedule-state-missed state) missed)
     (cond (started (incf (pb:schedule-state-started state))

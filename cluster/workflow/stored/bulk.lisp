@@ -67,14 +67,14 @@ of these drafts."
   (let ((drafts (bulk-drafts node ids (fetch-states node ids) decision)))
     (flet ((forgets-p (draft) (draft-forgotten (cdr draft))))
       (each-though-full
-        ;; what makes room comes first
+        ;; changes that make room come first
         (put-all node (remove-if-not #'forgets-p drafts) decision)
         (put-all node (remove-if #'forgets-p drafts) decision)))))
 
 (defun change-together (node ids decision)
   "Change each of the workflows IDS by DECISION, a function of a draft. A workflow that cannot be
-changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or SESSION-LOST; SPACE-EXCEEDED
-once all workflows are deleted that DECISION deletes."
+changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or SESSION-LOST; or
+SPACE-EXCEEDED, but only after the deletions that DECISION makes."
   (map-though-full (lambda (some) (change-some node some decision))
                    (loop while ids
                          collect (loop repeat +bulk-page+ while ids collect (pop ids)))))

@@ -1,13 +1,13 @@
 ;;;; Changes of a workflow in the store: the state is read, a decision makes a draft of it, and one
-;;;; transaction puts the draft if the state has not changed meanwhile. If it has, all is done again
-;;;; with the present state. Decisions recognize what has happened before, so a caller that does not
-;;;; learn whether its change was made can ask for it again.
+;;;; transaction puts the draft if the state has not changed meanwhile. If the state has changed,
+;;;; all is done again with the present state. Decisions recognize what has happened before, so a
+;;;; caller that does not learn whether its change was made can ask for it again.
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-tries+ 30 "How often a change that conflicts with others is tried.")
+(defconstant +most-tries+ 30 "The most tries of a change that conflicts with others.")
 (defconstant +most-cached-states+ 10000 "States that a node remembers.")
-(defconstant +most-cached-state-octets+ 16777216 "The most octets of all of these states, in their
+(defconstant +most-cached-state-octets+ 16777216 "The most octets of all cached states, in their
 stored form.")
 
 (defun entry-state (entry)
@@ -15,8 +15,8 @@ stored form.")
   (and entry (protobuf:parse-message 'pb:workflow-state (etcd:entry-value entry))))
 
 (defun read-sound (function sound-p entry)
-  "The message that FUNCTION reads of ENTRY, or nil if it reads none; nil, with a warning, if the
-value of ENTRY is not such a message, or SOUND-P is false for it."
+  "The message that FUNCTION reads from ENTRY, or nil if it reads none. If the value of ENTRY is not
+such a message, or SOUND-P is false for it, log a warning and return nil."
   (declare (type function function sound-p))
   (flet ((warn-of (condition)
            (log-event :warning :workflow-unreadable :entry entry :condition condition)
@@ -40,14 +40,14 @@ value of ENTRY is not such a message, or SOUND-P is false for it."
   "A state at some revision, as ENTRY-STATE has read it or a draft has left it; it is never
 changed."
   (state nil :type pb:workflow-state :read-only t) ; as it was
-  (revision 0 :type (integer 0) :read-only t) ; at which it came to be so
-  (octets 0 :type (integer 0) :read-only t)) ; how long it is; 0 unless it is remembered
+  (revision 0 :type (integer 0) :read-only t) ; the revision of this state
+  (octets 0 :type (integer 0) :read-only t)) ; the length of the state; 0 unless it is cached
 
 (declaim (sb-ext:freeze-type cached-state))
 
 (defun fetch-whole (node id)
   "The present state of the workflow ID, a cached state that is whole, or nil if there is no such
-workflow. Head and chunks are of one revision."
+workflow. The head and the chunks belong to one revision."
   (destructuring-bind (entry chunks)
       (nth-value 1 (transact node '()
                              :then (list (list :get (state-key (node-root node) id))
@@ -61,15 +61,15 @@ workflow. Head and chunks are of one revision."
                             (etcd:entry-changed entry)))))
 
 (defun entry-cached-state (node entry)
-  "The state in ENTRY as a cached state, which is whole; nil if ENTRY is nil. If ENTRY has not all
-of its steps, read the whole present state."
+  "The state in ENTRY as a cached state, which is whole; nil if ENTRY is nil. If ENTRY lacks some of
+the steps, read the whole present state."
   (let ((head (entry-state entry)))
     (cond ((null head) nil)
           ((whole-p head) (make-cached-state head (etcd:entry-changed entry)))
           (t (fetch-whole node (pb:workflow-state-id head))))))
 
 (defun check-id (id)
-  "Return ID if it can be that of a workflow."
+  "Return ID if it is valid for a workflow."
   (check-name id "the id of a workflow"))
 
 (defun fetch-entry (node id)
@@ -77,12 +77,12 @@ of its steps, read the whole present state."
   (fetch-together node (state-key (node-root node) (check-id id))))
 
 (defun fetch-state (node id)
-  "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if it does not exist."
+  "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if the workflow does not exist."
   (or (fetch-entry node id) (refuse :workflow-not-found "there is no workflow ~A" id)))
 
 (defun see-state (node id)
-  "The present state of the workflow ID, a cached state. Signal WORKFLOW-NOT-FOUND if it does
-not exist."
+  "The present state of the workflow ID, a cached state. Signal WORKFLOW-NOT-FOUND if the workflow
+does not exist."
   (or (entry-cached-state node (fetch-state node id))
       (refuse :workflow-not-found "there is no workflow ~A" id)))
 
@@ -120,7 +120,7 @@ not exist."
         (incf (node-recent-octets node) octets)))))
 
 (defun read-stale-states (node ids)
-  "As FETCH-STATES, by a stale read; nil for all if NODE has no jobs."
+  "As FETCH-STATES, by a stale read; nil for each workflow if NODE has no jobs."
   (or (read-stale node (loop for id in ids collect (state-key (node-root node) id)))
       (make-list (length ids))))
 
@@ -139,7 +139,7 @@ was none, still does not exist."
         '= (draft-revision draft)))
 
 (defun note-conflict (node drafts)
-  "DRAFTS were not put, since something was not as it was."
+  "DRAFTS were not put, since the store had changed."
   (count-conflict node)
   (dolist (draft drafts)
     (forget-state node (pb:workflow-state-id (draft-state draft)))))
@@ -184,8 +184,9 @@ the cheapest first."
           (entry-cached-state node (first (read-stale-states node (list (check-id id))))))))
 
 (defun first-draft (node id decision)
-  "Two values: the draft that DECISION makes of the workflow ID, and true if it changes anything.
-The draft is made from the probable state or, if that leads to no change, from the present state."
+  "Two values: the draft that DECISION makes of the workflow ID, and true if the draft changes
+anything. The draft is made from the probable state or, if that leads to no change, from the present
+state."
   (dolist (state (likely-states node id) (decide node (see-state node id) decision))
     (let ((cached-state (funcall state)))
       (when cached-state
@@ -195,9 +196,9 @@ The draft is made from the probable state or, if that leads to no change, from t
 
 (defun change-workflow (node id decision &key conditions on-refusal)
   "Change the workflow ID by DECISION, a function of a draft, and put the draft into the store.
-Return two values: the draft, and the revision that this made, or nil if nothing had to be changed.
+Return two values: the draft, and the revision of the change, or nil if nothing had to be changed.
 Signal a workflow error. CONDITIONS is a function of the draft that returns further comparisons;
-when one of these is false, ON-REFUSAL is called, and then all is tried again."
+when one of these is false, ON-REFUSAL is called, and then the change is tried again."
   (multiple-value-bind (draft changes) (first-draft node id decision)
     (loop for tries from 1
           do (unless changes (return (values draft nil)))

@@ -20,15 +20,16 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-flying+ 2 "Requests of a node's commits that are under way.")
+(defconstant +most-flying+ 2 "The most requests of a node's commits that are under way at once.")
 (defconstant +most-together+ 32 "The most transactions in one request; each may have 96 operations,
 of 128.")
 (defconstant +commit-octets+ 1000000 "The most octets that one request puts; etcd accepts 1.5 MB.")
-(defconstant +longest-commit-seconds+ 60 "By then a request has ended, or no thread will make it.")
+(defconstant +longest-commit-seconds+ 60 "The longest wait for a commit: by then its request has
+ended, or no thread will make it.")
 
 (defstruct (commit (:constructor make-commit (ids transaction octets)) (:copier nil))
   "A transaction that must be done."
-  (ids '() :type list :read-only t)     ; of the workflows that it is about
+  (ids '() :type list :read-only t)     ; the ids of the workflows that it changes
   (transaction '() :type list :read-only t) ; the arguments of TRANSACT
   (octets 0 :type index :read-only t)   ; that it puts
   (future (loop:make-future) :read-only t)) ; of TRANSACT's values
@@ -57,7 +58,7 @@ Its lock is held."
                       (or (own-request-p commit)
                           (< +commit-octets+ (+ octets (commit-octets commit))))))
              (push commit left)
-             ;; later transactions of the same workflows do not overtake it
+             ;; so later transactions of the same workflows do not overtake it
              (dolist (id (commit-ids commit)) (setf (gethash id ids) t)))
             (t (push commit taken)
                (incf octets (commit-octets commit))
@@ -82,15 +83,16 @@ Its lock is held."
         (loop for commit in commits
               for (done . results) in results
               do (loop:resolve-future (commit-future commit) done results revision)))
-    ;; one of them is wrong, puts into a full store, or with a lease that has ended, and spoils no
-    ;; other
+    ;; one of them is wrong, or puts into a full store, or uses a lease that has ended; this must
+    ;; not affect the others
     ((or etcd:invalid-request etcd:space-exceeded etcd:lease-not-found) ()
       (dolist (commit commits) (settle-commit etcd commit)))
     (error (condition)
       (dolist (commit commits) (loop:reject-future (commit-future commit) condition)))))
 
 (defun more-to-send-p (group)
-  "A request of GROUP is over. True if GROUP has something to send, and may send another request."
+  "Note that a request of GROUP is over. Return true if GROUP has something to send and may send
+another request."
   (sb-thread:with-mutex ((commit-group-lock group))
     (cond ((fifo-items (commit-group-queue group)) t)
           (t (decf (commit-group-flying group))
@@ -141,9 +143,9 @@ is then counted as under way."
     (etcd:run-in-background (node-etcd node) (lambda () (send-commits node group)))))
 
 (defun send-commits (node group &optional commit)
-  "Send the first commits in the queue of GROUP, of NODE; a job sends the rest. A thread that leaves
-this by a non-local exit, such as that of WITH-TIMEOUT, does so, too. With COMMIT queue that first,
-and send nothing if enough requests are under way."
+  "Send the first commits in the queue of GROUP, of NODE; a job sends the rest. This holds even if a
+non-local exit, such as that of WITH-TIMEOUT, leaves the function. If COMMIT is given, queue it
+first, and send nothing if enough requests are under way."
   (let ((etcd (node-etcd node)) (sends (null commit)) (commits '()))
     (with-undoing ((sb-thread:with-mutex ((commit-group-lock group))
                      (when commit (setf sends (queue-commit group commit)))
@@ -154,18 +156,18 @@ and send nothing if enough requests are under way."
             (t (dolist (commit commits) (settle-commit etcd commit)))))))
 
 (defun do-commit (node group commit)
-  "Do COMMIT together with other commits of GROUP, of NODE, at this time. Return the values of
+  "Do COMMIT together with other simultaneous commits of GROUP, of NODE. Return the values of
 TRANSACT."
   (send-commits node group commit)
   (await-commit commit))
 
 (defun transact (node ids &key when then else)
-  "As ETCD:TRANSACT in the store of NODE, joined with other transactions of the same time. IDS are
-the workflows that it changes."
+  "As ETCD:TRANSACT in the store of NODE, joined with other simultaneous transactions. IDS are those
+of the workflows that it changes."
   (if (node-commits node)
       (do-commit node (node-commits node)
         (make-commit ids (list :when when :then then :else else) (transaction-octets then)))
-      ;; one that has no jobs is alone
+      ;; a node without jobs has no other threads
       (etcd:transact (node-etcd node) :when when :then then :else else)))
 
 (defun read-stale (node keys)

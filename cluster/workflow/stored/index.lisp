@@ -1,12 +1,12 @@
 ;;;; The keys that the store has for a state besides its own, and the transaction that stores a
 ;;;; draft: the new state, its history, its payloads, and the difference of the keys. The keys are a
-;;;; function of the state alone, so no change leaves a key over or misses one.
+;;;; function of the state alone, so no change leaves a superfluous key or misses a key.
 
 (in-package #:clgrpc.workflow)
 
 (defun state-keys (root state)
-  "The list of the keys below ROOT that the store has for STATE besides its own; none if STATE is
-nil."
+  "The list of the keys below ROOT that the store has for STATE besides its own; the empty list if
+STATE is nil."
   (when state
     (let ((id (pb:workflow-state-id state)) (step (state-step state)) (time (next-time state)))
       (append (list (list-key root state))

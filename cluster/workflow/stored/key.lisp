@@ -63,8 +63,8 @@
   (hexadecimal (max 0 ms) 16))
 
 (defun age-text (ms)
-  "The AGE in the keys of a workflow that began at MS. It sorts later workflows before earlier
-ones."
+  "The AGE in the keys of a workflow that began at MS. By this text later workflows sort before
+earlier ones."
   (time-text (- +last-ms+ ms)))
 
 (defun text-time (text)
@@ -98,8 +98,8 @@ ones."
   "The parts of KEY below ROOT."
   (uiop:split-string (subseq key (length root)) :separator "/"))
 
-;;; Other programs may put any keys and values there. What no node has put is passed over: one such
-;;; entry must not keep nodes from all others.
+;;; Other programs may put any keys and values there. Entries that no node has put are skipped: one
+;;; such entry must not keep nodes from all others.
 
 (defun entry-name (entry prefix)
   "The key of ENTRY after PREFIX, with which it begins; nil if it is not UTF-8, so that no node has
@@ -117,7 +117,7 @@ put it."
   (concatenate 'octets (etcd:entry-key-octets entry) (make-octets 1)))
 
 (defun entry-parts (entry root)
-  "The parts of ENTRY's key below ROOT; none if no node has put it."
+  "The parts of ENTRY's key below ROOT; the empty list if no node has put it."
   (let ((name (entry-name entry root)))
     (and name (key-parts "" name))))
 

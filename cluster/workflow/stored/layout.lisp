@@ -1,13 +1,13 @@
 ;;;; The layout of a state in the store: a head, and separate keys for the parts that do not change
 ;;;; any more. So the cost of a change depends on its size, not on the number of steps. These are
-;;;; functions of states, and know no store.
+;;;; functions of states, without access to the store.
 ;;;;
 ;;;; - The head is the state with the current step and its neighbours, the small payloads that these
 ;;;;   need, and the newest changes of the history. A workflow of few steps has only a head.
 ;;;; - Steps that are done are in chunks of +DONE-CHUNK+, counted from the first step, since their
 ;;;;   places do not change any more.
 ;;;; - Steps that are far from being current are in chunks of +LEFT-CHUNK+, counted from the last
-;;;;   step, since steps are only added before all that remain.
+;;;;   step, since new steps are only inserted before all remaining ones.
 ;;;; - The changes of the history are in the head until +HISTORY-CHUNK+ of them get one key.
 ;;;;
 ;;;; For example, of 100 steps of which 30 are done the head has the 24th to the 68th: the places 0
@@ -24,11 +24,11 @@ least.")
 ;;; Which steps are where
 
 (defun chunked (count size)
-  "How many of COUNT steps, counted from the far end, are in chunks of SIZE."
+  "How many of COUNT steps, those farthest from the current step, are in chunks of SIZE."
   (* size (floor (max 0 (- count +near-steps+)) size)))
 
 (defun head-range (state)
-  "Two values: where the steps of the head of STATE, a whole state, begin and end."
+  "Two values: the places where the steps in the head of STATE, a whole state, begin and end."
   (let ((count (length (pb:workflow-state-steps state)))
         (current (pb:workflow-state-current state)))
     (values (chunked current +done-chunk+)
@@ -38,8 +38,9 @@ least.")
   (format nil "~A~5,'0D" prefix number))
 
 (defun step-chunks (state)
-  "The chunks of steps of STATE, a whole one, in the order of the steps: lists of a name, where its
-steps begin and where they end. The names sort in the same order. None for nil."
+  "The chunks of steps of STATE, a whole one, in the order of the steps: lists of a name and the
+places where its steps begin and end. The chunks have the same order when sorted by name. None for
+nil."
   (when state
     (multiple-value-bind (begin end) (head-range state)
       (let ((count (length (pb:workflow-state-steps state))))
@@ -79,7 +80,7 @@ state."
 
 (defun head-payloads (state begin end)
   "The small payloads of STATE that belong in its head, whose steps are those from BEGIN to before
-END: all that no chunk has, and those of its own steps and of the next task."
+END: all that belong to no chunk, and those of the head's steps and of the next task."
   (let ((count (length (pb:workflow-state-steps state))))
     (if (and (zerop begin) (= end count))
         (pb:workflow-state-payloads state)
@@ -95,7 +96,7 @@ END: all that no chunk has, and those of its own steps and of the next task."
 ;;; Apart, and together again
 
 (defun state-head (state)
-  "The head of STATE, a whole state; they share their parts."
+  "The head of STATE, a whole state, with which it shares its parts."
   (multiple-value-bind (begin end) (head-range state)
     (let ((head (copy-structure state)) (steps (pb:workflow-state-steps state)))
       (setf (pb:workflow-state-payloads head) (head-payloads state begin end)

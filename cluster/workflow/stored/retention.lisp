@@ -1,26 +1,26 @@
-;;;; Workflows that have ended are kept for a time, see next-time. If their octets have a limit, the
-;;;; oldest are deleted at the limit. One node checks this now and then: the one that has the first
-;;;; shard.
+;;;; Workflows that have ended are kept for a time, see next-time. If the octets of ended workflows
+;;;; have a limit, the oldest are deleted at that limit. One node checks this now and then: the one
+;;;; that has the first shard.
 ;;;;
-;;;; The index of lists has them by status, from the newest to the oldest, each with its octets. The
-;;;; node reads all of that once, and then follows it by a watch. It remembers only the sums of the
-;;;; octets of workflows that began within the same few seconds: a period. At the limit it goes
-;;;; through these sums, from the newest, to the period in which the sum exceeds the limit, and
-;;;; reads the entries from there to the oldest. So a check costs the store the entries of one
-;;;; period, and those to be deleted.
+;;;; The index for lists has ended workflows by status, from the newest to the oldest, each with its
+;;;; octets. The node reads that part of the index once, and then follows it by a watch. It
+;;;; remembers only the sums of the octets of workflows that began within the same few seconds: a
+;;;; period. At the limit it goes through these sums, from the newest, to the period in which the
+;;;; sum exceeds the limit, and reads the entries from there to the oldest. So a check costs the
+;;;; store the entries of one period, and those to be deleted.
 ;;;;
 ;;;; If the sums cannot follow the watch, since it has ended or a removed entry is compacted, they
 ;;;; are forgotten, and the next check reads all again.
 ;;;;
-;;;; The keeper, which does the check, has more to do: it waits for the watch a second at most. Etcd
-;;;; tells the progress of a watch only once all watches of the client's stream have caught up (from
-;;;; 3.4.25 and 3.5.8 on), so a slow one holds back all. A check that has waited in vain deletes
-;;;; nothing; after some of these the sums are forgotten.
+;;;; The keeper, which does the check, has other work as well, so it waits for the watch a second at
+;;;; most. Etcd (from 3.4.25 and 3.5.8 on) reports the progress of a watch only once all watches of
+;;;; the client's stream have caught up, so a slow watch delays all reports. A check that has waited
+;;;; in vain deletes nothing; after some of these the sums are forgotten.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +period-digits+ 3
-  "The hexadecimal digits by which the key of a period is shorter than an AGE in milliseconds: a
+  "How many hexadecimal digits fewer the key of a period has than an AGE in milliseconds: so a
 period lasts some four seconds.")
 
 (defconstant +longest-progress-seconds+ 1 "How long a check waits for the watch of the sums.")
@@ -55,7 +55,7 @@ lock is held."
         (put (eq :put (etcd:change-kind change))))
     (sb-thread:with-mutex ((retention-lock retention))
       (cond (previous (count-ended retention root previous -1))
-            ;; it is compacted: what has ended is put once
+            ;; the entry was compacted: each ended workflow is put only once
             ((not put) (setf (retention-lost retention) t)))
       (when put (count-ended retention root entry 1)))))
 
@@ -93,14 +93,15 @@ lock is held."
 
 (defun await-ended (node watch)
   "Wait a little until the sums of NODE, which follow WATCH, are those of the store now. Return true
-if they are."
+if they are equal."
   (let ((revision (nth-value 1 (etcd:fetch (node-etcd node) (node-key node "date")))))
     (handler-case (etcd:await-progress watch :revision revision
                                        :timeout +longest-progress-seconds+)
       (etcd:unavailable () nil))))
 
 (defun follow-ended (node)
-  "Have the sums of NODE follow the store up to now. Return false if they do not yet."
+  "Have the sums of NODE follow the store up to now. Return false if the sums are not those of the
+store yet."
   (let* ((retention (node-retention node)) (watch (retention-watch retention)))
     (cond ((or (null watch)
                (sb-thread:with-mutex ((retention-lock retention)) (retention-lost retention)))
@@ -133,8 +134,8 @@ before it; or nil."
            (incf sum octets)))
 
 (defun ids-after (node period sum most)
-  "The ids of the ended workflows from PERIOD on, up to the oldest of its status, that do not fit
-into MOST octets after others of SUM octets."
+  "The ids of the ended workflows from PERIOD on, up to the oldest of its status, that exceed MOST
+octets together with newer workflows of SUM octets."
   (let ((prefix (node-key node "by" (period-status period) "")) (ids '()))
     (etcd:map-entries (lambda (entry)
                         (let ((entry (entry-index-entry entry prefix)))
@@ -166,5 +167,5 @@ these in proportion to its octets."
                               (lambda (draft)
                                 (and (not (running-p (draft-state draft)))
                                      (delete-state draft))))))
-          ;; another node does it
+          ;; another node does this check
           (t (forget-ended node)))))

@@ -19,7 +19,7 @@
   "The fields of a workflow in the index."
   (position "" :type string :read-only t) ; AGE/ID
   (type "" :type string :read-only t)   ; of the workflow
-  (ended 0 :type (integer 0) :read-only t) ; when, in milliseconds since 1970; 0: it runs
+  (ended 0 :type (integer 0) :read-only t) ; the end, in milliseconds since 1970; 0: it runs
   (octets 0 :type (integer 0) :read-only t)) ; about its octets in the store, once it has ended
 
 (declaim (sb-ext:freeze-type index-entry))
@@ -63,7 +63,7 @@
   "Two values: the position in the index from which REQUEST searches, and the one before which it
 stops."
   (let* ((from (pb:list-request-started-from-unix-ms request))
-         ;; a workflow that has ended before a time has begun before it
+         ;; a workflow that ended before some time has begun before that time
          (before (find-if #'plusp (sort (list (pb:list-request-started-before-unix-ms request)
                                               (pb:list-request-ended-before-unix-ms request))
                                         #'<)))
@@ -75,7 +75,7 @@ stops."
             (if (plusp from) (age-text (1- from)) "g"))))
 
 (defun wanted-entry-p (request index-entry)
-  "True if REQUEST asks for INDEX-ENTRY, which is within its bounds."
+  "True if REQUEST selects INDEX-ENTRY, which is within the bounds of REQUEST."
   (let ((type (pb:list-request-type request)) (ended (index-entry-ended index-entry))
         (before (pb:list-request-ended-before-unix-ms request)))
     (and (or (string= "" type) (string= type (index-entry-type index-entry)))
@@ -88,8 +88,8 @@ stops."
 
 (defun read-part (node entries prefix &key to limit revision)
   "Two values: the index-entries in ENTRIES, the first LIMIT before TO in a part of the index whose
-keys begin with PREFIX; and true if there may be more. If other programs have put all of them, the
-next ones are read, as the store had them at REVISION."
+keys begin with PREFIX; and true if there may be more. If other programs have put all entries that
+were read, the next ones are read, as they were at REVISION."
   (loop
     (let ((found (loop for entry in entries
                        for index-entry = (entry-index-entry entry prefix)

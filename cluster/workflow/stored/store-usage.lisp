@@ -1,7 +1,8 @@
 ;;;; Room in the store. Ended workflows stay for a while, and a full store accepts nothing from any
 ;;;; client: no result, no member, no session. So no workflow is started when a share of the store's
 ;;;; quota is in use; started workflows continue, and deleted ones free space. Each node asks the
-;;;; store now and then how much is in use, and adds the octets that it has since put itself.
+;;;; store now and then how much is in use, and adds the octets that the node itself has put since
+;;;; then.
 ;;;;
 ;;;; The octets counted are those that defragmentation would leave: etcd writes into the rest of its
 ;;;; file. Overwritten and removed entries are in use until they are compacted.
@@ -12,7 +13,7 @@
   "Ask the store of NODE how much of it is in use. Signal an ETCD-ERROR."
   (let* ((usage (node-usage node))
          (status (handler-case (etcd:member-status (node-etcd node))
-                   ;; a proxy, or a user without the right: nothing is refused then
+                   ;; a proxy, or a user without the right; then no start is refused
                    ((and etcd:etcd-error (not etcd:unavailable)) () nil))))
     (sb-thread:with-mutex ((usage-lock usage))
       (setf (usage-octets usage) (getf status :octets-in-use)
@@ -33,7 +34,7 @@
 
 (defun room-used (node)
   "Two values: how many octets of the store of NODE are in use, or nil if the store does not report
-it; and how many may be in use so that a workflow is started."
+it; and how many may be in use if a workflow is to be started."
   (let ((usage (node-usage node)) (limits (node-limits node)))
     (sb-thread:with-mutex ((usage-lock usage))
       (values (and (usage-octets usage) (+ (usage-octets usage) (usage-added usage)))
