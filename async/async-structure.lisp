@@ -8,12 +8,12 @@
   '(or symbol function))
 
 (defstruct (program (:copier nil))
-  "The users' objects on one loop. Only the thread that runs the loop writes it."
+  "The users' objects on one loop. Only the thread that runs the loop changes them."
   (uses 0 :type index)                  ; handles that keep the loop from ending
   (until-unused nil :type boolean)      ; the loop ends when USES becomes 0
   ;; errors in callbacks: T: are logged; a callback: it gets them; NIL: are not caught
   (catch-errors t :type (or boolean callback))
-  (errors-to-event-cb t :type boolean)  ; caught ones go to the event callback if there is one
+  (errors-to-event-cb t :type boolean)  ; caught errors go to the event callback if there is one
   (exit-callbacks '() :type list)       ; functions, the last added first
   (signal-handlers '() :type list)      ; SIGNAL-WATCHes
   (incoming 0 :type index)              ; open sockets that servers have accepted
@@ -23,7 +23,7 @@
 (declaim (sb-ext:freeze-type program))
 
 (defun begin-program (loop)
-  "Give LOOP a program, unless another thread does so first; return the one it has."
+  "Give LOOP a program, unless another thread does so first; return LOOP's program."
   (let ((program (make-program)))
     (or (compare-and-swap (loop:event-loop-datum loop) nil program) program)))
 

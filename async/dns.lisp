@@ -27,9 +27,9 @@ the error that WHAT could not be looked up. On the loop."
 (defun dns-lookup (host function &key event-cb (family +af-inet+) (loop *event-loop*))
   "Look up HOST, a name or a numeric address, without blocking the loop. Then call (FUNCTION address
 family) on LOOP with its first address, as text, that is of FAMILY: +AF-INET+ (the default),
-+AF-INET6+, or +AF-UNSPEC+ for either. If it has none, EVENT-CB gets a DNS-ERROR. At most four
-look-ups run at once; others wait. Return true if HOST is numeric or localhost, so that no
-resolver is asked. FUNCTION is never called before this returns. From any thread."
++AF-INET6+, or +AF-UNSPEC+ for either. If the name has no such address, EVENT-CB gets a DNS-ERROR.
+At most four look-ups run at once; others wait. Return true if HOST is numeric or localhost, so that
+no resolver is asked. FUNCTION is never called before this returns. From any thread."
   (let* ((loop (the-loop loop))
          (query (begin-query loop))
          (known (os:resolve-host host 0 :lookup nil)))
@@ -52,8 +52,8 @@ resolver is asked. FUNCTION is never called before this returns. From any thread
 
 (defun reverse-dns-lookup (address function &key event-cb (loop *event-loop*))
   "Look up the name of the host that has ADDRESS, a numeric address, without blocking the loop. Then
-call (FUNCTION host service) on LOOP; HOST is that name, SERVICE that of port 0. If it has
-no name, EVENT-CB gets a DNS-ERROR. Signal MISUSE if ADDRESS is not numeric. From any thread."
+call (FUNCTION host service) on LOOP; HOST is that name, SERVICE the name of port 0. If the address
+has no name, EVENT-CB gets a DNS-ERROR. Signal MISUSE if ADDRESS is not numeric. From any thread."
   (let* ((loop (the-loop loop))
          (octets (or (os:make-address address 0)
                      (misuse "~S is not a numeric address." address)))

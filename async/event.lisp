@@ -8,8 +8,8 @@
   (function nil :type callback)         ; without arguments
   (event-cb nil :type callback)         ; gets errors in FUNCTION
   (timer nil :type (or null timer))     ; nil until the event is added
-  (period-ns 0 :type nanoseconds)       ; 0: it happens once each time it is added
-  (freed nil :type boolean))            ; it is not to be added any more
+  (period-ns 0 :type nanoseconds)       ; if 0, the event happens once each time it is added
+  (freed nil :type boolean))            ; true once it must not be added any more
 
 (defun timeout-ns (seconds)
   (if seconds
@@ -49,8 +49,8 @@
 
 (defun delay (function &key time event-cb (loop *event-loop*))
   "Call FUNCTION, without arguments, on LOOP in TIME seconds, a real; with nil as soon as possible,
-but not before this returns. EVENT-CB gets errors in it, if the loop sends them there. Return the
-event, for CANCEL. From any thread."
+but not before this returns. EVENT-CB gets errors in FUNCTION, if the loop sends errors to event
+callbacks. Return the event, for CANCEL. From any thread."
   (let ((event (make-event function :event-cb event-cb :loop loop)))
     (add-event event :timeout time)
     event))

@@ -7,15 +7,15 @@
 ;;;; handles; a function for users that is called by another thread posts to the loop.
 ;;;;
 ;;;; An error in a callback: if the loop catches errors, the callback is left, and the condition
-;;;; goes to its event callback or to the log. If not, handlers outside the loop see it, and then
-;;;; the debugger, with restarts. The restarts are established only when an error is
-;;;; signalled, so a callback without an error pays for one handler and no more.
+;;;; goes to its event callback or to the log. If the loop does not catch errors, handlers outside
+;;;; the loop see the condition, and then the debugger, with restarts. The restarts are established
+;;;; only when an error is signalled, so a callback without an error costs only one handler.
 
 (in-package #:clgrpc.async)
 
 (defstruct (handle (:constructor nil) (:copier nil))
   "A user's object on a loop, such as a timer or a socket."
-  (loop nil :type event-loop)           ; where it is used
+  (loop nil :type event-loop)           ; the loop where it is used
   ;; :COUNTED and :UNCOUNTED: it is in use, and one of LOOP's USES or not
   (use :idle :type (member :idle :counted :uncounted)))
 
@@ -65,7 +65,7 @@ LOOP has stopped."
     nil))
 
 (defun stop-unless-used (loop)
-  "End LOOP if it has no uses, and no connection waits for its peer to take the last output."
+  "End LOOP if it has no uses and no connection waits until its peer has received the last output."
   (let ((program (loop-program loop)))
     (when (and (program-until-unused program)
                (zerop (program-uses program))

@@ -7,9 +7,9 @@
                                     (name "event loop") poller)
   "Make an event loop, call FUNCTION, without arguments, on it, and run it in this thread until it
 has nothing left to wait for (timers, sockets, servers, signal handlers and the like), until
-EXIT-EVENT-LOOP is called, or until a non-local exit. Then all its objects are closed. NAME is shown
-in logs and by STATS; POLLER, a value of MAKE-EPOLL-POLLER or MAKE-POLL-POLLER, is epoll by default.
-An error in a callback: with CATCH-APP-ERRORS nil, handlers around this call see it, and then the
+EXIT-EVENT-LOOP is called, or until a non-local exit. Then all its objects are closed. NAME appears
+in logs and in STATS; POLLER is a value of MAKE-EPOLL-POLLER, the default, or of MAKE-POLL-POLLER.
+If CATCH-APP-ERRORS is nil, handlers around this call see an error in a callback, and then the
 debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and EXIT-EVENT-LOOP.
 Otherwise the callback is left. The error goes to the event callback of the object that it is about,
 if there is one and SEND-ERRORS-TO-EVENTCB is true; else to CATCH-APP-ERRORS if that is a function;
@@ -21,7 +21,7 @@ else to the log. Signal MISUSE if this thread runs a loop already."
     (setf (program-until-unused program) t
           (program-catch-errors program) catch-app-errors
           (program-errors-to-event-cb program) (and send-errors-to-eventcb t))
-    ;; one that lingers keeps the loop from ending, too
+    ;; a connection that lingers keeps the loop from ending, too
     (loop:call-after-closing loop #'stop-unless-used)
     (let ((start (make-event function :loop loop)))
       (begin-use start)
@@ -61,16 +61,16 @@ closed. Of several such functions the last one added is called first. From any t
   (event-cb nil :type callback))        ; gets errors in CALLBACK
 
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
-  "Call FUNCTION with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process gets
-it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a signal: this one
-replaces the one before. Other loops that request the signal get it too. Its default action, and a
-handler that other code has set for it, are suspended. EVENT-CB gets errors in FUNCTION. Return the
-handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot be handled;
-+SIGUSR2+, SIGURG and SIGALRM are among these, since SBCL stops threads, interrupts them and runs
-its timers by them. From any thread."
+  "Call FUNCTION with NUMBER, the number of a signal such as +SIGINT+, on LOOP whenever the process
+gets that signal, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a
+signal: a new handler replaces the previous one. Other loops that request the signal get it too. Its
+default action, and a handler that other code has set for it, are suspended. EVENT-CB gets errors in
+FUNCTION. Return the handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or is a signal
+that cannot be handled. +SIGUSR2+, SIGURG and SIGALRM cannot be handled: SBCL needs them to stop
+threads, to interrupt them and to run its timers. From any thread."
   (unless (os:may-handle-signal-p number)
-    (misuse "Give a signal that can be handled, such as +SIGINT+, not ~S. SIGUSR2, SIGURG and ~
-             SIGALRM are SBCL's: it stops threads, interrupts them and runs its timers by them."
+    (misuse "Give a signal that can be handled, such as +SIGINT+, not ~S. SBCL needs SIGUSR2, ~
+             SIGURG and SIGALRM to stop and to interrupt threads and to run its timers."
             number))
   (let* ((loop (the-loop loop))
          (watch (make-signal-watch :loop loop :number number :callback function
@@ -135,9 +135,9 @@ handles it. From any thread."
  :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS, sockets that are open;
  :CONNECTIONS, all of LOOP, including those that are being closed;
  :OPEN-DNS-QUERIES;
- :TIMERS, that will run;
+ :TIMERS, those that will run;
  :USES, the number of objects that keep the loop from ending;
- :TURNS, that it has made;
+ :TURNS, how many turns it has made;
  :NAME and :STATE, of the loop.
 From any thread."
   (let* ((loop (or loop (the-loop loop)))

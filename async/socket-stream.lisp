@@ -14,16 +14,16 @@
                            sb-gray:fundamental-character-output-stream)
   ((socket :initarg :socket :reader stream-socket)   ; the SOCKET that it reads and writes
    (unread :initform nil :accessor stream-unread)    ; nil or a buffer that is not empty
-   (searched :initform 0 :accessor stream-searched)  ; its first octets without a newline, so many
+   (searched :initform 0 :accessor stream-searched)  ; how many of its first octets have no newline
    (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
   (:documentation "A socket as a stream, by :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
 PIPE-CONNECT. READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8) read it, on its loop and
 without waiting: when all octets that have arrived are read, they report the end of file, for now.
 READ-LINE returns whole lines. If a line is longer than :HIGH-WATER of the socket, or the peer has
-closed the connection within it, READ-LINE returns the part that has come, and true as the second
-value. A line that is not UTF-8 is skipped, and INVALID-UTF8 is signalled. LISTEN returns true if
-there are octets to read. WRITE-BYTE, WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like (UTF-8)
-write it as WRITE-SOCKET-DATA does, from any thread. CLOSE calls CLOSE-SOCKET; :ABORT is its
+closed the connection within a line, READ-LINE returns the part that has arrived, and true as the
+second value. A line that is not UTF-8 is skipped, and INVALID-UTF8 is signalled. LISTEN returns
+true if there are octets to read. WRITE-BYTE, WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like
+(UTF-8) write it as WRITE-SOCKET-DATA does, from any thread. CLOSE calls CLOSE-SOCKET; :ABORT is its
 :FORCE."))
 
 (document-functions
@@ -33,8 +33,8 @@ write it as WRITE-SOCKET-DATA does, from any thread. CLOSE calls CLOSE-SOCKET; :
   "~A, ~D octet~:P unread" (stream-socket stream) (unread-octets stream))
 
 (defun socket-stream (socket)
-  "Return SOCKET, one made with :STREAM true, as the ASYNC-IO-STREAM that its read callback gets.
-Signal MISUSE if it was made without. On its loop."
+  "Return the ASYNC-IO-STREAM of SOCKET, which was made with :STREAM true; its read callback gets
+the same stream. Signal MISUSE if SOCKET was made without :STREAM. On its loop."
   (unless (settings-stream (%socket-settings socket))
     (misuse "~A was not made with :STREAM true." socket))
   (or (%socket-stream socket)
@@ -73,7 +73,7 @@ READ-CB."
     nil))
 
 (defun take-unread (stream count)
-  "Take COUNT octets off those that STREAM has unread."
+  "Remove and return COUNT of STREAM's unread octets."
   (let ((unread (stream-unread stream)))
     (when (and unread (= (buffer-end unread) (incf (buffer-start unread) count)))
       (setf (stream-unread stream) nil))
@@ -115,13 +115,13 @@ whole; END if it is ASCII."
          (octets (if unread (buffer-octets unread) (make-octets 0)))
          (start (if unread (buffer-start unread) 0))
          (end (if unread (buffer-end unread) 0))
-         ;; octets may come one by one, and a line be asked for after each
+         ;; octets may arrive one by one, with a request for a line after each
          (newline (position 10 octets :start (+ start (stream-searched stream)) :end end)))
     (declare (type octets octets))
     (unless newline (setf (stream-searched stream) (- end start)))
     (flet ((text (end count)
              (let ((line (subseq-octets octets start end)))
-               (take-unread stream count) ; also if it is not UTF-8
+               (take-unread stream count) ; even if the line is not UTF-8
                (octets-string line))))
       (cond (newline (values (text newline (- (1+ newline) start)) nil))
             ((socket-closed-p (stream-socket stream)) (values (text end (- end start)) t))

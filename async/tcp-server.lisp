@@ -4,9 +4,9 @@
 
 (defstruct (server (:include handle) (:constructor %make-server) (:conc-name %server-)
                    (:copier nil))
-  "A server: it listens for connections and makes a socket of each."
+  "An object that listens for connections and makes a socket for each."
   (listener nil :type (or null loop:listener)) ; accepts its connections
-  (closed nil :type boolean))           ; it accepts no more
+  (closed nil :type boolean))           ; true once it accepts no more
 
 (define-printer (server server)
   "~A~:[~; closed~]" (server-address server) (%server-closed server))
@@ -104,28 +104,27 @@ them."
           collect key and collect value))
 
 (defun tcp-server (address port read-cb &rest arguments)
-  "Listen on ADDRESS, a numeric address or a host's name, or nil: every IPv4 address of the machine,
-and on PORT, 0 for any free one, and return the server. Each connection becomes a socket, whose data
-is given to (READ-CB socket octets). The keyword arguments, all optional:
-:EVENT-CB (condition) is called when a socket has closed, with SOCKET-EOF, SOCKET-RESET,
-SOCKET-TIMEOUT or another SOCKET-ERROR. :CONNECT-CB (socket) is called with each new socket,
-:WRITE-CB (socket) each time all output has been given to the system.
-:HIGH-WATER, octets of unsent output past which WRITE-SOCKET-DATA returns false (65536); :LOW-WATER,
-those at which :DRAIN-CB (socket) is called then (a quarter of that); :MAX-UNSENT-OCTETS, past which
-a socket is not read (1 MB).
-:READ-TIMEOUT and :WRITE-TIMEOUT as for SET-SOCKET-TIMEOUTS.
+  "Listen on PORT, 0 for any free port, of ADDRESS: a numeric address, a host's name, or nil for all
+IPv4 addresses of the machine; return the server. Each connection becomes a socket, whose data is
+given to (READ-CB socket octets). The keyword arguments, all optional: :EVENT-CB (condition) is
+called when a socket has closed, with SOCKET-EOF, SOCKET-RESET, SOCKET-TIMEOUT or another
+SOCKET-ERROR. :CONNECT-CB (socket) is called with each new socket, :WRITE-CB (socket) each time all
+output has been given to the system. :HIGH-WATER: if a socket has more unsent octets than this,
+WRITE-SOCKET-DATA returns false (65536); :LOW-WATER: when only so many are left, :DRAIN-CB (socket)
+is called (a quarter of :HIGH-WATER); :MAX-UNSENT-OCTETS: a socket with more unsent octets is not
+read (1 MB). :READ-TIMEOUT and :WRITE-TIMEOUT as for SET-SOCKET-TIMEOUTS.
 :IN-PLACE true: (READ-CB socket octets start end) reads the received octets in the loop's own
 vector, without a copy; they are valid until READ-CB returns.
 :STREAM true: (READ-CB socket stream) is called when octets have come, with the socket's
 ASYNC-IO-STREAM, to read them from.
 :TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil: the connections speak TLS.
-:BACKLOG, connections that may wait to be accepted; :MAX-CONNECTIONS, those held at once; more are
-closed; :REUSE-PORT true: other processes may share the port, if they set it too.
-:LOOP, an event loop, by default that of this thread; or :LOOPS, a list of event loops: each
-connection goes to the one with the fewest, which runs its callbacks. The server keeps the first of
-them from ending. Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE, if the server cannot
-listen on the address, MISUSE if ADDRESS and PORT are not an address or the loop has stopped.
-EVENT-CB may also be the fourth argument. From any thread."
+:BACKLOG, how many connections may wait to be accepted; :MAX-CONNECTIONS, how many may be open at
+once: further ones are closed; :REUSE-PORT true: other processes may share the port, if they set
+this too. :LOOP, an event loop, by default that of this thread; or :LOOPS, a list of event loops:
+each connection goes to the one with the fewest, which runs its callbacks. The server keeps the
+first of these loops from ending. Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE, if the
+server cannot listen on the address, MISUSE if ADDRESS and PORT are not an address or the loop has
+stopped. EVENT-CB may also be the fourth argument. From any thread."
   (apply #'serve (host-target (or address "0.0.0.0") port) read-cb (event-cb-first arguments)))
 
 (defun pipe-server (name read-cb &rest arguments)
@@ -141,8 +140,8 @@ connect."
           do (if (char= char #\%) (write-string "%25" target) (write-char char target)))))
 
 (defun close-tcp-server (server)
-  "Stop accepting connections at SERVER; its present ones continue. Closing again does nothing. From
-any thread."
+  "Stop accepting connections at SERVER; present connections continue. Closing again does nothing.
+From any thread."
   (end-handle server (lambda (server)
                        (setf (%server-closed server) t)
                        (loop:close-listener (%server-listener server))
@@ -203,9 +202,9 @@ any thread."
 written to, and written octets wait for the connection. (READ-CB socket octets) gets the received
 octets. The keyword arguments, all optional:
 :DATA, octets or a string to send first. :CONNECT-CB (socket) is called when there is a connection.
-:EVENT-CB (condition) is called when the socket has closed, or could not be connected, then with
-SOCKET-REFUSED, CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in seconds
-(20).
+:EVENT-CB (condition) is called when the socket has closed or could not be connected; in the latter
+case with SOCKET-REFUSED, CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in
+seconds (20).
 :TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil, or T for those that trust the system's
 certificates: the connection speaks TLS with HOST; written octets wait for the handshake.
 :LOOP, by default that of this thread. With :STREAM true (READ-CB socket stream) is called when

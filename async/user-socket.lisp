@@ -1,5 +1,6 @@
 ;;;; Sockets for users: a connection with callbacks. The sockets of a server share one object of
-;;;; settings: callbacks, marks and time-outs. A socket that gets other callbacks has a copy of it.
+;;;; settings: callbacks, marks and time-outs. A socket that gets other callbacks has a copy of that
+;;;; object.
 ;;;;
 ;;;; READ-CB (socket octets) takes the received octets, a fresh vector; the READ-CB of an in-place
 ;;;; socket, (socket octets start end), reads them in the loop's own vector, until it returns.
@@ -40,11 +41,12 @@
 (defstruct (timeouts (:copier nil))
   "The time-outs of a socket."
   (read-timer nil :type (or null timer)) ; nil: there is no time-out
-  (read-ns 0 :type nanoseconds)         ; how long nothing may come
+  (read-ns 0 :type nanoseconds)         ; the longest time without received octets
   (read-at 0 :type nanoseconds)         ; when something came last
   (write-timer nil :type (or null timer)) ; nil: there is no time-out
-  (write-ns 0 :type nanoseconds)        ; how long output may wait without any being taken
-  (written-at 0 :type nanoseconds))     ; when some was taken last, or began to wait
+  ;; how long output may wait while the system accepts none of it
+  (write-ns 0 :type nanoseconds)
+  (written-at 0 :type nanoseconds))     ; when output was last accepted, or began to wait
 
 (defstruct (socket (:include handle) (:constructor %make-socket) (:copier nil)
                    (:conc-name %socket-))
@@ -53,9 +55,9 @@
   (settings nil :type socket-settings)  ; the settings that its user asked for
   (data nil)                            ; the user's datum
   (early nil :type (or null buffer))    ; output from before there is a connection
-  (stream nil)                          ; its ASYNC-IO-STREAM, once that is used
+  (stream nil)                          ; its ASYNC-IO-STREAM, once that exists
   (timeouts nil :type (or null timeouts)) ; nil while it has none
-  (closed nil :type boolean)            ; for its user; the connection may still send
+  (closed nil :type boolean)            ; closed for its user; the connection may still send
   (awaits nil :type boolean)            ; a look at the remaining output will be deferred
   (choked nil :type boolean))           ; the output went past the high-water mark
 
@@ -75,8 +77,8 @@
               (%socket-closed socket)))))
 
 (defun socket-data (socket)
-  "The user's own datum of SOCKET, nil at first. SETFable. Nothing guards it: use it on the loop, or
-guard it."
+  "The user's own datum of SOCKET, nil at first. SETFable. No lock guards it: use it on the loop, or
+guard it yourself."
   (%socket-data socket))
 
 (defun (setf socket-data) (datum socket)
@@ -223,9 +225,9 @@ If that is impossible, close BYTE-CHANNEL and signal SOCKET-ERROR or TLS-ERROR."
           (t (log-event :info :socket-failed :socket handle :reason (princ-to-string condition))))))
 
 (defun close-socket (socket &key force)
-  "Close SOCKET after its output is sent; with FORCE, drop the output. A peer that takes none of it
-for two seconds loses the rest. Its event callback is not called. Closing again does nothing. From
-any thread."
+  "Close SOCKET after its output is sent; with FORCE, drop the output. If the peer receives none of
+it for two seconds, the rest is lost. Its event callback is not called. Closing again does nothing.
+From any thread."
   (let ((loop (handle-loop socket)))
     (loop:with-baton (loop) (close-now socket force)
       (post loop (lambda () (close-now socket force))))
@@ -295,9 +297,9 @@ sent, SOCKET is checked at the end of the turn."
     boolean
   "Send DATA, or its part from START to END, to SOCKET's peer, at the end of the loop's turn, after
 all earlier output. DATA is octets (the fastest), a string, which goes as UTF-8, or another sequence
-of octets. DATA may be changed afterwards. Before there is a connection it waits for that; once
-SOCKET is closed it is lost. READ-CB, WRITE-CB and EVENT-CB, where they are given, are SOCKET's
-callbacks from now on. FORCE has no effect.
+of octets. DATA may be changed afterwards. Before there is a connection, DATA waits for that; once
+SOCKET is closed, DATA is lost. READ-CB, WRITE-CB and EVENT-CB, if given, are SOCKET's callbacks
+from now on. FORCE has no effect.
 Return true if SOCKET is ready for more; false if it is closed, or more of its output is unsent than
 its high-water mark: then it is best to wait for its drain callback. From any thread; on another
 thread than the loop's this returns true if SOCKET was not closed."
@@ -318,7 +320,7 @@ thread than the loop's this returns true if SOCKET was not closed."
                  (not (%socket-closed socket))))))))
 
 (defun set-callbacks (socket read-cb write-cb event-cb)
-  "Give SOCKET those of the callbacks that are not nil."
+  "Give SOCKET the callbacks that are not nil."
   (let* ((settings (setf (%socket-settings socket)
                          (copy-socket-settings (%socket-settings socket))))
          (stream (settings-stream settings)))
@@ -347,8 +349,8 @@ once the buffers between are full, the peer cannot send. On its loop."
 (defun set-socket-timeouts (socket read-seconds write-seconds)
   "Set the time-outs of SOCKET: when no octets have come for READ-SECONDS, a real, or waiting output
 has not moved for WRITE-SECONDS, close SOCKET and call its event callback with a SOCKET-TIMEOUT;
-nil, or a number that is not positive, means no time-out. Signal SOCKET-CLOSED if it is closed. On
-its loop."
+nil, or a number that is not positive, means no time-out. Signal SOCKET-CLOSED if SOCKET is closed.
+On its loop."
   (when (%socket-closed socket)
     (error 'socket-closed :owner socket :operation "set the time-outs of" :reason "it is closed"))
   (set-timeouts socket read-seconds write-seconds))

@@ -45,13 +45,13 @@ function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTIO
   (callback nil :type callback)         ; the function, without arguments
   (event-cb nil :type callback)         ; gets errors in CALLBACK
   (single-shot t :type boolean)         ; the first call frees it
-  (freed nil :type boolean))            ; it does not call CALLBACK any more
+  (freed nil :type boolean))            ; true once it does not call CALLBACK any more
 
 (defun make-notifier (function &key event-cb (single-shot t) (loop *event-loop*))
   "Return a notifier: each TRIGGER-NOTIFIER of it, in any thread, calls FUNCTION, without arguments,
-on LOOP. With SINGLE-SHOT the first call frees the notifier. Until it is freed, by that or by
-FREE-NOTIFIER, it keeps LOOP from ending. EVENT-CB gets errors in FUNCTION. POST, too, calls a
-function on a loop, without a notifier. From any thread."
+on LOOP. With SINGLE-SHOT the first call frees the notifier. Until the notifier is freed, by that
+call or by FREE-NOTIFIER, it keeps LOOP from ending. EVENT-CB gets errors in FUNCTION. POST, too,
+calls a function on a loop, without a notifier. From any thread."
   (let* ((loop (the-loop loop))
          (notifier (%make-notifier :loop loop :callback function :event-cb event-cb
                                    :single-shot (and single-shot t))))

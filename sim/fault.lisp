@@ -42,7 +42,7 @@ simulation, on any of its threads."
   nil)
 
 (defun crash-host (host)
-  "Reset HOST's connections and close its ports at once: to other hosts its process has ended."
+  "Reset HOST's connections and close its ports at once, as if its process had ended."
   (setf (host-up host) nil)
   (loop for socket across (copy-seq (host-sockets host))
         do (case (and socket (socket-state socket))
@@ -58,8 +58,8 @@ simulation, on any of its threads."
               (remhash (socket-port socket) (host-ports host))))))
 
 (defun stop-host (host &key (drain 10))
-  "End HOST's process in order: its servers give running calls DRAIN seconds. Wait for its end. In a
-simulation, on the thread of its body or of a task."
+  "End HOST's process in the regular way: its servers give running calls DRAIN seconds. Wait for its
+end. In a simulation, on the thread of its body or of a task."
   (record-at host :stops :drain drain)
   (setf (host-leaving host) t)
   (end-processes host drain)

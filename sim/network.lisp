@@ -64,7 +64,7 @@ lower ones.")
            (simulation-partitions simulation)))
 
 (defun way-ns (simulation)
-  "How long the way of the next packet is."
+  "The time that the next packet takes, in nanoseconds."
   (between (simulation-chance simulation) (simulation-least-latency-ns simulation)
            (simulation-most-latency-ns simulation)))
 
@@ -92,8 +92,8 @@ lower ones.")
   (launch socket (if (symbolp item) 0 (length item))))
 
 (defun resume-flights (simulation)
-  "Resume the sending of octets that waited because of a partition, unless there is another. Plans
-that find nothing do nothing."
+  "Resume the transmission of octets that waited because of a partition, unless another partition
+separates the hosts. Plans that find no octets do nothing."
   (dolist (socket (reverse (shiftf (simulation-stalled simulation) '())))
     (dolist (item (fifo-items (socket-flight socket)))
       (launch socket (if (symbolp item) 0 (length item))))))
@@ -158,7 +158,7 @@ that find nothing do nothing."
              (tell listener loop:+readable+)
              (transmit peer :accepted)))
           (t
-           ;; there is no process that could send this
+           ;; the process that could send this has ended
            (let ((simulation (host-simulation host)))
              (add-plan (simulation-event-queue simulation)
                        (+ (simulation-now simulation) (latency-ns simulation))

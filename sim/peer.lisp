@@ -19,7 +19,7 @@
                      (misuse "There is no host named ~S." name)))))
 
 (defun connect-peer (name port)
-  "Connect to PORT of the host called NAME, from the current host; return a peer. It may say
+  "Connect to PORT of the host called NAME, from the current host; return a peer. The peer may send
 something at once. Does not wait. In a simulation, on any of its threads."
   (let ((socket (open-socket (current-host))))
     (connect-socket (current-host) (socket-descriptor socket) (own-address name port))

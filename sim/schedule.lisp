@@ -1,9 +1,9 @@
 ;;;; The scheduler. At any time one thread runs. It is the body of WITH-SIMULATION, which is the
-;;;; scheduler while it waits, or the thread of a task. The scheduler has given the task the turn,
-;;;; and gets it back when the task waits or ends. A step is a turn of a loop that has something to
-;;;; do, or of a task that can continue; chance picks among them. Each takes some virtual time. When
-;;;; no loop and no task has anything to do, time advances to the next due event: a plan, a timer,
-;;;; the end of a wait.
+;;;; scheduler while it waits, or the thread of a task. The scheduler gives the turn to a task, and
+;;;; gets it back when the task waits or ends. A step is a turn of a loop that has something to do,
+;;;; or of a task that can continue; chance picks among them. Each step takes some virtual time.
+;;;; When no loop and no task has anything to do, time advances to the next due event: a plan, a
+;;;; timer, the end of a wait.
 ;;;;
 ;;;; A task waits for a predicate, which the scheduler calls, so a thread is woken only if it can
 ;;;; continue. A task that waits for a notice of another thread has no predicate: it checks again
@@ -31,7 +31,7 @@ semaphore, and a simulation does little else as often."
   (os:wake-futex turn))
 
 (defun await-turn (turn)
-  "Wait for TURN, and take it. No other thread waits for it."
+  "Wait for TURN, and take it. Only one thread waits for a turn."
   (declare (type os:futex turn))
   (loop until (plusp (aref turn 0)) do (os:wait-for-futex turn 0))
   (sb-ext:atomic-decf (aref turn 0)))
@@ -110,7 +110,7 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
   (and end-ns (<= end-ns (simulation-now simulation))))
 
 (defun task-ready-p (simulation task)
-  "True if TASK can go on."
+  "True if TASK can continue."
   (or (eq :new (task-state task))
       (task-killed task)
       (past-p simulation (task-end-ns task))
@@ -141,7 +141,7 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
   (eq :stopped (loop:event-loop-state (running-loop-loop running))))
 
 (defun find-candidates (simulation)
-  "The loops and tasks that can go on."
+  "The loops and tasks that can continue."
   (let ((candidates (simulation-candidates simulation)))
     (setf (fill-pointer candidates) 0)
     (when (some #'stopped-p (simulation-loops simulation))
@@ -170,11 +170,11 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
     (loop:make-turn (running-loop-loop running))))
 
 (defun polls-p (task)
-  "True if TASK only looks whether it can go on."
+  "True if TASK only checks whether it can continue."
   (and (eq :waiting (task-state task)) (null (task-predicate task))))
 
 (defun give-step (simulation chosen)
-  "Let CHOSEN, a loop or a task, go on."
+  "Let CHOSEN, a loop or a task, make a step."
   (etypecase chosen
     (running-loop
      (incf (simulation-changes simulation))
@@ -197,7 +197,7 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
 
 (defun step-or-pass-time (simulation end-ns)
   "Make a step, or let time pass until something is due, but not past END-NS unless that is nil.
-Return false if nothing will ever be."
+Return false if nothing will ever happen."
   (or (make-step simulation)
       (let ((next (next-event-ns simulation)))
         (cond ((and end-ns (or (null next) (<= end-ns next)))
@@ -208,7 +208,7 @@ Return false if nothing will ever be."
                t)))))
 
 (defun check-progress (simulation end-ns)
-  "Signal SIMULATION-HANG if this has taken too long."
+  "Signal SIMULATION-HANG if the simulation has taken too long."
   (cond ((<= (simulation-most-steps simulation) (simulation-steps simulation))
          (incf (simulation-most-steps simulation) 100000) ; for the clean-up
          (hang simulation "it made ~D steps" (simulation-steps simulation)))
@@ -222,8 +222,8 @@ Return false if nothing will ever be."
     (error 'simulation-hang :text text)))
 
 (defun wait-in-body (simulation predicate end-ns)
-  "Let the others run until PREDICATE is true or, if it is nil, until something has changed; return
-false at END-NS."
+  "Let the loops and tasks run until PREDICATE is true or, if it is nil, until something has
+changed; return false at END-NS."
   (loop
     (cond ((and predicate (funcall predicate)) (return t))
           ((past-p simulation end-ns) (return nil)))

@@ -4,8 +4,9 @@
 (in-package #:clgrpc.sim)
 
 (define-condition seed-failed (clgrpc-error)
-  ((seed :initarg :seed :reader seed-failed-seed) ; for which the scenario failed
-   (condition :initarg :condition :reader seed-failed-condition) ; that it failed with
+  ((seed :initarg :seed :reader seed-failed-seed) ; the seed for which the scenario failed
+   ;; the condition with which it failed
+   (condition :initarg :condition :reader seed-failed-condition)
    (story :initarg :story :reader seed-failed-story) ; the report, as text
    (rerun :initarg :rerun :reader seed-failed-rerun)) ; the form that runs it again
   (:report (lambda (failure stream)

@@ -14,27 +14,28 @@
   (most-latency-ns 0 :type nanoseconds) ; and the longest time
   (losses 0 :type index)                ; packets, of a thousand, that are lost and sent again
   (partitions '() :type list)           ; pairs of hosts, (a . b), that cannot reach each other
-  (stalled '() :type list)              ; sockets whose flight has met a partition
+  (stalled '() :type list)              ; sockets whose octets wait for the end of a partition
   (connections 0 :type index)           ; how many there have been
   ;; the scheduler's data
   (loops '() :type list)                ; RUNNING-LOOPs
-  (tasks '() :type list)                ; that have not ended, in the order in which they started
+  ;; tasks that have not ended, in the order in which they started
+  (tasks '() :type list)
   (task nil :type (or null task))       ; that runs now, nil for the body
-  (turn (os:make-futex) :type os:futex :read-only t) ; the body's turn has come: how often
+  (turn (os:make-futex) :type os:futex :read-only t) ; how often the body's turn has come
   (idle-threads '() :type list)         ; WORKERs without a task
   (candidates (make-array 16 :adjustable t :fill-pointer 0) :type vector :read-only t) ; scratch
   ;; limits
   (steps 0 :type index)
   (changes 0 :type index)               ; steps, and plans, that may have changed something
-  (most-steps 0 :type index)            ; after which it counts as hanging
-  (end-ns 0 :type nanoseconds)          ; it is a hang if the body waits longer
+  (most-steps 0 :type index)            ; the number of steps after which it counts as hanging
+  (end-ns 0 :type nanoseconds)          ; if the body waits longer, it is a hang
   ;; history
   (history (make-history) :type history :read-only t))
 
 (defstruct (host (:constructor %make-host) (:copier nil))
   "A machine of the virtual network, with a process of servers and channels. See ADD-HOST."
   (simulation nil :type simulation :read-only t) ; whose it is
-  (name "" :type string :read-only t)   ; by which others connect to it
+  (name "" :type string :read-only t)   ; the name by which others connect to it
   (number 0 :type (unsigned-byte 8) :read-only t) ; its address is 10.0.0.NUMBER
   (world nil :type (or null loop:world)) ; of its process
   (boot nil :type (or null function))   ; starts its servers
@@ -46,8 +47,9 @@
   (ports (make-hash-table) :type hash-table :read-only t) ; from port to the listening socket
   (services (make-hash-table) :type hash-table :read-only t) ; from port to the function that
                                                              ; answers datagrams
-  (next-port 40000 :type (unsigned-byte 16)) ; the next one that no program has chosen
-  (octets-per-second nil :type (or null (integer 1)))) ; that it reads, see SLOW
+  ;; the next port to be assigned to a program that chooses none
+  (next-port 40000 :type (unsigned-byte 16))
+  (octets-per-second nil :type (or null (integer 1)))) ; octets that it reads, see SLOW
 
 (defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
   "A virtual socket: one end of a connection, a listening socket, or one for datagrams."
@@ -72,7 +74,7 @@
   (ended nil :type boolean)             ; the peer sends no more
   ;; packets on their way to the peer
   (flight (make-fifo) :type fifo :read-only t) ; of octets and keywords
-  (last-due 0 :type nanoseconds)        ; when the last of them arrives
+  (last-due 0 :type nanoseconds)        ; when the last packet arrives
   (unread 0 :type index)                ; octets sent that the peer has not read
   (room 65536 :type index)              ; how many there may be
   (blocked nil :type boolean)           ; a write found no room
@@ -86,27 +88,27 @@
 (defstruct (running-loop (:constructor make-running-loop (loop host pending)) (:copier nil))
   "A LOOP that the simulation runs, for HOST's process; PENDING is its poller's."
   (loop nil :type loop:event-loop :read-only t) ; that the simulation runs
-  (host nil :type host :read-only t)    ; whose process it is of
+  (host nil :type host :read-only t)    ; the host of its process
   (pending nil :type pending :read-only t)) ; sockets that its poller has to report
 
 (defstruct (task (:constructor make-task (name host function)) (:copier nil))
   "The work of a thread of a process. See START-TASK."
   (name "" :type string :read-only t)   ; for reports
-  (host nil :type host :read-only t)    ; whose process it is of
+  (host nil :type host :read-only t)    ; the host of its process
   (function nil :type function :read-only t) ; its work
-  (state :new :type (member :new :waiting :running :done)) ; how far it has come
+  (state :new :type (member :new :waiting :running :done)) ; its state
   (worker nil :type (or null worker))   ; the thread that it has, or nil
   ;; the predicate that it waits for, see LOOP:WORLD
   (predicate nil :type (or null function)) ; true once it may go on, or nil
-  (end-ns nil :type (or null nanoseconds)) ; when it goes on all the same, or nil
+  (end-ns nil :type (or null nanoseconds)) ; when it continues in any case, or nil
   (seen 0 :type index)                  ; the CHANGES when it began to wait
-  (killed nil :type boolean))           ; it is to end as soon as it runs
+  (killed nil :type boolean))           ; true if it must end as soon as it runs
 
 (defstruct (worker (:copier nil))
   "A thread for tasks."
   (thread nil :type (or null sb-thread:thread)) ; nil until it was started
-  (turn (os:make-futex) :type os:futex :read-only t) ; its turn has come: how often
-  (task nil :type (or null task)))      ; to run; nil to end
+  (turn (os:make-futex) :type os:futex :read-only t) ; how often its turn has come
+  (task nil :type (or null task)))      ; the task to run; nil to end
 
 (declaim (sb-ext:freeze-type simulation host socket pending running-loop task worker))
 

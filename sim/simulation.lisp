@@ -66,9 +66,9 @@
 (defun add-host (name &optional boot)
   "Return a new host in the simulation of this thread. NAME, a string, is its name for channels and
 servers (\"NAME:PORT\"). BOOT, a function without arguments, is called now, and after each restart,
-in the host's process. It returns the servers and channels that it has started, one or a list, which
-end with the process. The list may also have functions that end other objects; their argument is the
-seconds that they may take, nil if the process is killed."
+in the host's process. FUNCTION returns the servers and channels that it has started, one or a list,
+which end with the process. The list may also have functions that end other objects; their argument
+is the seconds that they may take, nil if the process is killed."
   (let ((host (%make-host :simulation *simulation* :name name :boot boot
                           :number (1+ (length (simulation-hosts *simulation*))))))
     (setf (simulation-hosts *simulation*) (append (simulation-hosts *simulation*) (list host)))
@@ -202,8 +202,8 @@ OPTIONS are:
 :SEED     an integer that determines everything that is left to chance; 1 by default
 :LATENCY  the least and the most seconds that a packet takes, (0.0001 0.002) by default
 :LOSSES   how many of a thousand packets are lost and sent again, 0 by default
-:LIMIT    after how many virtual seconds a wait of BODY counts as a hang, 600 by default
-:STEPS    after how many steps it counts as one, a million by default"
+:LIMIT after how many virtual seconds a wait of BODY counts as a hang, 600 by default :STEPS after
+how many steps a wait counts as a hang, a million by default"
   (let ((function (gensym "BODY")))
     `(flet ((,function (,simulation)
               (declare (ignorable ,simulation))

@@ -1,6 +1,7 @@
-;;;; Datagrams between hosts, as with UDP. Each travels alone, so one may overtake another. One that
-;;;; is lost, or meets a partition, never arrives; one to a port without a server is refused. The
-;;;; client has a socket; the server is a function of a host, see SERVE-DATAGRAMS.
+;;;; Datagrams between hosts, as with UDP. Each datagram travels alone, so one may overtake another.
+;;;; A datagram that is lost, or meets a partition, never arrives; a datagram to a port without a
+;;;; server is refused. The client has a socket; the server is a function of a host, see
+;;;; SERVE-DATAGRAMS.
 
 (in-package #:clgrpc.sim)
 
@@ -30,7 +31,7 @@ lost."
              (- end start)))))
 
 (defun datagram-arrives (socket octets)
-  "OCTETS that SOCKET has sent have come to where it is connected to. Answers go back."
+  "OCTETS that SOCKET has sent arrive at the port to which it is connected. Answers go back."
   (let* ((host (socket-host socket))
          (far-host (socket-far-host socket))
          (service (and (host-up far-host)
@@ -46,7 +47,7 @@ lost."
                           (datagram-refused socket))))))
 
 (defun datagram-returns (socket octets)
-  "Give SOCKET the OCTETS that have come to it."
+  "Give SOCKET the OCTETS that have arrived for it."
   (unless (eq :closed (socket-state socket))
     (record-at (socket-host socket) :datagram (host-name (socket-far-host socket)) octets)
     (setf (socket-incoming socket) (append (socket-incoming socket) (list octets)))

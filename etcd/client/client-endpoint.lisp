@@ -10,7 +10,7 @@
 (defclass endpoints-resolver (client:resolver)
   ((parts :initarg :parts :accessor endpoints-parts) ; the resolvers, one for each endpoint
    (options :initarg :options :reader endpoints-options) ; of the channel
-   ;; the result of each of these: a list of backends, or a text with the reason why there are none
+   ;; the result of each part: a list of backends, or a text with the reason why there are none
    (answers :initform '() :accessor endpoints-answers))
   (:documentation "For targets that are endpoints."))
 
@@ -60,8 +60,8 @@ the caller of MAKE-CHANNEL binds this.")
   (dolist (part (endpoints-parts resolver)) (run-part resolver part)))
 
 (defun replace-parts (resolver parts)
-  "Make PARTS the parts of RESOLVER. If RESOLVER has a part for the same target, that remains, and
-the one among PARTS is not begun. On its loop."
+  "Make PARTS the parts of RESOLVER. If RESOLVER already has a part for the same target, that part
+remains, and the one among PARTS is not begun. On its loop."
   (let* ((old (endpoints-parts resolver))
          (kept (loop for part in parts
                      collect (or (find (client:resolver-target part) old
@@ -81,7 +81,7 @@ an endpoint. From any thread."
                          (client:make-resolver endpoint (endpoints-options resolver)))
                        endpoints))
         (loop (client:resolver-loop resolver)))
-    ;; before it has begun there is no reason for this
+    ;; a resolver that has not begun needs no change
     (when loop (loop:post loop (lambda () (replace-parts resolver parts))))
     nil))
 

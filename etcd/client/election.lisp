@@ -24,8 +24,8 @@ LOCK-GUARD. From any thread."
   (waiter-guard leadership))
 
 (defun leadership-held-p (leadership)
-  "True if this client certainly leads by LEADERSHIP: its lease was renewed in time, by this
-machine's clock. From any thread."
+  "True if this client certainly has LEADERSHIP: its lease was renewed in time, by this machine's
+clock. From any thread."
   (waiter-held-p leadership))
 
 (define-keyword-function campaign
@@ -35,7 +35,7 @@ VALUE, a string or octets, is the leader's value, see LEADER. The leadership is 
 if that is nil, to a lease of its own, which ends SECONDS after the last renewal. If LEASE is a
 candidate already, return the same leadership, with this VALUE. If the lease is lost ON-LOSS is
 called with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT
-seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another
+seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends meanwhile, or another
 ETCD-ERROR; then this client is not a candidate any more. From any thread; end it with RESIGN."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (leadership (make-waiter #'%make-leadership etcd name lease seconds on-loss end)))
@@ -59,8 +59,8 @@ client does not lead any more, or another ETCD-ERROR. From any thread."
 
 (define-keyword-function resign (leadership &key timeout)
   "Give LEADERSHIP up; the next candidate leads. A lost leadership is not an error. Signal an
-ETCD-ERROR if etcd does not answer; then the leadership ends with its lease, which is not renewed
-any more if it belongs to the leadership. From any thread."
+ETCD-ERROR if etcd does not answer; then LEADERSHIP ends with its lease, and a lease of its own is
+not renewed any more. From any thread."
   (leave-queue leadership timeout))
 
 (define-keyword-function leader (etcd name &key timeout)
@@ -93,9 +93,9 @@ there is no leader. Signal an ETCD-ERROR. From any thread."
              (remhash (entry-key-octets (change-entry change)) standing)))))))
 
 (defun identity-of (entry)
-  "A value to compare by EQUALP that is different for every entry, and for the same entry with
-another value; even if the store has lost its data meanwhile and counts its revisions again. NIL has
-such a value, too."
+  "A value to compare by EQUALP: it differs for different entries, and for the same entry with
+another value, even if the store has lost its data meanwhile and numbers its revisions from 1 again.
+ENTRY may be NIL."
   (and entry
        (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
              (entry-value entry))))

@@ -35,9 +35,9 @@
 
 (define-keyword-function fetch (etcd key &key revision stale timeout)
   "Return two values: the entry of KEY, a string or octets, at REVISION, by default the newest, or
-nil if there is none; and the present revision of the store. With STALE one member answers without
-asking the others, perhaps with older data. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION or
-another. From any thread."
+nil if there is none; and the present revision of the store. If STALE is true, one member answers
+without asking the others, perhaps with older data. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION
+or another. From any thread."
   (let ((response (ask etcd #'kv:range
                        (range-request (key-octets key) nil :revision revision :stale stale)
                        timeout :twice t :leader (not stale))))
@@ -48,15 +48,15 @@ another. From any thread."
     (function etcd &rest options
      &key prefix from to revision stale keys-only limit order min-created max-created
        min-changed max-changed (page 1000) timeout)
-  "Call FUNCTION with each entry of a range: of the keys that begin with PREFIX, or of those from
-FROM on, before TO. They are read at REVISION, by default the newest at the start; return that
-revision. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the default,
-:created or :changed (the revisions), :version or :value; or a list of a sort key and :ascending or
-:descending. FUNCTION gets only entries created at MIN-CREATED or later and at MAX-CREATED or
-before, and changed between MIN-CHANGED and MAX-CHANGED; all four are revisions. With KEYS-ONLY
-their values are empty; STALE is as for FETCH. In the default order they are fetched in pages of
-PAGE entries, each within TIMEOUT seconds; in any other order all at once. Signal an ETCD-ERROR;
-COMPACTED if the revision is compacted meanwhile. From any thread."
+  "Call FUNCTION with each entry of a range of keys: those that begin with PREFIX, or those from
+FROM on and before TO. The entries are read at REVISION, by default the newest at the start; return
+that revision. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the
+default, :created or :changed (the revisions), :version or :value; or a list of a sort key and
+:ascending or :descending. FUNCTION gets only entries created at MIN-CREATED or later and at
+MAX-CREATED or before, and changed between MIN-CHANGED and MAX-CHANGED; all four are revisions. If
+KEYS-ONLY is true, their values are empty; STALE is as for FETCH. In the default order entries are
+fetched in pages of PAGE entries, each within TIMEOUT seconds; in any other order all at once.
+Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile. From any thread."
   (declare (ignore keys-only min-created max-created min-changed max-changed))
   (check-type page (integer 1))
   (check-type limit (or null (integer 1)))
@@ -67,7 +67,7 @@ COMPACTED if the revision is compacted meanwhile. From any thread."
                     (t page))))
     (multiple-value-bind (start end) (range-of prefix from to)
       (loop
-        (let* (;; another member may not have come to the revision of the first page
+        (let* (;; another member may not have reached the revision of the first page
                (stale (and stale (null revision)))
                (response (ask etcd #'kv:range
                               (apply #'range-request start end :revision revision :stale stale
@@ -113,11 +113,11 @@ The arguments are those of MAP-ENTRIES. From any thread."
                        :ignore-value (and keep-value t) :prev-kv (and previous t)))
 
 (define-keyword-function put (etcd key value &key lease keep-lease keep-value previous timeout)
-  "Put VALUE at KEY, strings or octets. Return the revision that this makes; with PREVIOUS also, as
-second value, the former entry, or nil. The entry ends with LEASE, a lease or its number; with
-KEEP-LEASE it stays under its present lease. With KEEP-VALUE it keeps its present value, and VALUE
-is ignored. Signal an ETCD-ERROR: LEASE-NOT-FOUND; INVALID-REQUEST if there is no entry whose lease
-or value to keep; or another; see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+  "Put VALUE at KEY, strings or octets. Return the revision that this makes and, if PREVIOUS is
+true, as second value the former entry, or nil. The entry ends with LEASE, a lease or its number; if
+KEEP-LEASE is true, it keeps its present lease. If KEEP-VALUE is true, it keeps its present value,
+and VALUE is ignored. Signal an ETCD-ERROR: LEASE-NOT-FOUND; INVALID-REQUEST if the lease or value
+to keep is missing; or another; see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:put
                        (put-request key value :lease lease :keep-lease keep-lease
                                               :keep-value keep-value :previous previous)
@@ -135,8 +135,9 @@ revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From
             (header-revision (pb:delete-range-response-header response)))))
 
 (define-keyword-function remove-entries (etcd &key prefix from to timeout)
-  "Remove the entries of a range, see MAP-ENTRIES. Return two values: how many were removed, and the
-revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+  "Remove the entries of a range, see MAP-ENTRIES. Return two values: the number of removed entries,
+and the revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any
+thread."
   (multiple-value-bind (start end) (range-of prefix from to)
     (let ((response (ask etcd #'kv:delete-range
                          (pb:make-delete-range-request :key start :range-end end)
@@ -145,9 +146,9 @@ revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From
               (header-revision (pb:delete-range-response-header response))))))
 
 (define-keyword-function compact (etcd revision &key physical timeout)
-  "Make ETCD forget the revisions before REVISION. Later reads of them, and watches from there,
-signal COMPACTED. With PHYSICAL this returns only when they are removed from the file, too, so that
-their space can be used again. Signal an ETCD-ERROR. From any thread."
+  "Make ETCD forget the revisions before REVISION. Later reads of these revisions, and watches from
+them on, signal COMPACTED. If PHYSICAL is true, return only when they are removed from the file,
+too, so that their space can be used again. Signal an ETCD-ERROR. From any thread."
   (ask etcd #'kv:compact (pb:make-compaction-request :revision revision :physical (and physical t))
        timeout)
   nil)

@@ -6,11 +6,11 @@
 ;;;; Calls ask for a member that has a leader, unless the data of any member suffice. So a member
 ;;;; that is cut off from the others refuses them at once, instead of letting them wait.
 ;;;;
-;;;; If the client has a user, calls have a token in their metadata. It is fetched by Authenticate
-;;;; when it is first needed, and kept. etcd forgets tokens: when a token was not used for five
-;;;; minutes, and when etcd is restarted; tokens of the kind jwt expire. It refuses a token from
-;;;; before a change of users and roles. A call that was refused for its token is repeated with a
-;;;; new one. That is not a repetition, since it was not done.
+;;;; If the client has a user, calls have a token in their metadata. The token is fetched by
+;;;; Authenticate when it is first needed, and kept. etcd forgets tokens: when a token was not used
+;;;; for five minutes, and when etcd is restarted; tokens of the kind jwt expire. After a change of
+;;;; users and roles, etcd refuses older tokens. A call that was refused because of its token is
+;;;; made again with a new token. This is not a repetition, since the refused call was not done.
 ;;;;
 ;;;; The threads of watches, leases and mirrors end at once on request, even while they wait for an
 ;;;; answer: each has a CANCELLATION-TOKEN, which refers to the call that it waits for.
@@ -21,13 +21,14 @@
   "Makes a member that has lost the leader end a stream, so that another member can be asked.")
 
 (defconstant +first-repetition-seconds+ 1/20 "How long to wait before a call is made again.")
-(defconstant +longest-repetition-seconds+ 1/4 "How long at most; twice as long each time.")
+(defconstant +longest-repetition-seconds+ 1/4 "The longest pause, in seconds; pauses double each
+time.")
 
 ;;; Cancellation tokens
 
 (defstruct (cancellation-token (:copier nil))
   "The call or pause that a thread waits for, so that another thread can end it."
-  (call nil)                            ; that it waits for now, or nil
+  (call nil)                            ; the call that it waits for now, or nil
   (over nil :type boolean)              ; the thread must not wait any more
   (lock (sb-thread:make-mutex :name "clgrpc etcd cancellation token") :read-only t) ; of both
   (bell (sb-thread:make-waitqueue :name "clgrpc etcd cancellation token")
@@ -126,7 +127,7 @@ one."
                                   (loop:seconds-until end-ns) *require-leader*)))))
     (not-ready (error)
       (if (search "authentication is not enabled" (etcd-error-text error))
-          (make-string 0)               ; one that is not EQ to the one before
+          (make-string 0)               ; a new string, not EQ to the previous one
           (error error)))))
 
 (defun current-password (etcd)
@@ -144,9 +145,9 @@ call may succeed."
                                               (etcd-user etcd) (bounded-text condition))))))))
 
 (defun renew-token (etcd old end-ns)
-  "Return a token of ETCD's user that is not OLD. The first thread that needs it fetches it, until
-END-NS; the others wait for that thread."
-  ;; the function of the password is the user's, and so is called before the lock is taken
+  "Return a token of ETCD's user that is not OLD. The first thread that needs a token fetches it,
+until END-NS; other threads wait for that thread."
+  ;; the user's function for the password is called before the lock is taken
   (let ((password (current-password etcd)))
     (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (loop:seconds-until end-ns))
           (if (eq old (etcd-token etcd))
@@ -194,8 +195,8 @@ once more. Return its first value. Signal an ETCD-ERROR."
                     (error error)))))))))
 
 (defun ask (etcd stub request timeout &key twice (leader t))
-  "The answer of STUB, of a unary method, to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. With
-LEADER a member without a leader refuses it."
+  "The answer of STUB, of a unary method, to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. If
+LEADER is true, a member without a leader refuses the request."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (call-again end twice
                 (lambda ()
@@ -207,9 +208,9 @@ LEADER a member without a leader refuses it."
                                               metadata))))))))
 
 (define-keyword-function reach (etcd &key timeout)
-  "Have a member of ETCD connected within TIMEOUT seconds, or those of ETCD. Signal UNAVAILABLE,
-with the reason, as soon as a first attempt to connect has failed, although further attempts follow.
-From any thread."
+  "Wait until a member of ETCD is connected, for at most TIMEOUT seconds or, if that is nil, the
+timeout of ETCD. Signal UNAVAILABLE, with the reason, as soon as a first attempt to connect has
+failed, although further attempts follow. From any thread."
   (with-etcd-errors
     (calling:ensure-connected (etcd-channel etcd) :timeout (or timeout (etcd-timeout etcd))))
   nil)

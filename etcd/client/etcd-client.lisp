@@ -5,19 +5,19 @@
 
 (defclass etcd ()
   ((channel :initarg :channel :reader etcd-channel) ; to the members
-   ;; gives the channel their addresses; nil of a channel of the user's
+   ;; gives the channel their addresses; nil for a channel of the user's
    (resolver :initarg :resolver :initform nil :reader etcd-resolver)
    (timeout :initarg :timeout :reader etcd-timeout) ; of each call, in seconds
    ;; the user whose rights calls have, a string; nil if calls are not authenticated
    (user :initarg :user :initform nil :reader etcd-user)
    ;; the user's, a string or a function that returns it
    (password :initarg :password :initform nil :reader etcd-password)
-   ;; the token that identifies the user in calls; nil until etcd was asked for it, "" if it wants
-   ;; none
+   ;; the token that identifies the user in calls; nil until it was requested, "" if etcd needs none
    (token :initform nil :accessor etcd-token)
    (token-lock :initform (sb-thread:make-mutex :name "clgrpc etcd token")
                :reader etcd-token-lock) ; one thread at a time asks for a token
-   (parent :initarg :parent :initform nil :reader etcd-parent) ; whose channel this uses, or nil
+   ;; the client whose channel this uses, or nil
+   (parent :initarg :parent :initform nil :reader etcd-parent)
    (options :initarg :options :initform '() :reader etcd-options) ; of MAKE-ETCD
    (meter :initarg :meter :initform nil :reader etcd-meter) ; counts events, or nil
    (closed :initform nil :accessor etcd-closed) ; CLOSE-ETCD was called
@@ -70,13 +70,13 @@ names and numeric addresses may be mixed. Calls go to all members that can be re
 TIMEOUT is the default of the seconds that a call may take. USER, a string, and PASSWORD, a string
 or a function that returns one, give calls the rights of that user. The function is called whenever
 a call needs a token, perhaps by several threads at once. The token is fetched when it is needed,
-and again when etcd refuses it. With CHANNEL, another way to the services of etcd, ENDPOINTS must be
-nil; the channel is closed with the client. METRICS, a value of MAKE-METRICS, counts its calls, as
-an OBSERVER of its channel, and events of its watches, leases, tokens and locks. The other keywords
-are MAKE-CHANNEL's: :credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so on.
-After a failure it connects again within about BACKOFF-MAXIMUM-SECONDS, so that leases do not end
-for lack of an attempt. This does not connect yet. Signal MISUSE for wrong arguments. From any
-thread; end it with CLOSE-ETCD, or use WITH-ETCD."
+and again when etcd refuses it. If CHANNEL is given, another way to the services of etcd, ENDPOINTS
+must be nil; the channel is closed with the client. METRICS, a value of MAKE-METRICS, counts its
+calls, as an OBSERVER of its channel, and events of its watches, leases, tokens and locks. The other
+keywords are MAKE-CHANNEL's: :credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS
+and so on. After a failure the client tries to connect at least about every BACKOFF-MAXIMUM-SECONDS,
+so that leases do not end for lack of an attempt. This does not connect yet. Signal MISUSE for wrong
+arguments. From any thread; end it with CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
   (check-user user password)
   (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))
@@ -102,8 +102,8 @@ thread; end it with CLOSE-ETCD, or use WITH-ETCD."
 
 (defun as-user (etcd user password)
   "Return a client that is like ETCD and uses its channel, but whose calls have the rights of USER,
-a string. PASSWORD is a string or a function that returns one. It is closed with ETCD; CLOSE-ETCD
-before that ends its leases and watches. From any thread."
+a string. PASSWORD is a string or a function that returns one. The new client is closed with ETCD;
+CLOSE-ETCD may end its leases and watches earlier. From any thread."
   (check-user user password)
   (unless user (misuse "A user has a name."))
   (let ((client (make-instance 'etcd :channel (etcd-channel etcd) :timeout (etcd-timeout etcd)
@@ -125,7 +125,7 @@ same channel."
 
 (defun run-next-ending (etcd)
   "Run the newest of the endings of ETCD. Return false if none remains. If this thread is unwound
-out of one, the next call runs it again."
+out of an ending, the next call runs that ending again."
   (let ((ending nil) (done nil))
     (with-undoing ((setf ending (sb-thread:with-mutex ((etcd-lock etcd))
                                   (setf (etcd-closed etcd) t)
@@ -144,7 +144,7 @@ connections are closed. From any thread but that of a watch or a lease."
   (if (etcd-parent etcd)
       (remove-ending (etcd-parent etcd) etcd)
       (calling:close-channel (etcd-channel etcd)))
-  ;; whose jobs wait for no answer any more
+  ;; its jobs wait for no answers any more
   (when (etcd-background etcd) (loop:end-background (etcd-background etcd))))
 
 (defun end-calls (etcd)

@@ -7,8 +7,8 @@
 (define-condition etcd-error (clgrpc-error)
   ((text :initarg :text :reader etcd-error-text) ; the error, as text
    (cause :initarg :cause :initform nil :reader etcd-error-cause) ; the condition that reported it,
-                                                                  ; or nil
-   ;; true if the request may have been done all the same
+                                                                  ; or nil true if the request may
+                                                                  ; have been done nevertheless
    (perhaps-done :initarg :perhaps-done :initform nil :reader etcd-error-perhaps-done-p))
   (:report (lambda (condition stream)
              (format stream "etcd: ~A~:[~; (it may have been done)~]" (etcd-error-text condition)
@@ -114,8 +114,8 @@ reason or one that other members do not have.")
   (second (find-if (lambda (row) (search (first row) text)) *texts*)))
 
 (defun message-text (error)
-  "The text of ERROR, an RPC-ERROR; if a deadline has passed here, it also names the thing that was
-awaited."
+  "The text of ERROR, an RPC-ERROR; if a deadline has passed on this side, the text also says what
+was awaited."
   (let ((message (or (status:rpc-error-message error) "")))
     (format nil "~A~@[ (~A)~]"
             (if (string= "" message)
@@ -136,7 +136,7 @@ awaited."
 
 (defun refused-p (condition)
   "True if CONDITION, an ETCD-ERROR, says that a member has refused a request that another member
-might do, or the same one a little later."
+might accept, or the same member a little later."
   (and (typep condition 'unavailable)
        (some (lambda (text) (search text (etcd-error-text condition))) *not-done-texts*)))
 

@@ -1,4 +1,4 @@
-;;;; How leases come, by a grant or by their number, and go.
+;;;; How clients get leases, by a grant or by a number, and how leases end.
 
 (in-package #:clgrpc.etcd)
 
@@ -8,10 +8,10 @@
        (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
 
 (defun ask-for-lease (etcd seconds id end)
-  "Ask ETCD for a lease of SECONDS with the number ID, until END. Return two values: its number,
-which the store may have chosen itself, and its time in seconds. Without ID it has a random number,
-and the request is repeated if no answer arrives: a lease of that number is then the requested one.
-A lease with ID may belong to another client, so that request is not repeated."
+  "Ask ETCD for a lease of SECONDS with the number ID, until END. Return two values: the number of
+the lease, which the store may have chosen itself, and its time in seconds. Without ID the lease has
+a random number, and the request is repeated if no answer arrives: a lease with that number is then
+the requested one. A lease with ID may belong to another client, so that request is not repeated."
   (let ((perhaps-done nil)
         (random (if (member id '(nil 0))
                     (1+ (random most-positive-fixnum (loop:new-random-state)))
@@ -35,7 +35,7 @@ A lease with ID may belong to another client, so that request is not repeated."
 
 (defun freshen-lease (lease end-ns)
   "Renew LEASE once, until END-NS, if the answer that granted it came so late that less than two
-thirds of its time certainly remain. Signal an ETCD-ERROR if it may have ended."
+thirds of its time certainly remain. Signal an ETCD-ERROR if LEASE may have ended."
   (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
     (handler-case (renew-lease lease :timeout (loop:seconds-until end-ns))
       (lease-not-found ()
@@ -45,11 +45,11 @@ thirds of its time certainly remain. Signal an ETCD-ERROR if it may have ended."
 
 (define-keyword-function grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
   "Return a new lease of at least SECONDS, an integer; etcd's own minimum is 2 by default. ID is its
-number, by default a random one. With KEEP-ALIVE, the default, it is renewed until it is revoked or
-ETCD is closed. If that fails for so long that it may have ended, or if etcd reports that it has,
-ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR, LEASE-EXISTS if
-another lease has this ID. If a request with ID gets no answer, ETCD-ERROR-PERHAPS-DONE-P returns
-true if the lease may exist. From any thread."
+number, by default a random one. If KEEP-ALIVE is true, the default, the lease is renewed until it
+is revoked or ETCD is closed. If renewal fails for so long that the lease may have ended, or if etcd
+reports its end, ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR,
+LEASE-EXISTS if another lease has this ID. If a request with ID gets no answer,
+ETCD-ERROR-PERHAPS-DONE-P returns true if the lease may exist. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)
@@ -85,15 +85,16 @@ ended, or another ETCD-ERROR. From any thread."
 
 (defun lease-by-number (etcd number)
   "Return the lease of NUMBER, a value of ENTRY-LEASE, for RENEW-LEASE, REVOKE-LEASE and
-LEASE-SECONDS-LEFT. This or another client may have been granted it. It is not kept alive here.
-LEASE-ALIVE-P is true of it after its first renewal here. LEASE-SECONDS is 0, since only etcd knows
-its time. This makes no request. From any thread."
+LEASE-SECONDS-LEFT. It may have been granted to this or another client. This client does not keep
+the lease alive. LEASE-ALIVE-P is true of it after its first renewal by this client. LEASE-SECONDS
+is 0, since only etcd knows its time. This makes no request. From any thread."
   (check-type number (signed-byte 64))
   (%make-lease etcd number 0 0))
 
 (define-keyword-function revoke-lease (lease &key timeout)
-  "End LEASE, and with it all entries that were put with it. It is not renewed any more even if this
-signals an ETCD-ERROR; a lease that has ended is no error. From any thread."
+  "End LEASE, and with it all entries that were put with it. LEASE is not renewed any more even if
+this signals an ETCD-ERROR. A lease that has already ended does not cause an error. From any
+thread."
   (stop-keeping lease)
   (handler-case (ask (lease-etcd lease) #'leases:lease-revoke
                      (pb:make-lease-revoke-request :id (lease-id lease)) timeout :twice t)

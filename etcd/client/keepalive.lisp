@@ -3,10 +3,11 @@
 ;;;; for a tenth of the time, so that several members can be asked within it.
 ;;;;
 ;;;; 1. The job asks for renewals that are due or almost due, so that leases granted at different
-;;;;    times are renewed together. Then it rests until the next is due, or an answer is overdue.
+;;;;    times are renewed together. Then the job waits until the next renewal is due, or an answer
+;;;;    is overdue.
 ;;;; 2. A callback of the stream receives the answers; each gives the time of the lease, or says
-;;;;    that it has ended. It waits for nothing.
-;;;; 3. If an answer does not come in time, or the stream ends, the stream is given up. All its
+;;;;    that it has ended. The callback waits for nothing.
+;;;; 3. If an answer does not arrive in time, or the stream ends, the stream is abandoned. All its
 ;;;;    requests have failed, and are repeated on another stream, perhaps to another member. A lease
 ;;;;    that was not renewed for so long that it may have ended counts as lost.
 ;;;; 4. The stream ends with the last lease.
@@ -20,9 +21,10 @@
   ;; the call that the job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (token nil :type (or null string))    ; that the stream was opened with; the job's
-  (denied nil :type boolean)            ; a new token was asked for since the last answer; likewise
+  (denied nil :type boolean)            ; a new token was requested since the last answer; likewise
   (lock (sb-thread:make-mutex :name "clgrpc lease keepalive") :read-only t) ; of the slots below
-  (leases (make-hash-table) :type hash-table :read-only t) ; by number: a list of those kept alive
+  ;; by number: a list of the leases kept alive
+  (leases (make-hash-table) :type hash-table :read-only t)
   (call nil)                            ; the stream, or nil
   (failure nil :type (or null condition))) ; that it has ended with
 
@@ -43,7 +45,7 @@
                                 (setf (keepalive-job new)
                                       (loop:add-job background (lambda () (keep-leases new))))
                                 (setf (etcd-keepalive etcd) new))))))
-          ;; its leases' endings, which come later, are called before it
+          ;; the endings of its leases are added later, so they are called before this
           (when (eq present new) (add-ending etcd (lambda () (end-keepalive new))))
           present))))
 
@@ -189,7 +191,7 @@ again later, after a longer pause each time, since etcd may be slow."
 CONDITION because its token was not valid."
   (let ((etcd (keepalive-etcd keepalive)))
     (and (etcd-user etcd) (stale-token-p condition) (not (keepalive-denied keepalive))
-         ;; if none can be had now it is asked for again
+         ;; if no token can be fetched now, it is requested again later
          (handler-case (with-cancellation-token ((keepalive-cancellation-token keepalive))
                          (prog1 (renew-token etcd (keepalive-token keepalive)
                                              (loop:notice-end (etcd-timeout etcd)))
@@ -223,8 +225,8 @@ CONDITION because its token was not valid."
                  now)))))
 
 (defun ask-for (lease call)
-  "Ask on CALL that LEASE be renewed. A lease for whose request the stream has no room becomes
-overdue later."
+  "Ask on CALL that LEASE be renewed. If the stream has no room for the request of a lease, that
+lease becomes overdue later."
   (let ((renewal (lease-renewal lease)))
     (setf (renewal-limit-ns renewal)
           (loop:notice-end (max 1/10 (min (renewal-patience renewal) (seconds-until lease))))

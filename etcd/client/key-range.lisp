@@ -21,7 +21,8 @@
     octets))
 
 (defun write-key (key stream)
-  "Write KEY, octets, to STREAM for people. One that is not UTF-8 has a character for each octet."
+  "Write KEY, octets, to STREAM for people. A key that is not UTF-8 is written with a character for
+each octet."
   (write-printable (handler-case (octets-string key)
                      (clgrpc-error () (map 'string #'code-char key)))
                    stream :quoted t :limit 80))
@@ -41,8 +42,8 @@
 
 (defun range-of (prefix from to)
   "Two values: the first key of a range, and its end. The range is all keys that begin with PREFIX;
-or the keys from FROM on that are before TO, or all of these if TO is nil. Signal MISUSE for both,
-or neither."
+or the keys from FROM on and before TO, or all keys from FROM on if TO is nil. Signal MISUSE for
+both, or neither."
   (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
         (prefix (let ((octets (text-octets prefix)))
                   (if (zerop (length octets))

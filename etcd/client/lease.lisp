@@ -5,18 +5,19 @@
 ;;;; since they may wait.
 ;;;;
 ;;;; By this machine's clock the time of a lease counts from the sending of the last renewal that
-;;;; was answered. So it ends no later here than in the store: LEASE-ALIVE-P is false before another
-;;;; client can have the lease's locks.
+;;;; was answered. So a lease ends no later here than in the store: LEASE-ALIVE-P is false before
+;;;; another client can have the lease's locks.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (renewal (:constructor make-renewal (next-ns patience pauses)) (:copier nil))
   "The keepalive's data of a lease that it keeps alive."
-  (next-ns 0 :type nanoseconds)         ; when it is to be asked for; times are those of the loops
-  (asked-ns nil :type (or null nanoseconds)) ; when it was, by LEASE-NOW-NS, until it is answered
-  (limit-ns 0 :type nanoseconds)        ; when that is given up
+  (next-ns 0 :type nanoseconds)         ; when it must be requested; times are those of the loops
+  ;; when it was requested, by LEASE-NOW-NS, until it is answered
+  (asked-ns nil :type (or null nanoseconds))
+  (limit-ns 0 :type nanoseconds)        ; when the answer is overdue
   (patience 0 :type real)               ; after how many seconds the next will be
-  (pauses nil :type loop:pauses :read-only t)) ; before it is asked for again after a failure
+  (pauses nil :type loop:pauses :read-only t)) ; before it is requested again after a failure
 
 (declaim (sb-ext:freeze-type renewal))
 
@@ -24,19 +25,19 @@
   "A lease of the store, see GRANT-LEASE."
   (etcd nil :type etcd :read-only t)    ; whose
   (id 0 :type (signed-byte 64) :read-only t) ; its number
-  (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
+  (seconds 0 :type (integer 0) :read-only t) ; its time in seconds, unless it is renewed
   (until-ns 0 :type nanoseconds)        ; when it has ended unless it is renewed, by LEASE-NOW-NS
   (loss-callbacks '() :type list)       ; functions that are called when it is lost
-  (waiters '() :type list)              ; those in queues that are known to be bound to it
+  (waiters '() :type list)              ; the waiters that are known to be bound to it
   (cleanups '() :type list)             ; functions by key that are called until they succeed
-  (loss nil :type (or null condition))  ; how it has ended without being revoked
+  (loss nil :type (or null condition))  ; why it has ended, unless it was revoked
   (ended nil :type boolean)             ; it was revoked, or lost, or is not renewed any more
   (told nil :type boolean)              ; its loss was
   (ending nil :type (or null function)) ; ends its renewal; nil if it is not kept alive
   (job nil :type (or null loop:job))    ; does its cleanups and reports its loss
   ;; the call that this job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
-  (renewal nil :type (or null renewal)) ; of one that is kept alive
+  (renewal nil :type (or null renewal)) ; its renewal, if it is kept alive
   (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of UNTIL-NS to ENDED
   (cleanup-lock (sb-thread:make-mutex :name "clgrpc lease cleanups")
                 :read-only t)) ; a cleanup is done
@@ -83,7 +84,7 @@ ended before."
 
 (defun on-lease-loss (lease function)
   "Call FUNCTION with an ETCD-ERROR when LEASE is lost: when etcd reports that it has ended, or when
-it was not renewed for so long that it may have ended. If LEASE is lost already, do so at once. A
+it was not renewed for so long that it may have ended. If LEASE is lost already, call it at once. A
 revoked lease is not lost; the loss of a lease that is not kept alive is not noticed. FUNCTION runs
 on a thread for the lease, and may wait, but must not call CLOSE-ETCD. From any thread."
   (let ((loss (with-lease (lease)
@@ -142,8 +143,8 @@ ended, or another ETCD-ERROR. From any thread."
 (defconstant +most-renewed-together+ 200 "Leases that are renewed at once.")
 
 (define-keyword-function renew-leases (leases &key timeout)
-  "Renew LEASES, a list, all of one client, together, which costs etcd less than to renew them one
-by one. Return a list with the remaining seconds of each, nil for one that has ended. Signal an
+  "Renew LEASES, a list of leases of one client, together, which costs etcd less than renewing them
+one by one. Return a list with the remaining seconds of each, nil for one that has ended. Signal an
 ETCD-ERROR, after TIMEOUT seconds or, if that is nil, the timeout of the client; some may be renewed
 then. From any thread."
   (let ((end (and timeout (loop:notice-end timeout))))
@@ -171,13 +172,14 @@ FORGET-CLEANUP. Return the cleanup."
             (remove key (lease-cleanups lease) :key #'car :test #'string=)))))
 
 (defun set-cleanups (lease cleanup &rest again)
-  "Remove CLEANUP of LEASE, which was done, or put AGAIN, a list of it, after the others."
+  "Remove CLEANUP of LEASE, which was done, or put AGAIN, a list that contains it, after the
+others."
   (with-lease (lease)
     (setf (lease-cleanups lease) (append (remove cleanup (lease-cleanups lease)) again))))
 
 (defun do-cleanups (lease seconds)
-  "Do the cleanups of LEASE, all within SECONDS, until one fails. That one is the last the next
-time."
+  "Do the cleanups of LEASE, all within SECONDS, until one fails. The next time the failed cleanup
+comes last."
   (loop with end = (loop:notice-end seconds)
         for cleanup in (lease-cleanups lease)
         while (< (loop:world-now) end)

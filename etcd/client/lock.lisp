@@ -47,20 +47,20 @@ if the request takes more than TIMEOUT seconds, by default those of ETCD. From a
 
 (define-keyword-function await-lock (lock &key timeout)
   "Wait until this client holds LOCK, which REQUEST-LOCK has returned, and return it. Signal
-NOT-OBTAINED if it does not within TIMEOUT seconds, by default those of its client, or if
-RELEASE-LOCK is called meanwhile; OWNERSHIP-LOST if its lease has ended; or another ETCD-ERROR. In
-any of these cases its owner still waits, until RELEASE-LOCK. From any thread."
+NOT-OBTAINED if this takes longer than TIMEOUT seconds, by default the timeout of the client, or if
+RELEASE-LOCK is called meanwhile; OWNERSHIP-LOST if the lease has ended; or another ETCD-ERROR. Even
+then LOCK stays in the queue, until RELEASE-LOCK. From any thread."
   (await-head lock (loop:notice-end (or timeout (etcd-timeout (lock-etcd lock))))))
 
 (defun obtain-lock (lock end-ns)
-  "Ask for LOCK, a new one, and wait until END-NS for it. Within CALL-WITH-WAITER."
+  "Request LOCK, a new lock, and wait for it until END-NS. Within CALL-WITH-WAITER."
   (enter-queue lock "" end-ns)
   (await-lock lock :timeout (loop:seconds-until end-ns)))
 
 (define-keyword-function acquire-lock
     (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Return the lock NAME, a string, when this client holds it. Signal NOT-OBTAINED if others hold it
-for TIMEOUT seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or
+for TIMEOUT seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends meanwhile, or
 another ETCD-ERROR; then the request is cancelled. The other arguments are those of REQUEST-LOCK.
 From any thread; end it with RELEASE-LOCK, or use WITH-LOCK."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
@@ -88,9 +88,10 @@ with its lease, which is not renewed any more if it belongs to the lock. From an
 
 (defmacro with-lock ((variable etcd name &rest options) &body body)
   "Evaluate BODY under the lock NAME, with VARIABLE bound to it; OPTIONS are those of ACQUIRE-LOCK.
-It is released on the way out, as far as etcd can be reached. Signal the conditions of ACQUIRE-LOCK;
-and OWNERSHIP-LOST after BODY if the lock was lost meanwhile. Transactions of BODY with LOCK-GUARD
-are safe even then; its other actions may have overlapped with those of another owner."
+The lock is released when BODY is left, if etcd can be reached. Signal the conditions of
+ACQUIRE-LOCK; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile. Transactions of BODY
+with LOCK-GUARD are safe even then; its other actions may have overlapped with those of another
+owner."
   `(call-with-lock (lambda (,variable)
                      (declare (ignorable ,variable))
                      ,@body)

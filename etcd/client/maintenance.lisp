@@ -15,7 +15,7 @@ a plist:
  :TERM, :INDEX and :APPLIED, of Raft's log;
  :LEARNER, true if it has no vote;
  :ERRORS, texts.
-Signal an ETCD-ERROR if it does not answer. From any thread."
+Signal an ETCD-ERROR if the member does not answer. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout
                           :twice t :leader nil))
@@ -37,8 +37,8 @@ Signal an ETCD-ERROR if it does not answer. From any thread."
 
 (define-keyword-function defragment (etcd &key endpoint timeout)
   "Defragment the member at ENDPOINT, or any member: it returns the free space in its file to the
-file system. It answers no other request meanwhile, so defragment one member after the other. Signal
-an ETCD-ERROR. From any thread."
+file system. Meanwhile the member answers no other requests, so defragment one member after the
+other. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (ask etcd #'maintenance:defragment (pb:make-defragment-request) timeout :leader nil)
     nil))
@@ -111,7 +111,8 @@ does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
 ;;; Backups
 
 (defun map-snapshot (function etcd timeout)
-  "Call FUNCTION with each part of a snapshot, octets. Signal an ETCD-ERROR if it is not whole."
+  "Call FUNCTION with each part of a snapshot, octets. Signal an ETCD-ERROR if the snapshot is
+incomplete."
   (let ((left nil))
     (call-etcd etcd timeout
                (lambda (seconds metadata)
@@ -129,7 +130,7 @@ does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
   "Write all that the member at ENDPOINT, or any member, stores to the file PATH, and return its
 size in octets. An existing file is replaced only by a complete one. etcdctl snapshot restore makes
 a member from the file; its last 32 octets are the SHA-256 of the others. Signal an ETCD-ERROR if it
-has not come within TIMEOUT seconds, or a FILE-ERROR. From any thread."
+has not arrived within TIMEOUT seconds, or a FILE-ERROR. From any thread."
   (let ((size 0))
     (with-endpoint (etcd etcd endpoint)
       (with-open-file (out path :direction :output :if-exists :supersede

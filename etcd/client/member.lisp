@@ -30,10 +30,11 @@ Signal an ETCD-ERROR. From any thread."
     urls))
 
 (define-keyword-function add-member (etcd peers &key learner timeout)
-  "Add a member to ETCD's cluster. Its peers reach it at PEERS, a URL or a list of URLs; with
-LEARNER it has no vote. Return its plist, see LIST-MEMBERS, and as second value that of all members.
-Start it afterwards, with --initial-cluster-state existing. Signal ALREADY-EXISTS if a member has
-such a URL, NOT-READY if too few members have started, or another ETCD-ERROR. From any thread."
+  "Add a member to ETCD's cluster. Its peers reach it at PEERS, a URL or a list of URLs; if LEARNER
+is true, it has no vote. Return its plist, see LIST-MEMBERS, and as second value the list of all
+members. Start it afterwards, with --initial-cluster-state existing. Signal ALREADY-EXISTS if a
+member has such a URL, NOT-READY if too few members have started, or another ETCD-ERROR. From any
+thread."
   (let ((response (ask etcd #'cluster:member-add
                        (pb:make-member-add-request :peer-ur-ls (url-list peers)
                                                    :is-learner (and learner t))

@@ -1,7 +1,7 @@
 ;;;; Mirrors: a mirror passes on all entries of a range, then each change of them. A watch alone
 ;;;; ends when its next changes are compacted. A mirror then fetches all entries again and watches
-;;;; from there, so a program that keeps a copy of the range only replaces it. The mirror does the
-;;;; same when the store has older data than before, or has lost them.
+;;;; from there, so a program that keeps a copy of the range only has to replace it. The mirror does
+;;;; the same when the store has older data than before, or has lost them.
 ;;;;
 ;;;; A mirror is a job of its client. It fetches the entries, passes them to the function and begins
 ;;;; a watch whenever there is none. While there is a watch, its job passes the changes to the
@@ -19,11 +19,12 @@
                    (:copier nil))
   "A mirror, as MIRROR returns it."
   (etcd nil :type etcd :read-only t)    ; whose
-  (function nil :type function :read-only t) ; of :entries or :changes, a list of these, a revision
+  ;; a function of :entries or :changes, a list of these, and a revision
+  (function nil :type function :read-only t)
   (range '() :type list :read-only t)   ; which keys, a plist
   (most nil :type (or null index) :read-only t) ; the most entries that FUNCTION gets
-  (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
-  (on-error nil :type (or null function) :read-only t) ; of a condition that has not
+  (on-end nil :type (or null function) :read-only t) ; a function of the condition that has ended it
+  (on-error nil :type (or null function) :read-only t) ; of a condition that has not ended it
   ;; the call that it waits for while it fetches
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (job nil :type (or null loop:job))    ; that fetches
@@ -34,7 +35,7 @@
   (ending nil :type (or null function)) ; ends it
   (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of the slots below
   (watch nil :type (or null watch))     ; its present one
-  (failure nil :type (or null condition)) ; that its watch has ended with
+  (failure nil :type (or null condition)) ; the condition with which its watch ended
   (ended nil :type boolean))            ; it was cancelled, or has failed
 
 (declaim (sb-ext:freeze-type mirror))
@@ -52,12 +53,13 @@ MIRROR has no watch.")
      (sb-thread:with-mutex ((mirror-lock ,mirror)) ,@body)))
 
 (defun tell-mirror (mirror kind items revision)
-  "Call the function of MIRROR. Signal FUNCTION-FAILED for each error in it: that is not etcd's."
+  "Call the function of MIRROR. Signal FUNCTION-FAILED for an error in it, which is not an error of
+etcd."
   (unless (mirror-ended mirror)
     (with-function-failed () (funcall (mirror-function mirror) kind items revision))))
 
 (defun newest-entry (entries)
-  "The one of ENTRIES that was changed last, or nil."
+  "The entry of ENTRIES that was changed last, or nil."
   (and entries
        (reduce (lambda (one other) (if (> (entry-changed one) (entry-changed other)) one other))
                entries)))
@@ -102,8 +104,8 @@ request. Signal an ETCD-ERROR, or FUNCTION-FAILED."
     (watch-mirror mirror entries revision timeout)))
 
 (defun end-mirror (mirror)
-  "End MIRROR. Return two values: false if it had ended before, and its watch. This is not
-interrupted."
+  "End MIRROR. Return two values: true, or false if MIRROR had ended before; and its watch. This is
+not interrupted."
   (sb-sys:without-interrupts
     (multiple-value-prog1
         (with-mirror (mirror)
@@ -112,8 +114,8 @@ interrupted."
       (remove-ending (mirror-etcd mirror) (mirror-ending mirror)))))
 
 (defun meet-mirror-failure (mirror condition)
-  "MIRROR cannot continue because of CONDITION. Return the seconds until it tries to, nil if it has
-ended by that."
+  "MIRROR cannot continue because of CONDITION. Return the seconds until it tries again, or nil if
+this failure has ended it."
   (let ((cause (if (typep condition 'function-failed) (function-failed-cause condition) condition)))
     (setf (mirror-page mirror) (max +shortest-mirror-page+ (floor (mirror-page mirror) 8)))
     (cond ((mirror-on-error mirror) (funcall (mirror-on-error mirror) cause))
@@ -143,9 +145,9 @@ with :entries. Return the mirror. When this returns the first call of FUNCTION h
 calls come one at a time on a thread of its own. If the mirror ends without CANCEL-MIRROR or
 CLOSE-ETCD, because FUNCTION has failed or the user has lost the rights, ON-END is called on that
 thread with the condition. Signal an ETCD-ERROR if it cannot begin within TIMEOUT seconds for each
-request, by default those of ETCD. With ON-ERROR, a function of a condition, this returns at once:
-the mirror begins when it can. ON-ERROR is called with each error, after which the mirror continues.
-From any thread."
+request, by default those of ETCD. If ON-ERROR, a function of a condition, is given, this returns at
+once, and the mirror begins when it can. ON-ERROR is called with each error, after which the mirror
+continues. From any thread."
   (let ((mirror (%make-mirror etcd function
                               (append (when key
                                         (let ((octets (key-octets key)))

@@ -24,7 +24,7 @@
   (send-lock (sb-thread:make-mutex :name "clgrpc watch requests") :read-only t) ; of sending
   (lock (sb-thread:make-mutex :name "clgrpc watch stream") :read-only t) ; of the slots below
   (call nil)                            ; the stream, or nil
-  (token nil :type (or null string))    ; that it was opened with
+  (token nil :type (or null string))    ; the token with which it was opened
   (number 0 :type (integer 0))          ; that the last watch has got
   (watches (make-hash-table) :type hash-table :read-only t) ; by number, those of the stream
   ;; (number . watch), those that etcd was asked to begin and has not answered
@@ -36,8 +36,8 @@
   "~D watches" (hash-table-count (multiplex-watches multiplex)))
 
 (defmacro with-multiplex ((multiplex) &body body)
-  "Evaluate BODY with the lock of MULTIPLEX. It is not interrupted: WITH-TIMEOUT may unwind a user's
-thread, and half of a change would remain."
+  "Evaluate BODY with the lock of MULTIPLEX. BODY is not interrupted: WITH-TIMEOUT may unwind a
+user's thread, and half of a change would remain."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((multiplex-lock ,multiplex)) ,@body)))
 
@@ -195,14 +195,14 @@ requested now."
                            (misuse (error) (error error))
                            (error (error) (error (stream-error-of error)))))
               (and (enter-stream multiplex watch call)
-                   ;; a progress request from now on is sent after this
+                   ;; later progress requests are sent after this
                    (send-request call (creation watch))))
       (when (watch-open-p watch)
         (error (if (member (rpc:call-status call) '(nil :ok))
                    (make-condition 'unavailable
                                    :text "the stream of the watches takes no request")
                    (etcd-condition (rpc:call-condition call))))))
-    ;; it may have been cancelled before another thread could see that it has joined
+    ;; the watch may have been cancelled before another thread could see that it has joined
     (unless (watch-open-p watch) (leave-stream watch))))
 
 (defun enter-stream (multiplex watch call)

@@ -1,5 +1,5 @@
-;;;; Renewals that callers ask for and wait for. All of a client's are sent on one stream of
-;;;; LeaseKeepAlive, so a renewal costs etcd a message, not a stream; several at once are
+;;;; Renewals that callers ask for and wait for. All renewals of a client are sent on one stream of
+;;;; LeaseKeepAlive, so a renewal costs etcd a message, not a stream; several renewals at once are
 ;;;; consecutive messages, which cost etcd little more than one. etcd answers the requests for one
 ;;;; lease in order. If an answer does not come in time, or a stream ends, all renewals that wait on
 ;;;; that stream fail. The next renewal opens another stream, perhaps to another member.
@@ -8,7 +8,7 @@
 
 (defstruct (pending-renewal (:copier nil))
   "A renewal that a thread waits for."
-  (awaited nil :type boolean)           ; the thread waits for this one, and is to be woken
+  (awaited nil :type boolean)           ; the thread waits for this renewal, and must be woken
   (response nil)                        ; etcd's answer, once it has come
   (failure nil :type (or null condition))) ; why none will
 
@@ -43,8 +43,7 @@
   (sb-thread:condition-broadcast (renewal-stream-bell stream)))
 
 (defun end-renewals (stream call &optional condition)
-  "Remove CALL from STREAM, if it is its call; the renewals that wait on it have failed with
-CONDITION."
+  "If CALL is STREAM's call, remove it; the renewals that wait on it have failed with CONDITION."
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((renewal-stream-lock stream))
             (when (and call (eq call (renewal-stream-call stream)))
@@ -77,7 +76,7 @@ CONDITION."
                      (etcd-condition (rpc:call-condition call)))))
 
 (defun adopt-renewals (stream call metadata)
-  "Make CALL, with METADATA, the call of STREAM, unless another thread has opened one like it.
+  "Make CALL, with METADATA, the call of STREAM, unless another thread has opened such a call.
 Return two values: the call of STREAM, and the previous one if it is not needed any more."
   (sb-thread:with-mutex ((renewal-stream-lock stream))
     (let ((present (renewal-stream-call stream)))

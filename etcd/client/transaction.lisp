@@ -23,7 +23,7 @@ options. Signal MISUSE if OPTIONS have no range."
     (apply function start end (alexandria:remove-from-plist options :prefix :from :to))))
 
 (defun keys-of (keys)
-  "Two values: the first key, and the end, of the range that KEYS, a key or a plist, describes."
+  "Two values: the first key and the end of the range that KEYS, a key or a plist, describes."
   (if (consp keys)
       (ranged #'values keys)
       (values (key-octets keys) (make-octets 0))))

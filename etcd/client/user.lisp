@@ -7,8 +7,8 @@
 
 (define-keyword-function enable-authentication (etcd &key timeout)
   "Turn authentication on: from now on etcd serves only users, with the rights of their roles. There
-must be a user root with the role root. Signal NOT-READY if not, or another ETCD-ERROR. A client
-without user can do nothing then. From any thread."
+must be a user root with the role root. Signal NOT-READY if not, or another ETCD-ERROR. After that a
+client without a user can do nothing. From any thread."
   (ask etcd #'auth:auth-enable (pb:make-auth-enable-request) timeout)
   nil)
 

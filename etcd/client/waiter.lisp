@@ -18,16 +18,16 @@
   "A place in a queue."
   (etcd nil :type etcd :read-only t)    ; whose
   (name "" :type string :read-only t)   ; of the queue
-  (lease nil :type lease :read-only t)  ; with which it ends
-  (own-lease nil :type boolean :read-only t) ; that lease is for this place alone
-  (began-ns (loop:world-now) :type nanoseconds :read-only t) ; when it was asked for
-  (revision 0 :type (signed-byte 64))   ; at which its key was made; 0 if that is not known
+  (lease nil :type lease :read-only t)  ; the lease with which it ends
+  (own-lease nil :type boolean :read-only t) ; true if the lease is for this place alone
+  (began-ns (loop:world-now) :type nanoseconds :read-only t) ; when it was requested
+  (revision 0 :type (signed-byte 64))   ; the revision at which its key was made; 0 if unknown
   (asked nil :type boolean)             ; its key was perhaps made
   (cleanup nil :type list)              ; of its lease, which removes its key; see ADD-CLEANUP
-  (on-loss nil :type (or null function) :read-only t) ; called when it is lost
+  (on-loss nil :type (or null function) :read-only t) ; a function that is called when it is lost
   (loss-callback nil :type (or null function)) ; hears of its lease's loss
   (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of the slots below
-  (bell (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any of that has changed
+  (bell (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any slot below has changed
   ;; :held at the head of the queue; :lost since its lease has ended; :left by its user
   (state :waiting :type (member :waiting :held :lost :left))
   (stirred nil :type boolean))          ; the key before its own may be gone
@@ -44,7 +44,7 @@
   `(:created ,(waiter-key waiter) = ,(waiter-revision waiter)))
 
 (defun waiter-held-p (waiter)
-  "True if WAITER is at the head of its queue for certain."
+  "True if WAITER is certainly at the head of its queue."
   (and (eq :held (waiter-state waiter)) (lease-alive-p (waiter-lease waiter))))
 
 (defmethod print-object ((waiter waiter) stream)
@@ -74,8 +74,8 @@ left."
                                 (waiter-key waiter))))
 
 (defun gone-error (waiter)
-  "The condition for WAITER, which is not in its queue: another thread has made it leave, or it is
-lost."
+  "The condition for WAITER, which is no longer in its queue: another thread has made it leave, or
+it is lost."
   (if (eq :left (waiter-state waiter))
       (make-condition 'not-obtained :text (format nil "~A was given up" (waiter-key waiter)))
       (lost-error waiter)))
@@ -174,7 +174,7 @@ unwound."
 
 (defun remove-waiter (waiter timeout)
   "Remove the key of WAITER, whose lease belongs to its user. If it is unknown whether the key was
-put, it has that lease if it was; then leave it to another place with the same key."
+put, remove it only if it has that lease; leave a key that another place shares."
   (let ((condition (cond ((plusp (waiter-revision waiter)) (waiter-guard waiter))
                          ((not (shared-key-p waiter))
                           `(:lease ,(waiter-key waiter) = ,(waiter-lease waiter))))))
@@ -213,8 +213,8 @@ Signal an ETCD-ERROR if that fails."
   (remove-place waiter timeout))
 
 (defun call-with-waiter (function waiter &key keep)
-  "Call FUNCTION and return its values; then make WAITER leave its queue, as far as possible. With
-KEEP do so only if this thread is unwound out of FUNCTION."
+  "Call FUNCTION and return its values; then make WAITER leave its queue, as far as possible. If
+KEEP is true, do that only if this thread is unwound out of FUNCTION."
   (let ((kept nil))
     (unwind-protect
          (with-undoing (nil (unless kept (leave-place waiter)))

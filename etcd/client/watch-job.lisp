@@ -21,8 +21,8 @@ before."
              (funcall (watch-function watch) (subseq changes 0 end) revision)
              (setf changes (and end (nthcdr end changes))))))
 
-;;; The store may have lost its data, or be another one that is found under the old address: then
-;;; its revisions are not those of the changes that the user has got.
+;;; The store may have lost its data, or another store may have the same address: then its revisions
+;;; are not those of the changes that the user has received.
 
 (defun gone-back (control &rest arguments)
   (error 'future-revision
@@ -162,14 +162,14 @@ waits for a response."
              (unless (eq :at-once seconds) (return seconds)))))
 
 (defun await-opening (watch seconds)
-  "Wait until etcd has begun WATCH, which may have ended since. If etcd has not within SECONDS, or
-WATCH ends before, cancel it and signal the reason."
+  "Wait until etcd has begun WATCH, which may have ended since. If etcd has not done that within
+SECONDS, or if WATCH ends earlier, cancel WATCH and signal the reason."
   (let ((end (loop:notice-end seconds)) (failure nil))
     (sb-thread:with-mutex ((watch-lock watch))
       (loop while (and (eq :opening (watch-state watch)) (< (loop:world-now) end))
             do (loop:await-notice (watch-bell watch) (watch-lock watch) end))
       (unless (watch-begun watch)
-        (setf (watch-state watch) :ended ; so that it is not begun after all
+        (setf (watch-state watch) :ended ; so that it does not begin later
               failure (or (watch-failure watch)
                           (make-condition 'unavailable
                                           :text "no member has begun the watch in time")))
@@ -215,15 +215,15 @@ meanwhile, by WITH-TIMEOUT for example, no program has WATCH, and it ends."
      &key key prefix from to revision after mark only previous on-end timeout)
   "Watch KEY, or a range of keys (see MAP-ENTRIES). For each revision in order call FUNCTION once
 with a list of its changes and the revision, even if connections break and members fail meanwhile.
-The changes are those from now on; from REVISION on; or AFTER a past revision of the store. MARK is
-then an entry of that revision, or nil, by which the store is recognized after a break. Return the
-watch when etcd has begun it. ONLY, :puts or :removals, omits the others. If PREVIOUS is true, each
-change has the former entry. FUNCTION runs on a thread for the watch and may wait, which delays no
-other watch. An error in it ends the watch. If the watch ends without CANCEL-WATCH or CLOSE-ETCD,
-ON-END is called on that thread with the condition, perhaps before this returns: COMPACTED if the
-next changes are no longer in the store, FUTURE-REVISION if the store has lost its data, has older
-data, or is another one. Signal an ETCD-ERROR if etcd has not begun it within TIMEOUT seconds, by
-default those of ETCD; then ON-END is not called. From any thread."
+The changes are those from now on, from REVISION on, or after the past revision AFTER. With AFTER,
+MARK is an entry of that revision by which the store is recognized after a break, or nil. Return the
+watch when etcd has begun it. ONLY, :puts or :removals, omits changes of the other kind. If PREVIOUS
+is true, each change has the former entry. FUNCTION runs on a thread for the watch and may wait,
+which delays no other watch. An error in it ends the watch. If the watch ends without CANCEL-WATCH
+or CLOSE-ETCD, ON-END is called on that thread with the condition, perhaps before this returns:
+COMPACTED if the next changes are no longer in the store, FUTURE-REVISION if the store has lost its
+data, has older data, or is another one. Signal an ETCD-ERROR if etcd has not begun it within
+TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
   (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
@@ -246,7 +246,7 @@ function, that call is the last."
   nil)
 
 (defun await-call (watch end-ns)
-  "The stream of WATCH once it is open. Signal an ETCD-ERROR if it is not by END-NS."
+  "The stream of WATCH once it is open. Signal an ETCD-ERROR if it is not open by END-NS."
   (or (sb-thread:with-mutex ((watch-lock watch))
         (loop until (or (and (eq :open (watch-state watch)) (watch-call watch))
                         (not (watch-open-p watch))
@@ -258,7 +258,7 @@ function, that call is the last."
 (define-keyword-function await-progress (watch &key (revision 0) timeout)
   "Wait until the user of WATCH has got all changes up to REVISION, and return the revision reached,
 REVISION or a later one. (With etcd before 3.4.25, or 3.5.8, changes made just before may still
-follow.) The request is repeated if the stream breaks meanwhile, or if there is no answer: a slow
+follow.) The request is repeated if the stream breaks meanwhile, or if no answer arrives: a slow
 stream may not answer. Signal an ETCD-ERROR if that takes more than TIMEOUT seconds, by default
 those of its client, or if WATCH ends. From any thread but that of the watch's function."
   (check-type revision (integer 0))

@@ -1,12 +1,12 @@
 ;;;; Watches: each change of a range of keys reaches the user once, in the order of the revisions,
 ;;;; even if connections break meanwhile. A watch knows the least revision of the next change. When
-;;;; its stream has broken, it asks any member that can be reached for the changes from there, and
-;;;; skips those that its user has got before. Only two events interrupt this: compaction, and a
-;;;; store that has gone back because it has lost its data or was restored from older data. Both are
-;;;; reported and end the watch. A response of many changes may arrive in fragments: the changes of
-;;;; the last revision are kept until all of them have arrived. etcd refuses a watch alike for
-;;;; missing rights and for an invalid token: so a watch whose client has a user first tries once
-;;;; with a new token.
+;;;; its stream has broken, the watch requests the changes from there on from any member that can be
+;;;; reached, and skips changes that its user has already received. Only two events interrupt this:
+;;;; compaction, and a store that has gone back because it has lost its data or was restored from
+;;;; older data. Both are reported and end the watch. A response of many changes may arrive in
+;;;; fragments: the changes of the last revision are kept until all of them have arrived. etcd
+;;;; refuses a watch alike for missing rights and for an invalid token: so a watch whose client has
+;;;; a user first tries once with a new token.
 ;;;;
 ;;;; The meaning of a response is a function of the watch and the response (NOTE-RESPONSE). One
 ;;;; stream serves all watches of a client (multiplex.lisp). Each watch has a job (watch-job.lisp).
@@ -14,15 +14,16 @@
 (in-package #:clgrpc.etcd)
 
 (defconstant +first-pause-seconds+ 1/20
-  "How long a watch waits before it asks again the first time.")
-(defconstant +longest-pause-seconds+ 2 "How long it waits at most.")
+  "How long a watch waits before its first new request.")
+(defconstant +longest-pause-seconds+ 2 "The longest time that it waits.")
 (defconstant +progress-seconds+ 1/4 "How long progress is awaited before it is requested again.")
 
 (defstruct (change (:constructor make-change (kind entry previous)) (:copier nil))
   "A change reported by a watch."
   (kind :put :type (member :put :removal) :read-only t) ; its kind
-  (entry nil :type entry :read-only t)  ; as it is since; of a removal its key and revision
-  (previous nil :type (or null entry) :read-only t)) ; as it was, if that was asked for
+  ;; the entry after the change; for a removal its key and revision
+  (entry nil :type entry :read-only t)
+  (previous nil :type (or null entry) :read-only t)) ; the entry before it, if that was requested
 
 (declaim (sb-ext:freeze-type change))
 
@@ -44,18 +45,20 @@ entry is not compacted; nil if it did not exist.")
   (end nil :type octets :read-only t)   ; the end of that, empty for one key
   (filters '() :type list :read-only t) ; kinds of changes to leave out, as the messages have them
   (previous nil :type boolean :read-only t) ; bring the entry before a change, too
-  (function nil :type function :read-only t) ; of a list of changes and their revision
-  (on-end nil :type (or null function) :read-only t) ; of the ETCD-ERROR that has ended it
+  (function nil :type function :read-only t) ; a function of a list of changes and their revision
+  ;; a function of the ETCD-ERROR that has ended it
+  (on-end nil :type (or null function) :read-only t)
   (after nil :type boolean)             ; the user knows all changes before NEXT-REVISION
-  (next-revision 0 :type (signed-byte 64)) ; that the next change has at least; 0: not known yet
-  (seen 0 :type (signed-byte 64))       ; the latest revision that etcd has said it is at
-  (term 0 :type (unsigned-byte 64))     ; the term of its leaders that it was in then
+  ;; the least possible revision of the next change; 0: not known yet
+  (next-revision 0 :type (signed-byte 64))
+  (seen 0 :type (signed-byte 64))       ; the latest revision of the store that etcd has reported
+  (term 0 :type (unsigned-byte 64))     ; the term of its leader at that time
   (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 while unknown
   (mark nil :type (or null entry))      ; the last put that the user has got
   (fragments '() :type list)            ; changes of a revision of which more may follow
-  (token nil :type (or null string))    ; that its stream was opened with
-  (denied nil :type boolean)            ; since it was last open etcd has denied it
-  ;; before the next stream
+  (token nil :type (or null string))    ; the token with which its stream was opened
+  (denied nil :type boolean)            ; etcd has denied it since it was last open before the next
+  ;; stream
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
   ;; the call that its job waits for
@@ -111,7 +114,8 @@ got all earlier changes. Another watch that begins there misses nothing.")
       (when (eq :put (change-kind change)) (setf (watch-mark watch) entry)))))
 
 (defun split-last-revision (changes)
-  "Two values: those of CHANGES before the last revision among them, and those of that revision."
+  "Two values: the changes of CHANGES before the last revision in CHANGES, and those of that
+revision."
   (flet ((revision-of (change) (entry-changed (change-entry change))))
     (let ((at (and changes (position (revision-of (first (last changes))) changes
                                      :key #'revision-of))))
@@ -150,7 +154,7 @@ has ended the stream."
           ((minusp (pb:watch-response-watch-id response))
            (setf (watch-progress watch) revision)
            (incf (watch-progress-count watch)))
-          ;; there was nothing up to this revision
+          ;; no changes up to this revision
           ((zerop (length (pb:watch-response-events response)))
            (setf (watch-next-revision watch) (max next (1+ revision)))))
     changes))

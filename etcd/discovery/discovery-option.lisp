@@ -16,9 +16,9 @@
     (misuse (error) (command:refuse "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun call-with-registration (server given function)
-  "Call FUNCTION while SERVER is registered as GIVEN, the plist of a command line, requests. Its
-argument is a list of a line that reports the registration; nil if GIVEN requests none. FUNCTION
-stops SERVER."
+  "Call FUNCTION while SERVER is registered as GIVEN, the plist of a command line, requests. The
+argument of FUNCTION is a list with a line that reports the registration; nil if GIVEN requests
+none. FUNCTION stops SERVER."
   (destructuring-bind (&key register register-as weight zone &allow-other-keys) given
     (if (null register)
         (funcall function '())
@@ -34,8 +34,8 @@ stops SERVER."
 (command:define-shared-options :registration
   (register "TARGET" #'parse-registration-target nil
             "Register the server in etcd: etcd://HOST:PORT/NAME is also the target by which
-      clients find it. At its end the server is marked as draining there, stops, and its entry is
-      removed.")
+      clients find it. Before the server stops, it is marked as draining there; afterwards its
+      entry is removed.")
   (register-as "ADDRESS" (command:address-parser 1) nil
                "The address by which clients reach it, if it is not the first address on which it
 listens.")

@@ -89,8 +89,8 @@ invalid."
   (setf (endpoint-table-config endpoint-table) (and entry (config-text entry))))
 
 (defun all-endpoints (endpoint-table)
-  "The endpoints of ENDPOINT-TABLE in the order of their keys; of several with one address the one
-that was written last."
+  "The endpoints of ENDPOINT-TABLE in the order of their keys; of several with the same address only
+the one that was written last."
   (let ((newest (make-hash-table :test #'equal)) (keys '()))
     (maphash (lambda (key table-entry)
                (push key keys)

@@ -15,9 +15,9 @@
 (defstruct (endpoint (:copier nil))
   "The description of a server."
   (address "" :type string :read-only t) ; where it listens: HOST:PORT, or unix:PATH and so on
-  (weight nil :type (or null (integer 1 #.+most-weight+)) :read-only t) ; its share; nil: not said
+  (weight nil :type (or null (integer 1 #.+most-weight+)) :read-only t) ; its weight, or nil
   (zone nil :type (or null string) :read-only t) ; where it is, or nil
-  (hash-key nil :type (or null string) :read-only t) ; names it in a ring, or nil
+  (hash-key nil :type (or null string) :read-only t) ; its name in a ring, or nil
   (state :serving :type (member :serving :draining) :read-only t) ; see below
   (metadata '() :type list :read-only t)) ; the other fields of Metadata, an alist from name to JSON
 

@@ -16,8 +16,8 @@ one. From any thread."
   (setf **default-etcd** etcd))
 
 (defun checked-etcd (etcd)
-  "ETCD, an argument :etcd. Signal MISUSE if ETCD is nil, that is, if there is no default etcd
-either."
+  "ETCD, an argument :etcd, after a check of its type. Signal MISUSE if ETCD is nil, that is, if
+there is no default etcd either."
   (or etcd (misuse "In which etcd? Give :etcd, or set DEFAULT-ETCD.")))
 
 (defun target-authority (target)

@@ -24,7 +24,7 @@
   (addresses '() :type list)            ; texts: those that were found last
   (failure nil :type (or null string))  ; why the last look-up found none
   (due-ns 0 :type nanoseconds)          ; when it is to be looked up
-  (asking nil :type boolean))           ; that is under way
+  (asking nil :type boolean))           ; true while that is under way
 
 (defstruct (hosts (:constructor make-hosts (notify &key (resolve #'loop:find-addresses)))
                   (:copier nil))
@@ -46,7 +46,7 @@
   "~D name~:P, ~D asked for" (hash-table-count (hosts-table hosts)) (hosts-asking hosts))
 
 (defun know-hosts (hosts addresses)
-  "Make ADDRESSES, texts with names in them, the addresses that HOSTS looks up."
+  "Make HOSTS look up ADDRESSES, texts that contain names."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (let ((table (make-hash-table :test #'equal)))
       (dolist (address addresses)

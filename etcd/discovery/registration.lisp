@@ -45,14 +45,14 @@
   (bell (sb-thread:make-waitqueue :name "clgrpc registration") :read-only t) ; any of it has changed
   (endpoint nil :type endpoint)         ; the value to put
   (version 1 :type (integer 1))         ; of ENDPOINT
-  (written 0 :type (integer 0))         ; the version that the store has; 0: none
+  (written 0 :type (integer 0))         ; the version that the store has; 0: no version
   (lease nil :type (or null etcd:lease)) ; that the key is put with
-  (leases 0 :type (integer 0))          ; how many it has asked for
+  (leases 0 :type (integer 0))          ; how many leases it has requested
   (own '() :type list)                  ; numbers of the leases that the key may stand under, if it
                                         ; is ours; () before the first put that has succeeded
   (failure nil :type (or null condition)) ; why the last attempt to write has failed
-  (standing nil :type boolean)          ; it is counted among those that stand in the store
-  (ended nil :type boolean))            ; it is to be kept no longer
+  (standing nil :type boolean)          ; true while it is counted as present in the store
+  (ended nil :type boolean))            ; true once it must not be kept any longer
 
 (declaim (sb-ext:freeze-type registration))
 
@@ -345,7 +345,7 @@ registered. From any thread."
 
 (defun end-keeping (registration)
   "End the job of REGISTRATION, without waiting and without interrupts. If the job waits for a
-lease, it ends that lease itself when it is granted."
+lease, the job ends that lease itself when it is granted."
   (sb-sys:without-interrupts
     (with-registration (registration)
       (count-standing registration nil)
@@ -368,7 +368,7 @@ the lease ends. Return within three seconds. From any thread."
           (values (registration-lease registration)
                   (if (registration-failure registration) +last-seconds+ +write-seconds+)))
       (when lease
-        ;; known still if this thread is unwound meanwhile: then this can be called again
+        ;; the lease stays known if this thread is unwound meanwhile: then this can be called again
         (handler-case (etcd:revoke-lease lease :timeout (min seconds
                                                          ;; so that something can be asked
                                                          (loop:seconds-until end-ns 1/10)))

@@ -7,9 +7,9 @@
 ;;;; 2. Its job passes their changes to the resolvers, and begins look-ups.
 ;;;; 3. A first change is passed on at once; those of the next 20 ms, or longer if there are many
 ;;;;    servers, are passed on together. A change that leaves everything as it was is not passed on.
-;;;; 4. While etcd is away resolvers keep their last addresses. Channels also keep their addresses
-;;;;    when no server is registered any more: they get a failure, which removes nothing from a
-;;;;    channel that has servers.
+;;;; 4. While etcd is unreachable, resolvers keep their last addresses. Channels also keep their
+;;;;    addresses when no server is registered any more: they get a failure, which removes nothing
+;;;;    from a channel that has servers.
 ;;;; 5. The host in an address may be a name, which is looked up meanwhile (host-addresses.lisp).
 ;;;;    Resolvers get the other servers, and this server is omitted until its name has an answer.
 
@@ -19,32 +19,34 @@
   "How long changes after the first are awaited before they are passed on.")
 (defconstant +servers-per-ms+ 50
   "With many servers the pause is one millisecond for each group of this size.")
-(defconstant +refetch-seconds+ 30 "How often a list is fetched again that was too long, at most.")
+(defconstant +refetch-seconds+ 30 "The shortest time between two fetches of a list that is too
+long.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked for the revision up to which it has sent
 changes.")
-(defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
+(defconstant +answer-seconds+ 1/2 "How long its answer is awaited.")
 
 (defstruct (service-watcher (:constructor %make-service-watcher) (:copier nil))
   "A follower of a name in etcd."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
   (etcd nil :type etcd:etcd :read-only t) ; the client
-  (world loop:*world* :read-only t)     ; that it is in
+  (world loop:*world* :read-only t)     ; its world
   (name "" :type string :read-only t)   ; of the service
   (meter nil :type (or null meter) :read-only t) ; counts events, or nil
   (age nil :type (or null function))    ; reports HEARD-NS to METER
-  (heard-ns 0 :type nanoseconds)        ; when etcd has last said how things are; 0: not yet
+  (heard-ns 0 :type nanoseconds)        ; when etcd last reported its state; 0: not yet
   (hosts nil :type (or null hosts))     ; the names in its addresses
   (servers nil :type (or null etcd:mirror)) ; of the name
   (config nil :type (or null etcd:mirror)) ; of its service config
   (job nil :type (or null loop:job))    ; that informs resolvers; the next three are its own
   (refresh-ns 0 :type nanoseconds)      ; when a list that was too long may be fetched again
-  (ask-ns 0 :type nanoseconds)          ; when etcd is asked up to where it has sent changes
+  ;; when etcd must be asked up to which revision it has sent changes
+  (ask-ns 0 :type nanoseconds)
   (settled-ns 0 :type nanoseconds)      ; when news may be passed on
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
   (lock (sb-thread:make-mutex :name "clgrpc service watcher") :read-only t) ; of the slots below
   (resolvers '() :type list)            ; that get the addresses
   (endpoint-table nil :type endpoint-table) ; the store's endpoints
-  (news nil :type boolean)              ; the resolvers have not got all of that
+  (news nil :type boolean)              ; true if the resolvers have not received all of that
   (begun '() :type list)                ; which of :servers and :config are known
   (told nil :type list))                ; the resolvers' last news: (:addresses LIST CONFIG) or
                                         ; (:failure TEXT); nil while nothing is known
@@ -73,9 +75,9 @@ changes.")
       (:failure (client:push-failure resolver what)))))
 
 (defun tell (service-watcher &rest told)
-  "Give TOLD to SERVICE-WATCHER's resolvers, present and later ones, unless the last addresses they
-got are the same. If addresses are known, later resolvers do not get a failure. Return true if TOLD
-is new."
+  "Give TOLD to the present and later resolvers of SERVICE-WATCHER, unless the last addresses that
+they got are the same. If addresses are known, later resolvers do not get a failure. Return true if
+TOLD is new."
   (sb-thread:with-mutex ((service-watcher-lock service-watcher))
     (let ((before (service-watcher-told service-watcher)) (news nil))
       (setf news (not (equal before told)))
@@ -224,7 +226,8 @@ part WHAT, :servers or :config, is known."
           (service-watcher-servers service-watcher)
           (mirror #'take-servers (constantly t)
                   :prefix (name-prefix (service-watcher-name service-watcher))
-                  :most (1+ +most-endpoints+))))) ; one more, so that it is seen
+                  ;; one more than allowed, so that an excess is noticed
+                  :most (1+ +most-endpoints+)))))
 
 (defun ask-how-far (service-watcher)
   "Check that changes still reach SERVICE-WATCHER from etcd."

@@ -16,17 +16,18 @@
 
 (defclass engine (pb:kv pb:lease pb:watch pb:cluster pb:maintenance)
   ((store :initarg :store :reader engine-store) ; its contents
-   (world :initform loop:*world* :reader engine-world) ; whose clock is that of the leases
+   ;; the clock of this world is that of the leases
+   (world :initform loop:*world* :reader engine-world)
    (max-watches :initarg :max-watches :reader engine-max-watches) ; of all streams
    (progress-ns :initarg :progress-ns :reader engine-progress-ns) ; between notices of progress
    ;; of the store, and of all that follows
    (lock :initform (sb-thread:make-mutex :name "clgrpc memory") :reader engine-lock)
-   (open :initform t :accessor engine-open) ; false once it was closed
+   (open :initform t :accessor engine-open) ; false once it is closed
    (told :initform 1 :accessor engine-told) ; the revision that the listeners have got
    (listeners :initform (make-hash-table :test 'eq) :reader engine-listeners) ; each its own value
    (watches :initform nil :accessor engine-watches) ; the tree of all watches
    (serial :initform 0 :accessor engine-serial) ; of the watch that was made last
-   (calls :initform (make-fifo) :reader engine-calls) ; listeners that the job is to call
+   (calls :initform (make-fifo) :reader engine-calls) ; listeners that the job must call
    (looked :initform 0 :accessor engine-looked) ; when the job has looked at all listeners
    ;; runs work that has no other thread
    (background :initform (loop:make-background "clgrpc memory") :reader engine-background)
@@ -86,7 +87,7 @@ user's thread, and half a revision would remain."
     (funcall (the function (listener-function listener)))))
 
 (defun leave-call (engine listener)
-  "Leave it to the job of ENGINE, whose lock is held, to call LISTENER."
+  "Let the job of ENGINE, whose lock is held, call LISTENER."
   (unless (shiftf (listener-called listener) t)
     (enqueue listener (engine-calls engine))
     (loop:wake-job (engine-job engine))))
@@ -137,7 +138,7 @@ whose lock is held: the thread that was to call them may have been interrupted."
   "End the leases whose time is over by the clock of ENGINE, whose lock is held."
   (let ((now (engine-now engine)))
     (end-leases (engine-store engine) now)
-    ;; it may have been set back, too
+    ;; the clock may have been set back, too
     (unless (< -1 (- now (engine-looked engine)) +tick-ns+)
       (setf (engine-looked engine) now)
       (leave-due-calls engine now))))
@@ -179,8 +180,8 @@ ENGINE is closed."
   (with-engine (engine) (remhash listener (engine-listeners engine))))
 
 (defun add-watch (engine watch)
-  "Add WATCH to those of ENGINE, whose lock is held. Return false if the engine has too many
-watches, or WATCH's listener has: a listener may have another watch if it has fewer than are free."
+  "Add WATCH to those of ENGINE, whose lock is held. Return false if the engine or WATCH's listener
+has too many watches: a listener may have another watch if it has fewer watches than are free."
   (let* ((listener (watch-listener watch))
          (free (- (engine-max-watches engine) (tree-size (engine-watches engine)))))
     (when (< (listener-watch-count listener) free)

@@ -11,10 +11,10 @@ etcd.")
 
 (defstruct (lease (:constructor make-lease (number seconds end-ns)) (:copier nil))
   "A lease of a store."
-  (number 0 :type (signed-byte 64) :read-only t) ; by which its users know it
+  (number 0 :type (signed-byte 64) :read-only t) ; its number for users
   (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
   (end-ns 0 :type (integer 0))          ; when it ends unless it is renewed
-  (ending nil :type boolean)            ; it is over, and has items that are still to be removed
+  (ending nil :type boolean)            ; its time is over, and items must still be removed
   (items nil :type (or null node)))     ; the tree of the items that end with it
 
 (declaim (sb-ext:freeze-type lease))
@@ -99,7 +99,7 @@ etcd.")
 
 (defun end-items (store lease most)
   "Remove items of LEASE, which is ending, at most MOST of them, all at one revision of STORE;
-remove LEASE with its last item. Return how many they were."
+remove LEASE with its last item. Return the number of removed items."
   (let ((items (range-items (lease-items lease) (octets-of 0) (octets-of 0) most))
         (write-batch (write-batch-of store)))
     (dolist (item items) (remove-item write-batch item))
@@ -133,7 +133,7 @@ removes the others. Return how many items were removed."
                          unless (lease-ending lease) collect lease)))
 
 (defun first-end-ns (store)
-  "When the first of the leases of STORE ends, or nil. It looks at all of them."
+  "When the first of the leases of STORE ends, or nil. This examines all leases."
   (loop for lease being the hash-values of (store-leases store)
         minimize (lease-end-ns lease) into first
         finally (return (if (plusp (hash-table-count (store-leases store))) first nil))))

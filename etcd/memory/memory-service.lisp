@@ -61,7 +61,7 @@
 (defmethod leases:lease-keep-alive ((engine engine) requests &key call)
   (declare (ignore requests))
   (rpc:on-half-close call (lambda () (rpc:finish call)))
-  ;; its requests wait while it has answers that were not taken
+  ;; requests of a call wait while its answers are unread
   (rpc:on-message call (lambda (request) (rpc:try-send call (answer-keep-alive engine request))))
   call)
 

@@ -14,23 +14,23 @@
 
 (defstruct (change (:constructor make-change (item previous)) (:copier nil))
   "A change at one key, made by a revision."
-  (item nil :type item :read-only t)    ; as it is since; of version 0 if it was removed
-  (previous nil :type (or null item)))  ; as it was; nil too if that is compacted
+  (item nil :type item :read-only t)    ; the item after the change; of version 0 if it was removed
+  (previous nil :type (or null item)))  ; the item before it; nil, too, if that is compacted
 
 (defstruct (record (:constructor make-record (tree changes)) (:copier nil))
   "A revision."
   (tree nil :type (or null node) :read-only t) ; its items
-  (changes nil :type simple-vector :read-only t)) ; of which it consists, in their order
+  (changes nil :type simple-vector :read-only t)) ; the changes of which it consists, in their order
 
 (defstruct (limits (:copier nil))
-  "How much a store takes."
+  "How much a store may contain."
   (octets 0 :type (integer 1) :read-only t) ; of all that it keeps
   (revisions 0 :type (integer 1) :read-only t) ; that it keeps
   (leases 0 :type (integer 1) :read-only t)) ; at a time
 
 (defstruct (store (:constructor %make-store) (:copier nil))
   "See above."
-  (limits nil :type limits :read-only t) ; how much it takes
+  (limits nil :type limits :read-only t) ; how much it may contain
   (revision 1 :type (signed-byte 64))   ; the newest
   (compacted -1 :type (signed-byte 64)) ; the oldest that can be read; -1: all
   (records nil :type (and vector (not simple-array)) :read-only t) ; that are kept, the oldest first
@@ -42,16 +42,16 @@
   (lease-number 7587000000000000000 :type (signed-byte 64))) ; that a lease got last
 
 (defstruct (clearing (:constructor make-clearing (start end leases)) (:copier nil))
-  "A range of keys that was removed, as a change for the leases of its items."
+  "A removed range of keys, recorded for the leases of its items."
   (start nil :type octets :read-only t) ; the first of the keys
   (end nil :type (or null octets) :read-only t) ; the end of them, nil for none
   (leases '() :type list :read-only t)) ; the numbers of the leases
 
 (defstruct (write-batch (:constructor make-write-batch (store tree revision)) (:copier nil))
   "The next revision of a store, while it is being made."
-  (store nil :type store :read-only t)  ; of which it is to be a revision
+  (store nil :type store :read-only t)  ; the store whose next revision it is
   (tree nil :type (or null node))       ; its items
-  (revision 0 :type (signed-byte 64) :read-only t) ; that it would be
+  (revision 0 :type (signed-byte 64) :read-only t) ; the number of that revision
   (changes '() :type list)              ; from the newest revision to this, the last first
   (lease-notes '() :type list))         ; for leases: CHANGEs and CLEARINGs, the last first
 
@@ -140,8 +140,8 @@ does not have."
   "How many changes are forgotten at once, unless a single revision has more.")
 
 (defun forget-some (store revision)
-  "Compact STORE up to REVISION, one that it has, or only a part of the way if that is much. Return
-true once it is compacted up to REVISION: the lock need not be held between the calls."
+  "Compact STORE up to REVISION, one that it has, or, if that is much work, only a part of it.
+Return true once it is compacted up to REVISION: the lock need not be held between the calls."
   (when (< (store-compacted store) revision)
     (loop with first = (max (store-first store) (1+ (store-compacted store)))
           for last from first to revision

@@ -88,7 +88,7 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
           (multiple-value-bind (else else-removals)
               (check-overlaps (pb:txn-request-failure request))
             (dolist (key then) (add key '()))
-            ;; only one of the two is done
+            ;; only one of the two lists is done
             (dolist (key else) (add key then))
             (setf removals (append then-removals else-removals removals)))))
       (dolist (request (requests-of :request-put operations))
@@ -107,8 +107,8 @@ are added to TREE first; with LIMIT no more than that."
           (if limit (min limit count) count)))))
 
 (defun tree-there (store revision)
-  "The tree of STORE at REVISION, the newest if that is not positive; nil if STORE does not have
-it."
+  "The tree of STORE at REVISION, or the newest tree if REVISION is not positive; nil if STORE does
+not have that revision."
   (cond ((<= revision 0) (newest store))
         ((<= (store-compacted store) revision (store-revision store)) (tree-at store revision))))
 
@@ -189,7 +189,7 @@ many operations, or reads or removes too much of STORE."
 
 (defun so-p (comparison tree)
   "True if COMPARISON, a Compare, holds in TREE: for all items of its range or, if there are none,
-for a missing item, whose revisions are 0 and whose value equals no other."
+for a missing item, whose revisions are 0 and whose value differs from every value."
   (let ((items (range-items tree (pb:compare-key comparison) (pb:compare-range-end comparison))))
     (cond (items (every (lambda (item) (item-so-p comparison item)) items))
           ((eq :value (pb:compare-target comparison)) nil)
@@ -224,7 +224,7 @@ for a missing item, whose revisions are 0 and whose value equals no other."
           ((typep step type) (funcall function step)))))
 
 (defun leaves-something-p (request)
-  "True if REQUEST, a PutRequest, leaves the value or the lease as it is."
+  "True if REQUEST, a PutRequest, keeps the present value or lease."
   (or (pb:put-request-ignore-value request) (pb:put-request-ignore-lease request)))
 
 (defun check-item-there (store request)
@@ -261,7 +261,7 @@ for a missing item, whose revisions are 0 and whose value equals no other."
 (defun do-put (write-batch request)
   (let* ((key (pb:put-request-key request))
          (previous (tree-item (write-batch-tree write-batch) key)))
-    ;; one that CHECK-ITEM-THERE has seen may have been removed by the same transaction
+    ;; an item that CHECK-ITEM-THERE has found may have been removed by the same transaction
     (when (and (null previous) (leaves-something-p request)) (refuse :key-not-found))
     (put-item write-batch key
               (if (pb:put-request-ignore-value request)

@@ -32,7 +32,7 @@
 
 (defstruct (node (:constructor %make-node (item left right size end)) (:copier nil))
   "A tree that is not empty."
-  (item nil :type element :read-only t) ; between those of LEFT and of RIGHT
+  (item nil :type element :read-only t) ; the item between those of LEFT and of RIGHT
   (left nil :type (or null node) :read-only t) ; the tree of items before ITEM
   (right nil :type (or null node) :read-only t) ; the tree of items after ITEM
   (size 1 :type index :read-only t)     ; how many items there are

@@ -12,22 +12,23 @@
 (defstruct (listener (:constructor nil) (:copier nil))
   "An object that is informed of changes."
   (function nil :type (or null function)) ; of no arguments: to be called if a watch is ready
-  (ready (make-fifo) :type fifo :read-only t) ; its watches that may have something to send
-  (called nil :type boolean)            ; the engine's thread is to call it
+  (ready (make-fifo) :type fifo :read-only t) ; the watches that may have something to send
+  (called nil :type boolean)            ; the engine's thread must call it
   (noted 0 :type (signed-byte 64))      ; the revision at which NOTE-CHANGES has returned it last
-  (due-ns most-positive-fixnum :type (integer 0)) ; when it is to be called in any case
+  (due-ns most-positive-fixnum :type (integer 0)) ; when it must be called in any case
   (watch-count 0 :type index))          ; its watches in the tree
 
 (defstruct (watch (:include range) (:copier nil))
   "A watch of a stream, of the changes in its range."
   (listener nil :type listener :read-only t) ; that sends its changes
-  (number 0 :type (signed-byte 64) :read-only t) ; by which the stream's client knows it
-  (filters '() :type list :read-only t) ; :noput and :nodelete, the kinds left out
+  (number 0 :type (signed-byte 64) :read-only t) ; its number for the stream's client
+  (filters '() :type list :read-only t) ; :noput and :nodelete, the omitted kinds
   (previous nil :type boolean :read-only t) ; send the entry before a change, too
   (fragment nil :type boolean :read-only t) ; a revision may be sent in several responses
   (progress nil :type boolean :read-only t) ; send progress now and then
   (next 0 :type (signed-byte 64))       ; the revision from which on it has sent nothing
-  (passed 0 :type index)                ; except the first changes of that: how many
+  ;; how many first changes of that revision it has already sent
+  (passed 0 :type index)
   (caught-up nil :type boolean)         ; see above
   (dropped nil :type boolean)           ; it is no longer in the tree
   (sent-ns 0 :type (integer 0)))        ; when something was sent last
@@ -73,9 +74,9 @@ marked by zero."
 concerns the watch. That takes some milliseconds, during which the lock is held.")
 
 (defun note-changes (watches store from)
-  "Make those of WATCHES, a tree, ready that revisions of STORE from FROM on concern. When the
-checks would take too long, make all the rest ready. Return the listeners that must be called then,
-each once."
+  "Make those watches of WATCHES, a tree, ready that are concerned by revisions of STORE from FROM
+on. When the checks would take too long, make all the rest ready. Return the listeners that must be
+called then, each once."
   (let ((newest (store-revision store)) (listeners '()) (left +most-looks+))
     (flet ((note (watch revision)
              (when (and (watch-caught-up watch) (<= (watch-next watch) newest))

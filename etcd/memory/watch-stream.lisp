@@ -1,8 +1,8 @@
-;;;; Watches. A stream of watches occupies no thread: its call is kept. The thread that has news
-;;;; advances it: of the store, of the client's requests, or of room. A watch records the revision
-;;;; that it sends next, and reads its changes from the store. So nothing is queued for a slow
-;;;; client; a client that is slower than the store forgets gets the error that its changes are
-;;;; compacted. Its requests wait, as those of all calls do, while it leaves answers unread. A
+;;;; Watches. A stream of watches occupies no thread: its call is kept. The thread that has news of
+;;;; the store, of the client's requests or of room advances the stream. A watch records the
+;;;; revision that it sends next, and reads its changes from the store. So nothing is queued for a
+;;;; slow client; a client that is slower than the store forgets gets the error that its changes are
+;;;; compacted. Requests of a client wait, as in all calls, while it leaves answers unread. A
 ;;;; request for progress is answered when all watches of the stream have sent all changes before
 ;;;; it.
 ;;;;
@@ -31,13 +31,14 @@
 
 (defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))
   "A stream of watches."
-  (engine nil :type engine :read-only t) ; whose changes they send
+  (engine nil :type engine :read-only t) ; the engine whose changes it sends
   (call nil :type rpc:call :read-only t) ; the stream
-  (requests '() :type list)             ; that have come, the last first; changed by ATOMIC-UPDATE
+  ;; requests that have arrived, the last first; changed by ATOMIC-UPDATE
+  (requests '() :type list)
   (answers (make-fifo) :type fifo :read-only t) ; to requests, which are to be sent
-  (progress 0 :type (integer 0))        ; how many requests for progress are to be answered
+  (progress 0 :type (integer 0))        ; how many requests for progress are not answered yet
   (watches (make-hash-table) :type hash-table :read-only t) ; by their numbers
-  (number 0 :type (signed-byte 64))     ; that the next watch gets if it is free
+  (number 0 :type (signed-byte 64))     ; the number that the next watch gets if it is free
   (room t :type boolean)                ; false from when there is no room until there is
   (ended nil :type boolean)             ; the call has
   (state :idle :type (member :idle :busy :again))) ; see above
@@ -67,10 +68,10 @@
   "The changes that a watch has found and must send, and its position in the store."
   (watch nil :type watch :read-only t)  ; that looks
   (events '() :type list)               ; changes that it has found, the last first
-  (octets 0 :type (integer 0))          ; that EVENTS are taken to need
-  (revision 0 :type (signed-byte 64))   ; at which it continues
+  (octets 0 :type (integer 0))          ; the estimated size of EVENTS
+  (revision 0 :type (signed-byte 64))   ; the revision at which it continues
   (passed 0 :type index)                ; after so many changes of REVISION
-  (count 0 :type index))                ; changes that it has looked at
+  (count 0 :type index))                ; changes that it has examined
 
 (declaim (sb-ext:freeze-type scan))
 
@@ -243,8 +244,8 @@ that."
         do (dequeue (watching-answers watching))))
 
 (defun try-response-of (watching watch response)
-  "Send RESPONSE, of WATCH, or return false if the call has no room. If it cancels WATCH, drop
-that."
+  "Send RESPONSE, of WATCH, or return false if the call has no room. If the response cancels WATCH,
+drop WATCH."
   (when (try-response watching response)
     (setf (watch-sent-ns watch) (engine-now (watching-engine watching)))
     (when (pb:watch-response-canceled response) (drop-watch watching watch))
@@ -280,8 +281,8 @@ and 0 if the first record has as many."
 
 (defun send-news-of (watching watch most)
   "Send one response of the first ready WATCH of WATCHING, if it has something to send, and scan
-fewer than MOST changes for it. Return the number of scanned changes, 0 if it would be more, nil if
-the call has no room."
+fewer than MOST changes for it. Return the number of scanned changes; 0 if there would be MOST or
+more; nil if the call has no room."
   (multiple-value-bind (records revision next) (next-records watch (watching-engine watching))
     (case records
       (:caught-up 1)
@@ -373,7 +374,7 @@ Return :some if there may be more."
   "Do as ADVANCE-ONCE. An error that is not the call's own ends the call."
   (multiple-value-bind (sent condition)
       (loop:guarding (:memory-watch-error)
-        ;; it may end at any time
+        ;; the call may end at any time
         (handler-case (advance-once watching most)
           (status:rpc-error () nil)))
     (when condition
