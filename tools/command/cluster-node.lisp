@@ -114,7 +114,7 @@ environment's; nil without USER."
 (defun call-with-named-store (function name options)
   "Call FUNCTION with the store NAME, a client of etcd with OPTIONS of MAKE-ETCD, and a list of the
 services through which other processes reach the store. Only a store in memory has such services:
-without them only this process could use it. It takes no OPTIONS."
+without them only this process could use that store. A store in memory takes no OPTIONS."
   (let* ((engine (and (string= "memory" name) (memory:make-engine)))
          (store (if engine
                     (memory:connect engine)
@@ -142,8 +142,8 @@ the worker."
       (workflow:close-workflow-service service))))
 
 (defun note-loss (condition ending)
-  "Print that the node is no longer a member, because of CONDITION. If another process has taken its
-name, end this process by ENDING."
+  "Print that the node is no longer a member, because of CONDITION. If another process has taken the
+node's name, end this process by ENDING."
   (format t "no member: ~A~%" (shown (princ-to-string condition)))
   (finish-output)
   (when (typep condition 'cluster:superseded) (program:end ending)))
@@ -156,12 +156,12 @@ name, end this process by ENDING."
 (defun superseded-p (node) (eq :superseded (cluster:node-state node)))
 
 (defconstant +disconnecting-seconds+ 1
-  "So long after the drain nothing waits for the store any more, so that the node ends soon even if
-the store hangs.")
+  "This many seconds after the drain nothing waits for the store any more, so that the node ends
+soon even if the store hangs.")
 
 (defun end-node (node worker drain)
   "Stop WORKER, unless it is nil, and then NODE, whose service of workflows WORKER needs. This takes
-DRAIN seconds and little more, even if the store hangs: it gets no more requests after that."
+DRAIN seconds and little more, even if the store hangs: the store gets no more requests after that."
   (let ((end (+ (monotonic-ns) (seconds-ns drain))))
     (etcd:close-after (cluster:node-store node) (+ drain +disconnecting-seconds+))
     (when worker (workflow:stop-worker worker :drain drain))
@@ -200,17 +200,18 @@ STORE-CREDENTIALS too. Return the exit code."
       (listen "ADDRESSES" (addresses-parser 0) "127.0.0.1:0"
               "The address to listen on, as for `serve`; port 0 picks a free one.")
       (store "STORE" #'parse-store nil
-             "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
-      between; or memory: in this process, for trials, and gone with it. Other nodes, and all
-      clients, reach it as etcd:ADDRESS, the node's own address; not with --tls-cert or --allow.")
+             "The store of the cluster's state: etcd:HOST:PORT, with commas between several
+      members; or memory, in this process, for trials: its contents are lost when the process
+      ends. Other nodes, and all clients, reach it as etcd:ADDRESS, the node's own address;
+      memory does not go with --tls-cert or --allow.")
       (store-ca "FILE" #'identity nil
                 "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
       (store-cert "FILE" #'identity nil
                   "The certificates to show etcd, which knows its users by their common names.")
       (store-key "FILE" #'identity nil "The private key of --store-cert.")
       (store-user "NAME" #'identity nil
-                  "Be this user of etcd. Without --store-ca the password crosses the network as it
-      is.")
+                  "Be this user of etcd. Without --store-ca the password is sent in plain
+      text.")
       (store-password-file "FILE" #'identity nil
                            "The password of --store-user is the first line of FILE, which is read
       again whenever etcd wants it; without this, it is in the variable CLGRPC_STORE_PASSWORD.")
@@ -246,11 +247,11 @@ STORE-CREDENTIALS too. Return the exit code."
       :telemetry
       :server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
-and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
-one. With --tls-cert a peer has only the roles that --allow grants; without it, and without --allow,
-every peer that can connect has all roles but join, and the log says so at the start. Exits with
-0 at the end, with 1 if it could not start, with 2 if the arguments are wrong, with 3
-if another process has taken its name. At SIGHUP reads its certificates again. Notifies systemd
+and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is a
+member. With --tls-cert a peer has only the roles that --allow grants; without it, and without
+--allow, every peer that can connect has all roles but join, and the log says so at the start. Exits
+with 0 at the end, with 1 if it could not start, with 2 if the arguments are wrong, with 3 if
+another process has taken its name. At SIGHUP reads its certificates again. Notifies systemd
 (Type=notify) when it is a member. See doc/cluster/cluster.md."
   (unless name (refuse "--name is missing"))
   (unless store (refuse "--store is missing"))
@@ -293,7 +294,7 @@ if another process has taken its name. At SIGHUP reads its certificates again. N
                                        :observer (remove nil (list tracing access-log console))
                                        :credentials tls
                                        :services (list* health workflows
-                                                        ;; these need no role
+                                                        ;; no peer needs a role for these services
                                                         (append (if (or tls allow) '() engines)
                                                                 (grpc:reflection-services))))))
                      store namespace (apply #'append limits) allow counted health

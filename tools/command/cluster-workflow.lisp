@@ -110,7 +110,8 @@ nil."
     (refuse "a workflow is started with --task or with --request")))
 
 (defun argument-text (argument)
-  "The text for ARGUMENT, or nil: the standard input if it is @, else ARGUMENT itself."
+  "The text for ARGUMENT, a string or nil: the standard input if ARGUMENT is @, else ARGUMENT
+itself."
   (if (equal argument "@") (uiop:slurp-stream-string *standard-input*) argument))
 
 (defun start-request (tasks request)

@@ -58,12 +58,13 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
             (choice-parser :members :watch :workflows :show :start :signal :cancel :delete
                            :schedules :schedule :create-schedule :pause-schedule :resume-schedule
                            :delete-schedule)
-            "members, a list of them; watch, their changes from now on, a line for each; workflows,
-      those of the node's namespace, the newest first; show, one of these with its steps and its
-      history; start, signal, cancel, or delete when it has ended, one; schedules, a list of them;
-      schedule, create-schedule, pause-schedule, resume-schedule, delete-schedule, one of them.")
+            "members lists the members; watch prints their changes from now on, a line for each;
+      workflows lists the workflows of the node's namespace, the newest first; show prints one
+      of these with its steps and its history; start, signal and cancel act on one, as does
+      delete when it has ended; schedules lists the schedules; schedule prints one, and
+      create-schedule, pause-schedule, resume-schedule and delete-schedule act on one.")
       (address "ADDRESS" (address-parser 1)
-               "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051.")
+               "The address of a node, or of several: ipv4:10.0.0.1:50051,10.0.0.2:50051.")
       (id "[ID]" #'identity "The id of the workflow or of the schedule.")
       (name "[SIGNAL]" #'identity "Which signal."))
      ((json "[true|false]" #'parse-boolean nil
@@ -100,8 +101,8 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
       (overlap "skip|allow" (choice-parser :skip :allow) :skip
                "Whether the schedule starts a workflow while its last one runs.")
       (catch-up "N" (integer-parser 1 100) 1
-                "When no node ran for a while: how many of the times of the schedule that passed
-      meanwhile start a workflow late.")
+                "How many of the schedule's times that passed while no node ran start a workflow
+      late.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
              "The number of changes after which to stop watching; the most workflows to show.")
       (timeout "DURATION" #'parse-seconds 10
@@ -110,12 +111,12 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
     "Show the members of a cluster, its workflows or its schedules, or watch the members: each
 change is printed once, even if the node that is asked ends and another of ADDRESS takes its place.
 Start, signal, cancel, delete and show one workflow; create, pause, resume, delete and show one
-schedule. Exits with 0, also if the workflow had been started alike before; with 1 if no node has
-answered in time, or the request was refused; with 2 if the arguments are wrong."
+schedule. Exits with 0, also if an equal request had started the workflow before; with 1 if no node
+has answered in time, or the request was refused; with 2 if the arguments are wrong."
   (check-workflow-arguments what id name task request)
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name)
-                      ;; so that one that hangs is left while another may be reached
+                      ;; so that a node that hangs is given up while another may be reached
                       :keepalive-seconds 10)
     (ecase what
       (:members (show-members channel stale json timeout))

@@ -102,8 +102,8 @@ characters only, and not longer than *LONGEST-TEXT*."
 
 (defun run-command (arguments)
   "Run the command line ARGUMENTS, a list of strings; return the exit code: 0, 1 if the command
-failed, 2 if the arguments are wrong. An error that no code has foreseen is a failure, too: the
-backtrace of it could have a server's text in it, with control sequences of terminals."
+failed, 2 if the arguments are wrong. An unforeseen error is a failure, too: a backtrace could
+contain a server's text, with control sequences of terminals."
   (let* ((name (first arguments))
          (command (and name (find-command name))))
     (handler-case

@@ -23,7 +23,7 @@
     (:html (profile:write-profile-page after *standard-output* :before before))))
 
 (defconstant +exit-unclear+ 5
-  "The exit code if no figure is known to be worse, and one is unclear or unknown.")
+  "The exit code if no figure is known to be worse, but a figure is unclear or unknown.")
 
 (defun verdict-exit-code (comparisons)
   "The exit code of --fail-if-worse for COMPARISONS. Signal a FAILURE if a figure is worse. Print
@@ -59,11 +59,12 @@ FAIL-IF-WORSE is true, signal a FAILURE if a figure is worse."
      (((format nil "-O") "FORMAT" (choice-parser :summary :json :html) :summary
        "Print the differences, in words or as JSON, or write a page about AFTER with them.")
       (fail-if-worse "[BOOLEAN]" #'parse-boolean nil
-                     "Exit with 1 if a figure of a run is worse by more than noise. Exit with 5 if
-      none is, but noise could hide that one is; p99.9, p99.99 and max do not count for this.")))
+                     "Exit with 1 if a figure of a run is worse by more than noise. Exit with 5
+      if no figure is, but noise could hide a worse one; p99.9, p99.99 and max do not count for
+      this.")))
     "Compare two runs of `clgrpc load`, or two profiles. Prints each change, its size, and whether
-it is more than noise; the noise is known only if both were made with --rounds. A change that cannot
-be judged is called unclear, and the number of rounds that would decide is printed."
+it is more than noise; the noise is known only if both runs were made with --rounds. A change that
+cannot be judged is called unclear, and the number of rounds that would decide is printed."
   (cond ((and (listp before) (listp after))
          (when fail-if-worse (refuse "--fail-if-worse is about runs, not profiles"))
          (compare-profiles format before after)

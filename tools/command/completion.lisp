@@ -89,7 +89,7 @@ _clgrpc() {
                        (shell-quoted (format nil "*~A[~A]~:[~;:value:~:[~;_files~]~]" name
                                              (zsh-text text) takes-value file-p)))))
     (format stream " \\~%      '*:argument:_files' ;;~%"))
-  ;; the file may be loaded as the function itself
+  ;; the file may be autoloaded as the completion function itself
   (format stream "  esac
 }
 if [[ $funcstack[1] = _clgrpc ]]; then

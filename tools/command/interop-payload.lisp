@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +max-payload-octets+ (* 64 1024 1024)
-  "The largest payload that a peer may ask for; to ask for 2 GB would cost it nothing.")
+  "The largest payload that a peer may ask for; a request for 2 GB would cost the peer nothing.")
 
 (defun payload-of-size (type size)
   "Return a grpc.testing.Payload of SIZE octets of TYPE. Fail the call if TYPE is unknown or SIZE

@@ -1,6 +1,7 @@
 ;;;; The knee of a server: the highest rate at which it meets given conditions, such as a p99 below
-;;;; 10 ms. The rate is doubled until it is too high, then the gap is halved, on a logarithmic
-;;;; scale, until its ends are within +KNEE-RATIO+. Each step is a run of its own.
+;;;; 10 ms. The rate is doubled until it is too high. Then the gap between the good rate and the bad
+;;;; one is halved, on a logarithmic scale, until their ratio is at most +KNEE-RATIO+. Each step is
+;;;; a run of its own.
 
 (in-package #:clgrpc.tools)
 
@@ -11,8 +12,8 @@ found good have at most this ratio.")
 
 (defun find-knee (good-p rate)
   "Search the rates, beginning with RATE. Return two values: the highest rate that was tried for
-which GOOD-P, a function of a rate, is true, and the lowest for which it is false; each nil if there
-is no such rate."
+which GOOD-P, a function of a rate, is true, and the lowest for which it is false; each is nil if
+there is no such rate."
   (declare (type function good-p))
   (let ((good nil) (bad nil))
     (loop repeat +most-steps+
@@ -58,9 +59,9 @@ too high, or nil. BY-TOOL is true if the tool was a limit of the run at BAD."
 
 (defun run-at-knee (plan conditions rate perform)
   "Search the knee of PLAN's calls by CONDITIONS, beginning with RATE. Return the RUN at the highest
-rate that meets them. PERFORM is a function that makes the run of PLAN. If the search is broken off,
-return the RUN that this ended. Signal a FAILURE if no rate meets the conditions. A rate after which
-the server cannot be reached any more is too high."
+rate that meets the conditions. PERFORM is a function that makes the run of PLAN. If the user
+interrupts the search, return the RUN that was interrupted. Signal a FAILURE if no rate meets the
+conditions. A rate after which the server cannot be reached any more is too high."
   (declare (type function perform))
   (let ((best nil) (by-tool nil))
     (flet ((good-p (rate)

@@ -20,7 +20,8 @@
       (parse-decimal string "a number is wanted")))
 
 (defun parse-string-object (string what)
-  "The JSON object in STRING, whose values must be strings, as an alist. A complaint calls it WHAT."
+  "The JSON object in STRING, whose values must be strings, as an alist. WHAT names STRING in a
+complaint."
   (let ((object (handler-case (parse-json string)
                   (clgrpc-error (error) (refuse "~A is not JSON: ~A" what error)))))
     (unless (and (listp object) (every (lambda (row) (and (consp row) (stringp (car row))
@@ -92,8 +93,8 @@ seconds if a channel accepts that value."
 
 (defun load-pool (credentials &key target method proto protoset import-path headers
                     reflect-metadata connect-timeout &allow-other-keys)
-  "A pool of types in which METHOD, a full name with dots, is declared. Without a file, TARGET is
-asked by reflection, over a channel with CREDENTIALS."
+  "A pool of types in which METHOD, a full name with dots, is declared. Without a file, ask TARGET
+by reflection, over a channel with CREDENTIALS."
   (cond (proto (proto-pool proto import-path))
         (protoset (protoset-pool protoset))
         (t (call-with-reflector
@@ -107,7 +108,7 @@ asked by reflection, over a channel with CREDENTIALS."
 
 (defun load-text (method data data-file)
   "The requests of METHOD in JSON: DATA, the text itself or @ or - for standard input; else the
-contents of DATA-FILE; else no request if METHOD takes a stream, and an empty one if not."
+contents of DATA-FILE; without both, no request if METHOD takes a stream, and else an empty one."
   (cond ((member data '("@" "-") :test #'equal)
          (alexandria:read-stream-content-into-string *standard-input*))
         (data)
@@ -148,7 +149,7 @@ contents of DATA-FILE; else no request if METHOD takes a stream, and an empty on
   "One row of --mix."
   (method "" :type string)              ; a full name with dots
   (weight 1 :type (integer 1 1000))     ; its share of the calls, relative to others' weights
-  (data nil :type (or null string)))    ; the requests, JSON; nil for an empty one, or none
+  (data nil :type (or null string)))    ; the requests, JSON; nil as for LOAD-TEXT without data
 
 (defun parse-weighted-method (json)
   "The row of --mix in JSON, an object."
@@ -224,7 +225,7 @@ is a worker for each call that is due."
 
 (defconstant +even-rate+ 4000
   "Up to this rate each call begins at a time of its own. To wake up for a call costs the tool about
-50 µs of CPU time; so this takes a fifth of a core at most.")
+50 µs of CPU time; so calls up to this rate take a fifth of a core at most.")
 
 (defconstant +burst-ns+ 1000000 "Above +EVEN-RATE+ calls that are due within this time begin
 together.")
@@ -312,8 +313,8 @@ CONFIG if that is shorter."
           (t (min timeout (ns-seconds ns))))))
 
 (defun refuse-retries (config path)
-  "Refuse CONFIG if it makes calls of the method at PATH be retried or hedged, which would hide the
-failures of single calls."
+  "Refuse CONFIG if it has retries or hedging for the method at PATH, which would hide the failures
+of single calls."
   (let ((method (and config (config:find-method-config config path))))
     (when (and method (or (config:method-config-retry method)
                           (config:method-config-hedging method)))
@@ -377,8 +378,8 @@ channels."
     ("enable-compression" :enable-compression) (:poisson :poisson) (:warm-up :warm-up ns)
     (:balance :balance) (:stream-call-count :stream-call-count)
     (:stream-interval :stream-interval ns) (:stream-call-duration :stream-call-duration ns))
-  "Rows for the options in reports: the name there, which is ghz's if ghz has the option; its
-keyword; and the form of its value.")
+  "Rows for the options in reports: the name in reports, which is ghz's if ghz has the option; the
+option's keyword; and the form of its value.")
 
 (defun told-value (value how)
   "VALUE of an option as JSON, of the type that ghz has for it."
@@ -391,8 +392,8 @@ keyword; and the form of its value.")
         (t value)))
 
 (defun told-p (key options)
-  "True if reports show the option KEY of OPTIONS: it was given, or has a default that matters in
-this run."
+  "True if reports show the option KEY of OPTIONS: the option was given, or has a default that
+matters in this run."
   (case key
     ((:load-step-duration) (eq :step (getf options :load-schedule)))
     ((:concurrency-step-duration) (eq :step (getf options :concurrency-schedule)))

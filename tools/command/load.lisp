@@ -93,8 +93,8 @@ passed."
 
 (defun make-round (number make-run)
   "The value of MAKE-RUN, a function without arguments that makes the run of the round NUMBER, from
-0 on. Return nil if the process must end before anything was measured; and, with a note of the
-reason, if a round after the first cannot be made: the rounds before it are worth a report."
+0 on. Return nil if the process must end before anything was measured. Return nil also if a round
+after the first cannot be made, and note the reason, since the rounds before it are worth a report."
   (handler-bind (((or load:run-failed failure)
                    (lambda (condition)
                      (when (load:terminated-p) (return-from make-round nil))
@@ -104,7 +104,7 @@ reason, if a round after the first cannot be made: the rounds before it are wort
     (funcall make-run)))
 
 (defun report-terminated (run)
-  "Return RUN, the last one, as one that SIGTERM has ended. If it is nil, since nothing was
+  "Return RUN, the last one, as one that SIGTERM has ended. If RUN is nil, since nothing was
 measured, end the process."
   (unless run (sb-ext:exit :code +exit-terminated+))
   (setf (load:run-ended-early run) :terminated)
@@ -112,8 +112,8 @@ measured, end the process."
 
 (defun repeat-rounds (rounds make-run)
   "Call MAKE-RUN, a function without arguments that makes a run, ROUNDS times, and return all these
-runs as one. If the user breaks one off, or one cannot be made, no more are made; likewise if
-SIGTERM comes, in a round or between two."
+runs as one. No more rounds are made if the user interrupts a round, if a round cannot be made, or
+if SIGTERM comes, in a round or between two."
   (load:call-terminable
    (lambda ()
      (let ((runs (loop for number below rounds
@@ -205,7 +205,7 @@ grpc.testing.BenchmarkService."
 RUN-SERVER. Signal a FAILURE if that is not known."
   (unless after (fail-command "there is nothing about the method"))
   (when (and before (< (method-reading-ended after) (method-reading-ended before)))
-    (fail-command "they have fallen, as those of a server do that was started again"))
+    (fail-command "they have fallen, as after a restart of the server"))
   (let ((buckets (buckets-since after before)))
     (cons (cons "count" (- (method-reading-ended after)
                            (if before (method-reading-ended before) 0)))
@@ -215,7 +215,7 @@ RUN-SERVER. Signal a FAILURE if that is not known."
 
 (defun call-beside-server (url method function)
   "Call FUNCTION, without arguments, and return its RUN. Unless URL is nil, add what the server
-whose metrics are at URL has counted for METHOD meanwhile; if the server does not tell that after
+whose metrics are at URL has counted for METHOD meanwhile; if the server does not report that after
 the run, print the reason on standard error and return the RUN without it."
   (if (null url)
       (funcall function)
@@ -255,7 +255,7 @@ the run, print the reason on standard error and return the RUN without it."
   (let ((conditions (apply #'append fail-if))
         (options (list* :method (apply #'method-called options) options)))
     (when (eq :csv format)
-      (when compare (refuse "csv has no place for --compare"))
+      (when compare (refuse "csv cannot show a comparison (--compare)"))
       (when workers (refuse "csv lists single calls, and workers do not")))
     (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
     (let* ((*failed-round* nil)
@@ -358,7 +358,7 @@ the run, print the reason on standard error and return the RUN without it."
                "Spread the calls of an open loop by chance, as independent users do, not evenly.")
       (together "DURATION" #'parse-duration nil
                 "Calls of an open loop that are due within this time begin together, as a burst,
-      which costs the tool a fraction and is in the latencies; 0 begins each at a time of its own.
+      which costs the tool much less but raises latencies; 0 begins each call at its own time.
       By default 0, and 1ms at rates above 4,000 a second.")
       (details "N" (integer-parser 2 10000000) 4096
                "The most calls to list one by one; they are taken evenly from the whole run.")
@@ -366,16 +366,17 @@ the run, print the reason on standard error and return the RUN without it."
        "The number of calls at the beginning that do not count.")
       (warm-up "DURATION" #'parse-duration 0 "The time before the run whose calls do not count.")
       (knee "CONDITIONS" #'parse-conditions nil
-            "Search the highest rate at which none of these holds, such as 'p99 > 10ms', by runs of
-      -z, 5s by default, from --rps on, 100 by default; report the run at that rate.")
+            "Search for the highest rate at which no such condition holds, such as 'p99 > 10ms',
+      by runs of -z (5s by default), from --rps on (100 by default); report the run at that
+      rate.")
       (server-metrics "URL" #'parse-url nil
                       "Where the server serves metrics for Prometheus, http://HOST:PORT/metrics or
       https://…: its own figures of these calls are shown beside the tool's.")
       (rounds "N" (integer-parser 1 1000) 1
               "The number of times to repeat the run, to separate change from noise.")
       (stream-call-count "N" (integer-parser 1 1000000000) nil
-                         "How many messages a stream sends, those of the data over and over; or,
-      where only the server streams, receives before it is cancelled.")
+                         "How many messages a stream sends, with the data repeated if necessary;
+      or, where only the server streams, receives before it is cancelled.")
       (stream-interval "DURATION" #'parse-duration 0 "The time between two messages
       that a stream sends.")
       (stream-call-duration "DURATION" #'parse-duration 0
@@ -419,10 +420,10 @@ the run, print the reason on standard error and return the RUN without it."
              "Show no progress on standard error. There is none if that is not a terminal.")))
     "Load any server with calls of one method, or of several, and report their latencies. Types come
 from the server's reflection, --proto or --protoset. With --rps calls begin on time, independent of
-earlier ones, and latencies count from when they were due; the report shows how late the tool itself
-was and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none
-ended, or with --fail-if 4 if a condition holds and else 0, 130 if interrupted and 143 by SIGTERM,
-after a report if anything was measured, 1 if the run could not be made, 2 if the arguments are
-wrong."
+earlier calls, and latencies count from the times when calls were due; the report shows how late the
+tool itself was and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did
+not or no call ended, or with --fail-if 4 if a condition holds and else 0, 130 if interrupted and
+143 by SIGTERM, after a report if anything was measured, 1 if the run could not be made, 2 if the
+arguments are wrong."
   (tune-collector)
   (apply #'perform-load options))

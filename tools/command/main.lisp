@@ -16,7 +16,7 @@ descriptor, and the next file that is opened would get its number."
         finally (when descriptor (sb-unix:unix-close descriptor))))
 
 (defun finish-command (code)
-  "Write the rest of the output; return CODE, or 1 if that fails."
+  "Write the rest of the output; return CODE, or 1 if a write fails."
   (handler-case (progn (finish-output) code)
     (stream-error (error) (complain nil error) 1)))
 
@@ -40,7 +40,8 @@ bin/clgrpc."
                 (handler-case (finish-command (run-command
                                                (called-arguments sb-ext:*posix-argv*)))
                   (sb-sys:interactive-interrupt ()
-                    ;; octets in the streams may have been written: perhaps a write was under way
+                    ;; aborted, since the streams may still have octets that were written: perhaps a
+                    ;; write was under way
                     (sb-ext:exit :code 130 :abort t))))))
     (program:write-everything)
     (sb-ext:exit :code code :abort t)))

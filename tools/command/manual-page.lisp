@@ -4,8 +4,8 @@
 (in-package #:clgrpc.tools)
 
 (defun roff (text)
-  "TEXT in the form that makes roff print it: nothing in it is a request or an escape, lines flow,
-and items of a list begin new lines."
+  "TEXT in the form that makes roff print it: with requests and escapes made harmless, lines filled,
+and each item of a list on a new line."
   (with-output-to-string (out)
     (loop for (line . more) on (uiop:split-string text :separator '(#\Newline))
           for bare = (string-left-trim " " line)
@@ -15,7 +15,7 @@ and items of a list begin new lines."
                    do (case char
                         (#\\ (write-string "\\e" out))
                         (#\- (write-string "\\-" out))
-                        ;; a terminal of ASCII would drop it
+                        ;; a terminal with ASCII only would drop the character
                         (#\HORIZONTAL_ELLIPSIS (write-string "..." out))
                         (t (write-char char out))))
              (when more (terpri out)))))

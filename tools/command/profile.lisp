@@ -34,7 +34,7 @@ command that runs our `load` for other services of `serve`, and nil for anything
 
 (defun write-profile-as (format profile before stacks stream)
   "Write PROFILE to STREAM in FORMAT, side by side with BEFORE unless that is nil. If FORMAT can
-hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects it."
+hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects that kind."
   (ecase format
     (:text (profile:write-profile profile stream)
      (when before (profile:write-difference before profile stream)))
@@ -56,7 +56,7 @@ hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects it."
 
 (define-command "profile"
     (((what "PID or -- COMMAND…" #'identity
-            "The process to profile, which runs; or a command of clgrpc that is started for it, such
+            "The running process to profile; or a command of clgrpc that is started for this, such
       as `-- serve greeter`."))
      ((load "COMMAND" #'identity nil
             "A shell command that puts load on the server meanwhile; {address} in it stands for the
@@ -87,7 +87,7 @@ system calls, waits and switches of thread, batons, allocation and collections. 
          (stacks-only (member output '(:folded :pprof)))
          (load (or load (default-load command in-flight))))
     (when (and compare stacks-only)
-      (refuse "~(~A~) has no place for --compare" output))
+      (refuse "~(~A~) cannot show a comparison (--compare)" output))
     (when (and (eq :off-cpu stacks) (not stacks-only))
       (refuse "--stacks goes with -O folded or pprof"))
     (when (and command (null load))

@@ -1,7 +1,7 @@
 ;;;; The rehearsal, which runs once before the command is saved. CLOS compiles discriminating
-;;;; functions and the like when a generic function is first called, which takes 3 ms in the first
-;;;; call of a server and 10 ms in that of a client. A core that is saved after some calls contains
-;;;; these functions.
+;;;; functions and the like when a generic function is first called. This takes 3 ms in the first
+;;;; call of a server, and 10 ms in the first call of a client. A core that is saved after some
+;;;; calls contains these functions.
 
 (in-package #:clgrpc.tools)
 

@@ -10,7 +10,7 @@
   (summary "" :type string)             ; for the help text
   (maker nil :type function)            ; returns service objects
   (page nil)                            ; its handler for HTTP, if the web is served, or nil
-  (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER, or :inline for all
+  (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER; :inline for all
 
 (defvar *offers* '() "The services of `serve`, in the order of its help text.")
 
@@ -118,8 +118,8 @@ asked to end and SERVER has stopped."
       :registration
       :console))
     "Serve gRPC, with health and reflection beside the services named. At SIGTERM or SIGINT lets
-running calls end and exits with 0. Prints `listening on ADDRESS` for each when ready, and at
-SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls served."
+running calls end and exits with 0. Prints `listening on ADDRESS` for each address when ready, and
+at SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls served."
   (multiple-value-bind (services execution) (offered-services (getf given :services))
     (tune-collector)
     (when (getf given :collect)

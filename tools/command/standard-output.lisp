@@ -1,11 +1,11 @@
 ;;;; Streams for the command: its standard output and standard error, for text in UTF-8 and octets,
 ;;;; and its standard input, for octets.
 ;;;;
-;;;; When the reader of a pipe goes away in the middle of a write, SBCL's own streams wait until the
-;;;; pipe can be written, which is never, and use a whole processor for that. These write until the
-;;;; kernel refuses. When the reader of a command's standard output closes the pipe, it needs no
-;;;; more: the command ends without a message, with the code +EXIT-BROKEN-PIPE+. A standard error
-;;;; without a reader is lost.
+;;;; When the reader of a pipe goes away in the middle of a write, SBCL's own streams wait for ever
+;;;; until the pipe can be written, and use a whole processor for that. The streams of this file
+;;;; write until the kernel refuses. When the reader of a command's standard output closes the pipe,
+;;;; it needs no more: the command ends without a message, with the code +EXIT-BROKEN-PIPE+. A
+;;;; standard error without a reader is lost.
 ;;;;
 ;;;; A line that could only be written in part, as on a full disk, is ended before the next one.
 
@@ -34,7 +34,7 @@ ended by SIGPIPE.")
    (gathered :initform (make-buffer) :reader output-gathered) ; octets to be written
    (column :initform 0 :accessor output-column) ; how many characters the last line has
    (last :initform 10 :accessor output-last) ; the last octet that was written
-   (torn :initform nil :accessor output-torn) ; the rest of its line is lost
+   (torn :initform nil :accessor output-torn) ; true: the rest of the last line is lost
    (lock :initform (sb-thread:make-mutex :name "clgrpc output") :reader output-lock))
   (:documentation "A stream that writes to a descriptor. From any thread."))
 
@@ -54,8 +54,8 @@ ended by SIGPIPE.")
       (error 'output-error :stream output :reason (os:errno-text result))))
 
 (defun write-gathered (output)
-  "Write the gathered octets of OUTPUT. If that fails they are lost; then signal OUTPUT-ERROR, or
-call the function UNREAD if the reader has closed the pipe."
+  "Write the gathered octets of OUTPUT. If a write fails the octets are lost; then signal
+OUTPUT-ERROR, or call the function UNREAD if the reader has closed the pipe."
   (let* ((gathered (output-gathered output))
          (octets (buffer-octets gathered))
          (at (buffer-start gathered))

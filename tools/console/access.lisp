@@ -1,17 +1,17 @@
 ;;;; Access to the console: by default only programs on this machine may open it, and only with the
 ;;;; token. The address that CONSOLE-URL returns contains the token; the answer moves it into a
-;;;; cookie, so that no later address contains it. A program sends it as `authorization: Bearer
-;;;; TOKEN`.
+;;;; cookie, so that no later address contains it. A program sends the token as `authorization:
+;;;; Bearer TOKEN`.
 ;;;;
 ;;;; A page of another site cannot read the console: its scripts have no cookie to send (SameSite).
-;;;; If an attacker makes the name of a site lead to this machine (DNS rebinding), requests have
+;;;; If an attacker makes the name of a site resolve to this machine (DNS rebinding), requests have
 ;;;; that name as their host, and are refused.
 
 (in-package #:clgrpc.console)
 
 (defun secrets-equal-p (secret given)
-  "True if GIVEN, a string that a peer has sent, is SECRET. The time that it takes reveals only the
-length of GIVEN."
+  "True if GIVEN, a string that a peer has sent, is SECRET. The time of this comparison reveals only
+the length of GIVEN."
   (let ((difference (logxor (length secret) (length given))))
     (loop for i below (length given)
           do (setf difference
@@ -47,12 +47,14 @@ reaches. From any thread."
       (loopback-host-p (host-part address))))
 
 (defun cookie-name (console)
-  "The name of CONSOLE's cookie. Cookies do not know ports, so each console has a name of its own."
+  "The name of CONSOLE's cookie. Cookies do not distinguish ports, so each console has a name of its
+own."
   (format nil "clgrpc-console-~A" (console-name console)))
 
 (defun find-cookie (name header)
   "The value of the cookie NAME in HEADER, the value of a header cookie; or nil. A peer without the
-token can repeat a long header by an octet or two, so nothing is copied before the cookie is found."
+token can repeat a long header at the cost of an octet or two, so nothing is copied before the
+cookie is found."
   (let ((pair (concatenate 'string name "=")) (header (coerce header 'simple-string)) (start 0))
     (declare (type simple-string header) (type index start))
     (loop
@@ -82,7 +84,7 @@ token can repeat a long header by an octet or two, so nothing is copied before t
 
 (defun token-place (console request)
   "The place of CONSOLE's token in REQUEST: :header, for a cookie or authorization; :address; or nil
-if REQUEST lacks it. Also :header if CONSOLE has no token."
+if REQUEST lacks it. If CONSOLE has no token, the value is :header."
   (let ((token (console-token console)))
     (flet ((right-p (given) (and given (secrets-equal-p token given))))
       (cond ((null token) :header)

@@ -29,8 +29,8 @@ with nil and nil. From any thread."
 
 (defun make-console-as-asked (given)
   "The observers that the option --console in GIVEN, the plist of a command line, adds: a console,
-and its metrics if the observers of GIVEN include no metrics. Without a console if they include
-one."
+and its metrics if the observers of GIVEN include no metrics. Add no console if the observers of
+GIVEN include one."
   (destructuring-bind (&key console observer credentials &allow-other-keys) given
     (when (and console (not (find-console observer)))
       (let* ((own (find-if (lambda (observer) (typep observer 'metrics:metrics)) observer))

@@ -1,7 +1,7 @@
 ;;;; The page, and what it requests: the events, and the options. Its files in page/ are compiled
 ;;;; into the image and sent as one. Other systems can add pages, such as that of workflows. The
-;;;; policy of a page (Content-Security-Policy) lets it run its own script, which is known by a
-;;;; nonce that is new each time, and send requests to the server that it came from; nothing else.
+;;;; policy of a page (Content-Security-Policy) lets it run its own script, which a new nonce
+;;;; identifies each time, and send requests to the server that it came from; nothing else.
 
 (in-package #:clgrpc.console)
 
@@ -15,8 +15,8 @@
 
 (defmacro page-parts (page &rest marks-and-files)
   "The parts of PAGE, a file below the folder of this one, as a list of strings; the nonce goes
-between them. MARKS-AND-FILES are words by turns with files: where PAGE has the word in double
-braces, the contents of the file are inserted."
+between them. MARKS-AND-FILES are alternately words and files: where PAGE has a word in double
+braces, the contents of the file after it are inserted."
   (labels ((file-text (name)
              (uiop:read-file-string
               (merge-pathnames name (or *compile-file-truename* *load-truename*))
@@ -119,8 +119,8 @@ nil."
 
 (defun console-handler (console)
   "Return a handler for START-SERVER's :http that shows CONSOLE, a value of MAKE-CONSOLE, in a
-browser, at CONSOLE's path. The server may be one that serves gRPC. If other machines can
-reach that, a server for the console alone is the better choice. From any thread."
+browser, at CONSOLE's path. The server may be one that serves gRPC. If other machines can reach such
+a server, a server for the console alone is the better choice. From any thread."
   (check-type console console)
   (exchange:http-handler (console-path console)
                        (lambda (request)

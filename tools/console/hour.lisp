@@ -1,6 +1,6 @@
-;;;; The last hour: every twelve seconds the console takes a look, which notes the counts and values
-;;;; of its metrics, whether the page has viewers or not. So a viewer that comes after an incident
-;;;; still sees it.
+;;;; The last hour: every twelve seconds the console notes the counts and values of its metrics,
+;;;; which is called a look, even if the page has no viewers. So a viewer that comes after an
+;;;; incident still sees it.
 ;;;;
 ;;;; The looks are kept in an update stream like that of viewers, with its own series. A lock guards
 ;;;; it, since threads of loops' reserves write it and the viewers' thread reads it. The event
@@ -17,7 +17,7 @@
   (lock (sb-thread:make-mutex :name "clgrpc console hour") :read-only t) ; for all below
   (update-stream (make-update-stream) :type update-stream :read-only t) ; of them
   (looks 0 :type index)                 ; how many there have been
-  (told-looks 0 :type index)            ; how many of these viewers know of
+  (told-looks 0 :type index)            ; the number of looks that viewers have got
   (told-series 0 :type index))          ; and how many series
 
 (declaim (sb-ext:freeze-type hour))

@@ -17,7 +17,7 @@
    #:console #:make-console #:console-metrics
    ;; access.lisp
    #:loopback-address-p
-   ;; console-page.lisp, access.lisp: for pages of others
+   ;; console-page.lisp, access.lisp: for pages of other systems
    #:add-page #:page-parts #:send-page #:send-json #:refuse
    ;; console-page.lisp
    #:console-handler #:console-url

@@ -3,16 +3,16 @@
 ;;;; loop, written with its baton held, and one for the threads without a loop, written under a
 ;;;; lock. Any thread reads: a kept call never changes, and takes its place by one store.
 ;;;;
-;;;; Most calls cost two comparisons. More is done only for a call that is slower than the fastest
-;;;; of the slow ones, which are about 16 × ln(n / 16) of a minute's n calls, and for a call that
-;;;; has failed, at most +FAILURES-PER-SECOND+ times a second.
+;;;; Most calls cost two comparisons. More is done only for two kinds of call: a call that is slower
+;;;; than the fastest of the slow ones, which is true of about 16 × ln(n / 16) of a minute's n
+;;;; calls; and a call that has failed, at most +FAILURES-PER-SECOND+ times a second.
 
 (in-package #:clgrpc.console)
 
 (defconstant +slow-calls+ 16 "How many slow calls of a minute a sample set keeps.")
 (defconstant +remembered-calls+ 120
   "How many slow calls of earlier minutes a sample set remembers: those of an hour.")
-(defconstant +remembered-a-minute+ 2 "How many of them are of one minute.")
+(defconstant +remembered-a-minute+ 2 "How many of these calls belong to one minute.")
 (defconstant +failed-calls+ 32 "How many failed calls a sample set keeps.")
 (defconstant +failures-per-second+ 10 "How many failed calls a sample set takes in a second.")
 (defconstant +minute-ns+ 60000000000 "How long slow calls are collected before a new collection
@@ -20,10 +20,10 @@ begins.")
 
 (defstruct (sample (:constructor make-sample (number unix-ns ns plist)) (:copier nil))
   "A call that has ended, kept for display."
-  (number 0 :type (unsigned-byte 62) :read-only t) ; later calls of the process have higher ones
+  (number 0 :type (unsigned-byte 62) :read-only t) ; later calls of the process have higher numbers
   (unix-ns 0 :type (unsigned-byte 62) :read-only t) ; when it ended
   (ns 0 :type (unsigned-byte 62) :read-only t) ; how long it took
-  (plist '() :type list :read-only t))  ; as LOGS:CALL-PLIST returns it
+  (plist '() :type list :read-only t))  ; a value of LOGS:CALL-PLIST
 
 (defun empty-places (count)
   (make-array count :initial-element nil))
@@ -38,11 +38,11 @@ begins.")
   (remembered (empty-places +remembered-calls+) :type simple-vector :read-only t)
   (remembered-next 0 :type index)       ; the place in REMEMBERED of the next
   (least-ns 0 :type (unsigned-byte 62)) ; a call must take longer to be among the slow ones
-  (turn-ns 0 :type (unsigned-byte 62))  ; when the minute is over, by the loop's clock
+  (turn-ns 0 :type (unsigned-byte 62))  ; the end of the minute, by the loop's clock
   (failed (empty-places +failed-calls+) :type simple-vector :read-only t) ; SAMPLEs or nil, a ring
   (next 0 :type index)                  ; the place in FAILED of the next
-  (second-ns 0 :type (unsigned-byte 62)) ; when the second of COUNT is over
-  (count 0 :type index))                ; how many failed calls were taken in it
+  (second-ns 0 :type (unsigned-byte 62)) ; the end of the second to which COUNT belongs
+  (count 0 :type index))                ; how many failed calls were taken in this second
 
 (declaim (sb-ext:freeze-type sample sample-set))
 
@@ -94,8 +94,8 @@ begins.")
           (sample-set-least-ns sample-set) (reduce #'min slow :key #'kept-or-zero))))
 
 (defun keep-failed (sample-set call ns now describe)
-  "Keep CALL, which took NS and has failed, in SAMPLE-SET, unless it has taken enough failed calls
-in this second."
+  "Keep CALL, which took NS and has failed, in SAMPLE-SET, unless SAMPLE-SET has taken enough failed
+calls in this second."
   (when (>= now (sample-set-second-ns sample-set))
     (setf (sample-set-second-ns sample-set) (+ now +ns-per-second+)
           (sample-set-count sample-set) 0))

@@ -14,7 +14,7 @@
 
 (defstruct (entry (:constructor make-entry (number unix-ns level event plist)) (:copier nil))
   "An event of the log."
-  (number 0 :type index :read-only t)   ; later ones of the tail have higher ones
+  (number 0 :type index :read-only t)   ; later entries of the tail have higher numbers
   (unix-ns 0 :type (unsigned-byte 62) :read-only t) ; when it was logged
   (level :info :type symbol :read-only t) ; :trace, :debug, :info, :warning or :error
   (event :event :type symbol :read-only t) ; its name
@@ -24,17 +24,17 @@
   "The last events of a kind."
   ;; ENTRYs or nil, each at its number in the ring modulo the length
   (entries (make-array +tail-events+ :initial-element nil) :type simple-vector :read-only t)
-  (count 0 :type index)                 ; how many have been in it
-  (taken 0 :type index))                ; how many in this second
+  (count 0 :type index)                 ; how many entries it has had
+  (taken 0 :type index))                ; how many of these in this second
 
 (defstruct (tail (:copier nil))
   "The last events of the log."
   (lock (sb-thread:make-mutex :name "clgrpc console log") :read-only t) ; of the rest
   (count 0 :type index)                 ; how many events have had an entry
-  (others (make-event-ring) :type event-ring :read-only t) ; all but those of calls
+  (others (make-event-ring) :type event-ring :read-only t) ; all events except those about calls
   (calls (make-event-ring) :type event-ring :read-only t) ; of calls
-  (second-ns 0 :type (unsigned-byte 62)) ; when the second in which rings take is over
-  (dropped 0 :type index))              ; how many events were not taken so far
+  (second-ns 0 :type (unsigned-byte 62)) ; the end of the present second
+  (dropped 0 :type index))              ; how many events were dropped so far
 
 (declaim (sb-ext:freeze-type entry event-ring tail))
 

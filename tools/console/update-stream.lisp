@@ -1,6 +1,6 @@
-;;;; Update streams: the series and values of a console's metrics as last seen, in which changes are
-;;;; found, and the updates of the last minutes, for viewers that connect later. This file makes the
-;;;; parts of updates that come from metrics; see update.lisp for the whole.
+;;;; Update streams: the series and values of a console's metrics at the last reading, with which
+;;;; changes are found; and the updates of the last minutes, for viewers that connect later. This
+;;;; file makes the parts of updates that come from metrics; see update.lisp for the whole.
 
 (in-package #:clgrpc.console)
 
@@ -15,13 +15,13 @@
     "clgrpc.server.refusals" "clgrpc.loop.turns" "clgrpc.loop.connections"
     "clgrpc.gc.collections" "clgrpc.gc.pause" "clgrpc.heap.used" "clgrpc.heap.limit"
     "clgrpc.heap.allocated" "process.cpu.time" "process.memory.usage" "process.thread.count")
-  "The instruments whose values are shown. The number of open descriptors is not among them: to
-count thousands takes long.")
+  "The instruments whose values are shown. The number of open descriptors is not among them:
+counting thousands takes long.")
 
 (defstruct (series (:constructor make-series (number attributes)) (:copier nil))
   "The calls of one role, method, status, target and protocol, as last seen."
-  (number 0 :type index :read-only t)   ; by which updates name it
-  (attributes '() :type list :read-only t) ; those five, strings; "" if absent
+  (number 0 :type index :read-only t)   ; its number in updates
+  (attributes '() :type list :read-only t) ; these five, strings; "" if absent
   (buckets '() :type list)              ; how many calls each bucket has
   (sum 0 :type real))                   ; how many seconds they took together
 
@@ -35,7 +35,7 @@ count thousands takes long.")
   (servers '() :type list)              ; the last data of servers
   (threads '() :type list)              ; the last data of threads
   (taken-ns 0 :type (unsigned-byte 62)) ; when the last update was made
-  (updates (make-fifo) :type fifo :read-only t) ; the last of them
+  (updates (make-fifo) :type fifo :read-only t) ; the last updates
   (count 0 :type index))                ; the length of UPDATES
 
 (declaim (sb-ext:freeze-type series update-stream))
@@ -50,14 +50,14 @@ count thousands takes long.")
 ;;; JSON
 
 (defun json-number (number)
-  "NUMBER, a real, as WRITE-JSON takes it."
+  "NUMBER, a real, in a form that WRITE-JSON accepts."
   (if (integerp number) number (coerce number 'double-float)))
 
 (defun json-list (items)
   (coerce items 'simple-vector))
 
 (defun json-value (value)
-  "VALUE of a plist, of any type, as WRITE-JSON takes it."
+  "VALUE of a plist, of any type, in a form that WRITE-JSON accepts."
   (typecase value
     (null :null)
     ((eql t) :true)
@@ -169,7 +169,7 @@ value was the same before."
   (json-list (mapcar #'json-number (update-stream-bounds update-stream))))
 
 (defun timed-members (update-stream now &rest names-and-values)
-  "As MEMBERS, for an update that UPDATE-STREAM takes NOW: with \"time\" and \"seconds\" besides."
+  "As MEMBERS, with \"time\" and \"seconds\" in addition, for an update of UPDATE-STREAM at NOW."
   (let ((before-ns (shiftf (update-stream-taken-ns update-stream) now)))
     (apply #'members "time" (unix-ms (real-time-ns))
            "seconds" (ns-seconds (if (zerop before-ns) 0 (- now before-ns)))

@@ -79,14 +79,14 @@
       (subseq rows 0 (min +threads+ (length rows))))))
 
 (defun changed (before now)
-  "NOW as a JSON array, or nil if it is as BEFORE."
+  "NOW as a JSON array, or nil if it equals BEFORE."
   (if (equalp before now) nil (json-list now)))
 
 ;;; Updates
 
 (defun take-update (console update-stream now)
-  "Look at CONSOLE at NOW of the monotonic clock; note it in UPDATE-STREAM, and return the changes
-since the update before, an object for WRITE-JSON."
+  "Read the data of CONSOLE at NOW of the monotonic clock, note them in UPDATE-STREAM, and return
+the changes since the previous update, an object for WRITE-JSON."
   (let* ((first-new (hash-table-count (update-stream-series update-stream)))
          (calls (samples-after console (update-stream-call update-stream)))
          (entries (entries-after (console-tail console) (update-stream-entry update-stream)))

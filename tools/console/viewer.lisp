@@ -1,5 +1,5 @@
-;;;; The viewers of the console, and the thread that makes updates for them. The thread is there
-;;;; only while there are viewers. It makes an update each second. If an update takes much processor
+;;;; The viewers of the console, and the thread that makes updates for them. The thread exists only
+;;;; while there are viewers. It makes an update each second. If an update takes much processor
 ;;;; time, the next one comes later, so that the thread never uses more than a hundredth of a
 ;;;; processor. Time in which it waits, such as for a loop that does not answer, does not count:
 ;;;; updates must not become rare when they are needed most. All viewers get the same updates. If
@@ -43,7 +43,7 @@ last.")
 
 (defun send-waiting (viewer text)
   "Send VIEWER, which is current, the updates that wait for it, and then TEXT, the next one. If the
-connection has no room they wait; if they are too many then, drop them, and VIEWER is not current
+connection has no room these texts wait. If too many wait then, drop them, and VIEWER is not current
 any more."
   (let ((updates (cons text (viewer-waiting viewer))))
     (cond ((exchange:send-chunk (viewer-request viewer)
@@ -55,7 +55,7 @@ any more."
     (setf (viewer-waiting viewer) updates)))
 
 (defun send-update (console update-stream update viewers)
-  "Send UPDATE of UPDATE-STREAM to those of VIEWERS that have got the update before it, and all data
+  "Send UPDATE of UPDATE-STREAM to those of VIEWERS that have got the previous update, and all data
 of CONSOLE to the others."
   (let ((text (event-text "frame" update)) (hello nil))
     (dolist (viewer viewers)
@@ -73,8 +73,8 @@ of CONSOLE to the others."
   (+ now (max +period-ns+ (* +thrift+ spent-ns))))
 
 (defun show-update (console viewers)
-  "Make the next update of CONSOLE and send it to VIEWERS. Return the time at which the update after
-it is due."
+  "Make the next update of CONSOLE and send it to VIEWERS. Return the time at which the next update
+is due."
   (let* ((now (monotonic-ns))
          (begin-ns (thread-time-ns))
          (update-stream (fresh-update-stream console now))
@@ -84,8 +84,8 @@ it is due."
     (update-due-ns now (- (thread-time-ns) begin-ns))))
 
 (defun current-viewers (console)
-  "The viewers of CONSOLE. If there are none, note that its thread, this one, ends: another thread
-starts for the next viewer."
+  "The viewers of CONSOLE. If there are none, note that CONSOLE's thread, which is this one, ends;
+the next viewer starts another thread."
   (sb-thread:with-mutex ((console-lock console))
     (let ((viewers (delete-if-not #'viewer-open-p (console-viewers console))))
       (unless viewers (setf (console-thread console) nil))

@@ -37,7 +37,7 @@ reads --proto."
   (call-with-descriptor-source
    (lambda (symbol list pool-of)
      (let* ((symbols (if symbol
-                         ;; a method may also be written as `call` takes it
+                         ;; a method may also be written in the form that `call` takes
                          (list (string-left-trim "." (substitute #\. #\/ symbol)))
                          (funcall list)))
             (index (pool-index (funcall pool-of symbols))))
@@ -81,8 +81,8 @@ the first argument of the command is SYMBOL."
   (member char '(#\Space #\Tab #\Newline #\Return)))
 
 (defun read-json-text (stream)
-  "The text of the next JSON value in STREAM, or nil if none follows. Nothing beyond its end is
-read, except the character after a number or word. The value is not validated here."
+  "The text of the next JSON value in STREAM, or nil if none follows. This reads nothing beyond the
+end of that value, except the character after a number or word. The value is not validated here."
   (let ((first (loop for char = (read-char stream nil)
                      while (and char (white-p char))
                      finally (return char)))
@@ -115,7 +115,7 @@ read, except the character after a number or word. The value is not validated he
   (lambda (name) (protobuf:find-pool-type pool name)))
 
 (defun only-message (stream type pool)
-  "The only message in STREAM; an empty one if STREAM is empty."
+  "The only message in STREAM; an empty message if STREAM is empty."
   (let ((message (next-request stream type pool)))
     (when (and message (read-json-text stream))
       (fail-command "the method takes one request, and there are more"))
@@ -170,7 +170,8 @@ read, except the character after a number or word. The value is not validated he
            (print-stream caller call)))
         ((:client-streaming :bidi)
          (grpc:with-call (call (invoke :open))
-           ;; it may be left reading from a terminal when the call is over, until the process is
+           ;; when the call is over this thread may still be reading from a terminal; it ends with
+           ;; the process
            (sb-thread:make-thread (lambda () (feed-requests caller call)) :name "clgrpc call")
            (handler-case (print-stream caller call)
              (grpc:rpc-error (error) (error (or (caller-error caller) error))))))))))
@@ -209,8 +210,8 @@ in place of the slash."
   (subseq name 0 (position #\. name :from-end t)))
 
 (defun need-method (pool name)
-  "The descriptor of the method NAME, with dots, in POOL. If there is none signal a FAILURE that
-lists the methods of its service."
+  "The descriptor of the method NAME, with dots, in POOL. If there is no such method, signal a
+FAILURE that lists the methods of the service."
   (let* ((index (pool-index pool))
          (method (gethash name index))
          (service (gethash (service-of-method name) index)))

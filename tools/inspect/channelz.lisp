@@ -1,5 +1,5 @@
-;;;; The command `channelz`: the data of the service of that name, as tables for people or as JSON.
-;;;; The server's texts go through SHOWN, which removes control sequences of terminals.
+;;;; The command `channelz`: the data of the service channelz, as tables for people or as JSON. The
+;;;; server's texts go through SHOWN, which removes control sequences of terminals.
 
 (in-package #:clgrpc.tools)
 
@@ -37,7 +37,7 @@ server takes more than *LIST-SECONDS*."
         append page
         do (when (< *most-items* (incf count (length page)))
              (fail-command "the server's channelz lists more than ~D objects" *most-items*))
-        ;; a server that gives nothing new would be asked for ever
+        ;; otherwise a server that gives no new items would be asked for ever
         until (or (funcall end response) (null page)
                   (< (funcall number (first (last page))) start))
         do (setf start (1+ (funcall number (first (last page)))))))
@@ -123,7 +123,8 @@ aligned to the right; the last column is not padded."
                                        row widths kinds)))))))
 
 (defun write-facts (&rest facts)
-  "Print FACTS, a plist of names and values, one on a line. Those whose value is nil are omitted."
+  "Print FACTS, a plist of names and values, one fact on each line. Facts whose value is nil are
+omitted."
   (loop for (name value) on facts by #'cddr
         when value do (format t "~14A ~A~%" name (shown (princ-to-string value)))))
 
@@ -164,7 +165,7 @@ aligned to the right; the last column is not padded."
          (channelz:channel-trace-events trace))))
 
 (defun data-row (data)
-  "The cells of a table about DATA, a ChannelData: state and calls."
+  "The cells of a table's row about DATA, a ChannelData: state and calls."
   (list (connectivity-name data) (channelz:channel-data-calls-started data)
         (channelz:channel-data-calls-succeeded data) (channelz:channel-data-calls-failed data)))
 
@@ -201,7 +202,7 @@ aligned to the right; the last column is not padded."
       (write-table '("ID" "STATE" "STARTED" "OK" "FAILED" "ADDRESSES")
                    (loop for ref in refs
                          for number = (channelz:subchannel-ref-subchannel-id ref)
-                         ;; it may have been closed meanwhile
+                         ;; the subchannel may have been closed meanwhile
                          for subchannel = (handler-case (ask-for-subchannel grpc-channel number)
                                             (grpc:not-found () nil))
                          when subchannel

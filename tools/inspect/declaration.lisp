@@ -25,8 +25,8 @@
 (defun write-declared (depth control &rest arguments)
   (format t "~V@T~?~%" (* 2 depth) control arguments))
 
-;;; A server's declarations may be as long as reflection takes, so no function searches a list of
-;;; fields or messages.
+;;; A server's declarations may be as long as reflection accepts, so no function here searches a
+;;; list of fields or messages.
 
 (defstruct (scope (:constructor %make-scope) (:copier nil))
   "The declarations within a message to which its fields refer."

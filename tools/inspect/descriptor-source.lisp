@@ -10,7 +10,7 @@
   ((headers "-H") "'NAME: VALUE'" #'parse-header '()
                   "Metadata to send, also with questions to reflection; may be given several times.
       The value of a name that ends in -bin is in base64.")
-  (timeout "DURATION" #'parse-seconds nil "The time after which the request is given up; by default
+  (timeout "DURATION" #'parse-seconds nil "The time after which the request is abandoned; by default
       there is no limit.")
   (proto "FILE" #'identity nil
          "The .proto file that declares the service; by default the server's reflection is asked.")
@@ -103,7 +103,7 @@ if it answers with one."
 
 (defun every-image-has-p (name)
   "True if NAME is a file that each image of clgrpc contains: one of Protocol Buffers itself or of
-the annotations of REST. Its types are not made again."
+the annotations of REST. The types of such a file are not made again."
   (and (or (uiop:string-prefix-p "google/protobuf/" name)
            (uiop:string-prefix-p "google/api/" name))
        (protobuf:find-file-descriptor name)))
@@ -135,7 +135,7 @@ the annotations of REST. Its types are not made again."
 (defparameter *most-names-told* 20 "The most names that a complaint lists.")
 
 (defun names-text (names)
-  "NAMES, strings, with commas between. If there are too many, … replaces the rest."
+  "NAMES, strings, with commas between. If there are too many names, … replaces the rest."
   (format nil "~{~A~^, ~}~:[~;, …~]"
           (subseq names 0 (min (length names) *most-names-told*))
           (< *most-names-told* (length names))))

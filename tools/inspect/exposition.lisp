@@ -6,7 +6,8 @@
 ;;; Samples
 
 (defun parse-labels (line start)
-  "The labels in LINE after the brace at START, an alist, and where they end."
+  "Two values: the labels in LINE after the brace at START, an alist, and the position of their
+end."
   (let ((labels '()) (at (1+ start)))
     (loop
       (when (char= #\} (char line at)) (return (values (nreverse labels) (1+ at))))
@@ -28,8 +29,8 @@
 (defconstant +exact-float+ 1d15 "Greater floats have no fraction.")
 
 (defun parse-number (text)
-  "The number that TEXT means, an integer if it is whole, which some libraries write as 5.0; nil if
-JSON cannot have it, such as NaN."
+  "The number that TEXT means: an integer if the number is whole, even if it is written like 5.0;
+nil if JSON has no such number, as for NaN."
   (let ((number (handler-case (parse-json text) (clgrpc-error () nil))))
     (cond ((not (realp number)) nil)
           ((and (floatp number) (< (abs number) +exact-float+) (= number (ffloor number)))
@@ -37,7 +38,8 @@ JSON cannot have it, such as NaN."
           (t number))))
 
 (defun parse-sample (line)
-  "The name, the labels and the number of LINE of a text for Prometheus; nil if it has none."
+  "The name, the labels and the number of LINE of a text for Prometheus; nil if LINE is not a
+sample."
   (handler-case
       (let* ((end (position-if (lambda (char) (find char "{ ")) line))
              (name (subseq line 0 end)))
@@ -59,7 +61,8 @@ JSON cannot have it, such as NaN."
   (started nil :type (or null real))    ; calls, of servers
   (ended 0 :type real)                  ; calls
   (failed 0 :type real)                 ; those that ended with another status than OK
-  (buckets '() :type list))             ; from bound, nil for none, to how many calls took no longer
+  ;; an alist from a bound, nil without a bound, to the number of calls that took no longer
+  (buckets '() :type list))
 
 (defparameter *method-metrics*
   '(("grpc_server_call_started_total" "server" :started)
@@ -120,8 +123,8 @@ JSON cannot have it, such as NaN."
             collect (cons name (nth-value 2 (parse-sample line))))))
 
 (defun buckets-since (new old)
-  "The numbers of calls in the buckets of NEW, a METHOD-READING, without those in OLD, an earlier
-one or nil: pairs of bound and number, ascending, not cumulative."
+  "The calls in the buckets of NEW, a METHOD-READING, minus those in OLD, an earlier one or nil:
+pairs of a bound and a number, ascending, not cumulative."
   (let ((last 0))
     (loop for (bound . count) in (sort (copy-list (method-reading-buckets new))
                                        (lambda (a b) (and a (or (null b) (< a b)))) :key #'car)

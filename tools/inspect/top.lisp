@@ -13,7 +13,7 @@
   (number 0 :type integer :read-only t) ; its id
   (name "" :type string :read-only t)   ; its name
   (state "" :type string :read-only t)  ; of a channel
-  (connections 0 :type integer :read-only t) ; how many it has
+  (connections 0 :type integer :read-only t) ; the number of its connections
   (started 0 :type integer :read-only t) ; calls
   (succeeded 0 :type integer :read-only t) ; those that ended with OK
   (failed 0 :type integer :read-only t)) ; those that ended otherwise
@@ -31,7 +31,7 @@
                   :name (server-name server)
                   :connections (handler-case
                                    (length (ask-for-server-sockets channel (server-id server)))
-                                 (grpc:not-found () 0)) ; it has just gone
+                                 (grpc:not-found () 0)) ; the server has just gone
                   :started (channelz:server-data-calls-started data)
                   :succeeded (channelz:server-data-calls-succeeded data)
                   :failed (channelz:server-data-calls-failed data))))
@@ -93,7 +93,8 @@ CREDENTIALS, or nil. With metrics it need not serve channelz."
 ;;; The table
 
 (defun earlier-p (old new)
-  "True if OLD, a sample, is of the process that NEW is of, earlier: none of its counts is higher."
+  "True if OLD, a sample, is an earlier one of NEW's process, that is, if none of its counts is
+higher than NEW's."
   (flet ((fallen-p (olds news same-p count)
            (declare (type function same-p count))
            (loop for old in olds
@@ -120,7 +121,7 @@ CREDENTIALS, or nil. With metrics it need not serve channelz."
 
 (defun sorted-rows (rows order)
   "ROWS sorted by ORDER, one of *ORDERS*: names ascending, numbers descending. Each of ROWS is a
-list of a sort key for each of *ORDERS* and then the row itself."
+list: a sort key for each of *ORDERS*, and then the row itself."
   (let ((place (position order *orders* :test #'string=)))
     (flet ((key (row) (nth place row)))
       (mapcar (lambda (row) (nth (length *orders*) row))
@@ -129,7 +130,7 @@ list of a sort key for each of *ORDERS* and then the row itself."
                   (stable-sort rows #'> :key (lambda (row) (or (key row) 0))))))))
 
 (defun sample-rows (new old &optional (order "calls"))
-  "The rows of the table for NEW, a sample, after OLD, another or nil, sorted by ORDER."
+  "The rows of the table for NEW, a sample taken after OLD, another sample or nil, sorted by ORDER."
   (let* ((seconds (if old (/ (- (sample-ns new) (sample-ns old)) 1d9) 0))
          (rows (loop for reading in (sample-readings new)
                      for before = (and old (find (reading-number reading) (sample-readings old)
@@ -160,9 +161,9 @@ list of a sort key for each of *ORDERS* and then the row itself."
        (string= (method-reading-target a) (method-reading-target b))))
 
 (defun method-rows (new old &optional (order "calls"))
-  "The rows of the table of methods for NEW, a sample, after OLD, another or nil, sorted by ORDER.
-Latencies are those of the calls between the two samples; of all calls if OLD is nil or there were
-no calls between."
+  "The rows of the table of methods for NEW, a sample taken after OLD, another sample or nil, sorted
+by ORDER. Latencies are those of the calls between the two samples; those of all calls if OLD is nil
+or if there were no calls in between."
   (let* ((seconds (if old (/ (- (sample-ns new) (sample-ns old)) 1d9) 0))
          (rows (loop for method in (sample-methods new)
                      for before = (and old (find method (sample-methods old) :test #'same-method-p))
@@ -199,7 +200,8 @@ no calls between."
 ;;; The head
 
 (defun head-line (new old)
-  "A line about the process by NEW, a sample, after OLD, another or nil; nil without metrics."
+  "A line about the process in NEW, a sample taken after OLD, another sample or nil; nil without
+metrics."
   (flet ((figure (sample name) (cdr (assoc name (sample-figures sample) :test #'string=))))
     (let ((cpu (figure new "process_cpu_seconds_total"))
           (before (and old (figure old "process_cpu_seconds_total")))
@@ -254,8 +256,8 @@ number of the others."
                         (list (format nil "… ~D more" (- (length lines) (max 0 (1- height))))))))))
 
 (defun typed-key (seconds)
-  "The key, a character, that is typed within SECONDS; nil if none is; :end at the end of the
-input."
+  "The key, a character, that is typed within SECONDS; nil if no key is typed; :end at the end of
+the input."
   (and (sb-sys:wait-until-fd-usable 0 :input seconds nil)
        (or (read-char *standard-input* nil nil) :end)))
 
@@ -279,7 +281,7 @@ not echoed."
   (uiop:split-string (string-right-trim '(#\Newline) text) :separator '(#\Newline)))
 
 (defun screen-lines (title new old order)
-  "The lines of a screen below TITLE for NEW, a sample, after OLD, another or nil."
+  "The lines of a screen below TITLE for NEW, a sample taken after OLD, another sample or nil."
   (append (list title)
           (let ((head (head-line new old))) (and head (list head)))
           '("")
@@ -289,9 +291,9 @@ not echoed."
   (nth (mod (1+ (position order *orders* :test #'string=)) (length *orders*)) *orders*))
 
 (defun draw-samples (take-sample address interval)
-  "Draw what TAKE-SAMPLE, a function, returns of the process at ADDRESS, each INTERVAL seconds until
-the key q; the key s sorts by the next of *ORDERS*. While the process does not answer, show that,
-and ask it again."
+  "Draw the samples of the process at ADDRESS that TAKE-SAMPLE, a function, returns, one each
+INTERVAL seconds, until the key q is typed; the key s sorts by the next of *ORDERS*. While the
+process does not answer, show that, and ask it again."
   (declare (type function take-sample))
   (call-with-screen
    (lambda ()
@@ -303,7 +305,7 @@ and ask it again."
                     (draw-lines (screen-lines title new (and old (earlier-p old new) old) order))
                     (setf old new))
                 ((or grpc:rpc-error failure) (error)
-                  ;; if it was restarted, differences to its former counts mean nothing
+                  ;; if the process was restarted, differences to its former counts mean nothing
                   (setf old nil)
                   (draw-lines (list title "" (format nil "no answer: ~A" error)))))
               (setf key (typed-key interval))
@@ -318,8 +320,8 @@ and ask it again."
       of methods.")
       (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil
-            "Look twice, an interval apart, print one table and end; also where the output is not a
-      terminal.")
+            "Look twice, an interval apart, print one table and end; this is the default if the
+      output is not a terminal.")
       client-tls))
     "Show how busy the servers and channels of a process are, live: calls and failures a second, how
 many run, latencies by method, connections of servers and subchannels of channels. Asks its

@@ -1,8 +1,8 @@
 ;;;; The times at which calls begin. A SCHEDULE is a quantity, a rate or a number of workers, as a
 ;;;; function of the time since the run began, in ghz's terms: const, step and line. A PACER gives
-;;;; the times of an open loop one by one: evenly spaced, or by chance as a Poisson process has
-;;;; them. Times are planned in advance and never depend on how calls proceed, which is what makes
-;;;; the loop open.
+;;;; the times of an open loop one by one: evenly spaced, or random like those of a Poisson process.
+;;;; Times are planned in advance and never depend on how calls proceed, which is what makes the
+;;;; loop open.
 ;;;;
 ;;;; For evenly spaced calls the tool wakes up once a call, for a burst of calls only once. But in a
 ;;;; burst each call except the first waits, in the server, for those before it. So calls are
@@ -18,10 +18,10 @@
   "A quantity that may change with time."
   (kind :const :type (member :const :step :line)) ; how it changes
   (start 0d0 :type double-float)        ; its first value, the only one of :CONST
-  (step 0d0 :type double-float)         ; what is added a step, or a second of a line
+  (step 0d0 :type double-float)         ; the increase in a step, or in a second of a line
   (end nil :type (or null double-float)) ; its last value; NIL for no limit
   (step-seconds 1d0 :type double-float) ; how long a step takes
-  (max-seconds nil :type (or null double-float))) ; after which it stays the same
+  (max-seconds nil :type (or null double-float))) ; the time after which it stays the same
 
 (declaim (sb-ext:freeze-type schedule))
 
@@ -47,15 +47,16 @@
 (defstruct (pacer (:copier nil) (:constructor %make-pacer))
   "The times of one generator's calls."
   (schedule nil :type schedule)         ; the rate of all generators together, in calls a second
-  (share 1d0 :type double-float)        ; the part of SCHEDULE that is this generator's
+  (share 1d0 :type double-float)        ; the share of SCHEDULE for this generator
   (arrival :constant :type (member :constant :poisson)) ; how calls are spread
   (group-ns 0 :type (unsigned-byte 40)) ; calls due within this time begin together
   (group-above 0d0 :type double-float)  ; if the rate of all generators is above this
   (group 1 :type (and quantity (integer 1))) ; how many calls begin together, at a constant rate
   (interval-ns 0d0 :type double-float)  ; between two calls, if the rate is constant
-  (offset-ns 0d0 :type double-float)    ; of this generator's calls among those of all generators
+  ;; the offset of this generator's calls among those of all generators
+  (offset-ns 0d0 :type double-float)
   (count 0 :type quantity) ; calls so far
-  (at 0d0 :type double-float)           ; seconds: the time of the next, if the rate changes
+  (at 0d0 :type double-float)           ; the time of the next call in seconds, if the rate changes
   (random nil :type (or null random-state))) ; of a Poisson process
 
 (declaim (sb-ext:freeze-type pacer))
@@ -81,7 +82,7 @@ GROUP-NS are due together while the rate is above GROUP-ABOVE."
     (when (eq :poisson arrival) (advance-pacer pacer))
     pacer))
 
-(defconstant +look-seconds+ 0.01d0 "The time for which a changing rate is taken for constant.")
+(defconstant +look-seconds+ 0.01d0 "The time for which a changing rate counts as constant.")
 (defconstant +most-looks+ 360000 "The most steps of a search in a changing rate before the next call
 is given up: those of an hour.")
 

@@ -165,7 +165,7 @@
     nil))
 
 (defun connection-closed (socket reason)
-  "The handler's CLOSED: the calls on it fail, and its connection slot connects again."
+  "The handler's CLOSED: the calls on the connection fail, and its connection slot connects again."
   (let* ((connection (loop:connection-user socket))
          (connection-slot (connection-connection-slot connection))
          (generator (connection-slot-generator connection-slot))

@@ -3,7 +3,7 @@
 ;;;; loop a timer rings when the next calls are due, independent of earlier ones. Calls for which
 ;;;; there is no stream, no connection or, if their number is limited, no worker wait in their
 ;;;; connection slot's queue, and their latency counts from when they were due. So do calls on a
-;;;; connection whose peer does not read: its unsent output is bounded.
+;;;; connection whose peer does not read: the unsent output of a connection is bounded.
 
 (in-package #:clgrpc.load)
 
@@ -86,7 +86,7 @@ the tally, connection slots.")
        (< (generator-now generator) (generator-end-ns generator))))
 
 (defun all-made-p (generator)
-  "True if the time of GENERATOR is over and each call that was due before has begun."
+  "True if the time of GENERATOR is over and each call that was due in it has begun."
   (and (<= (generator-end-ns generator) (generator-now generator))
        (or (null (generator-pacer generator))
            (zerop (generator-left generator))
@@ -163,7 +163,8 @@ each idle worker."
                          (may-make-p generator))
               do (let ((load-call (make-call connection-slot (generator-now generator))))
                    (launch connection-slot load-call)
-                   ;; if they fail at once the next ones wait for the tick, so as not to spin
+                   ;; if calls fail at once the next ones wait for the tick, so that the loop does
+                   ;; not spin
                    (when (load-call-ended load-call) (incf failed))))))
     nil))
 
@@ -212,7 +213,7 @@ each idle worker."
             (<= (generator-end-ns generator) (generator-due-ns generator)))
         (setf (generator-left generator) 0)
         (loop:start-timer (generator-loop generator) (generator-pace-timer generator)
-                          ;; in the next turn, if there is more than one turn can begin
+                          ;; in the next turn, if more calls are due than one turn can begin
                           (generator-due-ns generator)))
     (after-event generator)
     nil))
@@ -307,8 +308,7 @@ each idle worker."
 
 (defun drop-calls (generator uncounted)
   "End all calls of GENERATOR that are under way. If UNCOUNTED is true they get no status and no
-latency: the run only reports how many they were, and its duration is the time in which calls
-began."
+latency: the run only reports their number, and its duration is the time in which calls began."
   (let ((now (note-now generator)))
     (when uncounted (note-under-way generator now))
     (setf (generator-dropping generator) uncounted

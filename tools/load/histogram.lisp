@@ -34,7 +34,7 @@ position."
         (+ (* shift +buckets-per-doubling+) (ash ns (- shift))))))
 
 (defun bucket-low (bucket)
-  "The least value of BUCKET; its greatest is one less than the least of the next."
+  "The least value of BUCKET; the greatest value is one less than the least of the next bucket."
   (if (< bucket (* 2 +buckets-per-doubling+))
       bucket
       (multiple-value-bind (shift highest) (floor (- bucket +buckets-per-doubling+)
@@ -93,8 +93,8 @@ position."
 
 (defun restore-histogram (pairs &key sum min max)
   "A histogram, made again from the values that MAP-HISTOGRAM has passed on. PAIRS are conses: a
-time in a bucket, such as its least one, and the number of values in it. SUM, MIN and MAX are those
-of all values."
+time in a bucket, such as its least one, and the number of values in it. SUM, MIN and MAX are the
+sum, the least and the greatest of all values."
   (let ((histogram (make-histogram)))
     (loop for (ns . count) in pairs
           for bucket = (bucket-of ns)

@@ -76,8 +76,8 @@ chain."
     load-call))
 
 (defun load-call-data (generator load-call)
-  "The values for templates of LOAD-CALL: GENERATOR's CALL-DATA, valid until the next call of this
-function."
+  "The values for the templates of LOAD-CALL: GENERATOR's CALL-DATA, valid until the next call of
+this function."
   (let ((data (generator-data generator)))
     (setf (call-data-method data) (request-method (load-call-request load-call))
           (call-data-number data) (load-call-number load-call)
@@ -191,8 +191,8 @@ function."
     (after-event generator)))
 
 (defun send-stream (load-call)
-  "Send the requests of LOAD-CALL that are due, as far as its peer takes them. After the last one
-end our side of the stream."
+  "Send the requests of LOAD-CALL that are due, as far as its peer takes them. After the last
+request end our side of the stream."
   (let* ((generator (load-call-generator load-call))
          (plan (generator-plan generator))
          (stream (load-call-stream load-call))
@@ -236,7 +236,7 @@ end our side of the stream."
            (send-frame (the http2:stream (load-call-stream load-call))
                        (svref frames (if (= 1 (length frames))
                                          0
-                                         ;; another in each turn of a mix
+                                         ;; each load call takes the next request of a mix
                                          (mod (floor (load-call-number load-call)
                                                      (length (plan-turns plan)))
                                               (length frames))))
@@ -353,9 +353,9 @@ begin there."
 
 (define-hot count-responses ((load-call load-call) (octets octets) (start index) (end index))
             boolean
-  "Count the responses in OCTETS from START to END; one may begin before and end later. Return false
-if one has an invalid prefix, for instance the mark of compression without a header that names the
-encoding."
+  "Count the responses in OCTETS from START to END; a response may begin before START and end after
+END. Return false if a response has an invalid prefix, for instance the mark of compression without
+a header that names the encoding."
   (let ((at start) (prefix (load-call-prefix load-call)) (left (load-call-left load-call))
         (compressed (if (load-call-encoded load-call) 1 0)) (sound t))
     (declare (type index at) (type (unsigned-byte 32) left) (type (integer 0 5) prefix)
@@ -386,7 +386,7 @@ the previous response."
     (when (and (plusp count) (load-call-counted load-call))
       (let ((histogram (tally-message (generator-tally generator))))
         (record-value histogram (max 0 (- now (load-call-response-ns load-call))))
-        ;; the others came at the same time
+        ;; the other responses came at the same time
         (loop repeat (1- count) do (record-value histogram 0)))
       (setf (load-call-response-ns load-call) now))
     nil))
@@ -453,7 +453,7 @@ the previous response."
                               "the response's header list is too large"))
               ((and (eq :peer source) (= error-code http2:+cancel+)
                     (had-its-time-p load-call))
-               ;; the peer keeps the same deadline, and was the first to see that it has passed
+               ;; the peer keeps the same deadline, and has noticed first that it has passed
                (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
               (t (end-load-call load-call (status:status-code (client:error-code-status error-code))
                                 (format nil

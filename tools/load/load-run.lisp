@@ -6,7 +6,7 @@
 (in-package #:clgrpc.load)
 
 (define-condition run-failed (clgrpc-error)
-  ((text :initarg :text :reader run-failed-text)) ; why, in one line
+  ((text :initarg :text :reader run-failed-text)) ; the reason, in one line
   (:report (lambda (condition stream) (write-string (run-failed-text condition) stream)))
   (:documentation "A run could not be made; TEXT is the reason, in one line."))
 
@@ -67,7 +67,7 @@ the process must end."
   "Two interrupts within this time count as one: timeout(1) sends two.")
 
 (defun interrupted-p (function)
-  "Call FUNCTION, which waits; return whether the user has interrupted that."
+  "Call FUNCTION, which waits; return true if the user has interrupted it."
   (handler-case (progn (funcall function) nil)
     (sb-sys:interactive-interrupt () t)))
 
@@ -77,7 +77,7 @@ the user interrupts again."
   (let ((begin (monotonic-ns)))
     (flet ((wait ()
              (await-generators control #'generator-done +interrupt-grace-seconds+)
-             ;; the second of two may still come
+             ;; the second of two interrupts may still come
              (sb-sys:with-interrupts
                (sleep (ns-seconds (max 0 (- (+ begin +twice-ns+) (monotonic-ns))))))))
       (post-all control #'stop-generator)
@@ -116,7 +116,7 @@ nil."
     (values (or cpu (cpu-ns)) interrupted)))
 
 (defconstant +judged-ns+ 100000000
-  "How long a run must last so that its CPU time shows whether the loops were busy.")
+  "The least duration of a run whose CPU time shows whether the loops were busy.")
 
 (defun busy-share (run plan)
   "The share of the time in which the event loops of RUN, made by PLAN, were busy; 0 if RUN was too
@@ -125,13 +125,13 @@ short. The CPU time of the process also includes the beginning and the end of th
       0
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
-(defconstant +told-lateness-ns+ 1000000 "A lateness of the tool from this on is reported.")
-(defconstant +told-stall-ns+ 50000000 "A loop of the tool that stands still for longer is
-reported.")
+(defconstant +told-lateness-ns+ 1000000 "A lateness of the tool of at least this is reported.")
+(defconstant +told-stall-ns+ 50000000 "The report mentions a loop of the tool that stood still for
+longer than this.")
 
 (defun streams-words (run plan generators)
-  "A text about the calls of RUN that waited since the server allows no more streams, if that was
-one in a hundred of GENERATORS' calls; else nil."
+  "A text about the calls of RUN that waited because the server allows no more streams, if these
+were at least one in a hundred of GENERATORS' calls; else nil."
   (let ((crowded (reduce #'+ generators :key #'generator-crowded)))
     (when (< (run-count run) (* 100 crowded))
       (format nil "the server's streams: ~D of ~D calls waited for one, as it allows ~D at once on ~
@@ -163,7 +163,7 @@ latencies do not contain it."
     (when (and (< +told-stall-ns+ stall)
                (< (histogram-max (run-all-latency run)) (* 10 stall)))
       (format nil "the tool, or its machine: an event loop of it stood still for ~,1F ms, which is ~
-                   in the slowest latencies" (/ stall 1d6)))))
+                   part of the slowest latencies" (/ stall 1d6)))))
 
 (defun why-limited (run plan generators)
   "The cause, other than the server's speed, that limited RUN, which GENERATORS made by PLAN: a text
@@ -185,9 +185,8 @@ that begins with the name of the limit; or nil."
          (format nil "~{~A~^. Besides, ~}" (remove nil reasons)))))
 
 (defun intended-end-ns (plan generators measure-ns)
-  "When the time that belongs to the calls of GENERATORS, an open loop by PLAN, is over: the next
-call would have been due then. Ten calls at ten a second take a second, though the last begins after
-0.9."
+  "The end of the time of GENERATORS' calls, an open loop by PLAN: the time when the next call would
+have been due. Ten calls at ten a second take a second, though the last begins after 0.9."
   (let ((rate (plan-rate plan))
         (counted (reduce #'+ generators :key #'generator-counted)))
     (if (and (eq :const (schedule-kind rate)) (eq :constant (plan-arrival plan)))
@@ -265,8 +264,8 @@ call would have been due then. Ten calls at ten a second take a second, though t
 (defun perform-run (plan &key on-progress)
   "Make the run of PLAN and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about
 ten times a second by this thread. If the user interrupts, or the process gets SIGTERM, the RUN
-covers the finished part. Signal RUN-FAILED if not a single connection could be made, if SIGTERM
-comes before one is, or the text from a template was not a message."
+covers the finished part. Signal RUN-FAILED if no connection could be made, if SIGTERM comes before
+the first is made, or if the text from a template was not a message."
   (call-terminable
    (lambda ()
      (let ((control (make-control)))
@@ -282,7 +281,7 @@ comes before one is, or the text from a template was not a message."
 
 (defun single-targets (target timeout-ns)
   "Look up the addresses of TARGET, a target, within TIMEOUT-NS, and return a list of targets, one
-for each address. Signal RUN-FAILED if there is none. Not on a loop."
+for each address. Signal RUN-FAILED if TARGET has no address. Not on a loop."
   (let ((addresses (loop:target-addresses target)))
     (unless addresses
       (let ((loop (loop:make-event-loop :name "clgrpc load look-up"))

@@ -11,15 +11,16 @@
 (defstruct (load-call (:constructor %make-load-call (generator)) (:copier nil))
   "A call."
   (generator nil)                       ; that makes it
-  (connection-slot nil)                 ; on which it is made
-  (connection nil)                      ; to which its stream belongs
+  (connection-slot nil)                 ; the slot on which it is made
+  (connection nil)                      ; the connection to which its stream belongs
   (stream nil :type (or null http2:stream)) ; its stream, while it has one
   (request nil :type (or null request)) ; the method and the messages
-  (number 0 :type quantity) ; of the request, over all generators
+  (number 0 :type quantity) ; the number of the request, over all generators
   (intended-ns 0 :type nanoseconds)     ; when it was to begin; its latency counts from then
   (made-ns 0 :type nanoseconds)         ; when it was made; its timeout counts from then
   (begun-ns 0 :type nanoseconds)        ; when it got its stream
-  (sent-ns 0 :type nanoseconds)         ; when its first octets went to the kernel; 0 before
+  ;; the time when its first octets went to the kernel; 0 before that
+  (sent-ns 0 :type nanoseconds)
   (counted nil :type boolean)           ; it counts: it began after the warm-up
   (waited nil :type boolean)            ; it had to wait for a connection
   (retried nil :type boolean)           ; it was made again, since the peer had not processed it
@@ -29,10 +30,12 @@
   (prefix 0 :type (integer 0 5))        ; octets seen of the prefix of a response under way
   (left 0 :type (unsigned-byte 32))     ; octets of this response that have not come yet
   (responses 0 :type quantity) ; whole ones
-  (response-ns 0 :type nanoseconds)     ; when the last of them came; before, when it was begun
+  ;; the time of the last response; before the first, the time when it began
+  (response-ns 0 :type nanoseconds)
   (encoded nil :type boolean)           ; its response has a grpc-encoding
   (timer nil :type (or null timer))     ; of a stream's pace or end; made when first needed
-  (ended nil :type boolean)             ; it is used again once neither of the next two holds it
+  ;; ended; it is used again once neither QUEUED nor CHAINED is true
+  (ended nil :type boolean)
   (queued nil :type boolean)            ; in its connection slot's queue
   (chained nil :type boolean)           ; among the UNFLUSHED of its connection
   (later nil :type (or null load-call)) ; in one of these two
@@ -64,11 +67,11 @@
   (backend nil :type (or null share-row)) ; of calls that fail without a connection
   ;; connections in a row that failed or were lost before they had a call
   (failures 0 :type index)
-  (quota 0 :type fixnum)                ; calls that may be under way
+  (quota 0 :type fixnum)                ; the number of calls that may be under way
   (flying 0 :type fixnum)               ; calls that are due and have not ended
-  (begun 0 :type fixnum)                ; of these, those with a stream
-  (queue-head nil :type (or null load-call)) ; of those without one, in order
-  (queue-tail nil :type (or null load-call)) ; the last of them
+  (begun 0 :type fixnum)                ; how many calls with a stream are under way
+  (queue-head nil :type (or null load-call)) ; the first call without a stream, in order
+  (queue-tail nil :type (or null load-call)) ; the last call without a stream
   (timer nil :type (or null timer)))    ; rings at the end of :WAITING
 
 (defstruct (generator (:copier nil))
@@ -87,23 +90,25 @@
   (measure-ns 0 :type nanoseconds)      ; the warm-up ends
   (end-ns +never-ns+ :type nanoseconds) ; no call begins from then on
   (last-end-ns 0 :type nanoseconds)     ; the last call that counts ended
-  (stopped-ns 0 :type nanoseconds)      ; calls ceased to begin before their time; 0 if not
+  ;; the time when calls ceased to begin early; 0 if they did not
+  (stopped-ns 0 :type nanoseconds)
   (measuring nil :type boolean)         ; calls that count have begun
   (pacer nil :type (or null pacer))     ; of an open loop
   (due-ns 0 :type nanoseconds)          ; when the next call of it is due
   (burst 1 :type fixnum)                ; how many calls of it were due at one time, at most
   (pace-timer nil :type (or null timer)) ; rings then
   (tick-timer nil :type (or null timer)) ; rings ten times a second
-  (tick-due-ns +never-ns+ :type nanoseconds) ; when that is to ring next
+  (tick-due-ns +never-ns+ :type nanoseconds) ; the next time at which the tick timer rings
   (expiry-timer nil :type (or null timer)) ; rings when the oldest call has had its time
   ;; calls
   (made 0 :type quantity) ; so far
   (counted 0 :type quantity) ; of these, those after the warm-up
-  (left +never-ns+ :type quantity) ; that are still to be made
+  (left +never-ns+ :type quantity) ; the number of calls that must still be made
   (skip 0 :type quantity) ; calls after the warm-up that do not count
   (capped 0 :type quantity) ; calls that waited since all workers were busy
   (crowded 0 :type quantity)            ; calls that waited since the peer allows no more streams
-  (streams-allowed 0 :type (unsigned-byte 32)) ; how many it allows on a connection, if some waited
+  ;; how many streams the peer allows on a connection, if calls waited for one
+  (streams-allowed 0 :type (unsigned-byte 32))
   (stall-ns 0 :type nanoseconds)        ; for how long the loop stood still at most, in the run
   (flying 0 :type fixnum)               ; due and not ended
   (oldest nil :type (or null load-call)) ; of them

@@ -9,7 +9,7 @@
 
 (defstruct (payload (:copier nil))
   "The messages of calls."
-  (frames #() :type frames)             ; if they are constant
+  (frames #() :type frames)             ; the frames if they are constant
   (maker nil :type (or null function))) ; (call-data) returns FRAMES; nil if they are constant
 
 (declaim (sb-ext:freeze-type payload))
@@ -149,8 +149,8 @@ whatever the templates' values are."
 
 (defun compile-metadata (metadata &key (templates t))
   "Two values for METADATA, an alist. If its values are constant: a vector of its fields, and nil.
-If they have templates, which counts only if TEMPLATES is true: nil, and a function of CALL-DATA
-that returns such a vector. Signal TEMPLATE-ERROR if METADATA cannot be sent."
+If TEMPLATES is true and values have templates: nil, and a function of CALL-DATA that returns such a
+vector. Signal TEMPLATE-ERROR if METADATA cannot be sent."
   (let ((templates (loop for (name . value) in metadata
                          collect (cons (string-downcase name)
                                        (if (and templates (stringp value))

@@ -23,11 +23,12 @@
   (subseq (method:rpc-method-path (request-method request)) 1))
 
 (defun mix-requests (requests)
-  "A vector with each of REQUESTS, a list, as often as its weight, spread as evenly as possible.
-Calls take their requests from it in turn."
+  "A vector that contains each of REQUESTS, a list, as many times as its weight says, spread as
+evenly as possible. Calls take their requests from it in turn."
   (let* ((total (reduce #'+ requests :key #'request-weight))
          (credits (make-array (length requests) :initial-element 0)))
-    ;; in every turn each gets its weight, and the one with the most is chosen and pays for it
+    ;; smooth weighted round robin: in every turn each request's credit grows by its weight; the
+    ;; request with the most credit is chosen, and its credit falls by the sum of the weights
     (coerce (loop repeat total
                   collect (let ((best 0))
                             (loop for request in requests
@@ -50,7 +51,7 @@ Calls take their requests from it in turn."
   (turns #() :type simple-vector)       ; REQUESTs, which calls take in turn
   (credentials nil)                     ; of TLS, or nil
   (server-name nil :type (or null string)) ; the name that the certificate must have
-  (timeout-ns 0 :type nanoseconds)      ; that a call may take; 0 for no limit
+  (timeout-ns 0 :type nanoseconds)      ; the time that a call may take; 0 for no limit
   (connect-timeout-ns 0 :type nanoseconds) ; that connecting may take
   (options-of-http2 nil :type (or null options)) ; the limits of connections
   ;; how much at once
@@ -58,7 +59,7 @@ Calls take their requests from it in turn."
   (connections 1 :type (integer 1 100000)) ; of all generators together
   (workers nil :type (or null schedule)) ; calls under way at once; nil: no limit
   ;; when calls begin
-  (rate nil :type (or null schedule))   ; calls a second, of an open loop; nil for a closed one
+  (rate nil :type (or null schedule))   ; calls a second, of an open loop; nil for a closed loop
   (arrival :constant :type (member :constant :poisson)) ; see PACER
   (group-ns 0 :type (unsigned-byte 40)) ; see PACER
   (group-above 0 :type (real 0))        ; see PACER
@@ -75,7 +76,8 @@ Calls take their requests from it in turn."
   ;; per call; nil for those of the payload, once each
   (messages nil :type (or null (and quantity (integer 1))))
   (interval-ns 0 :type nanoseconds)     ; between two messages of a call
-  (call-duration-ns 0 :type nanoseconds) ; for which a call sends or receives; 0 for no limit
+  ;; the time for which a call sends or receives; 0 for no limit
+  (call-duration-ns 0 :type nanoseconds)
   (fresh-messages nil :type boolean))   ; templates are expanded for each message, not each call
 
 (declaim (sb-ext:freeze-type plan))
@@ -92,7 +94,7 @@ Calls take their requests from it in turn."
 
 (defun request-head (path authority timeout-ns scheme metadata &key encoding)
   "The header fields of a request (gRPC over HTTP/2, \"Requests\") to PATH at AUTHORITY, followed by
-the vector of fields METADATA; messages are compressed by ENCODING, a text, or not."
+the vector of fields METADATA; ENCODING, a text or nil, names the compression of messages."
   (flet ((field (name value) (hpack:string-field name value)))
     (concatenate 'simple-vector
                  (list (field ":method" "POST") (field ":scheme" scheme) (field ":path" path)

@@ -4,8 +4,8 @@
 (in-package #:clgrpc.load)
 
 (defun merge-rows (owners rows key merge)
-  "The rows of all OWNERS; ROWS returns those of one. Rows with the same KEY become one by MERGE, a
-function of a list of rows."
+  "The rows of all OWNERS; ROWS is a function that returns the rows of an owner. Rows with the same
+KEY become one by MERGE, a function of a list of rows."
   (let ((groups '()))
     (dolist (row (loop for owner in owners append (funcall rows owner)))
       (let ((group (assoc (funcall key row) groups :test #'equal)))
@@ -32,7 +32,8 @@ function of a list of rows."
                   :latency (merge-histograms (mapcar #'share-row-latency rows))))
 
 (defun join-seconds (runs)
-  "The SECOND-ROWs of RUNS one after the other, and the number of seconds of each."
+  "Two values: the SECOND-ROWs of RUNS, one run after the other, and the number of seconds of each
+row."
   (let ((interval (reduce #'max runs :key #'run-interval-seconds)))
     (fit-rows (apply #'concatenate 'vector
                      (loop for run in runs
@@ -81,7 +82,8 @@ its rounds. It has the seconds of all rounds in their order, and the sum of thei
                 (run-connects whole) (sum #'run-connects)
                 (run-cpu-ns whole) (sum #'run-cpu-ns)
                 (run-limited whole) (some #'run-limited runs)
-                ;; the user or SIGTERM ends the last round, and so all; the others, their deadline
+                ;; the user or SIGTERM ends only the last round, and with it all; other rounds end
+                ;; by their deadline
                 (run-ended-early whole) (some #'run-ended-early (reverse runs))
                 (run-samples whole) (loop for run in runs append (run-samples run))
                 (run-rounds whole) runs)

@@ -12,7 +12,7 @@
 
 (defstruct (share-row (:copier nil))
   "The calls that one address answered, or, of a mix, those of one method."
-  (name "" :type string)                ; of the address, "" if none was reached, or the method
+  (name "" :type string)                ; the address, "" if none was reached; or the method
   (count 0 :type quantity)         ; calls that ended
   (errors 0 :type quantity)        ; those of them that did not end with OK
   (latency (make-histogram) :type histogram)) ; of calls that ended with OK
@@ -24,12 +24,12 @@
   (latency (make-histogram) :type histogram) ; of calls that ended with OK
   (sent-octets 0 :type quantity)   ; to the sockets
   (received-octets 0 :type quantity) ; from the sockets
-  (connections 0 :type quantity)   ; that were ready at its end
-  (lateness-max-ns 0 :type quantity)) ; the latest that a call was begun after its time
+  (connections 0 :type quantity)   ; the connections that were ready at its end
+  (lateness-max-ns 0 :type quantity)) ; how late a call began at most
 
 (defstruct (sample (:copier nil))
   "A call that is reported singly."
-  (unix-ns 0 :type quantity)       ; when it was to begin
+  (unix-ns 0 :type quantity)       ; the time when it was due
   (latency-ns 0 :type quantity)    ; from then on
   (status "OK" :type string)            ; as the name of STATUS-ROW
   (error nil :type (or null string)))   ; the message of a status that is not OK
@@ -47,7 +47,8 @@ end of the last, without those of a warm-up."
   (options '() :type list)              ; alist from an option's name, as ghz's, to its JSON
   (tags '() :type list)                 ; alist of strings, the user's
   (loop-kind :closed :type (member :open :closed)) ; at a rate, or one call after another
-  (intended-rps nil :type (or null real)) ; the rate, the mean of a schedule; NIL of a closed loop
+  ;; the rate, or the mean of a schedule; NIL for a closed loop
+  (intended-rps nil :type (or null real))
   (burst 1 :type quantity)         ; calls of an open loop that began together, at most
   (count 0 :type quantity)         ; calls that ended
   (under-way 0 :type quantity)     ; calls that had begun and not ended when the run was broken off
@@ -58,7 +59,8 @@ end of the last, without those of a warm-up."
   (backends '() :type list)             ; SHARE-ROWs, the most frequent first
   (methods '() :type list)              ; SHARE-ROWs of a mix, named as METHOD is
   (seconds #() :type vector)            ; SECOND-ROWs, from the begin of the run
-  (interval-seconds 1 :type (integer 1)) ; how long each of SECONDS is: more in a long run
+  ;; how many seconds each of SECONDS lasts: more in a long run
+  (interval-seconds 1 :type (integer 1))
   (stages '() :type list)               ; alist from "queue", "connect", "send", "wait" to HISTOGRAM
   (lateness (make-histogram) :type histogram) ; how late the tool began calls, of an open loop
   ;; of streams of responses: from the begin to the first, and from each to the next
@@ -71,10 +73,10 @@ end of the last, without those of a warm-up."
   (messages-sent 0 :type quantity) ; requests, in streams too
   (messages-received 0 :type quantity) ; responses, in streams too
   (connections 0 :type quantity)   ; asked for
-  (connects 0 :type quantity)      ; made; more than CONNECTIONS if some were lost
+  (connects 0 :type quantity)      ; connections made; more than CONNECTIONS if some were lost
   (cpu-ns 0 :type quantity)        ; of this process
   (limited nil :type (or null string))  ; the limiting cause other than the server's speed, or nil
   ;; why not all calls were made
   (ended-early nil :type (member nil :interrupted :terminated :deadline))
-  (samples '() :type list)              ; SAMPLEs, evenly over the run, by time
+  (samples '() :type list)              ; SAMPLEs, spread evenly over the run, by time
   (rounds '() :type list))              ; RUNs, if this one combines several

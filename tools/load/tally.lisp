@@ -15,25 +15,25 @@
   (methods #() :type simple-vector)     ; of a mix SHARE-ROWs, by REQUEST-NUMBER
   (wait (make-histogram) :type histogram) ; from when a request was sent until its call ended
   (send (make-histogram) :type histogram) ; from when it had a stream until it was sent
-  (queue (make-histogram) :type histogram) ; from when it was due until it had one
-  (connect (make-histogram) :type histogram) ; the same, of calls that waited for a connection
+  (queue (make-histogram) :type histogram) ; from when it was due until it had a stream
+  (connect (make-histogram) :type histogram) ; the same for calls that waited for a connection
   (lateness (make-histogram) :type histogram) ; how late calls were begun
   (message (make-histogram) :type histogram) ; from one response of a stream to the next
   (seconds (make-array 64 :adjustable t :fill-pointer 0) :type vector) ; SECOND-ROWs, the last open
-  (interval-seconds 1 :type (and quantity (integer 1))) ; how long each of them is
-  (second (make-second-row) :type second-row) ; the last of them
+  (interval-seconds 1 :type (and quantity (integer 1))) ; how many seconds each row lasts
+  (second (make-second-row) :type second-row) ; the last row
   (second-end-ns 0 :type nanoseconds)   ; when that ends
   (samples '() :type list)              ; SAMPLEs, the latest first
-  (sample-count 0 :type index)          ; how many these are
+  (sample-count 0 :type index)          ; the number of samples
   (most-samples 4096 :type (and index (integer 2))) ; as many are kept
-  (sample-every 1 :type (and quantity (integer 1))) ; one of so many calls is kept
+  (sample-every 1 :type (and quantity (integer 1))) ; one of this many calls is kept
   (messages-sent 0 :type quantity) ; requests
   (messages-received 0 :type quantity) ; responses
   (sent-octets 0 :type quantity) ; of all connections
   (received-octets 0 :type quantity) ; of all connections
-  (sent-before 0 :type quantity) ; of these, before the second under way
+  (sent-before 0 :type quantity) ; the octets sent before the second under way
   (received-before 0 :type quantity) ; likewise
-  (base-sent 0 :type quantity) ; of these, before anything counted
+  (base-sent 0 :type quantity) ; the octets sent before anything counted
   (base-received 0 :type quantity) ; likewise
   (connects 0 :type index)              ; connections made
   (ready 0 :type index)                 ; connections that are ready now
@@ -143,7 +143,7 @@ one if there is a single request."
                       (text (or null string)))
     null
   "Count in TALLY a call of the request with NUMBER that has ended, at NOW, with the status CODE,
-and TEXT if that is not OK. It was to begin at INTENDED-NS, and BACKEND is the row of its server."
+and TEXT if that is not OK. The call was due at INTENDED-NS, and BACKEND is the row of its server."
   (let* ((latency (max 0 (- now intended-ns)))
          (row (or (svref (tally-statuses tally) code) (ensure-status tally code))))
     (declare (type status-row row) (type nanoseconds latency))

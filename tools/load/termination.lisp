@@ -1,5 +1,6 @@
-;;;; SIGTERM while runs are made: it ends them in order, so that what was measured is reported. One
-;;;; loop gets the signal for all runs that are made one after the other, whatever is under way.
+;;;; SIGTERM while runs are made: it ends them in order, so that the measurements so far are
+;;;; reported. One loop gets the signal for all runs that are made one after the other, whatever is
+;;;; under way.
 
 (in-package #:clgrpc.load)
 
@@ -7,7 +8,7 @@
   "The end by SIGTERM of the runs that a thread makes."
   (loop nil :type loop:event-loop :read-only t) ; on which the signal comes
   (noted nil :type boolean)             ; true once it has come
-  (function nil :type (or null function))) ; ends what is under way; the loop's
+  (function nil :type (or null function))) ; a function that ends the work under way; the loop's
 
 (defvar *termination* nil "The TERMINATION of the runs that this thread makes, or nil.")
 
@@ -25,8 +26,8 @@
 
 (defun call-terminable (function)
   "Call FUNCTION, without arguments, while SIGTERM does not end the process but is noted: see
-TERMINATED-P and CALL-UNTIL-TERMINATION. Afterwards SIGTERM does what it did before. A call of
-this within FUNCTION only calls its own function."
+TERMINATED-P and CALL-UNTIL-TERMINATION. Afterwards SIGTERM does what it did before. A nested call
+of this within FUNCTION only calls its function."
   (if *termination*
       (funcall function)
       (let* ((loop (loop:make-event-loop :name "clgrpc load signals"))
@@ -42,8 +43,8 @@ this within FUNCTION only calls its own function."
 
 (defun call-until-termination (end function)
   "Call FUNCTION, without arguments, in that of CALL-TERMINABLE. If SIGTERM has come, or comes
-before it returns, call END, without arguments, which ends FUNCTION's work. END runs on a loop,
-perhaps twice, or when FUNCTION has just returned."
+before FUNCTION returns, call END, without arguments, which ends FUNCTION's work. END runs on a
+loop, perhaps twice, or when FUNCTION has just returned."
   (let ((termination *termination*))
     (flet ((change (new)
              (loop:post (termination-loop termination)

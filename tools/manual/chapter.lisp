@@ -8,7 +8,8 @@
   (path "" :type string)                ; below doc/
   (title "" :type string)
   (html "" :type string)                ; the contents of its page
-  (sections '() :type list)             ; (id title text) of each heading and what is below it
+  ;; lists (id title text), one for each heading and the text below it
+  (sections '() :type list)
   (examples '() :type list))            ; (id . text) of each block of Lisp
 
 (defvar *root* #p"" "The directory of the project while its manual is made.")
@@ -69,8 +70,8 @@
       path)))
 
 (defun link-target (link directory up)
-  "LINK, from a file in DIRECTORY, rewritten for a page of the site; UP is the way from the page to
-the root of the site."
+  "LINK, from a file in DIRECTORY, rewritten for a page of the site; UP is the relative path from
+the page to the root of the site."
   (if (or (ppcre:scan "^[a-z]+:" link) (uiop:string-prefix-p "#" link))
       link
       (destructuring-bind (path &optional fragment) (uiop:split-string link :separator "#")

@@ -13,7 +13,8 @@
   "A page of the reference."
   (file "" :type string)                ; its name, without .html
   (title "" :type string)
-  (packages '() :type list)             ; names of packages, where what the page lists is at home
+  ;; names of the home packages of the names that the page lists
+  (packages '() :type list)
   (chapters '() :type list))            ; paths below doc/ of chapters with the same in order
 
 (defparameter *parts*

@@ -33,7 +33,7 @@
   (and (plusp (length line)) (char= #\Space (char line 0))))
 
 (defun add-line (blocks line)
-  "BLOCKS, the last first, with LINE, the next one of a docstring."
+  "BLOCKS, the last one first, after the addition of LINE, the next line of a docstring."
   (let ((last (first blocks)))
     (flet ((extend (text) (format nil "~A ~A" text (string-trim " " line))))
       (ppcre:register-groups-bind (name text) (*row-start* line)
@@ -59,7 +59,8 @@
   "How a sentence begins that gives the thread rule of a function.")
 
 (defun sentence-kind (sentence)
-  "What SENTENCE of a docstring is about: :values, :conditions or :threads; nil for anything else."
+  "The subject of SENTENCE, of a docstring: :values, :conditions or :threads; nil for any other
+subject."
   (cond ((ppcre:scan "^Signals? " sentence) :conditions)
         ((ppcre:scan *thread-rule* sentence) :threads)
         ((ppcre:scan "^(The (second |first )?values? (is|are) |Returns? )" sentence) :values)))

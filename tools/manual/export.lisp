@@ -7,7 +7,7 @@
   "A keyword or an argument of a function, with its description."
   (name "" :type string)                ; as it is written in a call, such as :timeout
   (default "" :type string)             ; as it prints, empty if none is known
-  (unit "" :type string)                ; of an option's value, or the range of it
+  (unit "" :type string)                ; the unit or the range of an option's value
   (text "" :type string))               ; its description
 
 (defstruct (meaning (:copier nil))
@@ -17,7 +17,8 @@
   (parameters '() :type list)           ; their names, in capitals
   (docstring (make-docstring) :type docstring)
   (keywords '() :type list)             ; of KEYWORD-ROWs
-  (options '() :type list))             ; KEYWORD-ROWs of the options that a function takes besides
+  ;; KEYWORD-ROWs of the options that a function takes in addition
+  (options '() :type list))
 
 (defstruct (entry (:copier nil))
   "The manual's entry for a public name."

@@ -1,10 +1,10 @@
 ;;;; The site: pages with their navigation, an index for the search, and the files that chapters
-;;;; refer to. Nothing in it asks a server for anything.
+;;;; refer to. No page makes a request to a server.
 
 (in-package #:clgrpc.manual)
 
 (defmacro file-text (name)
-  "The text of the file NAME in the same folder, as it was when this was compiled."
+  "The text of the file NAME in the same folder, as it was when this file was compiled."
   (uiop:read-file-string (merge-pathnames name (or *compile-file-truename* *load-truename*))
                          :external-format :utf-8))
 

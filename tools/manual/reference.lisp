@@ -35,7 +35,7 @@
     (nreverse nodes)))
 
 (defun keyword-table (rows options-p)
-  "A table of ROWS, KEYWORD-ROWs; with OPTIONS-P they have units."
+  "A table of ROWS, KEYWORD-ROWs; if OPTIONS-P is true the rows have units."
   `(:div (:class "scroll")
     (:table (:class "keywords")
      (:thead () (:tr () (:th () "Keyword") (:th () "Default")

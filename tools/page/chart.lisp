@@ -61,7 +61,7 @@ no axis. CLASS is a further class for the style."
 
 (defun path-text (points close)
   "The description of a path through POINTS, conses (x . y). A point that is nil interrupts it. If
-CLOSE, a y, is given, the path is closed along this baseline."
+CLOSE, a y coordinate, is given, the path is closed along that line."
   (with-output-to-string (stream)
     (let ((runs '()) (run '()))
       (dolist (point points)
@@ -81,7 +81,7 @@ CLOSE, a y, is given, the path is closed along this baseline."
                      (write-point #\L x close)
                      (write-point #\L (car (first run)) close)
                      (write-char #\Z stream)))
-          ;; a point alone is a dot
+          ;; a single point becomes a dot
           (unless (or close (rest run))
             (write-point #\L (+ 0.01 (car (first run))) (cdr (first run)))))))))
 

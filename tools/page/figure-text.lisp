@@ -78,5 +78,6 @@ SHORT as in DIGITS-TEXT."
   (if (< 0 share 1/100000)
       "< 0.001 %"
       (format nil "~A %" (digits-text (* 100 share) :short (or (zerop share) (< 99/100 share))
-                                                    ;; the difference to 1 counts as well
+                                                    ;; near 1 the difference to 1 matters, so more
+                                                    ;; digits are shown
                                                     :digits (if (< 99/100 share 1) 5 3)))))

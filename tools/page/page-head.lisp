@@ -26,8 +26,8 @@ that describes its subject, and SECTIONS, nodes such as CARD returns."
   (format stream "~%</html>~%"))
 
 (defun card (title nodes &key half note)
-  "A section with TITLE, a string, around NODES. It takes HALF of the width where there is room;
-NOTE, a node, is added below in small letters."
+  "A section with TITLE, a string, around NODES. If HALF is true, the card takes half of the width
+where there is room; NOTE, a node, is added below in small letters."
   `(:section (:class ,(if half "card half" "card"))
     (:h2 () ,title)
     ,@nodes

@@ -5,7 +5,8 @@
 
 (defstruct (scale (:constructor %make-scale (place ticks)) (:copier nil))
   "The scale of an axis: the place of each value, and the ticks."
-  (place #'identity :type function :read-only t) ; of a value, the share of the axis before it
+  ;; a function from a value to the share of the axis before it
+  (place #'identity :type function :read-only t)
   (ticks '() :type list :read-only t))  ; conses (share . text), in order
 
 (defun scale-share (scale value)
@@ -19,7 +20,7 @@
                                          (funcall text value)))))
 
 (defun round-step (span count)
-  "A round number by which about COUNT steps lie in SPAN: 1, 2 or 5 times a power of ten."
+  "A round number, 1, 2 or 5 times a power of ten, of which about COUNT fit into SPAN."
   (let* ((rough (/ (rational span) count))
          (power (expt 10 (floor (log (float rough 1d0) 10))))
          (factor (find-if (lambda (factor) (<= rough (* factor power))) '(1 2 5 10))))

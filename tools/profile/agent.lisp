@@ -96,7 +96,7 @@ definitions."
         (format nil "structure ~A" name))))
 
 (defun key-of (object)
-  "A key for the kind of OBJECT, by which objects are counted without making garbage."
+  "A key for the kind of OBJECT, which lets objects be counted without making garbage."
   (typecase object
     (cons 'cons)
     ((satisfies sb-kernel:%instancep) (sb-kernel:%instance-layout object))
@@ -118,7 +118,7 @@ definitions."
     table))
 
 (defun heap-difference (before after)
-  "For each kind of object of which AFTER has more octets than BEFORE, an alist of JSON."
+  "A list with an alist of JSON for each kind of object of which AFTER has more octets than BEFORE."
   (let ((kinds (make-hash-table :test 'equal)))
     (maphash (lambda (key entry)
                (destructuring-bind (object octets count) entry
@@ -202,7 +202,8 @@ Return the path."
 ;;; SBCL's profiler
 
 (defun trace-name (info)
-  "The label of a frame by the profiler's data; an empty one if it does not know it."
+  "The label of a frame by the profiler's data; an empty label if the profiler does not know the
+frame."
   (typecase info
     (sb-di:debug-fun (function-label (sb-di:debug-fun-name info)))
     (string info)

@@ -76,8 +76,8 @@
                                   ("kernel: futex" "syscall"))
           do (dolist (name names) (setf (gethash name table) area)))
     table)
-  "The part of the kernel that functions of the C library call, whose stacks show nothing of the
-kernel.")
+  "For functions of the C library, whose stacks do not show the kernel: the part of the kernel that
+they call.")
 
 (defun native-area (name image)
   "The area of the function NAME of IMAGE, the path of a program or library; nil if its caller

@@ -1,7 +1,7 @@
 ;;;; A flame graph as SVG: the stacks of all samples, called functions above their callers, as wide
-;;;; as the time spent in them. Places across are shares of the width, so it fits any page; a frame
-;;;; cuts its own name off. A click on a frame widens it to the whole width, a click on the lowest
-;;;; brings all back; without the script it still shows everything.
+;;;; as the time spent in them. Places across are shares of the width, so it fits any page; a name
+;;;; that is too long for its frame is cut off. A click on a frame widens it to the whole width, a
+;;;; click on the lowest frame shows all again. Without the script the graph still shows everything.
 
 (in-package #:clgrpc.profile)
 
@@ -80,7 +80,8 @@ list of names, the innermost first. Shares of equal stacks are added up."
       (visit root '()))
     shares))
 
-(defparameter *least-change* 1/200 "A share that has changed by less than this has no colour.")
+(defparameter *least-change* 1/200 "A frame whose share has changed by less than this has no
+colour.")
 
 (defun change-hue (share before)
   "The hue of a frame that has SHARE of the time and had BEFORE: red if it has grown, blue if it has
@@ -91,7 +92,7 @@ shrunk; nil if it is as it was."
 
 (defun frame-markup (node share left top before)
   "The element of NODE, JSON, which is SHARE of the width, from LEFT, another share, at TOP pixels.
-BEFORE is the share that it had in another profile, or nil: its colour is its change then."
+BEFORE is the node's share in another profile, or nil; if given, the colour shows the change."
   (let ((hue (if before (change-hue share before) (area-hue (member-of node "area"))))
         (name (member-of node "name")))
     `(:svg (:class ,(if hue "f" "n") :style ,(and hue (format nil "--h:~D" hue))

@@ -157,7 +157,7 @@ as well."
         (t (incf (events-slept events)))))
 
 (defun runnable-p (text)
-  "True if TEXT describes a switch from a thread that could have gone on: its state is R or R+."
+  "True if TEXT describes a switch from a thread that could have continued: its state is R or R+."
   (search "prev_state=R" text))
 
 (defun add-stack-event (events tid ns name text frames)
@@ -167,8 +167,8 @@ as well."
 
 (defun read-locks (streams)
   "A hash table from address to name, of the locks that the agent has written to STREAMS, one after
-the other. A lock that was moved meanwhile has several addresses; an address at which there were
-several, all their names."
+the other. A lock that was moved meanwhile has several addresses; an address that several locks have
+had has all their names."
   (let ((locks (make-hash-table)))
     (dolist (stream streams locks)
       (loop for line = (read-line stream nil)

@@ -20,7 +20,7 @@
         (if words (parse-integer (first words)) 4))))
 
 (defun perf-there-p ()
-  "True if perf can sample processes of this user, and the kernel for them."
+  "True if perf can sample processes of this user, including their time in the kernel."
   (and (program-there-p "perf") (<= (paranoia) 1)))
 
 (defun tracepoints-there-p ()
@@ -64,7 +64,7 @@
                                    (uiop:slurp-stream-string (sb-ext:process-error process)))))))
 
 (defun record (subject arguments seconds path)
-  "Record SUBJECT with perf, by ARGUMENTS, for SECONDS to the file at PATH; return the RECORD."
+  "Record SUBJECT with perf and ARGUMENTS, for SECONDS, to the file at PATH; return the RECORD."
   (let ((process (sb-ext:run-program "perf" (append '("record" "-q" "-k" "CLOCK_MONOTONIC" "-o")
                                                     (list path) arguments)
                                      :search t :wait nil :input nil :output nil

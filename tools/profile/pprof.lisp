@@ -6,8 +6,8 @@
 (in-package #:clgrpc.profile)
 
 (defun map-stacks (function root)
-  "Call FUNCTION with each stack of the tree ROOT, JSON, a list of names from the inside, and the
-nanoseconds that are its own."
+  "Call FUNCTION with each stack of the tree ROOT, JSON, a list of names from the inside, and with
+the nanoseconds of that stack itself."
   (declare (type function function))
   (labels ((visit (node stack)
              (let* ((children (or (member-of node "children") #()))
@@ -75,8 +75,8 @@ microseconds of each."
 
 (defun pprof-octets (profile stacks)
   "The STACKS, :cpu or :off-cpu, of PROFILE as a message perftools.profiles.Profile, octets. The
-numbers of a location, of its function and of the function's name are the same. Of sleeps only the
-time is known, which is what Go calls delay."
+numbers of a location, of its function and of the function's name are the same. For sleeps only the
+time is known, which Go calls delay."
   (let ((strings (make-hash-table :test 'equal))
         (texts (make-array 16 :adjustable t :fill-pointer 0))
         (locations (make-hash-table))
@@ -102,7 +102,7 @@ time is known, which is what Go calls delay."
                                                       (when cpu (list (max 1 (round ns period-ns))))
                                                       (list (round ns)))))))
                      samples)))
-      (text "")                         ; the first is to be empty
+      (text "")                         ; the first string must be empty
       (message-octets
        (lambda (buffer)
          (when cpu (add-octets buffer 1 (value-type "samples" "count")))

@@ -3,9 +3,9 @@
 ;;;; a difference counts if it is more than twice that noise of both profiles together. A single
 ;;;; pair of runs does not show other variation, such as that of the load. Profiles of several
 ;;;; rounds do: their figures are means of the calm half of the rounds, and the noise is that of
-;;;; rounds, as for runs of `clgrpc load` (tools/report/significance.lisp), if that is larger. A
-;;;; calm half is below a single round on average, so where one profile has a single round, that
-;;;; of the other is the mean of all its rounds, and the noise their doubt.
+;;;; rounds, as for runs of `clgrpc load` (tools/report/significance.lisp), if that is larger. The
+;;;; mean of a calm half is below a single round on average. So if one profile has a single round,
+;;;; the other's figure is the mean of all its rounds, and the noise is the doubt of that mean.
 
 (in-package #:clgrpc.profile)
 
@@ -51,8 +51,8 @@
 
 (defun difference (name unit before after figure noise &optional (better :less))
   "The difference of FIGURE, a function of a round, between the profiles BEFORE and AFTER; nil if
-one does not have it. NOISE is a function of a figure's mean and of the rounds that it is of: the
-error of the mean by chance. BETTER is :LESS or :MORE."
+one does not have it. NOISE is a function of the mean of a figure and of its rounds, which returns
+the error of the mean by chance. BETTER is :LESS or :MORE."
   (declare (type function figure noise))
   (flet ((figures (rounds) (mapcar figure rounds)))
     (let* ((old-rounds (rounds-of before)) (old (figures old-rounds))
@@ -92,8 +92,8 @@ error of the mean by chance. BETTER is :LESS or :MORE."
     (and calls (plusp calls) calls)))
 
 (defun cpu-differences (before after part)
-  "Differences of the rows PART of the CPU of the profiles BEFORE and AFTER, a call in µs if all
-know their calls, else in all in ms."
+  "Differences of the rows PART of the CPU of the profiles BEFORE and AFTER, in µs a call if all
+rounds know their calls, else in ms in total."
   (let* ((path (list "cpu" part))
          (known (every #'round-calls (append (rounds-of before) (rounds-of after)))))
     (flet ((unit-ns (profile) (if known (* 1d3 (round-calls profile)) 1d6)))
@@ -115,7 +115,7 @@ know their calls, else in all in ms."
 
 (defun plain-differences (before after path field unit)
   "Differences of FIELD of the rows at PATH, names, in the profiles BEFORE and AFTER, which are
-counts a call and differ by chance by a thirtieth, or a thousandth of one, at most."
+counts a call; by chance they differ by at most a thirtieth, or by a thousandth of a count."
   (loop for name in (names-of before after path)
         collect (let ((name name))
                   (difference name unit before after
@@ -125,7 +125,7 @@ counts a call and differ by chance by a thirtieth, or a thousandth of one, at mo
                                 (max (/ mean 30) 1/1500))))))
 
 (defun figure-differences (before after)
-  "Differences of the figures that are one for a profile."
+  "Differences of the figures of which a profile has only one."
   (flet ((both (name unit function &optional (noise 1/100) (better :less))
            (difference name unit before after function
                        (lambda (mean rounds) (declare (ignore rounds)) (* noise mean)) better))
@@ -144,7 +144,7 @@ counts a call and differ by chance by a thirtieth, or a thousandth of one, at mo
                   (both "switches of thread" "/call" (of "events" "switchesPerCall") 4/100)))))
 
 (defun greatest (differences most)
-  "The MOST of DIFFERENCES that changed most, if they did."
+  "The MOST elements of DIFFERENCES with the greatest changes, without those that have not changed."
   (let ((sorted (sort (copy-list differences) #'>
                       :key (lambda (difference) (abs (difference-change difference))))))
     (subseq sorted 0 (min most (length sorted)))))

@@ -47,7 +47,7 @@ threads explain it: during a switch no sample can be taken."
   (max 0 (min (- kernel-ns sampled-ns) (* switches +longest-switch-ns+))))
 
 (defun cpu-rows (table period-ns calls extra-name extra-ns kernel-ns)
-  "The rows of a profile from TABLE, which maps names to numbers of samples, with one row more for
+  "The rows of a profile from TABLE, which maps names to numbers of samples, with one more row, for
 EXTRA-NS."
   (let ((rows (coerce (rows table (lambda (name samples) (cons name (* samples period-ns))))
                       'list)))
@@ -149,8 +149,8 @@ PERIOD-NS by SOURCE."
 
 (defun allocation-data (sums answer)
   "The allocation part of the profile, by SUMS, of allocations, and the agent's ANSWER; nil without
-calls. A region counts for the object that did not fit into the region before, so larger objects are
-seen more often than their share."
+calls. A region counts for the object that did not fit into the previous region, so larger objects
+are seen more often than their share."
   (let ((calls (member-of answer "calls")) (consed (member-of answer "consed")))
     (when (and calls (plusp calls) (plusp (sums-samples sums)))
       (let ((octets-per-call (float (/ consed calls) 1d0)))
@@ -173,7 +173,8 @@ seen more often than their share."
          tallies)))
 
 (defun off-cpu-data (sums pid)
-  "The stacks SUMS in which threads of the process PID have slept; nil without any."
+  "The off-CPU part of the profile of the process PID, from SUMS, the stacks in which its threads
+have slept; nil without such stacks."
   (when (plusp (sums-samples sums))
     (object "ns" (sums-samples sums)
             "threads" (thread-rows sums pid 1)
@@ -198,7 +199,7 @@ seen more often than their share."
 ;;; The process's own counts
 
 (defun agent-data (before after)
-  "The process's own counts between two READINGs; nil if it has no agent."
+  "The process's own counts between two READINGs; nil if the process has no agent."
   (let ((calls (counted "calls" before after)))
     (when calls
       (flet ((per-call (count) (and (plusp calls) (float (/ count calls) 1d0))))
@@ -261,8 +262,8 @@ consed octets." (let* ((calls (member-of heap-histogram "calls"))
   load)
 
 (defun start-load (load address in-flight said)
-  "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process. Its errors go
-to the file at SAID."
+  "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process. Its standard
+error goes to the file at SAID."
   (if (eq :bench load)
       (let ((process (sb-ext:run-program (program-path "self")
                                          (list "bench-client" address "--in-flight"
@@ -282,7 +283,7 @@ to the file at SAID."
 (defun end-load (process)
   "End PROCESS, a load, and the processes that it has started."
   (flet ((kill (signal)
-           ;; the others may run though PROCESS has ended
+           ;; the other processes may run even if PROCESS has ended
            (sb-ext:process-kill process signal :process-group)))
     (kill sb-unix:sigterm)
     (loop repeat 200
@@ -293,8 +294,8 @@ to the file at SAID."
     (sb-ext:process-close process)))
 
 (defun check-load (process said)
-  "Signal a PROFILE-ERROR if PROCESS, a load, has ended: the process under it had nothing to do for
-a part of the time. Its errors are in the file at SAID."
+  "Signal a PROFILE-ERROR if PROCESS, a load, has ended, since then the profiled process had nothing
+to do for a part of the time. Its standard error is in the file at SAID."
   (unless (sb-ext:process-alive-p process)
     (fail "the load has ended, ~:[by signal~;with~] ~D, before the profile: ~A"
           (eq :exited (sb-ext:process-status process)) (sb-ext:process-exit-code process)
@@ -303,8 +304,8 @@ a part of the time. Its errors are in the file at SAID."
 
 (defun call-with-load (function subject load in-flight warm-seconds directory)
   "Call FUNCTION while LOAD runs on SUBJECT, and has run for WARM-SECONDS, and return its value.
-LOAD is a shell's command, :bench, or nil for no load. Signal a PROFILE-ERROR if it ends before
-FUNCTION returns. DIRECTORY is for its errors."
+LOAD is a shell's command, :bench, or nil for no load. Signal a PROFILE-ERROR if the load ends
+before FUNCTION returns. DIRECTORY is for the load's standard error."
   (declare (type function function))
   (if (null load)
       (funcall function)
@@ -325,8 +326,8 @@ FUNCTION returns. DIRECTORY is for its errors."
 ;;; A profile
 
 (defun subject-symbolizer (subject directory)
-  "The SYMBOLIZER of the functions of SUBJECT, whose map is written to DIRECTORY if it can be
-asked."
+  "The SYMBOLIZER of the functions of SUBJECT, whose map is written to DIRECTORY if SUBJECT can be
+asked for it."
   (let* ((pid (subject-pid subject))
          (path (format nil "~A/map" directory))
          (map (if (subject-process subject)
@@ -465,7 +466,7 @@ PERF is true."
          (events (follow-events subject (min 1 seconds) directory perf))
          (allocation (allocation subject (min 1 seconds) directory))
          (heap-histogram (ask subject "heap-histogram 1000" :seconds 60))
-         ;; last, so that it includes code that was made meanwhile
+         ;; made last, so that it includes code that was compiled meanwhile
          (symbolizer (subject-symbolizer subject directory))
          (cpu (funcall cpu symbolizer))
          (events (and events (funcall events symbolizer))))
@@ -492,8 +493,8 @@ PERF is true."
     (if (and calls (plusp calls)) (/ ns calls) ns)))
 
 (defun one-of-rounds (profiles)
-  "The one of PROFILES, the rounds of one load, whose CPU time per call is the median. If PROFILES
-are several, it gets all of them as its rounds."
+  "The one of PROFILES, the rounds of one load, whose CPU time per call is the median. If there are
+several PROFILES, that one gets all of them as its rounds."
   (let ((middle (elt (sort (copy-list profiles) #'< :key #'cpu-per-call)
                      (floor (1- (length profiles)) 2))))
     (append middle

@@ -3,8 +3,8 @@
 (in-package #:clgrpc.profile)
 
 (defun write-rows (stream titles rows)
-  "Write ROWS, lists of strings, below TITLES, in columns; all but the first to the right. Names of
-threads and functions are whatever the process has made them, so control characters are escaped."
+  "Write ROWS, lists of strings, below TITLES, in columns; all but the first to the right. The
+process chooses the names of threads and functions, so control characters are escaped."
   (let* ((rows (loop for row in rows collect (mapcar #'printable-text row)))
          (widths (apply #'mapcar (lambda (&rest column) (reduce #'max column :key #'length))
                         titles rows)))

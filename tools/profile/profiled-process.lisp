@@ -14,11 +14,12 @@
 (defstruct (subject (:copier nil))
   "The process that is profiled."
   (pid 0 :type integer :read-only t)
-  (process nil :type (or null sb-impl::process) :read-only t) ; if it was started here
+  (process nil :type (or null sb-impl::process) :read-only t) ; the process, if it was started here
   (lock (sb-thread:make-mutex :name "clgrpc profile subject") :read-only t) ; of the slots below
-  (news (sb-thread:make-waitqueue) :read-only t) ; something of it has changed
-  (addresses '() :type list)            ; those on which it listens, as it has printed
-  (answers '() :type list)              ; of the agent, not yet taken; the first came first
+  (news (sb-thread:make-waitqueue) :read-only t) ; notified when a slot has changed
+  (addresses '() :type list)            ; the addresses on which it listens, according to its output
+  ;; answers of the agent that were not taken yet, the oldest first
+  (answers '() :type list)
   (ended nil :type boolean))            ; its output has
 
 ;;; Reading its output
@@ -69,7 +70,7 @@ SECONDS fail with the text that WHAT has not come."
   (let* ((process (sb-ext:run-program (or (program-path "self") (fail "there is no /proc"))
                                       arguments
                                       :wait nil :input :stream :output :stream
-                                      :error t ; why it ends is for the user to read
+                                      :error t ; the user can read why it ends
                                       :external-format :utf-8
                                       :environment (cons "CLGRPC_PROFILE=1"
                                                          (sb-ext:posix-environ))))
@@ -166,6 +167,6 @@ they were preempted. Threads that ended in between are missing, so these are low
                   :switches (thread-switches pid) :counters counters)))
 
 (defun counted (name before after)
-  "The growth of the agent's counter NAME from BEFORE to AFTER, READINGs; nil without a counter."
+  "The growth of the agent's counter NAME from BEFORE to AFTER, READINGs; nil without that counter."
   (flet ((value (reading) (cdr (assoc name (reading-counters reading) :test #'string=))))
     (and (value before) (value after) (- (value after) (value before)))))

@@ -39,7 +39,7 @@ memory; nil if there is none."
 
 (defun image-program-p (symbolizer image)
   (or (string= image (symbolizer-program symbolizer))
-      ;; built again while it runs
+      ;; the program was built again while it runs
       (string= image (format nil "~A (deleted)" (symbolizer-program symbolizer)))))
 
 (defun name-frame (symbolizer place symbol image)
@@ -67,7 +67,7 @@ memory; nil if there is none."
          (space (and start (position #\Space line :start start)))
          (open (position #\( line :from-end t))
          (close (position #\) line :from-end t)))
-    ;; the path of an image may have brackets of its own, such as "(deleted)"
+    ;; the path of an image may contain brackets itself, such as "(deleted)"
     (when (and open (search "(deleted))" line))
       (setf open (position #\( line :end open :from-end t)))
     (when (and space open close (< space open close))
@@ -118,8 +118,8 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
 (defstruct (node (:constructor make-node (frame)) (:copier nil))
   "A function as it was called from one stack."
   (frame nil :type (or null frame) :read-only t)
-  (samples 0 :type unsigned-byte)       ; that it is in
-  (own 0 :type unsigned-byte)           ; in which it was the innermost
+  (samples 0 :type unsigned-byte)       ; the samples that it is in
+  (own 0 :type unsigned-byte)           ; the samples in which it was the innermost
   (children (make-hash-table :test 'eq) :type hash-table :read-only t)) ; from frames
 
 (defun child-node (node frame)
@@ -140,9 +140,10 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
 (defstruct (sums (:copier nil))
   "The counts of samples."
   (samples 0 :type unsigned-byte)
-  (unknown-samples 0 :type unsigned-byte) ; whose innermost frame is unknown, or that have none
+  ;; samples whose innermost frame is unknown, or that have no frames
+  (unknown-samples 0 :type unsigned-byte)
   (frames 0 :type unsigned-byte)          ; of all stacks
-  (unknown-frames 0 :type unsigned-byte)  ; those without a name
+  (unknown-frames 0 :type unsigned-byte)  ; frames without a name
   (areas (make-hash-table :test 'equal) :type hash-table :read-only t) ; from names to samples
   (phases (make-hash-table :test 'equal) :type hash-table :read-only t)
   (threads (make-hash-table :test 'equal) :type hash-table :read-only t) ; from ids or names

@@ -34,10 +34,10 @@
   (with-open-file (stream path :external-format :utf-8)
     (sum-stacks stream)))
 
-;;; Whose memory it is
+;;; The code that has requested memory
 
 (defun allocator (frames)
-  "The one of FRAMES, from the inside, that has asked for memory: the innermost frame of a Lisp
+  "The one of FRAMES, from the inside, that has requested memory: the innermost frame of a Lisp
 function that is not a part of SBCL's allocator."
   (find-if (lambda (frame)
              (and (eq :lisp (frame-kind frame))

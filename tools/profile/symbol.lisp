@@ -22,7 +22,7 @@
                  :names (map 'simple-vector #'third rows))))
 
 (defun find-range (ranges place)
-  "The name of the one of RANGES that PLACE is in, or nil."
+  "The name of the range among RANGES that contains PLACE, or nil."
   (let* ((starts (ranges-starts ranges))
          (low 0) (high (length starts)))
     (loop while (< low high)
@@ -41,8 +41,8 @@
     (and word (logbitp (1- signal) (parse-integer word :radix 16)))))
 
 (defun asked-perf-map (pid)
-  "The path of the table of the process PID. If RUN-SERVER runs in that process, ask for a new
-table; else the table is one that it wrote on another request, and may be missing."
+  "The path of the table of the process PID. If RUN-SERVER runs in that process, request a new
+table; else the table is one that the process wrote at an earlier request, and may be missing."
   (let ((path (format nil "/tmp/perf-~D.map" pid)))
     (when (and (not (same-program-p pid)) (takes-signal-p pid os:+sigio+))
       (ignore-errors (delete-file path))
@@ -119,7 +119,7 @@ Malformed lines are skipped: another user, or another program, may have written 
     (rows-ranges rows)))
 
 (defun same-program-p (pid)
-  "True if the process PID runs the program that this one runs."
+  "True if the process PID runs the same program as this process."
   (flet ((identity-of (pid)
            (multiple-value-bind (found device inode)
                (sb-unix:unix-stat (format nil "/proc/~A/exe" pid))

@@ -38,7 +38,7 @@
 noise could hide a change of 5 %, or :unknown if there is only one round on a side.")
 
 (defun least-noise (unit before)
-  "The noise up to which a figure in UNIT, whose value is BEFORE, counts as the same."
+  "The noise below which a figure in UNIT, whose value is BEFORE, may count as the same."
   (max (* *equivalence* (abs before)) (if (eq :share unit) *equivalent-share* 0)))
 
 (defun judge (unit better before after noise changed)
@@ -71,7 +71,7 @@ least one real. Return a COMPARISON."
                      :outliers-after (outliers after better))))
 
 (defparameter *tail-figures* '("p99.9" "p99.99" "max")
-  "Figures that a few calls determine. If they are unclear, that is no reason to measure again.")
+  "Figures that a few calls determine. An unclear verdict on these is no reason to measure again.")
 
 (defun unclear-p (comparison)
   "True if COMPARISON is unclear or unknown, and not about one of *TAIL-FIGURES*, which a run of
@@ -167,8 +167,8 @@ defaults.")
 (defparameter *longest-option* 60 "The most characters of an option's value that are shown.")
 
 (defun meant-options (run)
-  "The options of RUN that were given and had an effect in it: those of a schedule only if there is
-one."
+  "The options of RUN that were given and had an effect in it: the options of a schedule only if
+there is a schedule."
   (flet ((constant-p (schedule)
            (member (cdr (assoc schedule (load:run-options run) :test #'string=)) *unset-values*
                    :test #'equal)))
@@ -237,8 +237,8 @@ options they differ."
   (let ((old (length (rounds before))) (new (length (rounds after))))
     (if (and (< 1 old) (< 1 new))
         (format nil "Medians of ~D and ~D rounds. A difference counts if the calm halves of the ~
-                     rounds differ beyond what chance has in 99 of 100 comparisons, or the rounds ~
-                     do not overlap at all (Mann and Whitney, 99 %), and from ~A on. Where the ~
-                     noise could hide ~A, it is unclear whether there is one."
+                     rounds differ more than by chance in 99 of 100 comparisons, or the rounds do ~
+                     not overlap at all (Mann and Whitney, 99 %), and if it is at least ~A. Where ~
+                     noise could hide a difference of ~A, it is unclear whether there is one."
                 old new (page:share-text *least-difference*) (page:share-text *equivalence*))
         "How much of a difference is noise is unknown with one round; measure with --rounds 5.")))

@@ -6,10 +6,11 @@
 
 (defstruct (figure (:constructor make-figure (name unit better reader)) (:copier nil))
   "A figure of a run."
-  (name "" :type string :read-only t)   ; as conditions call it
+  (name "" :type string :read-only t)   ; its name in conditions
   (unit :time :type (member :time :count :share :rate) :read-only t) ; its unit
-  (better :less :type (member :less :more) :read-only t) ; which change of it is good
-  (reader #'identity :type function :read-only t)) ; of a run, its value, or nil if it has none
+  (better :less :type (member :less :more) :read-only t) ; the direction of a good change
+  ;; a function from a run to the figure's value, or nil
+  (reader #'identity :type function :read-only t))
 
 (defun latency-reader (function)
   "A reader that calls FUNCTION with the latencies of a run; its value is nil if no call succeeded."

@@ -20,7 +20,7 @@
 ;;; Times
 
 (defun time-text (unix-ns)
-  "UNIX-NS, nanoseconds since 1970, as RFC 3339 has it, in UTC."
+  "UNIX-NS, nanoseconds since 1970, in the form of RFC 3339, in UTC."
   (multiple-value-bind (seconds ns) (floor unix-ns +ns-per-second+)
     (or (protobuf:timestamp-text seconds ns) "")))
 
@@ -42,12 +42,13 @@ integers.")
                                                                      (/ percentage 100))))))))
 
 (defun bucket-counts (latency marks)
-  "How many values of the histogram LATENCY lie between each two neighbours of MARKS: greater than
-the first, at most the second. MARKS is a rising list from the least value to the greatest."
+  "For each two neighbours in MARKS, the number of values of the histogram LATENCY between them:
+greater than the first and at most the second. MARKS is a rising list from the least value to the
+greatest."
   (let ((counts (make-list (length marks) :initial-element 0)))
     (load:map-histogram
      (lambda (low high count)
-       ;; the least value is known, and it is the first mark's
+       ;; the least value is known exactly, and belongs to the first mark
        (when (and (<= low (load:histogram-min latency)) (< (load:histogram-min latency) high))
          (incf (first counts))
          (decf count))

@@ -26,7 +26,7 @@
   "A condition under which a run is a failure: a relation of a figure to a limit."
   (text "" :type string :read-only t)   ; as the user wrote it
   (figure nil :type figure :read-only t) ; of which
-  (relation #'> :type function :read-only t) ; of its value and LIMIT
+  (relation #'> :type function :read-only t) ; a function of its value and LIMIT
   (limit 0 :type rational :read-only t)) ; in nanoseconds if the figure is a time
 
 (defparameter *relations* '((">=" . >=) ("<=" . <=) (">" . >) ("<" . <))
@@ -48,7 +48,8 @@
                                    <=), not ~S" text)))
 
 (defun split-number (text whole)
-  "The number that TEXT, the end of the condition WHOLE, begins with, and the unit after it."
+  "Two values: the number at the beginning of TEXT, which is the end of the condition WHOLE, and the
+unit after the number."
   (let* ((end (or (position-if-not (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
                   (length text)))
          (number (subseq text 0 end))

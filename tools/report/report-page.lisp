@@ -15,7 +15,7 @@
   (start 0 :type real :read-only t)     ; in seconds from the begin of the run
   (end 0 :type real :read-only t)       ; likewise
   (count 0 :type unsigned-byte :read-only t) ; calls that ended
-  (errors 0 :type unsigned-byte :read-only t) ; those of them that failed
+  (errors 0 :type unsigned-byte :read-only t) ; how many of these failed
   (latency nil :type load:histogram :read-only t) ; of the others
   (sent 0 :type unsigned-byte :read-only t) ; octets
   (received 0 :type unsigned-byte :read-only t) ; octets
@@ -49,9 +49,9 @@ all rounds one after another, since a round begins and ends within a second."
               append (intervals-of-one round start (max 1 (floor *columns* (length rounds))))))))
 
 (defun intervals-of-one (run begin columns)
-  "RUN, which begins after BEGIN seconds, in at most COLUMNS INTERVALs of the same length, except
-the last, which ends with it. If that would be shorter than a tenth of an interval, it is added to
-the one before."
+  "RUN, which begins after BEGIN seconds, as at most COLUMNS INTERVALs of the same length, except
+the last, which ends with RUN. If the last would be shorter than a tenth of an interval, it is added
+to the one before it."
   (let* ((rows (load:run-seconds run))
          (step (max 1 (ceiling (length rows) columns)))
          (seconds (* step (load:run-interval-seconds run)))
@@ -140,8 +140,8 @@ the one before."
                                  collect (cons class name)))))))
 
 (defun heat-cells (intervals marks)
-  "The cells of the heat map: in each of INTERVALS, how many calls took a time between each two of
-MARKS."
+  "The cells of the heat map: in each of INTERVALS, the number of calls with a time between each two
+neighbours in MARKS."
   (let* ((columns (loop for interval in intervals
                         collect (cons interval
                                       (bucket-counts (interval-latency interval) (rest marks)))))
@@ -158,7 +158,7 @@ MARKS."
                                                (page:duration-text high)))))))
 
 (defun log-marks (low high steps)
-  "The ends of STEPS steps from LOW to HIGH, each the same multiple of the one before."
+  "The ends of STEPS steps from LOW to HIGH, each the same multiple of the previous one."
   (loop with ratio = (/ high low)
         for i from 0 to steps
         collect (* low (expt (float ratio 1d0) (/ i steps)))))
@@ -217,7 +217,7 @@ MARKS."
      :half t)))
 
 (defun failures (run intervals)
-  "The failures over time, or that there were none."
+  "A card about the failures over time, or one that says that there were none."
   (let* ((x (time-scale run))
          (rates (loop for interval in intervals
                       collect (cons (interval-middle interval)
@@ -250,8 +250,9 @@ MARKS."
                          (list (page:band-layer points x y "warn")
                                (page:line-layer points x y "warn"))
                          :x x :y y :height 170))
-       :note (format nil "The latest that a call was begun after its time. All calls: ~A. Latency ~
-                          counts from the intended time, so this is part of it."
+       :note (format nil "The greatest delay between the intended time of a call and its ~
+                          beginning. All calls: ~A. Latency counts from the intended time, so ~
+                          this is part of it."
                      (lateness-words run))
        :half t))))
 

@@ -45,8 +45,8 @@ the slowest call. So a single slow call does not put all others into one bucket.
   (format nil "~,3F" (/ mark 1d6)))
 
 (defun distinct-marks (marks)
-  "Those of MARKS, a rising list, whose texts differ from that of the next one. If all calls took
-the same time, a single one remains."
+  "The elements of MARKS, a rising list, whose texts differ from the text of the next element. If
+all calls took the same time, a single one remains."
   (loop for (mark next) on marks
         unless (and next (string= (mark-text mark) (mark-text next)))
           collect mark))

@@ -92,8 +92,8 @@
          (cons "rounds" (json-vector (mapcar #'run-json (load:run-rounds run)))))))
 
 (defun run-json (run &key before)
-  "RUN as a JSON object: ghz's report, with all else under \"clgrpc\", among that the comparison
-with BEFORE, another run, if there is one."
+  "RUN as a JSON object: ghz's report, with all other data under \"clgrpc\", including the
+comparison with BEFORE, another run, if given."
   (append (ghz-fields run)
           (list (cons "clgrpc"
                       (append (own-fields run)

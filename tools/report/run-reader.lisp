@@ -88,7 +88,7 @@ replaces a missing member and null, which Go writes for empty values."
                                (error-message (member-of json "error" 'string "") status)))))
 
 (defun read-kind (object name keywords)
-  "The one of KEYWORDS that the member NAME of OBJECT names."
+  "The element of KEYWORDS that the member NAME of OBJECT names."
   (or (find (member-of object name 'string) keywords :test #'string-equal)
       (reject-run "its ~S is not one of ~{~(~A~)~^, ~}" name keywords)))
 
@@ -208,7 +208,7 @@ of ghz's. Signal UNREADABLE-RUN if SOURCE is not a report."
 name."
   (let* ((text (bounded-text error)) (colon (search ": " text :from-end t)))
     (cond (colon (subseq text (+ colon 2)))
-          ;; SBCL says so of a path whose directory is missing
+          ;; the error in SBCL for a path whose directory is missing
           ((search "does not exist" text) "No such file or directory")
           (t text))))
 

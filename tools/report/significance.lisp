@@ -103,8 +103,8 @@ chance explains."
 
 (defun rounds-needed (before after better wanted)
   "The number of rounds on each side with which a difference of WANTED, a real above 0, would exceed
-the noise of BEFORE and AFTER, which shrinks with the root of the number of rounds; NIL if that is
-more than a thousand."
+the noise of BEFORE and AFTER, which shrinks with the root of the number of rounds; NIL if more than
+a thousand rounds are needed."
   (let* ((count (min (length before) (length after)))
          (needed (ceiling (* count (expt (/ (noise before after better) wanted) 2)))))
     (and (<= needed +most-rounds-told+) (max needed (1+ count)))))

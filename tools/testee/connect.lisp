@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.testee)
 
-;;; Headers of the suite and metadata: values of -bin keys travel as base64 there
+;;; Headers of the suite and metadata: in headers the values of -bin keys are base64
 
 (defun binary-key-p (key) (uiop:string-suffix-p key "-bin"))
 
@@ -179,8 +179,8 @@ CREDENTIALS."
                     (make-octets 0))))))
 
 (defun serve-for-suite (service request output)
-  "Start the server of SERVICE for REQUEST, report its address on OUTPUT, and serve until asked to
-end."
+  "Start the server of SERVICE for REQUEST, report its address on OUTPUT, and serve until the suite
+ends it."
   (let* ((limit (connect:server-compat-request-message-receive-limit request))
          (credentials (connect:server-compat-request-server-creds request))
          (roots (connect:server-compat-request-client-tls-cert request))
@@ -203,7 +203,7 @@ end."
   (protobuf:parse-message 'connect:server-compat-request (read-framed input #'u32be)))
 
 (defun serve-connect-suite (input output)
-  "Serve as the one request on INPUT asks."
+  "Serve as the only request on INPUT asks."
   (serve-for-suite (make-instance 'connect-service) (read-compat-request input) output))
 
 ;;; The gateway

@@ -1,6 +1,6 @@
 ;;;; The cases of gRPC's document "Interop Test Case Descriptions", for a client. A case is a
-;;;; function of a channel. It returns when the server has done what the document requires, and
-;;;; signals an error when it has not. All cases that need no cloud are here except cacheable_unary:
+;;;; function of a channel. A function returns if the server has met the document's requirements,
+;;;; and signals an error otherwise. All cases that need no cloud are here except cacheable_unary:
 ;;;; gRPC has given up its GET requests, and grpc-go's server has no handler for the case.
 
 (in-package #:clgrpc.testee)
@@ -119,7 +119,7 @@ if it does not pass."
     (expect-that (null (grpc:receive call)) "the stream does not end")))
 
 (define-interop-case "empty_stream" (channel)
-    "A stream of nothing in either direction."
+    "A stream without messages in either direction."
   (with-dialogue (call channel)
     (grpc:close-send call)
     (expect-that (null (grpc:receive call)) "a message came")))
@@ -350,7 +350,8 @@ nanoseconds."
 ;;; Compression
 
 (define-interop-case "client_compressed_unary" (channel)
-    "The server must notice whether a request is compressed: first one that lies about it."
+    "The server must notice whether a request is compressed: the first request is uncompressed but
+marked as compressed."
   (flet ((ask (expected compression)
            (testing:simple-response-payload
             (grpc.testing.test-service:unary-call
@@ -361,7 +362,7 @@ nanoseconds."
     (expect-payload (ask nil :identity) 314159)))
 
 (define-interop-case "server_compressed_unary" (channel)
-    "The server must compress an answer if it is asked to, and not if not."
+    "The server must compress an answer if and only if the request asks for it."
   (dolist (wanted '(t nil))
     (multiple-value-bind (reply call)
         (grpc.testing.test-service:unary-call

@@ -11,8 +11,8 @@
 
 (defclass interop-service (testing:test-service load-report-service)
   ((reporter :initform (sb-thread:make-mutex :name "clgrpc reporter") :reader service-reporter))
-  (:documentation "grpc.testing.TestService and OpenRcaService; REPORTER is held by the call that
-sets the report of the latter."))
+  (:documentation "grpc.testing.TestService and OpenRcaService; the call that sets the report of the
+latter holds REPORTER."))
 
 (defparameter *interop-execution*
   '((grpc.testing.test-service:empty-call . :inline)
@@ -72,7 +72,8 @@ nil, says."
   "The seconds that a call waits for another one to be done with setting reports.")
 
 (defun become-reporter (service)
-  "Wait until no other call sets the reports of SERVICE; let no other do so then, and return true."
+  "Wait until no other call sets the reports of SERVICE; then prevent others from doing so, and
+return true."
   (or (sb-thread:grab-mutex (service-reporter service) :timeout +reporter-timeout+)
       (grpc:fail :aborted "another client sets the load reports")))
 

@@ -23,7 +23,8 @@ certain."
     (funcall next request)))
 
 (defun be-measured (input output)
-  "Serve, and do the ops in the lines of the stream INPUT until it ends, as BE-DRIVEN does."
+  "Serve, and meanwhile do the ops in the lines of the stream INPUT until it ends, as BE-DRIVEN
+does."
   (let ((metrics (grpc:make-metrics :enable '("grpc.subchannel" "grpc.lb.wrr")
                                     :optional-labels '("grpc.disconnect_error"))))
     (program:call-with-metrics-page

@@ -35,7 +35,7 @@ which any thread may set."))
       (progn (sb-thread:with-mutex ((service-lock service))
                (unless (service-stopping service) (grpc:try-send call (load-report service))))
              (grpc:after call interval (lambda () (send-reports service call interval))))
-    ;; it has ended meanwhile
+    ;; the call has ended meanwhile
     (grpc:rpc-error ())))
 
 (defun dismiss-subscriber (call)
@@ -45,7 +45,7 @@ which any thread may set."))
   (let ((subscribers (service-subscribers service)) (lock (service-lock service)))
     (grpc:on-cancel call (lambda () (sb-thread:with-mutex (lock) (remhash call subscribers))))
     (sb-thread:with-mutex (lock)
-      ;; one that has ended may have been removed already
+      ;; a call that has ended may have been removed already
       (unless (grpc:call-status call)
         (setf (gethash call subscribers) t)
         (when (service-stopping service) (dismiss-subscriber call))))
@@ -56,6 +56,6 @@ which any thread may set."))
   (declare (ignore server))
   (sb-thread:with-mutex ((service-lock service))
     (setf (service-stopping service) t)
-    ;; the server waits for its calls to end, and these would not by themselves
+    ;; the server waits for its calls to end, and these calls would not end by themselves
     (loop for call being the hash-keys of (service-subscribers service)
           do (dismiss-subscriber call))))

@@ -17,7 +17,7 @@
 (defstruct (policy-runner (:copier nil))
   "A runner, from the testee's side."
   (output nil :type (or null stream) :read-only t) ; of octets, to it
-  (observer nil :read-only t)           ; of the channels that it makes, or nil
+  (observer nil :read-only t)           ; the observer of the channels that it makes, or nil
   (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; of OUTPUT and CHANNELS
   (channels (make-hash-table :test #'equal) :type hash-table :read-only t) ; by their names
   (places (sb-thread:make-semaphore :count +most-ops+) :read-only t)) ; for further ops
@@ -152,8 +152,8 @@ there."
                                                               (princ-to-string index)))))))))
 
 (defun send-policy-runner-requests (call op request refusal)
-  "Send REQUEST on CALL as often as OP asks for and at its intervals. If CALL lives and may not send
-it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
+  "Send REQUEST on CALL as many times and at the intervals that OP asks for. If CALL lives and may
+not send it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
   (handler-case
       (loop for rest downfrom (max 1 (op-integer op "messages" 1))
             while (and (plusp rest)

@@ -1,6 +1,6 @@
 ;;;; `storm-client`: calls at a fixed rate, independent of earlier ones, for scripts/storm, which
 ;;;; kills servers meanwhile. The latency of a call counts from when it was due, so that a client
-;;;; that comes too late hides nothing.
+;;;; that makes calls too late does not hide that.
 
 (in-package #:clgrpc.testee)
 
@@ -35,7 +35,8 @@
                      (storm-failures storm)))))))
 
 (defun begin-storm-call (storm channel due-ns timeout)
-  "Make a call of STORM on CHANNEL that was due at DUE-NS; it counts from now if that is earlier."
+  "Make a call of STORM on CHANNEL that was due at DUE-NS; the call counts from now if that is
+earlier."
   (incf (storm-begun storm))
   (let ((begin-ns (min due-ns (monotonic-ns))))
     (flet ((ended (error) (note-end storm begin-ns error)))
@@ -108,7 +109,7 @@ again.")
       balancing-options client-tls))
     "Begin calls at a fixed rate, independent of earlier ones. Prints `ready` once the first has
 been answered, and at the end a line of JSON with how they ended, when those that failed were due,
-and latencies from when each was due."
+and latencies, each counted from the time when the call was due."
   (tune-collector)
   (let ((channel (apply #'grpc:make-channel address
                         :credentials (client-credentials tls-ca tls-cert tls-key tls-name)

@@ -1,5 +1,5 @@
 ;;;; `testee`: the other end of a public conformance suite that starts the program it judges and
-;;;; talks to it on standard input and output. For `protobuf` that is the conformance runner of
+;;;; talks to it on standard input and output. For `protobuf` the suite is the conformance runner of
 ;;;; Protocol Buffers: each request holds a message in one format, each response the same message in
 ;;;; another, both with their length in four octets, little-endian, before them. The others are in
 ;;;; connect.lisp, policy-client.lisp and metrics.lisp.
@@ -26,7 +26,8 @@ end."
     (finish-output stream)))
 
 (defun read-payload (request type)
-  "The message of TYPE that REQUEST holds, or nil if it is in a format we do not have."
+  "The message of TYPE that REQUEST holds, or nil if the message is in a format that we do not
+support."
   (multiple-value-bind (payload format) (conformance:conformance-request-payload request)
     (case format
       (:protobuf-payload (protobuf:parse-message type payload))

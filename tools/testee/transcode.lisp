@@ -169,7 +169,7 @@ cancelled."))
                                   value)))))
 
 (defun shown-metadata (call)
-  "The reported metadata of CALL, with the values of one key joined."
+  "The reported metadata of CALL, in which the values of each key are joined."
   (let ((shown '()))
     (loop for (key . value) in (grpc:call-metadata call)
           when (or (eql 0 (search "x-" key)) (string= "authorization" key))
@@ -193,7 +193,7 @@ cancelled."))
   "How many calls slept under one key."
   (begun 0 :type (unsigned-byte 62))    ; calls
   (finished 0 :type (unsigned-byte 62)) ; to the end
-  (cancelled 0 :type (unsigned-byte 62))) ; whose caller had gone
+  (cancelled 0 :type (unsigned-byte 62))) ; how many of these had lost their caller
 
 (sb-ext:defglobal **sleepers** (make-hash-table :test 'equal :synchronized t))
 
@@ -202,8 +202,8 @@ cancelled."))
     (or (gethash key **sleepers**) (setf (gethash key **sleepers**) (make-sleepers)))))
 
 (defun sleep-in-steps (call request step)
-  "Wait as long as REQUEST, a SleepRequest, asks for, calling STEP every 50 ms with the milliseconds
-that have gone; count whether CALL was cancelled meanwhile."
+  "Wait as long as REQUEST, a SleepRequest, asks for, and call STEP every 50 ms with the
+milliseconds that have passed; count whether CALL was cancelled meanwhile."
   (let ((sleepers (sleepers-of (lab:sleep-request-key request)))
         (end (lab:sleep-request-ms request)))
     (incf (sleepers-begun sleepers))
@@ -241,7 +241,7 @@ that have gone; count whether CALL was cancelled meanwhile."
     (and certificate key (grpc:tls-credentials :certificate certificate :key key))))
 
 (defun serve-lab (input output)
-  "Serve the lab's services until told to end; say on OUTPUT where."
+  "Serve the lab's services until told to end; print the address on OUTPUT."
   (declare (ignore input))
   (let ((server (grpc:start-server
                  (mapcar #'make-instance

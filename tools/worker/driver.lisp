@@ -93,7 +93,7 @@ latencies.")
              (format nil "Code(~D)" code))))))
 
 (defun run-of-rows (rows stats begin-ns target &key streaming rate connections)
-  "The RUN that ROWS, one a second since BEGIN-NS, make; STATS are all that workers told."
+  "The RUN made from ROWS, one for each second since BEGIN-NS; STATS are all reports of workers."
   (let* ((latency (load:merge-histograms (map 'list #'load:second-row-latency rows)))
          (count (reduce #'+ rows :key #'load:second-row-count))
          (results (remove 0 (merged-results stats) :key #'car)))
@@ -158,8 +158,8 @@ positive integer, after WARM-UP-SECONDS. They call UnaryCall, or make round trip
 if STREAMING is true. With RATE they begin RATE calls a second at random times. Without it they keep
 CONCURRENCY calls under way, each followed by the next. They use CONNECTIONS in all. PROGRESS is
 called with the number of each second that has passed. Return a RUN, whose CPU time is that of all
-workers; if the user interrupts, or the process gets SIGTERM, it is of the finished part. Signal
-RPC-ERRORs of the workers, and one if SIGTERM comes before they have begun."
+workers; if the user interrupts, or the process gets SIGTERM, it covers the finished part. Signal
+RPC-ERRORs of the workers, and an RPC-ERROR if SIGTERM comes before the workers have begun."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (flet ((begin (address)
              (let ((channel (grpc:make-channel address)))

@@ -8,8 +8,9 @@
   (ns (monotonic-ns) :type nanoseconds)  ; the time
   (user-us 0 :type unsigned-byte)        ; microseconds of CPU of this process in user mode
   (system-us 0 :type unsigned-byte)      ; in the kernel
-  (total-ticks 0 :type unsigned-byte)    ; of all processors of the machine, since it was started
-  (idle-ticks 0 :type unsigned-byte))    ; those of them in which nothing ran
+  ;; the ticks of all processors of the machine since it was started
+  (total-ticks 0 :type unsigned-byte)
+  (idle-ticks 0 :type unsigned-byte))    ; the ticks of them in which nothing ran
 
 (defun read-clocks ()
   "A CLOCK-READING of now."
@@ -32,7 +33,7 @@ NOW, readings."
   "How many buckets a driver may ask for at most; the usual ones are 2,600.")
 
 (defun driver-bucket (ns growth)
-  "The number of the bucket that has NS, if each is GROWTH times as wide as the one before it."
+  "The number of the bucket for NS, if each bucket is GROWTH times as wide as the previous one."
   (if (<= ns 1) 0 (floor (log (float ns 1d0) growth))))
 
 (defun driver-buckets (params)
@@ -41,13 +42,13 @@ each bucket is wider than the one before, and the number of the last bucket."
   (let* ((resolution (and params (testing:histogram-params-resolution params)))
          (most (and params (testing:histogram-params-max-possible params)))
          (wanted (and params (finite-p resolution) (finite-p most) (plusp resolution)))
-         ;; a finer one has more buckets than there may be
+         ;; a finer resolution would need more buckets than allowed
          (growth (1+ (if wanted (clamp resolution 1d-6 1d9) 0.01d0))))
     (values growth (driver-bucket (if wanted (clamp most 0d0 1d18) 6d10) growth))))
 
 (defun histogram-data (histogram params)
-  "HISTOGRAM in the buckets that PARAMS, HistogramParams or nil, want: each of ours goes where its
-middle belongs, which is at most one part in 256 from where its values are."
+  "HISTOGRAM in the buckets that PARAMS, HistogramParams or nil, want: each of our buckets is
+counted in the bucket of its middle, which differs from its values by at most one part in 256."
   (multiple-value-bind (growth last) (driver-buckets params)
     (unless (<= 0 last +most-driver-buckets+)
       (grpc:fail :invalid-argument "That would be too many buckets."))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +most-worker-channels+ 1000 "How many channels a driver may ask for.")
-(defconstant +most-worker-calls+ 100000 "How many calls at once on all of them.")
+(defconstant +most-worker-calls+ 100000 "The most calls at once on all channels of a client.")
 (defconstant +most-behind+ 20000
   "The most calls of an open loop that may be under way; further calls that are due are not made.")
 
@@ -20,8 +20,8 @@
   "The client of a worker."
   (config nil :type testing:client-config :read-only t) ; the driver's settings
   (worker-channels '() :type list)      ; its channels
-  (begin (read-clocks) :type clock-reading) ; since when it counts
-  (stopped nil :type boolean)           ; whether it begins no more calls
+  (begin (read-clocks) :type clock-reading) ; the time since which it counts
+  (stopped nil :type boolean)           ; true: it begins no more calls
   (pacer nil :type (or null sb-thread:thread))) ; the thread that begins the calls of an open loop
 
 (defun request-of (config)
@@ -62,7 +62,7 @@ ended."
          (unless (load-client-stopped ,client) (error error))))))
 
 (defun call-again-and-again (client worker-channel request)
-  "Make unary calls on WORKER-CHANNEL, each when the one before it has ended."
+  "Make unary calls on WORKER-CHANNEL, each when the previous one has ended."
   (unless-stopped (client)
     (call-once worker-channel request (monotonic-ns)
                (lambda () (call-again-and-again client worker-channel request)))))

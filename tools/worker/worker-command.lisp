@@ -56,10 +56,10 @@ object. STOP ends the object."
 (defstruct (load-server (:copier nil))
   "The server of a worker."
   (server nil :type grpc:server :read-only t) ; that serves BenchmarkService
-  (begin (read-clocks) :type clock-reading)) ; since when it counts
+  (begin (read-clocks) :type clock-reading)) ; the time since which it counts
 
 (defun start-load-server (service config)
-  "A LOAD-SERVER as CONFIG, a ServerConfig, wants it."
+  "A LOAD-SERVER with the settings of CONFIG, a ServerConfig."
   (let ((payload (testing:server-config-payload-config config))
         (port (testing:server-config-port config))
         (loops (testing:server-config-async-server-threads config)))
@@ -111,7 +111,8 @@ true."
   (sb-unix:unix-kill (sb-unix:unix-getpid) os:+sigterm+))
 
 (defun parse-host-and-port (string)
-  "STRING, an address that has a port, since the servers of a worker have others on its host."
+  "STRING, an address, which must have a port, since the servers of a worker have other ports on its
+host."
   (funcall (address-parser 0) string)
   (when (uiop:string-prefix-p "unix" string)
     (refuse "a host and a port are wanted, not ~S: servers listen on the same host" string))

@@ -23,7 +23,7 @@
   (protobuf:parse-json-message type (or (exchange:http-request-parameter request "request") "{}")))
 
 (defun call-service (service request what)
-  "The answer of SERVICE to REQUEST for WHAT, a message; nil if there is no such thing."
+  "The answer of SERVICE to REQUEST for WHAT, a message; nil if the service has no such object."
   (flet ((ask (stub message) (values (funcall stub service message :timeout +call-seconds+))))
     (alexandria:switch (what :test #'string=)
       ("list" (ask #'methods:list (asked-for request 'pb:list-request)))
