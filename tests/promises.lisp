@@ -90,7 +90,7 @@
    "src/client/attempts/status-mapping.lisp" "(401 :unauthenticated) (403" "(401 :unknown) (403"))
 
 (define-promises "doc/deadlines.md"
-  ("it has the earlier of its own `:timeout` and the deadline of the call that is being handled"
+  ("its deadline is the earlier of its own `:timeout` and the deadline of the handled call"
    "calling" "the-earliest-deadline-counts"
    "src/rpc/calling/stub.lisp" "(earlier-deadline (earlier-deadline (or deadline 0)"
    "(max (earlier-deadline (or deadline 0)")
@@ -293,7 +293,7 @@ status 415"
    "src/client/picking/breaker.lisp"
    "(or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))"
    "(or (null trial) (eq call trial))")
-  ("a call is refused only if none is left"
+  ("a call is refused only if the policy has no server left"
    "client" "breakers-leave-calls-to-other-servers"
    "src/client/picking/guarded-picker.lisp" "(if (picker-p picker) +picks-past-breakers+ 1)" "1")
   ("the one with the fewest calls among some at random (A48)"
@@ -347,7 +347,7 @@ status 415"
    "attempt" "policies-say-how-often"
    "src/rpc/attempt/retry-policy.lisp"
    "(options-max-attempts options)" "most-positive-fixnum")
-  ("while half or fewer are left no call is retried"
+  ("while half of them or fewer are left, no call is retried"
    "attempt" "throttles-keep-within-their-limits"
    "src/rpc/attempt/retry-policy.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
   ("a failed attempt takes one, a successful call adds `tokenRatio`"
@@ -487,7 +487,7 @@ status 415"
   ("A call leaves its topics, of which it may have several, when it ends"
    "topic" "subscribers-come-and-go"
    "src/rpc/topic/topic.lisp" "while topic do (unsubscribe topic call)" "while topic")
-  ("ends with `:out-of-range` if that is no longer kept"
+  ("ends with `:out-of-range` if that message is no longer kept"
    "topic" "positions"
    "src/rpc/topic/topic.lisp" "((<= before from (topic-position topic))"
    "((<= 0 from (topic-position topic))")
@@ -666,7 +666,7 @@ read between two of them"
   ("Generations of a name only grow, also across deaths"
    "cluster" "generations-only-grow"
    "cluster/membership/membership-decision.lisp" "(max revision known" "(max revision")
-  ("With `:if-taken :refuse` the later one is refused instead"
+  ("With `:if-taken :refuse` the later node is refused instead"
    "cluster" "joins-are-decided"
    "cluster/membership/membership-decision.lisp" "((eq :take-over if-taken) :enter)"
    "(if-taken :enter)")
@@ -1007,7 +1007,7 @@ read between two of them"
    "src/server/limits/admission.lisp" "(max 1 (min wanted (- limit open spare)))" "wanted"))
 
 (define-promises "doc/guides/tuning.md"
-  ("failures are logged all the same"
+  ("failures are logged in any case"
    "logs" "failures-are-logged-whatever-the-ratio-is"
    "src/observe/logs/access-log.lisp" ":failures (and failures t)" ":failures nil"))
 

@@ -18,10 +18,10 @@
 
 (defstruct (option-row (:copier nil))
   "A row of the options table. See OPTION-TABLE."
-  (name :none :type keyword)            ; of the option, as keyword arguments spell it
+  (name :none :type keyword)            ; the name of the option, as a keyword argument
   (scope :method :type option-scope)    ; its subject, see OPTION-ROW-SCOPE
   (only nil :type (member nil :server :channel)) ; the only end that takes it, or nil
-  (default nil :type (or real boolean)) ; its value if none is given
+  (default nil :type (or real boolean)) ; the value if none is given
   (minimum nil :type (or null real))    ; the smallest value allowed, nil for a boolean
   (maximum nil :type (or null real))    ; the largest
   (unit "" :type string)                ; of the value, as text
@@ -177,7 +177,7 @@ it accepts.")
 (defmacro define-options-structure (name include constructor rows documentation)
   "Define the structure NAME with a slot for each of ROWS, plists that PARSE-OPTION-ROW has made."
   `(progn
-     ;; a constructor that takes all of them as keywords takes long to compile, see FILL-OPTIONS
+     ;; a constructor with a keyword for each slot would take long to compile, see FILL-OPTIONS
      (defstruct (,name (:constructor ,constructor ()) (:conc-name options-)
                        (:copier ,(and (eq name 'options) 'copy-options))
                        ,@(and include `((:include ,include))))
@@ -521,7 +521,7 @@ eighth longer. 0 means never; other times under a second count as one.")
 A105).")
    (connections-per-subchannel 1 1 1000 "connections"
     "How many connections to each server are made and kept, even if a service config asks for fewer.
-A call goes over the oldest that has a stream for it.")
+A call goes over the oldest with a free stream.")
    (share-connections nil
     "Whether channels that have the same options, credentials and authority use the same connections
 to the same addresses. Such channels share one event loop, so threads that block on them wait for
@@ -563,9 +563,9 @@ means the number of processors, but at least 4 and at most 16."))
 Further ones are dropped and counted.")
    (max-span-events 128 0 65536 "events"
     "How many events a span may have, such as the messages of its call; the default is
-OpenTelemetry's. More are left out and counted.")
+OpenTelemetry's. Further ones are omitted and counted.")
    (max-span-links 128 0 65536 "links"
-    "How many links a span may have; the default is OpenTelemetry's. More are left out and
+    "How many links a span may have; the default is OpenTelemetry's. Further ones are omitted and
 counted.")
    (max-attribute-characters 1024 1 1048576 "characters"
     "How long a text in a span may be: a value of an attribute, a name, the text of a status, which
