@@ -132,7 +132,7 @@ number; see stream-queue.lisp."
   (replays (make-octet-budget) :type octet-budget :read-only t) ; octets of requests that are kept
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
                                         ; next attempt, as keys
-  ;; from calls that wait for their credentials to how many of their attempts wait
+  ;; from calls that wait for their credentials to the IDENTITY-WAITs of their attempts
   (asking (make-hash-table :test 'eq) :type hash-table :read-only t)
   (attempt-interceptors '() :type list :read-only t) ; see MAKE-CHANNEL
   ;; for channelz
@@ -397,6 +397,20 @@ oldest attempt under way."
   (completions '() :type loop:completions))
 
 (declaim (sb-ext:freeze-type client-call))
+
+(defstruct (identity-wait (:constructor make-identity-wait (call taker)) (:copier nil))
+  "The wait of an attempt for its call credentials; see caller-identity.lisp."
+  (call nil :type (or null client-call)) ; whose attempt it is; nil once it has ended
+  (taker nil :type function :read-only t) ; that continues the attempt
+  (stage :asking :type symbol)          ; :answered or :waiting, by what came first
+  (metadata '() :type list)             ; the answer
+  (error nil))                          ; that RPC-ERROR in place of an answer, or nil
+
+(declaim (sb-ext:freeze-type identity-wait))
+
+(define-printer (wait identity-wait)
+  "~(~A~)~@[ of ~A~]" (identity-wait-stage wait)
+  (and (identity-wait-call wait) (rpc:call-path (identity-wait-call wait))))
 
 (define-hot (unattended-p :inline t) ((call client-call)) boolean
   "True if CALL is its own future: no stub waits for it."

@@ -11,7 +11,9 @@
 ;;;; An attempt sends the newest metadata that the credentials have given for its call. If they
 ;;;; fail, the attempt counts as one for which no server was found, and the policy of its method
 ;;;; decides the next step. A call whose attempt waits for credentials is in the table ASKING of its
-;;;; core; it ends by its deadline, or with its channel. All but BEGIN-IDENTITY is on the loop.
+;;;; core; it ends by its deadline, or with its channel. Credentials that have not answered by then
+;;;; keep an IDENTITY-WAIT, but not the call and its request, since they may keep very many. All but
+;;;; BEGIN-IDENTITY is on the loop.
 
 (in-package #:clgrpc.client)
 
@@ -34,8 +36,8 @@
 
 (defun begin-identity (call channel credentials)
   "Give the attempts of CALL, a new call on CHANNEL, the metadata of CREDENTIALS. Signal
-:unauthenticated if credentials must not be sent on CHANNEL, or the error of a function among
-CREDENTIALS. In the caller's thread."
+:unauthenticated if these must not be sent on CHANNEL; where a function is among CREDENTIALS, also
+an error of theirs, or :deadline-exceeded. In the caller's thread."
   (let ((waiting (nth-value 1 (credentials:check-credentials credentials channel)))
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
@@ -47,25 +49,37 @@ CREDENTIALS. In the caller's thread."
 
 ;;; Waiting for an answer
 
-(defun count-asking (call change)
-  "Change the number of attempts of CALL that wait for its credentials by CHANGE."
-  (let* ((asking (core-asking (client-call-core call)))
-         (count (+ change (gethash call asking 0))))
-    (if (plusp count)
-        (setf (gethash call asking) count)
-        (remhash call asking))))
+(defun await-identity (wait)
+  "Let the call of WAIT, an IDENTITY-WAIT, wait for its credentials."
+  (let ((call (identity-wait-call wait)))
+    (push wait (gethash call (core-asking (client-call-core call))))))
 
-(defun go-on-later (call identity metadata error taker)
-  "Continue an attempt of CALL that has waited, as ASK-IDENTITY does, if CALL still needs one:
-another attempt may have been answered. The service config may have arrived meanwhile."
-  (declare (type function taker))
-  (count-asking call -1)
-  (when (wanted-p call)
-    (guarding-call (call)
-      (when (and (core-methods (client-call-core call)) (limit-time call))
-        (wire:start-deadline call))
-      (unless error (take-identity call identity metadata))
-      (funcall taker call nil error))))
+(defun go-on-later (wait)
+  "Continue the attempt of WAIT, an IDENTITY-WAIT that is over, as ASK-IDENTITY does, if its call
+still needs one: another attempt may have been answered. The service config may have arrived
+meanwhile."
+  (let ((call (identity-wait-call wait)) (error (identity-wait-error wait)))
+    (when call                          ; else it has ended
+      (let ((asking (core-asking (client-call-core call))))
+        (or (setf (gethash call asking) (remove wait (gethash call asking)))
+            (remhash call asking)))
+      (when (wanted-p call)
+        (guarding-call (call)
+          (when (and (core-methods (client-call-core call)) (limit-time call))
+            (wire:start-deadline call))
+          (unless error
+            (take-identity call (client-parts-identity (ensure-client-parts call))
+                           (identity-wait-metadata wait)))
+          (funcall (identity-wait-taker wait) call nil error))))))
+
+(defun tell-identity (wait loop metadata error)
+  "The credentials that were asked for WAIT have answered with METADATA or ERROR. On any thread;
+LOOP is that of WAIT's call."
+  (setf (identity-wait-metadata wait) metadata
+        (identity-wait-error wait) error)
+  (unless (eq :asking (compare-and-swap (identity-wait-stage wait) :asking :answered))
+    (when (identity-wait-call wait)
+      (loop:post loop (lambda () (go-on-later wait))))))
 
 (defun ask-identity (call identity request taker)
   "Ask the credentials of CALL, which has IDENTITY. When they have answered, and CALL still needs
@@ -73,22 +87,18 @@ the attempt, call TAKER with CALL, its only REQUEST, and nil or the RPC-ERROR of
 REQUEST is nil for a stream, or if CALL keeps it by then. Credentials may answer at once, or later
 on any thread."
   (declare (type function taker))
-  (let ((stage (list :asking)) (answered-metadata '()) (answered-error nil)
-        (core (client-call-core call)))
+  (let ((wait (make-identity-wait call taker))
+        (loop (core-loop (client-call-core call))))
     (setf (caller-identity-awaited identity) t)
-    (flet ((answer (metadata error)
-             (setf answered-metadata metadata
-                   answered-error error)
-             (unless (eq :asking (compare-and-swap (car stage) :asking :answered))
-               (loop:post (core-loop core)
-                          (lambda () (go-on-later call identity metadata error taker))))))
-      (ask-of call (caller-identity-credentials identity) #'answer))
-    (cond ((eq :asking (car stage))
+    (ask-of call (caller-identity-credentials identity)
+            (lambda (metadata error) (tell-identity wait loop metadata error)))
+    (cond ((eq :asking (identity-wait-stage wait))
            (when request
              (setf (client-call-request call) (wire:encode-message call request nil)))
-           (count-asking call 1)
-           (unless (eq :asking (compare-and-swap (car stage) :asking :waiting))
-             (go-on-later call identity answered-metadata answered-error taker)))
-          (t (unless answered-error (take-identity call identity answered-metadata))
-             (funcall taker call request answered-error))))
+           (await-identity wait)
+           (unless (eq :asking (compare-and-swap (identity-wait-stage wait) :asking :waiting))
+             (go-on-later wait)))
+          (t (let ((error (identity-wait-error wait)))
+               (unless error (take-identity call identity (identity-wait-metadata wait)))
+               (funcall taker call request error)))))
   nil)

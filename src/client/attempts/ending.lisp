@@ -41,6 +41,13 @@
     (when wait
       (stop-clock (core-clock core) wait (core-now core)))))
 
+(defun leave-credentials (call)
+  "CALL, which has ended, does not wait for its credentials any more, nor do they keep it."
+  (let ((asking (core-asking (client-call-core call))))
+    (dolist (wait (gethash call asking))
+      (setf (identity-wait-call wait) nil))
+    (remhash call asking)))
+
 ;;; Errors of the library, of a balancer or of a policy in the code for a call
 
 (defmacro guarding-call ((call) &body body)
@@ -136,7 +143,7 @@ the deadline is replaced by :deadline-exceeded, with the error as its cause."
     (stop-waiting call)
     (leave-places call)
     (when (plusp (hash-table-count (core-asking (client-call-core call))))
-      (remhash call (core-asking (client-call-core call))))
+      (leave-credentials call))
     (when (and (eq :ok status) (core-throttle (client-call-core call)))
       (count-success (core-throttle (client-call-core call))))
     (when (core-observer (client-call-core call)) (tell-lost-attempts call status))

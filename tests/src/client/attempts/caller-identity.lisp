@@ -323,6 +323,29 @@ thread on which a function is called for a retry, of which the call hears at onc
       (is (typep (caught (ask channel (note 1))) 'grpc:unauthenticated))
       (is (null (told-requests credentials))))))
 
+(test credentials-do-not-keep-calls
+  "Calls that have ended, by their deadlines or by their callers, are collected with their requests,
+even while the credentials that they have waited for do not answer."
+  (let* ((futures '()) (pointers '())
+         (credentials (told-credentials (lambda (request number)
+                                          (declare (ignore request number))
+                                          (first (push (grpc:make-future) futures))))))
+    (flet ((end-one (channel timeout)
+             (let ((call (grpc:call-async #'lab.bench:ask channel (note 1) :timeout timeout)))
+               (push (sb-ext:make-weak-pointer call) pointers)
+               (unless timeout (grpc:cancel call))
+               (is (typep (caught (grpc:await call :timeout 5)) 'grpc:rpc-error)))))
+      (with-told-probe (channel :call-credentials credentials) (:ask #'double)
+        (dotimes (i 20)
+          (end-one channel nil)
+          (end-one channel 0.001))
+        (sb-ext:gc :full t)
+        ;; some may be kept by what is left of them on a stack
+        (let ((kept (count-if #'sb-ext:weak-pointer-value pointers)))
+          (is (> 10 kept) "~D of 40 calls are kept" kept))
+        (dolist (future futures) (grpc:resolve-future future '()))
+        (is (wait-until (lambda () (not (client::busy-p (client::channel-core channel))))))))))
+
 (test idle-channels-wait-for-credentials
   "A channel does not go idle under a call whose credentials are fetched."
   (let* ((future (grpc:make-future))
