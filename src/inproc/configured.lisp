@@ -67,13 +67,6 @@ attempt begins."
         (map 'list #'keep request)
         (list (keep request)))))
 
-(defun call-fields-of (channel method metadata call-credentials)
-  "The metadata of a call of METHOD on CHANNEL, given METADATA and CALL-CREDENTIALS."
-  (metadata-entries
-   (append (status:check-metadata metadata)
-           (when call-credentials
-             (credentials:credentials-metadata channel call-credentials method)))))
-
 (defun relay-route (callee method function)
   "A route of CALLEE, the callee of all relays, for a call of METHOD. The route leads to FUNCTION,
 which is called with the handler's end."
@@ -147,7 +140,8 @@ which is called with the handler's end."
                               at-hand
                               :channel channel :plan plan :began-ns now
                               :caller (and on-caller sb-thread:*current-thread*)
-                              :fields (call-fields-of channel method metadata call-credentials))))
+                              :fields (call-fields-of channel method deadline metadata
+                                                      call-credentials))))
       (if on-caller
           (invoke-on-caller relay method deadline request channel options)
           (invoke-at-once relay method deadline request wait channel options)))))

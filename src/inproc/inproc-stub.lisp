@@ -6,6 +6,17 @@
 
 (in-package #:clgrpc.inproc)
 
+(defun call-fields-of (channel method deadline metadata call-credentials)
+  "The metadata of a call of METHOD on CHANNEL with DEADLINE, given METADATA and CALL-CREDENTIALS."
+  (metadata-entries
+   (append (status:check-metadata metadata)
+           (when call-credentials
+             (credentials:credentials-metadata
+              channel call-credentials method
+              :timeout (and (plusp deadline)
+                            (ns-seconds (- deadline
+                                           (inproc-core-now (channel-inproc-core channel))))))))))
+
 (defmethod method:invoke ((channel inproc-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
                          compression authority max-send-octets max-receive-octets values)
@@ -22,11 +33,7 @@
                                                       (inproc-core-now inproc-core) 0))
                        0))
          (fields (if (or metadata call-credentials)
-                     (metadata-entries
-                      (append (status:check-metadata metadata)
-                              (when call-credentials
-                                (credentials:credentials-metadata channel call-credentials
-                                                                  method))))
+                     (call-fields-of channel method deadline metadata call-credentials)
                      (load-time-value (vector)))))
     (unless (inproc-core-open inproc-core) (misuse "~A is closed." channel))
     (if (and (eq :unary (rpc-method-kind method))

@@ -42,8 +42,10 @@ an error of theirs, or :deadline-exceeded. In the caller's thread."
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
       (take-identity call identity
-                     (credentials-metadata channel credentials (call-rpc-method call)
-                                           (hpack:field-value-string (authority-field call))))
+                     (credentials-metadata
+                      channel credentials (call-rpc-method call)
+                      :authority (hpack:field-value-string (authority-field call))
+                      :timeout (rpc:time-remaining call)))
       (setf (caller-identity-asked identity) t))
     (setf (client-parts-identity (ensure-client-parts call)) identity)))
 

@@ -205,12 +205,13 @@ channel has no such thread any more."
                                               :message "the channel is closed")))))
   nil)
 
-(defun credentials-metadata (channel credentials method &optional authority)
+(defun credentials-metadata (channel credentials method &key authority timeout)
   "Return the metadata that CREDENTIALS give for a call of METHOD on CHANNEL, and wait for them.
-AUTHORITY is the :authority of the call, or nil for the channel's target. Signal MISUSE if
-CREDENTIALS are not call credentials, and :unauthenticated if CHANNEL is not secure. If CREDENTIALS
-fail, signal an RPC-ERROR with their status, or with :internal for a status that only applications
-may give."
+AUTHORITY is the :authority of the call, or nil for the channel's target. TIMEOUT is the seconds
+until the call's deadline, or nil: a future is not awaited longer, but a function among CREDENTIALS
+is not interrupted. Signal MISUSE if CREDENTIALS are not call credentials, and :unauthenticated if
+CHANNEL is not secure. Signal an RPC-ERROR if they fail: with their status, or :internal for a
+status that only applications may give; :deadline-exceeded after TIMEOUT."
   (check-credentials credentials channel)
   (let ((future (loop:make-future)))
     (ask-credentials credentials channel method (or authority (channel-target channel))
@@ -219,4 +220,8 @@ may give."
                        (if error
                            (loop:reject-future future error)
                            (loop:resolve-future future metadata))))
-    (values (await future))))
+    (handler-case (values (await future :timeout timeout))
+      (loop:await-timeout ()
+        (error (make-rpc-error
+                :deadline-exceeded :ended-by :local :sent nil
+                :message "the deadline passed before the call credentials had answered"))))))

@@ -379,6 +379,35 @@ b") ("x-a-bin" . "text")))
     (is (string= "Bearer t" (lab:note-text (ask channel (note 1) :call-credentials
                                                 (grpc:bearer-token "t")))))))
 
+(defclass late-credentials (grpc:call-credentials)
+  ((future :initarg :future))           ; what is answered
+  (:documentation "Call credentials that have not answered yet."))
+
+(defmethod grpc:get-request-metadata ((credentials late-credentials) request)
+  (declare (ignore request))
+  (slot-value credentials 'future))
+
+(define-case deadlines-end-waits-for-credentials (:except (:tcp :unix))
+  "Also where they are asked in the caller's thread, as within the image, or with a function."
+  (let ((future (grpc:make-future)))
+    (with-transport (channel) (:ask #'double)
+      (dolist (credentials (list (make-instance 'late-credentials :future future)
+                                 (grpc:compose-credentials
+                                  (constantly '(("x-own" . "me")))
+                                  (make-instance 'late-credentials :future future))))
+        (let* ((error nil)
+               (thread (sb-thread:make-thread
+                        (lambda ()
+                          (setf error (caught (ask channel (note 1) :timeout 0.05
+                                                   :call-credentials credentials)))))))
+          (is (wait-until (lambda () (not (sb-thread:thread-alive-p thread)))))
+          ;; a call that still waits needs that
+          (when (sb-thread:thread-alive-p thread) (grpc:resolve-future future '()))
+          (sb-thread:join-thread thread)
+          (is (eq :deadline-exceeded (status-of-error error)))
+          (is (not (grpc:rpc-error-sent-p error))))))
+    (grpc:resolve-future future '())))
+
 (define-case unknown-methods ()
   (with-transport (channel) (:ask #'double)
     (is (eq :unimplemented
