@@ -62,10 +62,11 @@ EXCHANGED-TOKEN."))
         (refuse-answer credentials "answers ~D~@[: ~A~]" status (told-error members)))))
 
 (defun life-member (members)
-  "The life in seconds of the token in MEMBERS; 0 if their expires_in is invalid."
+  "The life in seconds of the token in MEMBERS; 0 if their expires_in is invalid. So is one of less
+than a second: a token that is never valid for longer would be requested for each call."
   (let ((member (assoc "expires_in" members :test #'string=)))
     (cond ((null member) +default-life-seconds+)
-          ((typep (cdr member) '(real 0)) (rational (min (cdr member) +longest-life-seconds+)))
+          ((typep (cdr member) '(real 1)) (rational (min (cdr member) +longest-life-seconds+)))
           ;; some send the number as a string
           ((and (stringp (cdr member))
                 (< 0 (length (cdr member)) 20)

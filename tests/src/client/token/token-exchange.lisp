@@ -98,7 +98,10 @@
                (:unauthenticated "expired" 200 () ,(json "access_token" "t" "token_type" "bearer"
                                                          "expires_in" "soon"))
                (:unauthenticated "expired" 200 () ,(json "access_token" "t" "token_type" "bearer"
-                                                         "expires_in" -1)))
+                                                         "expires_in" -1))
+               ;; else each call would request another
+               (:unauthenticated "expired" 200 () ,(json "access_token" "t" "token_type" "bearer"
+                                                         "expires_in" 0.99d0)))
         do (with-endpoint (url (lambda (form request)
                                  (declare (ignore form request))
                                  (values-list answer)))
@@ -109,7 +112,7 @@
 
 (test lives-that-answers-say
   (loop for (seconds . members) in '((3600) (120 "expires_in" 120) (120 "expires_in" "120")
-                                     (2.5 "expires_in" 2.5d0)
+                                     (2.5 "expires_in" 2.5d0) (1 "expires_in" 1)
                                      (1000000000 "expires_in" 1000000000)
                                      (1000000000 "expires_in" 2147483647)
                                      (1000000000 "expires_in" "2147483647")
