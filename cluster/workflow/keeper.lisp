@@ -51,7 +51,7 @@ lease to end.")
            (let ((shard (shard-number what))
                  (time (and (third parts) (text-time (third parts)))))
              (when (and shard time) (note-due node shard time))))
-          ((string= "nodes" name) (note-node node what (and put (etcd:change-entry change))))
+          ((string= "nodes" name) (note-node-change node what put (etcd:change-entry change)))
           ((string/= "sessions" name))
           (put (let ((entry (etcd:change-entry change)))
                  (note-session node what (etcd:entry-lease entry) revision)))
@@ -185,7 +185,7 @@ session has counted tasks since then."
 (defun own-name (node)
   "The name of NODE's entry among the nodes, or nil while it has none."
   (let ((lease (membership-lease (node-membership node))))
-    (and lease (format nil "~(~X~)" (etcd:lease-id lease)))))
+    (and lease (lease-name (etcd:lease-id lease)))))
 
 (defun share-out-shards (node)
   "Take the shards that are NODE's when all shards are dealt out by turns to the names of all
@@ -208,11 +208,16 @@ nodes."
           (t (return-from note-node)))
     (wake-keeper node (lambda (wakeup) (setf (wakeup-newcomer wakeup) t)))))
 
+(defun note-node-change (node name put entry)
+  "The ENTRY of the node NAME was PUT or removed."
+  (cond ((not put) (note-node node name nil))
+        ((node-entry-p entry name) (note-node node name entry))))
+
 (defun note-nodes (node)
   "Note the nodes that exist now."
   (let* ((prefix (node-key node "index/nodes" ""))
          (entries (etcd:fetch-entries (node-etcd node) :prefix prefix))
-         (names (loop for entry in entries collect (entry-name entry prefix))))
+         (names (loop for entry in entries collect (node-entry-name entry prefix))))
     (dolist (name (set-difference (other-nodes (node-dates node)) names :test #'equal))
       (note-node node name nil))
     (loop for entry in entries

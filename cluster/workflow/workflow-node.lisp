@@ -211,7 +211,7 @@ change."
             (others (etcd:fetch-entries (node-etcd node) :prefix prefix)))
         (begin-date dates
                     (loop for entry in others
-                          for name = (entry-name entry prefix)
+                          for name = (node-entry-name entry prefix)
                           for (machine common) = (entry-dates entry)
                           when (and name machine common)
                             collect (list name machine common))

@@ -13,7 +13,7 @@
 ;;;;   index/due/SHARD/TIME/ERRAND/ID    likewise, to other workflows: see errand.lisp
 ;;;;   index/sessions/SESSION            a worker; it ends with a lease, see session-lease.lisp
 ;;;;   claims/SESSION/ID                 a task that a worker has claimed
-;;;;   index/nodes/NAME                  a node, as long as its lease lasts, and the dates it has
+;;;;   index/nodes/LEASE                 a node, as long as its lease lasts, and the dates it has
 ;;;;   date                              the nodes' date, from time to time
 ;;;;
 ;;;; TIME is milliseconds in 16 hexadecimal digits, so keys sort by their times. AGE is the time of
@@ -106,6 +106,21 @@ earlier ones."
 put it."
   (handler-case (subseq (octets-string (etcd:entry-key-octets entry)) (length prefix))
     (clgrpc-error () nil)))
+
+(defun lease-name (lease)
+  "The name of the node whose entry has LEASE, a number."
+  (format nil "~(~X~)" lease))
+
+(defun node-entry-p (entry name)
+  "True if ENTRY is that of the node NAME, so that it ends with this node. A copy of an entry, such
+as of a store that was copied, has no lease, or another: it would stand for ever for a node that
+does not exist."
+  (equal name (lease-name (etcd:entry-lease entry))))
+
+(defun node-entry-name (entry prefix)
+  "The name of the node whose entry is ENTRY, one after PREFIX; nil if it is not that of a node."
+  (let ((name (entry-name entry prefix)))
+    (and (node-entry-p entry name) name)))
 
 (defun entry-text (entry)
   "The value of ENTRY as text; empty if it is not UTF-8, so that no node has put it."

@@ -129,6 +129,34 @@ entry of the first, which would have a share of the timers, goes."
     (is (= 1 (etcd:count-entries (workflow::node-etcd node)
                                  :prefix (workflow::node-key node "index/nodes" ""))))))
 
+(test copies-of-entries-among-the-nodes-have-no-share
+  "An entry that does not end with the lease in its name, as in a store that was copied, stands for
+no node: else nobody would do its share of the timers in time, and its date would count."
+  (with-idle-node (node 1000000)
+    (let* ((etcd (workflow::node-etcd node)) (lease (etcd:grant-lease etcd 60))
+           (name (workflow::lease-name (etcd:lease-id lease)))
+           (dates (workflow::node-dates node)))
+      (flet ((put-node (name lease)
+               (etcd:put etcd (workflow::node-key node "index/nodes" name) "1 1" :lease lease))
+             (share ()
+               (workflow::run-keeper node (constantly nil))
+               (count-if #'integerp
+                         (workflow::timer-queue-times (workflow::node-timer-queue node)))))
+        (put-node "1234" nil)
+        (put-node "0" lease)
+        (is (= workflow::+shards+ (share)) "as found")
+        (is (< 1 (workflow::node-now node)))
+        ;; from the watch, which reports a node's own entry after them
+        (put-node "5678" nil)
+        (put-node "1" lease)
+        (put-node name lease)
+        (is-true (wait-until (lambda () (workflow::other-nodes dates))))
+        (is (equal (list name) (workflow::other-nodes dates)))
+        (is (= (floor workflow::+shards+ 2) (share)) "a node with its lease has a share")
+        (etcd:revoke-lease lease)
+        (is-true (wait-until (lambda () (null (workflow::other-nodes dates)))))
+        (is (= workflow::+shards+ (share)))))))
+
 (test timers-are-looked-at-after-a-watch-was-lost
   "They may have come while there was none; the store that fails again right then changes nothing of
 that."
