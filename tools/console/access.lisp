@@ -23,7 +23,10 @@ the length of GIVEN."
 (defun host-part (text)
   "The host of TEXT, an address or a Host header: the part before the port, without brackets."
   (let ((close (position #\] text)))
-    (cond ((and close (char= #\[ (char text 0))) (subseq text 1 close))
+    (cond ((and close
+                (char= #\[ (char text 0))
+                (or (= (1+ close) (length text)) (char= #\: (char text (1+ close)))))
+           (subseq text 1 close))
           ((= 1 (count #\: text)) (subseq text 0 (position #\: text)))
           (t text))))
 

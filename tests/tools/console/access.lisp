@@ -13,7 +13,7 @@
     (is-true (console:loopback-address-p address) "~S" address))
   (dolist (address '("10.0.0.1:80" "0.0.0.0:80" "[::]:80" "[fe80::1]:80" "128.0.0.1:1" "example.com"
                      "127.0.0.1.example.com:80" "localhost.example.com" "notlocalhost" ""
-                     "[::ffff:10.0.0.1]:80"))
+                     "[::ffff:10.0.0.1]:80" "[127.0.0.1]example.com" "[::1].example.com:80"))
     (is (null (console:loopback-address-p address)) "~S" address)))
 
 (test cookies-are-found
