@@ -14,7 +14,10 @@
   "~{~A~^, ~}" (mapcar #'car (fixed-credentials-metadata credentials)))
 
 (defun token-metadata (token)
-  "The metadata that send TOKEN, a string."
+  "The metadata that send TOKEN. Signal MISUSE, without showing TOKEN, if it is not a string."
+  (unless (stringp token)
+    (misuse "The function of BEARER-TOKEN returns a string, not a value of the type ~S."
+            (type-of token)))
   (list (cons "authorization" (concatenate 'string "Bearer " token))))
 
 (defun bearer-token (token)
@@ -27,5 +30,5 @@ thread. Signal MISUSE if TOKEN is neither. From any thread."
     (function (lambda (path)
                 (declare (ignore path))
                 (token-metadata (funcall token))))
-    (t (misuse "The token of BEARER-TOKEN is a string, or a function that returns one, not ~S."
-               token))))
+    (t (misuse "The token of BEARER-TOKEN is a string, or a function that returns one, not a value ~
+                of the type ~S." (type-of token)))))

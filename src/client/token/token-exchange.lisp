@@ -113,7 +113,8 @@ than a second: a token that is never valid for longer would be requested for eac
   "Signal MISUSE unless each of NAMES-AND-VALUES, a plist, is a string or nil."
   (loop for (name value) on names-and-values by #'cddr
         unless (typep value '(or null string))
-          do (misuse "~S of a token is a string, not ~S." name value)))
+          do (misuse "~S of a token is a string, not a value of the type ~S." name
+                     (type-of value))))
 
 (defun make-endpoint-credentials (url parameters headers credentials timeout)
   "ENDPOINT-CREDENTIALS of the token endpoint at URL."
@@ -225,7 +226,8 @@ thread."
                  :client-secret client-secret)
   (flet ((check (token name)
            (unless (typep token '(or string pathname function))
-             (misuse "~S is a string, a pathname or a function, not ~S." name token))))
+             (misuse "~S is a string, a pathname or a function, not a value of the type ~S." name
+                     (type-of token)))))
     (check subject-token :subject-token)
     (when actor-token (check actor-token :actor-token)))
   (when client-secret (unless client-id (misuse ":client-secret needs a :client-id too.")))

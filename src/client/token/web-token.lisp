@@ -100,7 +100,11 @@ CLAIMS    an alist from strings to strings or other values of JSON, further clai
 SECONDS   a real, 60 to 86400, the life of a token; 3600 by default
 Signal MISUSE for a wrong argument, TLS-ERROR if KEY cannot be used. From any thread."
   (flet ((check (value type name)
-           (unless (typep value type) (misuse "~S of a token cannot be ~S." name value))))
+           ;; secrets are not shown
+           (unless (typep value type)
+             (if (member name '(:key :password))
+                 (misuse "~S of a token cannot be of the type ~S." name (type-of value))
+                 (misuse "~S of a token cannot be ~S." name value)))))
     (check key '(or string pathname) :key)
     (check password '(or null string) :password)
     (check key-id '(or null string) :key-id)

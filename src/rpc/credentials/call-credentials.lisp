@@ -78,8 +78,8 @@ if they are not call credentials, and :unauthenticated if they must not be sent 
 channel, a core or nil."
   (unless (typep credentials '(or call-credentials function (and symbol (not null))))
     (misuse "Call credentials are a value of BEARER-TOKEN, for example, an instance of a ~
-             subclass of CALL-CREDENTIALS, or a function of a method's path, not ~S."
-            credentials))
+             subclass of CALL-CREDENTIALS, or a function of a method's path, not a value of the ~
+             type ~S." (type-of credentials)))
   (unless (or (null channel) (some #'identity (multiple-value-list (channel-secure-p channel))))
     (error (make-rpc-error
             :unauthenticated :ended-by :local :sent nil

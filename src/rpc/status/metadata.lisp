@@ -24,12 +24,28 @@
                      "proxy-connection" "upgrade" "content-length" "user-agent")
               :test #'string=)))
 
+(defun sendable-char-p (char)
+  (char<= #\Space char #\~))
+
+(defun refuse-value (name value)
+  "Signal MISUSE, since VALUE, of the metadata NAME, may not be sent. The error does not show VALUE:
+it may be secret, such as a token that was read with the end of its line."
+  (if (stringp value)
+      (let ((at (position-if-not #'sendable-char-p value)))
+        (misuse "The value of ~S must be a string of printable ASCII, but has ~S at ~D of ~D."
+                name (char value at) at (length value)))
+      (misuse "The value of ~S must be a string of printable ASCII, not a value of the type ~S."
+              name (type-of value))))
+
 (defun check-metadata (metadata)
-  "Return METADATA if it is an alist that may be sent; else signal MISUSE, which names the entry."
-  (unless (listp metadata) (misuse "Metadata are an alist, not ~S." metadata))
+  "Return METADATA if it is an alist that may be sent; else signal MISUSE, which names the entry and
+shows no value."
+  (unless (listp metadata)
+    (misuse "Metadata are an alist, not a value of the type ~S." (type-of metadata)))
   (loop for entry in metadata
         do (unless (consp entry)
-             (misuse "Metadata are an alist; the element ~S is not a pair." entry))
+             (misuse "Metadata are an alist; an element of the type ~S is not a pair."
+                     (type-of entry)))
            (destructuring-bind (name . value) entry
              (unless (valid-name-p name)
                (misuse "~S is not a valid name of metadata, which has only lower-case letters, ~
@@ -38,9 +54,8 @@
              (cond ((binary-name-p name)
                     (unless (typep value '(vector octet))
                       (misuse "The value of ~S must be octets, since its name ends in -bin." name)))
-                   ((not (and (stringp value) (every (lambda (c) (char<= #\Space c #\~)) value)))
-                    (misuse "The value of ~S must be a string of printable ASCII, not ~S." name
-                            value)))))
+                   ((not (and (stringp value) (every #'sendable-char-p value)))
+                    (refuse-value name value)))))
   metadata)
 
 (defun sendable-metadata (metadata)
@@ -50,5 +65,5 @@ itself and of a connection."
                    (and (valid-name-p (car entry))
                         (not (reserved-name-p (car entry)))
                         (or (binary-name-p (car entry))
-                            (every (lambda (char) (char<= #\Space char #\~)) (cdr entry)))))
+                            (every #'sendable-char-p (cdr entry)))))
                  metadata))

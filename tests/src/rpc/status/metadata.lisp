@@ -27,3 +27,13 @@
                  (("content-type" . "x")) (("te" . "trailers")) (("a b" . "x"))
                  (("x" . "é")) (("x" . 5)) (("x-bin" . "text")) ("x") "x: 1"))
     (signals misuse (status:check-metadata bad))))
+
+(test what-is-refused-is-not-shown
+  "A value may be secret, such as a token that was read with the end of its line."
+  (flet ((text (metadata)
+           (misuse-text (nth-value 1 (ignore-errors (status:check-metadata metadata))))))
+    (dolist (bad '("s3cret" ("s3cret") (("x" . "s3cret
+")) (("x" . ("s3cret"))) (("x" . #(s3cret))) (("x-bin" . "s3cret"))))
+      (is (null (search "s3cret" (string-downcase (text bad)))) "~S" (text bad)))
+    (is (search "#\\Newline at 6 of 7" (text '(("x" . "s3cret
+")))))))
