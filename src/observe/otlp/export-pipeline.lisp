@@ -47,7 +47,8 @@
   ;; a function without arguments that returns batches of the present data
   (take nil :type function :read-only t)
   (request nil :type function :read-only t) ; of a batch's contents, returns the message
-  ;; of a batch's contents, a list, returns those items that can be encoded; nil if a batch is whole
+  ;; of a batch's contents, a list, returns those items that can be encoded; nil if a batch cannot
+  ;; be divided
   (sift nil :type (or null function) :read-only t)
   ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
   (export nil :type function :read-only t)
@@ -158,29 +159,53 @@ cannot be encoded, drop these, let the others wait in the batch's place, and ret
       (setf (first (pipeline-waiting pipeline)) (make-batch sound (length sound)))
       t)))
 
+(defun count-failure (pipeline)
+  "Count a failed export of PIPELINE."
+  (incf (tally-failures (pipeline-tally pipeline)))
+  (funcall (pipeline-count pipeline) :failed 1))
+
+(defun halve-batch (pipeline batch error)
+  "BATCH, the first that waits in PIPELINE, has ended with ERROR. If that is because its request is
+too long, let its halves wait in its place, and return true."
+  (let* ((contents (batch-contents batch)) (count (batch-items batch)) (half (ceiling count 2)))
+    (when (and (pipeline-sift pipeline)
+               (< 1 count)
+               (length-refused-p error)
+               (< +accepted-octets+
+                  (protobuf:serialized-size (funcall (pipeline-request pipeline) contents))))
+      (count-failure pipeline)
+      (tell pipeline :warning :otlp-divided :items count
+                                            :reason (status:rpc-error-message error))
+      (setf (pipeline-waiting pipeline)
+            (list* (make-batch (subseq contents 0 half) half)
+                   (make-batch (nthcdr half contents) (- count half))
+                   (rest (pipeline-waiting pipeline))))
+      t)))
+
 (defun try-batch (pipeline batch)
-  "Send BATCH of PIPELINE. Return :done if the export has ended, successfully or not; :sifted if a
-part of the batch waits in its place; or the seconds to wait until the batch may be tried again."
+  "Send BATCH of PIPELINE. Return :done if it has ended, successfully or not; :again if parts of it
+wait in its place; or the seconds to wait until it may be tried again."
   (flet ((fail ()
-           (incf (tally-failures (pipeline-tally pipeline)))
-           (incf (pipeline-failures pipeline))
-           (funcall (pipeline-count pipeline) :failed 1)))
+           (count-failure pipeline)
+           (incf (pipeline-failures pipeline))))
     (handler-case (export-batch pipeline batch)
       (status:rpc-error (error)
-        (fail)
-        (cond ((and (retryable-p error) (not (pipeline-stopping pipeline)))
+        (cond ((halve-batch pipeline batch error) :again)
+              ((and (retryable-p error) (not (pipeline-stopping pipeline)))
+               (fail)
                (let ((delay (delay-after error (pipeline-failures pipeline)
                                          (pipeline-random pipeline))))
                  (tell pipeline :warning :otlp-export-failed
                        :status (status:rpc-error-status error)
                        :reason (failure-reason error (pipeline-channel pipeline)))
                  delay))
-              (t (drop-batch pipeline batch
+              (t (fail)
+                 (drop-batch pipeline batch
                              (format nil "~(~A~): ~A" (status:rpc-error-status error)
                                      (status:rpc-error-message error)))
                  :done)))
       ((or error storage-condition) (error)
-        (cond ((sift-batch pipeline batch error) :sifted)
+        (cond ((sift-batch pipeline batch error) :again)
               (t (fail)
                  (drop-batch pipeline batch (bounded-text error))
                  :done)))
@@ -201,7 +226,7 @@ wait until the first batch may be tried again."
       (let ((outcome (try-batch pipeline batch)))
         (case outcome
           (:done (pop (pipeline-waiting pipeline)))
-          (:sifted)
+          (:again)
           (t (unless (pipeline-keeps pipeline) (setf (pipeline-waiting pipeline) '()))
              (return outcome)))))))
 

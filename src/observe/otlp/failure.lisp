@@ -10,8 +10,13 @@
   "How long to wait after the first failure.")
 (defconstant +longest-delay-seconds+ 30
   "How long to wait at most after many.")
+(defconstant +shortest-told-seconds+ 1/10
+  "The shortest delay that a collector can ask for. Else we would send as fast as it refuses.")
 (defconstant +longest-told-seconds+ 300
   "How long a collector can make us wait.")
+
+(defconstant +accepted-octets+ 1048576
+  "A request of at most so many octets is not called too long; collectors accept 4 MiB by default.")
 
 (defparameter *retryable* '(:cancelled :deadline-exceeded :aborted :out-of-range :unavailable
                             :data-loss)
@@ -36,6 +41,14 @@ it does not ask us to wait."
              (told-delay error)
              t))))
 
+;; Without RetryInfo :resource-exhausted may mean that a request is longer than the collector
+;; accepts, or than our own channel sends. After a short request it means that the collector has no
+;; room for anything, and more requests would not help.
+(defun length-refused-p (error)
+  "True if ERROR may mean that the request was too long."
+  (and (eq :resource-exhausted (status:rpc-error-status error))
+       (null (told-delay error))))
+
 (defun own-delay (failures random-state)
   "How many seconds to wait after FAILURES in a row, from 1: a random part, from half to all, of a
 time that doubles with each."
@@ -47,5 +60,5 @@ time that doubles with each."
   "How many seconds to wait after ERROR, the last of FAILURES in a row."
   (let ((told (told-delay error)))
     (if (and told (plusp told))
-        told
+        (max +shortest-told-seconds+ told)
         (own-delay failures random-state))))

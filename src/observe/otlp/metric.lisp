@@ -6,6 +6,8 @@
 
 (defconstant +points-per-request+ 2000
   "A point takes some 100 to 500 octets, and collectors accept messages of 4 MiB by default.")
+(defconstant +octets-per-request+ 2097152
+  "A request of more octets, since its points have long attributes, is divided.")
 
 (defun hex-octets (text length)
   "The LENGTH octets that TEXT, hexadecimal digits, means; no octets if TEXT is anything else."
@@ -78,20 +80,19 @@ have fields of their own."
 
 ;;; Requests
 
-(defun divide-points (families limit)
-  "FAMILIES as a list of lists of (FAMILY . POINTS), each with LIMIT points at most."
-  (let ((parts '()) (part '()) (room limit))
-    (dolist (family families)
-      (loop with points = (metrics:family-points family)
-            while points
-            do (let ((taken (loop repeat room while points collect (pop points))))
-                 (push (cons family taken) part)
-                 (decf room (length taken))
-                 (when (zerop room)
-                   (push (nreverse part) parts)
-                   (setf part '()
-                         room limit)))))
-    (when part (push (nreverse part) parts))
+(defun divide-points (part limit)
+  "PART, a list of (FAMILY . POINTS), as a list of such lists, each with LIMIT points at most."
+  (let ((parts '()) (part-so-far '()) (room limit))
+    (loop for (family . points) in part
+          do (loop while points
+                   do (let ((taken (loop repeat room while points collect (pop points))))
+                        (push (cons family taken) part-so-far)
+                        (decf room (length taken))
+                        (when (zerop room)
+                          (push (nreverse part-so-far) parts)
+                          (setf part-so-far '()
+                                room limit)))))
+    (when part-so-far (push (nreverse part-so-far) parts))
     (nreverse parts)))
 
 (defun scope-metrics (part start-ns now-ns)
@@ -101,14 +102,25 @@ have fields of their own."
    :metrics (loop for (family . points) in part
                   collect (metric-message family points start-ns now-ns))))
 
+(defun part-requests (part resource start-ns now-ns)
+  "As METRICS-REQUESTS, for PART, a list of (FAMILY . POINTS): one request, or several if that would
+be too long."
+  (let ((count (loop for (nil . points) in part sum (length points)))
+        (request (collector:make-export-metrics-service-request
+                  :resource-metrics
+                  (list (data:make-resource-metrics
+                         :resource resource
+                         :scope-metrics (list (scope-metrics part start-ns now-ns)))))))
+    (if (and (< 1 count) (< +octets-per-request+ (protobuf:serialized-size request)))
+        (loop for half in (divide-points part (ceiling count 2))
+              append (part-requests half resource start-ns now-ns))
+        (list (cons request count)))))
+
 (defun metrics-requests (families resource start-ns now-ns &key (limit +points-per-request+))
   "The requests that report FAMILIES, a value of METRICS:COLLECT, to a collector, counted from
 START-NS to NOW-NS, nanoseconds since 1970: a list of (REQUEST . POINTS), each with LIMIT points at
 most. RESOURCE is a message."
-  (loop for part in (divide-points families limit)
-        collect (cons (collector:make-export-metrics-service-request
-                       :resource-metrics
-                       (list (data:make-resource-metrics
-                              :resource resource
-                              :scope-metrics (list (scope-metrics part start-ns now-ns)))))
-                      (loop for (nil . points) in part sum (length points)))))
+  (let ((all (loop for family in families
+                   collect (cons family (metrics:family-points family)))))
+    (loop for part in (divide-points all limit)
+          append (part-requests part resource start-ns now-ns))))

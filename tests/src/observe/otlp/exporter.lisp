@@ -183,6 +183,54 @@
           (is (= 1 (collector-asked collector) (statistic exporter :traces :requests)))
           (is (= 1 (length (events-of :otlp-dropped)))))))))
 
+(defun end-long-spans (tracing &rest lengths)
+  "End a span for each of LENGTHS, with as many characters."
+  (dolist (length lengths)
+    (grpc:with-span ("long" :tracing tracing :parent nil)
+      (loop for left = length then (- left 1000000)
+            for i from 0
+            while (plusp left)
+            do (grpc:set-span-attribute (format nil "text~D" i)
+                                        (make-string (min left 1000000)
+                                                     :initial-element #\x
+                                                     :element-type 'base-char))))))
+
+(test a-batch-that-is-too-long-is-divided
+  "The collector takes 4 MiB: the spans arrive in several requests. Only one that is too long alone
+is lost, and counted."
+  (with-log (:otlp-dropped)
+    (with-collector (collector address)
+      (let ((tracing (grpc:make-tracing :sampler :always-on :max-attribute-characters 1000000)))
+        (with-exporter (exporter address :tracing tracing)
+          (end-long-spans tracing 900000 900000 900000 900000 900000 5000000 1 1 1)
+          (is-true (grpc:flush-exporter exporter :timeout +patience+))
+          (is (= 8 (distinct (spans-taken collector)) (length (spans-taken collector))))
+          (is (= 8 (statistic exporter :traces :exported)))
+          (is (= 1 (statistic exporter :traces :dropped)))
+          (is (zerop (statistic exporter :traces :waiting)))
+          (is (= (+ (collector-asked collector) (statistic exporter :traces :failures))
+                 (statistic exporter :traces :requests)))
+          (is (= 1 (length (events-of :otlp-divided)) (length (events-of :otlp-dropped)))))))))
+
+(test a-collector-without-room-gets-no-more-requests
+  "A short batch is not divided, nor is one of which the collector says when to send it again."
+  (loop for (count failure) in `((1 ,(lambda () (grpc:fail :resource-exhausted "no room")))
+                                 (2 ,(lambda ()
+                                       (grpc:fail :resource-exhausted "no room"
+                                                  :details (retry-info 1/10)))))
+        do (with-log (:otlp-dropped :call-failed)
+             (with-collector (collector address (lambda (number)
+                                                  (when (zerop number) (funcall failure))))
+               (let ((tracing (grpc:make-tracing :sampler :always-on
+                                                 :max-attribute-characters 1000000)))
+                 (with-exporter (exporter address :tracing tracing)
+                   (if (= count 1)
+                       (end-spans tracing 100)
+                       (end-long-spans tracing 900000 900000))
+                   (is-true (grpc:flush-exporter exporter :timeout +patience+))
+                   (is (= count (collector-asked collector)))
+                   (is (= (if (= count 1) 100 0) (statistic exporter :traces :dropped)))))))))
+
 (test a-full-batch-hastens-the-export
   (with-collector (collector address)
     (let ((tracing (grpc:make-tracing :sampler :always-on :batch-spans 20)))
@@ -275,10 +323,10 @@ an error that cannot be printed."
   (with-log (:otlp-dropped :call-failed)
     (with-collector (collector address
                      (lambda (number)
-                       (case (mod number 5)
+                       (case (mod number 15)
                          (0 (grpc:fail :unavailable "later" :details (retry-info 1/1000)))
-                         (2 (values 1 "one is bad"))
-                         (4 (grpc:fail :invalid-argument "never")))))
+                         ((2 7 12) (values 1 "one is bad"))
+                         ((4 9 14) (grpc:fail :invalid-argument "never")))))
       (let ((tracing (grpc:make-tracing :sampler :always-on :max-queued-spans 200)))
         (with-exporter (exporter address :tracing tracing :batch-spans 7 :span-interval 1/100)
           (with-threads (thread 3)

@@ -30,6 +30,8 @@
              (otlp::delay-after (failure :unavailable details) failures random)))
       (is (= 7 (delay (retry-info 7) 1)))
       (is (= 1/2 (delay (retry-info 1/2) 9)))
+      (is (= 1/10 (delay (retry-info 1/10) 1)))
+      (is (= 1/10 (delay (retry-info 1/1000000000) 1)) "nor make us send without a pause")
       (is (= 300 (delay (retry-info 1000000) 1)) "a collector cannot silence us for long")
       (loop for (failures longest) in '((1 1) (2 2) (3 4) (5 16) (6 30) (100000 30))
             do (dolist (details (list nil (retry-info nil) (retry-info 0)))

@@ -115,3 +115,20 @@
     (is (= 1 (length (scopes-of request))))
     (is (= 2 (length (data:scope-metrics-metrics scope))))
     (is (string= "clgrpc" (common:instrumentation-scope-name (data:scope-metrics-scope scope))))))
+
+(test requests-of-long-points-have-fewer
+  "Each is shorter than what collectors accept, unless a single point is longer; that is alone."
+  (flet ((point (value length)
+           (metrics::make-point :value value
+                                :attributes (list (cons "text" (make-string length))))))
+    (let ((requests (sent-metrics
+                     (list (family-of :counter (loop for i below 10 collect (point i 900000)))
+                           (family-of :counter (list (point 10 5000000) (point 11 1)))))))
+      (flet ((values-of (request)
+               (loop for metric in (metrics-of request)
+                     append (map 'list #'data:number-data-point-value
+                                 (data:sum-data-points (data:metric-sum metric))))))
+        (is (equal (alexandria:iota 12) (mapcan #'values-of requests)))
+        (dolist (request requests)
+          (is (or (equal '(10) (values-of request))
+                  (< (clgrpc.protobuf:serialized-size request) 4000000))))))))
