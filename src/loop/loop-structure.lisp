@@ -336,8 +336,8 @@ many instances: each boolean slot would take a word. Only one thread at a time m
   (user nil)                            ; the owner's datum
   ;; how far its end has come
   (state :open :type (member :open :closing :lingering :aborting :closed))
-  (reason nil)                          ; the reason for aborting it
-  (flags 0 :type (unsigned-byte 11))    ; see DEFINE-FLAGS
+  (reason nil)                          ; why it is aborted, or was broken
+  (flags 0 :type (unsigned-byte 12))    ; see DEFINE-FLAGS
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
   (max-unsent 0 :type index)            ; while more octets than this are unsent, it is not read
@@ -359,6 +359,7 @@ many instances: each boolean slot would take a word. Only one thread at a time m
   postponed                             ; the handler has left input that it could have consumed
   blocked                               ; the last write would block, or was taken in part
   read-wants-write                      ; reading goes on once the descriptor can be written
+  broken                                ; a write has failed; what the peer has sent before is read
   write-wants-read)                     ; writing goes on once the descriptor can be read
 
 (document-functions

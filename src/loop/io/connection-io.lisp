@@ -224,8 +224,25 @@ more."
            (setf (connection-blocked connection) t
                  (connection-write-wants-read connection) (= result +wants-read+))
            :blocked)
-          (t (abort-connection connection (failure-reason connection result))
+          (t (end-output connection result)
              :failed))))
+
+(defun end-output (connection result)
+  "A write of CONNECTION has failed with RESULT: drop its output, and abort it once it is read to
+the end. A byte channel that is broken itself, such as by a wrong record of TLS, is not read
+further."
+  (cond ((or (= result +broken+)
+             (connection-stopped connection)
+             (not (eq :open (connection-state connection))))
+         (abort-connection connection (failure-reason connection result)))
+        (t (clear-buffer (connection-buffer connection))
+           (setf (connection-reason connection) (failure-reason connection result)
+                 (connection-broken connection) t
+                 (connection-blocked connection) t
+                 (connection-throttled connection) nil
+                 (connection-readable connection) t)
+           (mark-ready connection)))
+  nil)
 
 (defun failure-reason (connection result)
   "The reason of a failed read or write that returned RESULT: a condition, or a text of the byte
@@ -340,6 +357,7 @@ flush phase."
            (setf (connection-readable connection) nil))
          t)
         ((zerop result) (end-of-input connection) nil)
+        ((connection-broken connection) (end-broken connection result) nil)
         ((= result +wants-read+)
          (setf (connection-readable connection)
                (byte-channel-more (connection-byte-channel connection)))
@@ -349,6 +367,15 @@ flush phase."
                (connection-read-wants-write connection) t)
          nil)
         (t (abort-connection connection (failure-reason connection result)) nil)))
+
+(defun end-broken (connection result)
+  "A read of CONNECTION, which is broken, has returned RESULT, without octets."
+  (cond ((= result +broken+)            ; the byte channel has read why
+         (abort-connection connection (or (failure-reason connection result)
+                                          (connection-reason connection))))
+        ((not (and (= result +wants-read+)
+                   (byte-channel-more (connection-byte-channel connection))))
+         (abort-connection connection (connection-reason connection)))))
 
 (define-hot read-into-area ((connection connection)) null
   "Read into the loop's input area, after a copy of the leftover, and pass all octets to the owner."
@@ -411,10 +438,14 @@ flush phase."
   "Read CONNECTION once; schedule another read in the next turn if there may be more."
   (case (connection-state connection)
     (:open
-     (cond ((connection-stopped connection) (return-from read-connection nil))
+     (cond ((connection-stopped connection)
+            (when (connection-broken connection)
+              (abort-connection connection (connection-reason connection)))
+            (return-from read-connection nil))
            ((and (> (connection-unsent connection) (connection-max-unsent connection))
-                 ;; no output is sent before the handshake is over
-                 (not (byte-channel-handshaking-p (connection-byte-channel connection))))
+                 ;; nothing leaves before the handshake is over
+                 (not (byte-channel-handshaking-p (connection-byte-channel connection)))
+                 (not (connection-broken connection)))
             (setf (connection-throttled connection) t)
             (return-from read-connection nil)))
      (let ((leftover (connection-leftover connection)))
@@ -463,7 +494,9 @@ handshake, whose octets had arrived in an earlier turn, no further event would c
       (setf (connection-read-wants-write connection) nil
             (connection-readable connection) t)
       (mark-ready connection))
-    (when (and (connection-blocked connection) (not (connection-write-wants-read connection)))
+    (when (and (connection-blocked connection)
+               (not (connection-write-wants-read connection))
+               (not (connection-broken connection)))
       (setf (connection-blocked connection) nil)
       (mark-dirty connection)))
   nil)
@@ -502,7 +535,7 @@ handshake, whose octets had arrived in an earlier turn, no further event would c
     (:open
      (unless (connection-blocked connection) (send-output connection))
      (unless (eq :aborting (connection-state connection))
-       (abort-connection connection nil)))
+       (abort-connection connection (connection-reason connection))))
     (:closing (setf (connection-ended connection) t))
     (:lingering (abort-connection connection nil)))
   nil)
@@ -520,9 +553,8 @@ handshake, whose octets had arrived in an earlier turn, no further event would c
 (defun close-connection (connection &key abort)
   "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
 that accepts none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
-that is done. Closing it again does nothing; but with ABORT it ends a closing that still waits. On
-the loop."
-  (cond (abort (abort-connection connection nil))
+that is done. Closing a closed connection does nothing, except with ABORT. On the loop."
+  (cond ((or abort (connection-broken connection)) (abort-connection connection nil))
         ((eq :open (connection-state connection))
          (setf (connection-state connection) :closing)
          (start-linger-timer connection)

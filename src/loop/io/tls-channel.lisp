@@ -536,7 +536,7 @@ may wait for the octets of TAIL, while the connection has nothing to write and w
                         (write-records byte-channel tls octets start at end))))
           (if (eq :failed (tls-state tls))
               (answer-broken byte-channel tls)
-              result)))))
+              (pass-result byte-channel tls result))))))
 
 (define-hot write-records
             ((byte-channel byte-channel) (tls tls) (octets octets) (start index) (at index)

@@ -229,6 +229,42 @@ writes."
        (is (equal '(100) (car writes)))
        (is-false (on-loop loop (lambda () (connection-output-pending-p connection))))))))
 
+(defun check-last-words (sent)
+  "A peer sends SENT octets and closes, with octets unread, before we have read them: our next write
+fails. They come all the same, and then the end with the reason."
+  (with-loops (loop) ()
+    (let* ((got (make-buffer)) (ended (sb-thread:make-semaphore)) (reason nil)
+           (handler (make-handler :input (lambda (connection octets start end)
+                                           (declare (ignore connection))
+                                           (append-octets got octets :start start :end end)
+                                           end)
+                                  :closed (lambda (connection why)
+                                            (declare (ignore connection))
+                                            (setf reason why)
+                                            (sb-thread:signal-semaphore ended)))))
+      (call-with-counted-server
+       loop handler
+       (lambda (connection client writes)
+         (on-loop loop (lambda ()
+                         (append-octets (connection-output connection) (octets-of 1 2 3))
+                         (flush-connection connection)
+                         (client-send client (pattern sent))
+                         (close-client client)
+                         ;; the second, since the first may still be taken
+                         (dotimes (i 2)
+                           (append-octets (connection-output connection) (octets-of 4))
+                           (flush-connection connection))
+                         (append-octets (connection-output connection) (octets-of 5))))
+         (is-true (await ended))
+         (is (minusp (first (car writes))))
+         (is (= 1 (count-if #'minusp (car writes))) "nothing is written after that")
+         (is (equalp (pattern sent)
+                     (subseq (buffer-octets got) (buffer-start got) (buffer-end got))))
+         (is (typep reason 'socket-error)))))))
+
+(test what-a-peer-sent-before-a-reset-is-read
+  (mapc #'check-last-words '(0 10 30000)))
+
 (test large-output-is-sent-within-the-turn
   (with-loops (loop) ()
     (call-with-counted-server

@@ -512,6 +512,18 @@ the server says nothing before."
                    (is (equal "the proxy says no"
                               (reason-of (end-byte-channel client) result)))))))))
 
+(test a-write-that-fails-after-the-handshake-says-why
+  (with-still-loops (ours theirs)
+    (with-ends ((client ours (client-credentials) :client)
+                (server theirs (server-credentials) :server))
+      (is-true (shake-ends client server))
+      (setf (clgrpc.loop:byte-channel-failure (clgrpc.loop::tls-inner (end-tls client)))
+            "it is gone"
+            (end-refusals client) (list clgrpc.loop:+broken+))
+      (is (= clgrpc.loop:+broken+ (write-end client (octets-of 1))))
+      (is (equal "it is gone"
+                 (clgrpc.loop:byte-channel-failure (end-byte-channel client)))))))
+
 (test a-handshake-begins-when-a-proxy-lets-it
   "The connection to a proxy takes nothing until its answer was read. That comes in a turn that has
 done its share of handshakes, so a later one reads it, and no event follows."
