@@ -445,6 +445,10 @@ status 415"
    "token" "what-is-no-token"
    "src/client/token/token-credentials.lisp" "((not (typep seconds '(real (0))))"
    "((not (realp seconds))")
+  ("calls wait for it as long as their deadlines allow"
+   "transports" "deadlines-end-waits-for-credentials-over-in-process"
+   "src/rpc/credentials/call-credentials.lisp"
+   ":deadline-exceeded :ended-by :local" ":unavailable :ended-by :local")
   ("all of several"
    "client" "credentials-of-channel-and-call"
    "src/rpc/credentials/call-credentials.lisp" "(apply #'append answers)" "(first answers)"))
@@ -586,7 +590,10 @@ status 415"
    "src/observe/otlp/failure.lisp" "(if (and told (plusp told))" "(if nil")
   ("its export failed with a permanent status"
    "otlp" "statuses-that-may-pass"
-   "src/observe/otlp/failure.lisp" "(and (member status *retryable*) t)" "t"))
+   "src/observe/otlp/failure.lisp" "(and (member status *retryable*) t)" "t")
+  ("refused because it is too long is sent again in halves"
+   "otlp" "a-batch-that-is-too-long-is-divided"
+   "src/observe/otlp/export-pipeline.lisp" "(< 1 count)" "(< 1000 count)"))
 
 (define-promises "doc/limits.md"
   ("Further servers are ignored, with a warning."

@@ -14,8 +14,8 @@
              (credentials:credentials-metadata
               channel call-credentials method
               :timeout (and (plusp deadline)
-                            (ns-seconds (- deadline
-                                           (inproc-core-now (channel-inproc-core channel))))))))))
+                            (/ (- deadline (inproc-core-now (channel-inproc-core channel)))
+                               +ns-per-second+)))))))
 
 (defmethod method:invoke ((channel inproc-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
