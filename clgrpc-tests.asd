@@ -120,7 +120,7 @@ that is not loaded (:DATA)."
   ("src/rpc/method" ("clgrpc-tests/rpc"))
   ("src/rpc/encoding" ("clgrpc-tests/rpc"))
   ("src/rpc/credentials" ("clgrpc-tests/rpc"))
-  ("src/rpc/attempt" ("clgrpc-tests/rpc") :first ("retry-policy"))
+  ("src/rpc/attempt" ("clgrpc-tests/rpc"))
   ("src/rpc/calling" ("clgrpc-tests/rpc" "clgrpc-tests/credentials")
    :first ("channel" "interceptor"))
   ("src/rpc/serving" ("clgrpc-tests/rpc"))

@@ -200,7 +200,7 @@
 (defsystem "clgrpc/attempt"
   :description "The attempts of a call: retries and hedging, and interceptors of attempts."
   :depends-on ("clgrpc/rpc" "clgrpc/config") :pathname "src/rpc/attempt/" :serial t
-  :components ((:file "package") (:file "retry-policy") (:file "retry") (:file "attempt-view")))
+  :components ((:file "package") (:file "retry") (:file "attempt-view")))
 
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
@@ -232,7 +232,8 @@
   :description "Service configs, read and checked."
   :depends-on ("clgrpc/status") :pathname "src/client/config/" :serial t
   :components ((:file "package") (:file "config-condition") (:file "config-field")
-               (:file "balancing-policy") (:file "method-config") (:file "service-config")))
+               (:file "balancing-policy") (:file "retry-policy") (:file "method-config")
+               (:file "service-config")))
 
 (defsystem "clgrpc/proxy"
   :description "Connections by proxies: HTTP's CONNECT and SOCKS5."

@@ -306,7 +306,7 @@ returns them, define to the names of the files that do."
     ("credentials" "status" 7) ("calling" "credentials" 2) ("client" "credentials" 5)
     ("inproc" "credentials" 3) ("token" "credentials" 4)
     ("attempt" "base" 4) ("attempt" "option" 4) ("attempt" "loop" 2) ("attempt" "method" 3)
-    ("attempt" "status" 5) ("attempt" "rpc" 11) ("attempt" "config" 17) ("client" "attempt" 23)
+    ("attempt" "status" 3) ("attempt" "rpc" 11) ("attempt" "config" 11) ("client" "attempt" 23)
     ("inproc" "attempt" 20) ("trace" "attempt" 11)
     ("workflow" "client" 2) ("etcd" "method" 2)
     ("status" "base" 8) ("status" "protobuf" 12)

@@ -244,10 +244,10 @@ status 415"
 ")
   ("All known fields are checked before the config takes effect"
    "config" "a-method-has-one-policy"
-   "src/client/config/method-config.lisp" "(when (and retry hedging)" "(when nil")
+   "src/client/config/retry-policy.lisp" "(when (and retry hedging)" "(when nil")
   ("An error names its position and what is allowed there"
    "config" "retry-policies"
-   "src/client/config/method-config.lisp" "(member-path path name) \"must name"
+   "src/client/config/retry-policy.lisp" "(member-path path name) \"must name"
    "path \"must name")
   ("After a wrong config from a resolver the channel keeps the previous one"
    "client" "a-bad-config-leaves-the-good-one-in-force"
@@ -339,20 +339,20 @@ status 415"
    "src/client/channel-structure.lisp" "(options-health-checking (core-options core))" "t")
   ("after a random part of a growing back-off"
    "attempt" "back-off-grows-up-to-its-maximum"
-   "src/rpc/attempt/retry-policy.lisp" "(min wait maximum)" "wait")
+   "src/client/config/retry-policy.lisp" "(min wait maximum)" "wait")
   ("at the time that the server gives (`grpc-retry-pushback-ms`)"
    "attempt" "pushbacks-are-32-bit-numbers"
-   "src/rpc/attempt/retry-policy.lisp" "(<= 0 number #x7FFFFFFF)" "(<= 0 number #x8FFFFFFF)")
+   "src/rpc/attempt/retry.lisp" "(<= 0 number #x7FFFFFFF)" "(<= 0 number #x8FFFFFFF)")
   ("A call has at most `maxAttempts` attempts, and at most `:max-attempts` of the channel, 5"
    "attempt" "policies-say-how-often"
-   "src/rpc/attempt/retry-policy.lisp"
+   "src/rpc/attempt/retry.lisp"
    "(options-max-attempts options)" "most-positive-fixnum")
   ("while half of them or fewer are left, no call is retried"
    "attempt" "throttles-keep-within-their-limits"
-   "src/rpc/attempt/retry-policy.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
+   "src/rpc/attempt/retry.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
   ("a failed attempt takes one, a successful call adds `tokenRatio`"
    "attempt" "failures-take-tokens"
-   "src/rpc/attempt/retry-policy.lisp" "(change-tokens throttle -1000)"
+   "src/rpc/attempt/retry.lisp" "(change-tokens throttle -1000)"
    "(change-tokens throttle -500)")
   ("The first answer, response headers or a message, commits a call"
    "attempt" "the-answered-attempt-has-the-call"
@@ -361,7 +361,7 @@ status 415"
    "(shiftf (retries-running retries) (and attempt (list attempt)))")
   ("`:retry nil` leaves only those"
    "transports" "retries-can-be-switched-off-over-tcp"
-   "src/rpc/attempt/retry-policy.lisp"
+   "src/rpc/attempt/retry.lisp"
    "(options-retry options)
 "
    "t
@@ -1021,7 +1021,8 @@ read between two of them"
 (define-promises "doc/guides/cookbook.md"
   ("Without one, calls are repeated only if no server has processed them"
    "attempt" "failures-that-count"
-   "src/rpc/attempt/retry-policy.lisp" "(null 0)" "(null 65535)"))
+   "src/client/config/retry-policy.lisp"
+   "(if policy (attempt-policy-codes policy) 0)" "(if policy (attempt-policy-codes policy) 65535)"))
 
 (define-promises "doc/guides/first-service.md"
   ("A failed test is an error there, so the command exits with another code than 0"

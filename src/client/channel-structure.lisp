@@ -468,7 +468,7 @@ again with it."
     (and parts (client-parts-replay parts))))
 
 (define-hot (call-retries :inline t) ((call client-call)) (or null client-retries)
-  "The data of the attempts of CALL; nil while CALL has only one attempt and no hedging policy."
+  "The data of the attempts of CALL; nil until a second one is possible."
   (let ((parts (call-client-parts call)))
     (and parts (client-parts-retries parts))))
 

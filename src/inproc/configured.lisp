@@ -134,7 +134,7 @@ which is called with the handler's end."
            (wait (and (member (rpc-method-kind method) '(:unary :client-streaming))
                       (not async)
                       (not (eq :open request))))
-           (on-caller (and wait at-hand (not (hedged-p plan))
+           (on-caller (and wait at-hand (one-by-one-p plan)
                            (eq :caller (inproc-core-execution inproc-core))))
            (relay (make-relay (when at-hand (requests-at-hand channel method request on-caller))
                               at-hand

@@ -35,7 +35,7 @@
   ;; the config that it follows, or nil
   (config nil :type (or null config:method-config) :read-only t)
   ;; nil if calls are made once
-  (policy nil :type (or null config:retry-policy config:hedging-policy) :read-only t)
+  (policy nil :type (or null config:attempt-policy) :read-only t)
   (limit 1 :type index :read-only t)    ; how many attempts POLICY allows
   ;; the channel of attempts, or of calls without a relay
   (channel nil :type inproc-channel :read-only t)
@@ -97,7 +97,7 @@ The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
   "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are available already; if OVER is
 true, there are no more. The other ARGUMENTS are slots."
   (let ((kept (cons nil requests))
-        (uncharged (and over (not (hedged-p plan)))))
+        (uncharged (and over (one-by-one-p plan))))
     (apply #'%make-relay
            :kept kept :newest (last kept) :closed over :uncharged uncharged
            :policy (plan-policy plan) :limit (plan-limit plan)
@@ -106,9 +106,9 @@ true, there are no more. The other ARGUMENTS are slots."
                                   (options-replay-octets (channel-retry-options channel))))
            arguments)))
 
-(defun hedged-p (plan)
-  "True if attempts of calls that have PLAN run in parallel."
-  (typep (plan-policy plan) 'config:hedging-policy))
+(defun one-by-one-p (plan)
+  "True if attempts of a call that has PLAN never run in parallel."
+  (not (config:hedging-policy-p (plan-policy plan))))
 
 (defun relay-call-pair (relay) (call-call-pair (relay-call relay)))
 

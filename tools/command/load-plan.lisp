@@ -316,8 +316,7 @@ CONFIG if that is shorter."
   "Refuse CONFIG if it has retries or hedging for the method at PATH, which would hide the failures
 of single calls."
   (let ((method (and config (config:find-method-config config path))))
-    (when (and method (or (config:method-config-retry method)
-                          (config:method-config-hedging method)))
+    (when (and method (config:method-config-policy method))
       (refuse "--service-config: a load counts each call separately, without retries and hedging; ~
                remove retryPolicy and hedgingPolicy"))))
 

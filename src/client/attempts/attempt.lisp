@@ -219,7 +219,7 @@ CALL has a stream, on which nothing was sent, and the channel's service config h
     (when policy
       (unless (client-call-request call)
         (begin-replay call (options-replay-octets (wire-call-options call))))
-      (when (typep policy 'config:hedging-policy)
+      (when (config:hedging-policy-p policy)
         (attempt:tell-begun **retry-operations** call)))))
 
 (define-hot submit ((call client-call) request) t

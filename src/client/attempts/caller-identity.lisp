@@ -1,6 +1,6 @@
 ;;;; The caller's identity: the call credentials of a call (credentials/call-credentials.lisp) are
-;;;; asked before each of its attempts, including the first, retries, hedges and transparent
-;;;; retries, so that an expired token is not sent again.
+;;;; asked before each of its attempts, including the first and transparent retries, so that an
+;;;; expired token is not sent again.
 ;;;;
 ;;;;   credentials that never wait     SUBMIT asks them on the loop. Mostly they answer at once, and
 ;;;;                                   the attempt begins in the same turn; otherwise it begins when

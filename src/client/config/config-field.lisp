@@ -24,6 +24,12 @@
   "The path of the element NUMBER, from 0, of the list at PATH."
   (format nil "~A[~D]" path number))
 
+(defun map-numbered (function list path)
+  "Call FUNCTION with each item of LIST, which is at PATH, and the item's own path."
+  (loop for item in list
+        for number from 0
+        do (funcall function item (element-path path number))))
+
 (defun shown (value)
   "VALUE, for an error."
   (cond (*lisp-source* (bounded-text value :limit 60 :escape t))

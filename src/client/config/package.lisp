@@ -17,15 +17,16 @@
    #:known-policies
    #:policy-config #:make-policy-config #:policy-config-name #:policy-config-row
    #:policy-config-value #:parse-balancing #:default-policy-config #:no-fields #:whole-object
+   ;; retry-policy.lisp
+   #:attempt-policy #:attempt-policy-max-attempts #:attempt-policy-codes #:continues-after-p
+   #:make-retry-policy #:retry-policy-initial-ns #:retry-policy-maximum-ns
+   #:retry-policy-multiplier #:retry-delay-ns
+   #:make-hedging-policy #:hedging-policy-p #:hedging-policy-delay-ns
    ;; method-config.lisp
    #:method-config #:method-config-timeout-ns #:method-config-wait-for-ready
    #:method-config-max-request-octets #:method-config-max-response-octets
-   #:method-config-retry #:method-config-hedging
-   #:make-method-config #:make-retry-policy #:make-hedging-policy
-   #:retry-policy #:retry-policy-max-attempts #:retry-policy-initial-ns
-   #:retry-policy-maximum-ns #:retry-policy-multiplier #:retry-policy-codes
-   #:hedging-policy #:hedging-policy-max-attempts #:hedging-policy-delay-ns
-   #:hedging-policy-codes
+   #:method-config-policy
+   #:make-method-config
    ;; service-config.lisp
    #:service-config #:service-config-methods #:service-config-balancing
    #:service-config-throttling #:service-config-health-service #:service-config-max-connections

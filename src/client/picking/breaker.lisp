@@ -10,9 +10,9 @@
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts are of the last nine to ten tenths of the window.
 ;;;;
-;;;; A cancelled call does not count. But if a call is hedged and an attempt that began later was
-;;;; answered, the server of an earlier attempt has failed: that attempt had more time, and a server
-;;;; that hangs would otherwise never be detected.
+;;;; A cancelled call does not count. But if a later attempt of the call was answered, the server of
+;;;; an earlier one has failed: it had more time, and a server that hangs would otherwise never be
+;;;; detected.
 ;;;;
 ;;;; Pure: time is an argument. guarded-picker.lisp decides which calls go to which server.
 

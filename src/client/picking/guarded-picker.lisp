@@ -88,9 +88,8 @@ answer, while an attempt that began later has one."
     (and trial (answering-subchannel trial) t)))
 
 (defun decide-trial (breaker subchannel)
-  "End the trial of BREAKER, the breaker of SUBCHANNEL, although the call still runs, since
-TRIAL-DECIDED-P says so. It is a success of SUBCHANNEL, unless the call is hedged and another server
-answers it."
+  "End the trial of BREAKER, which TRIAL-DECIDED-P, although it still runs: it is a success of
+SUBCHANNEL, whose breaker it is, unless another server answers."
   (let ((trial (breaker-trial breaker)))
     (if (eq subchannel (answering-subchannel trial))
         (note-outcome breaker trial subchannel nil)
@@ -141,9 +140,8 @@ else the FAILURE of the last breaker."
 
 (defun give-trial-back (subchannel call)
   "If CALL was the trial of SUBCHANNEL's breaker and has no stream there, let the breaker try the
-next call; a hedged call may have a stream elsewhere. CALL, for which SUBCHANNEL was picked, goes
-elsewhere or has ended. If CALL has a stream, the breaker's listener reports the end of that
-stream."
+next call; another attempt may have a stream elsewhere. CALL, for which SUBCHANNEL was picked, goes
+elsewhere or has ended. The breaker gets the end of a stream by its listener."
   (let ((breaker (subchannel-breaker subchannel)))
     (when (and breaker
                (eq call (breaker-trial breaker))

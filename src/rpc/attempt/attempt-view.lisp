@@ -14,7 +14,7 @@
   "One try of a client's call, for the interceptors of attempts."
   (call nil :type call :read-only t)    ; the call that it is part of
   (number 0 :type index :read-only t)   ; how many attempts came before it
-  (kind :first :type (member :first :retry :hedge :transparent) :read-only t) ; why it is made
+  (kind :first :type attempt-kind :read-only t) ; why it is made
   (peer nil :type (or null string) :read-only t) ; the server's address
   (headers '() :type list)              ; metadata to be sent, an alist
   (begun nil :type boolean)             ; the metadata have been sent
@@ -119,14 +119,10 @@ in process, the caller's."
       (return-from intercepting nil))
     (verdict-error :interceptor-error '())))
 
-(defun kind-of-attempt (call number retries)
-  "The ATTEMPT-KIND of the attempt of CALL that has NUMBER attempts before it. RETRIES are those of
-CALL, or nil."
-  (cond ((find number (failed-attempts call) :key (lambda (plist) (getf plist :number)))
-         :transparent)
-        ((zerop number) :first)
-        ((retries-hedged-p retries) :hedge)
-        (t :retry)))
+(defun failed-p (call number)
+  "True if an attempt of CALL that had NUMBER attempts before it has failed."
+  (and (find number (failed-attempts call) :key (lambda (plist) (getf plist :number)))
+       t))
 
 (defun view-attempt (call number retries peer metadata interceptors)
   "Call INTERCEPTORS, those for CALL's method, for an attempt of CALL, with RETRIES or nil. NUMBER
@@ -135,7 +131,9 @@ ATTEMPT for the interceptors, or nil without interceptors; and nil, or the RPC-E
 interceptors make the attempt fail."
   (let ((own (interceptors-for interceptors (call-rpc-method call))))
     (if own
-        (let ((view (make-attempt call number (kind-of-attempt call number retries) peer metadata)))
+        (let ((view (make-attempt call number
+                                  (kind-of-attempt retries number (failed-p call number))
+                                  peer metadata)))
           (values view (intercept-attempt view own)))
         (values nil nil))))
 

@@ -3,7 +3,7 @@
 
 (defpackage #:clgrpc.attempt
   (:use #:cl #:clgrpc.base #:clgrpc.option)
-  (:local-nicknames (#:loop #:clgrpc.loop) (#:config #:clgrpc.config) (#:status #:clgrpc.status))
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:config #:clgrpc.config))
   (:import-from #:clgrpc.rpc
                 #:call #:call-fields #:call-path #:call-rpc-method #:call-value #:failed-attempts
                 #:final-status #:interceptors-for #:operate #:trailer-fields #:verdict-error)
@@ -18,6 +18,5 @@
    #:add-attempt #:attempt-failure #:commit #:count-repeats #:make-attempt-failure
    #:make-retry-operations #:retries #:take-number #:tell-begun #:tell-due #:tell-failed
    #:tell-failed-late
-   ;; retry-policy.lisp
    #:count-success #:current-throttle #:find-retry-policy #:parse-pushback #:throttle
    #:throttled-p))

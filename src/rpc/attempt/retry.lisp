@@ -1,8 +1,10 @@
 ;;;; Retries and hedging (gRFC A6) as a pure state machine: it decides the next step of a call whose
-;;;; attempts fail. It knows no transport, no thread and no clock. Attempts are objects of the
-;;;; transport; the machine only keeps a list of those under way. A transport gives it
-;;;; RETRY-OPERATIONS and reports each event; CARRY-OUT performs the machine's decision by these
-;;;; operations.
+;;;; attempts fail. It knows no transport, no thread and no clock; only the tokens of a THROTTLE are
+;;;; shared by threads. Attempts are objects of the transport; the machine only keeps a list of
+;;;; those under way. A transport gives it RETRY-OPERATIONS and reports each event; CARRY-OUT
+;;;; performs the machine's decision by these operations. What a policy says is in
+;;;; config/retry-policy.lisp. The transports that make attempts are client/attempts/attempt.lisp
+;;;; and inproc/relay.lisp.
 ;;;;
 ;;;;   event            function                     decision
 ;;;;   the first begins TELL-BEGUN, FIRST-BEGUN      :await or nil: only a hedging policy says
@@ -55,6 +57,80 @@
 
 (in-package #:clgrpc.attempt)
 
+(defun policy-limit (policy options)
+  "The number of attempts that POLICY allows on a channel with OPTIONS."
+  (min (config:attempt-policy-max-attempts policy) (options-max-attempts options)))
+
+(defun find-retry-policy (config options)
+  "Two values: the policy of CONFIG, a METHOD-CONFIG or nil, for further attempts, and how many
+attempts it allows; nil if CONFIG has no policy or OPTIONS, a channel's, turn retries off."
+  (let ((policy (and config
+                     (options-retry options)
+                     (config:method-config-policy config))))
+    (and policy (values policy (policy-limit policy options)))))
+
+;;; Pushback
+
+(defun parse-pushback (text)
+  "The value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it is negative or
+not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended without it."
+  (let ((number (and (plusp (length text))
+                     (<= (length text) 11)
+                     (every #'digit-char-p (string-left-trim "-" text))
+                     (ignore-errors (parse-integer text)))))
+    (cond ((null text) nil)
+          ((and number
+                (<= 0 number #x7FFFFFFF)
+                (string= text (princ-to-string number)))
+           (* 1000000 number))
+          (t :never))))
+
+;;; Throttling
+
+(defstruct (throttle (:constructor %make-throttle (throttling tokens)) (:copier nil))
+  "The remaining tokens for further attempts to a server, in thousandths of a token."
+  (throttling nil :type config:throttling :read-only t) ; of the service config
+  (tokens 0 :type sb-ext:word))         ; in thousandths; atomic
+
+(define-printer (throttle throttle)
+  "~,3F of ~,3F tokens" (/ (throttle-tokens throttle) 1000)
+  (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))
+
+(defun current-throttle (throttle config)
+  "The throttle for CONFIG, a SERVICE-CONFIG or nil. It is THROTTLE, a throttle or nil, if that has
+the limits of CONFIG; else a full one; nil if CONFIG has no throttling."
+  (let ((throttling (and config (config:service-config-throttling config))))
+    (cond ((null throttling) nil)
+          ((and throttle (equalp throttling (throttle-throttling throttle))) throttle)
+          (t (%make-throttle throttling (config:throttling-max-tokens throttling))))))
+
+(defun change-tokens (throttle change)
+  "Add CHANGE, in thousandths, to the tokens of THROTTLE, within its limits."
+  (let ((limit (config:throttling-max-tokens (throttle-throttling throttle))))
+    (sb-ext:atomic-update (throttle-tokens throttle)
+                          (lambda (tokens) (max 0 (min limit (+ tokens change)))))))
+
+(defun count-success (throttle)
+  "Count in THROTTLE a call that has ended with :ok."
+  (change-tokens throttle (config:throttling-token-ratio (throttle-throttling throttle))))
+
+(defun count-failure (throttle policy status pushback)
+  "Count in THROTTLE, or nil, an attempt under POLICY, or nil, that has ended with STATUS and
+PUSHBACK, a value of PARSE-PUSHBACK or nil. It counts if STATUS allows another attempt, or if
+PUSHBACK is :NEVER."
+  (when (and throttle
+             (or (config:continues-after-p policy status)
+                 (eq :never pushback)))
+    (change-tokens throttle -1000)))
+
+(defun throttled-p (throttle)
+  "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less. The second
+value is the number of its tokens."
+  (when throttle
+    (let ((tokens (throttle-tokens throttle)))
+      (values (<= (* 2 tokens) (config:throttling-max-tokens (throttle-throttling throttle)))
+              (/ tokens 1000)))))
+
 (defstruct (attempt-failure (:constructor make-attempt-failure
                                 (status message &key (reach :handler) pushback))
                             (:copier nil))
@@ -76,7 +152,7 @@ structure."
 (defstruct (retries (:constructor make-retries (policy limit &optional running)) (:copier nil))
   "The state of a call that is tried more than once, or may be. A transport may include this
 structure."
-  (policy nil :type (or null policy) :read-only t) ; of the call's method
+  (policy nil :type (or null config:attempt-policy) :read-only t) ; of the call's method
   (limit 1 :type index :read-only t)    ; how many attempts that allows
   (running '() :type list)              ; the attempts under way, oldest first
   (pending '() :type list)              ; the numbers of the attempts that begin as soon as they can
@@ -96,7 +172,19 @@ structure."
 
 (defun retries-hedged-p (retries)
   "True if the attempts of RETRIES after the first are hedges."
-  (hedging-policy-p (retries-policy retries)))
+  (config:hedging-policy-p (retries-policy retries)))
+
+(deftype attempt-kind ()
+  "Why an attempt is made."
+  '(member :first :retry :hedge :transparent))
+
+(defun kind-of-attempt (retries number repeated)
+  "The ATTEMPT-KIND of the attempt of RETRIES, or nil, that has NUMBER attempts before it. It is
+REPEATED if another with that number has failed."
+  (cond (repeated :transparent)
+        ((zerop number) :first)
+        ((retries-hedged-p retries) :hedge)
+        (t :retry)))
 
 (defun count-repeats (retries now)
   "The values of the operation REPEATS for the call of RETRIES, which ends at NOW: the numbers of
@@ -158,7 +246,7 @@ could begin."
   "Return the decision when the first attempt of RETRIES begins, before anything is sent. KEPT is
 true if the messages of the call are kept, so that they can be sent again."
   (if (and (retries-hedged-p retries) kept (more-p retries))
-      (await-attempt retries :hedge (hedging-delay-ns (retries-policy retries)))
+      (await-attempt retries :hedge (config:hedging-policy-delay-ns (retries-policy retries)))
       (values nil nil)))
 
 (defun go-on-idly (retries now)
@@ -185,7 +273,7 @@ value is the delay until the attempt after that, or nil."
         (t (issue retries)
            (cond ((more-p retries)
                   (setf (retries-awaited retries) :hedge)
-                  (values :begin (hedging-delay-ns (retries-policy retries))))
+                  (values :begin (config:hedging-policy-delay-ns (retries-policy retries))))
                  (t (setf (retries-awaited retries) nil)
                     (values :begin nil))))))
 
@@ -220,7 +308,8 @@ received on that connection, else nil."
 (defun hedge-failed (retries failure throttle sendable)
   "Return the decision after FAILURE of an attempt of RETRIES, which are hedged."
   (let ((pushback (attempt-failure-pushback failure)))
-    (cond ((not (goes-on-after-p (retries-policy retries) (attempt-failure-status failure)))
+    (cond ((not (config:continues-after-p (retries-policy retries)
+                                          (attempt-failure-status failure)))
            (values :fail failure))
           ((eq :never pushback) (stop-hedging retries))
           ((not (and sendable (more-p retries)))
@@ -232,7 +321,7 @@ received on that connection, else nil."
 
 (defun retry-p (retries failure throttle)
   "True if the retry policy of RETRIES allows another attempt after FAILURE."
-  (and (goes-on-after-p (retries-policy retries) (attempt-failure-status failure))
+  (and (config:continues-after-p (retries-policy retries) (attempt-failure-status failure))
        (not (eq :never (attempt-failure-pushback failure)))
        (more-p retries)
        (not (throttled-p throttle))))
@@ -242,7 +331,7 @@ received on that connection, else nil."
   (cond ((attempt-failure-pushback failure)
          (setf (retries-waits retries) 0)
          (attempt-failure-pushback failure))
-        (t (prog1 (retry-delay-ns (retries-policy retries) (retries-waits retries)
+        (t (prog1 (config:retry-delay-ns (retries-policy retries) (retries-waits retries)
                                   (funcall (the function chance)))
              (incf (retries-waits retries))))))
 

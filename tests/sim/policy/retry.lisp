@@ -140,7 +140,7 @@
   (let* ((channel (open-channel (address 1) (retry-config 3 0.05 0.2)))
          (other (start-call channel :call "y")))
     (server-tests:with-log (:call-failed)
-      (with-replaced (('clgrpc.attempt::retry-delay-ns
+      (with-replaced (('clgrpc.config:retry-delay-ns
                        (lambda (function &rest arguments)
                          (declare (ignore function arguments))
                          (error "There is no such delay."))))
