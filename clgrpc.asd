@@ -72,9 +72,9 @@
                (:file "threads/reserve") (:file "io/poller") (:file "io/byte-channel")
                (:file "io/spinning") (:file "loop-structure") (:file "io/spiffe-bundle")
                (:file "io/tls-credentials") (:file "io/handshake") (:file "io/tls-channel")
-               (:file "io/bell") (:file "threads/baton") (:file "threads/watchdog")
+               (:file "io/watchdog-wake-up") (:file "threads/baton") (:file "threads/watchdog")
                (:file "threads/task") (:file "io/connection-io") (:file "threads/turn")
-               (:file "threads/driving") (:file "loop") (:file "threads/gathering")
+               (:file "threads/driving") (:file "loop") (:file "threads/coalescing")
                (:file "names/scheme") (:file "names/target") (:file "names/unix")
                (:file "names/machine") (:file "io/listener") (:file "names/host-lookup")
                (:file "io/datagram") (:file "io/connector") (:file "back-off")
@@ -189,7 +189,7 @@
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "call-value")
                (:file "call-intent") (:file "verdict") (:file "messaging")
-               (:file "handler-error") (:file "reaction") (:file "room")
+               (:file "handler-error") (:file "due-callback") (:file "room")
                (:file "call-report") (:file "call-tracer")))
 
 (defsystem "clgrpc/credentials"
@@ -224,8 +224,8 @@
   :components ((:file "package") (:file "framing")
                (:file "compression") (:file "stage") (:file "wire-part") (:file "encoding")
                (:file "metadata-field") (:file "link") (:file "frame-tracer")
-               (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inlet")
-               (:file "callback") (:file "outlet") (:file "deadline") (:file "stage-report")
+               (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inbound")
+               (:file "callback") (:file "outbound") (:file "deadline") (:file "stage-report")
                (:file "wire-operations") (:file "traffic")))
 
 (defsystem "clgrpc/config"
@@ -292,7 +292,7 @@
   :components ((:file "package") (:file "server-route") (:file "server-structure")
                (:file "http2-request") (:file "server-loop") (:file "limits/refusal")
                (:file "limits/ranking") (:file "limits/decompression-budget")
-               (:file "limits/admission") (:file "limits/valve")
+               (:file "limits/admission") (:file "limits/memory-pressure")
                (:file "limits/load-limit") (:file "protocol") (:file "server-call")
                (:file "reply-room") (:file "answer-compression") (:file "status-message")
                (:file "reply") (:file "answer")
@@ -332,7 +332,7 @@
   :depends-on ("clgrpc/web") :pathname "src/web/rest/" :serial t
   :components ((:file "package") (:file "rest-error") (:file "percent") (:file "path-template")
                (:file "yaml") (:file "config") (:file "rule") (:file "route-tree") (:file "query")
-               (:file "body") (:file "rest-answer") (:file "openapi") (:file "rest-manner")
+               (:file "body") (:file "rest-answer") (:file "openapi") (:file "rest-calls")
                (:file "rest-claim") (:file "document")))
 
 (defsystem "clgrpc/inproc"

@@ -220,7 +220,7 @@ status 415"
    "src/wire/encoding.lisp" "(<= (options-compress-minimum-octets options) size)" "t")
   ("those that would not become shorter"
    "client" "compression-by-channel-and-call"
-   "src/wire/encoding.lisp" "(or (eq compress t) (< (parcel-end parcel) end))" "t")
+   "src/wire/encoding.lisp" "(or (eq compress t) (< (byte-buffer-end byte-buffer) end))" "t")
   ("an unknown encoding in a request"
    "server" "wrong-compression"
    "src/server/answer-compression.lisp" "(list :unimplemented text)" "(list :internal text)")
@@ -806,13 +806,13 @@ read between two of them"
    "src/inproc/waiting.lisp" "(plusp (call-deadline (call-pair-client call-pair)))" "t")
   ("the function of an outer interceptor sees an incoming message first, and an outgoing one last"
    "rpc" "filters-are-in-the-order-of-interceptors"
-   "src/rpc/messaging.lisp" "(combined outgoing (outlet-filter outlet))"
-   "(combined (outlet-filter outlet) outgoing)")
+   "src/rpc/messaging.lisp" "(combined outgoing (outbound-filter outbound))"
+   "(combined (outbound-filter outbound) outgoing)")
   ("the end of a call gives back the window that its unread messages withheld"
    "wire" "a-call-that-ends-gives-the-connections-window-back"
    "src/wire/link-memory.lisp"
-   "(discharge call (uncharge inlet (wire-inlet-queued-octets inlet)))"
-   "(uncharge inlet (wire-inlet-queued-octets inlet))")
+   "(discharge call (uncharge inbound (wire-inbound-queued-octets inbound)))"
+   "(uncharge inbound (wire-inbound-queued-octets inbound))")
   ("a watch of the store in memory that is cancelled frees its place"
    "memory" "a-cancelled-watch-is-gone"
    "etcd/memory/engine.lisp" "(decf (listener-watch-count (watch-listener watch)))" "nil")

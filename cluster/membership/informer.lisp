@@ -31,8 +31,8 @@
   (store nil :type etcd:etcd :read-only t) ; a client
   (cluster "" :type string :read-only t) ; its name
   (view (make-view) :type view :read-only t) ; the members and recent changes
-  (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; guards all of it
-  (bell (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
+  (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; of all of it
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
   (listeners '() :type list)            ; functions of changes, called on the watch's thread
   (watchers '() :type list)             ; calls that get the changes
   ;; a function of the number of watchers, called when it changes
@@ -263,7 +263,7 @@ be late."
   "The view of INFORMER has got CHANGES. Wake the waiting threads and send CHANGES to the watchers;
 if this is the FIRST view, do so even without changes. The lock is held."
   (when (or changes first)
-    (sb-thread:condition-broadcast (informer-bell informer))
+    (sb-thread:condition-broadcast (informer-waitqueue informer))
     (dolist (watcher (informer-watchers informer)) (tell-watcher informer watcher))))
 
 (defun tell-listeners (informer changes)
@@ -312,7 +312,7 @@ older data."
 
 (defun pause-informer (informer)
   "Wait for about +PAUSE-SECONDS+ or until INFORMER is closed."
-  (loop:await-until (informer-bell informer) (informer-lock informer)
+  (loop:await-until (informer-waitqueue informer) (informer-lock informer)
                     (loop:notice-end (loop:next-pause (informer-pauses informer)))
                     (lambda () (informer-closed informer))))
 
@@ -339,7 +339,7 @@ older data."
   "End INFORMER, which stops following the store. Its listeners must not call this."
   (with-informer (informer)
     (setf (informer-closed informer) t)
-    (sb-thread:condition-broadcast (informer-bell informer)))
+    (sb-thread:condition-broadcast (informer-waitqueue informer)))
   (when (informer-mirror informer) (etcd:cancel-mirror (informer-mirror informer))))
 
 (defun add-listener (informer function)
@@ -375,4 +375,4 @@ value."
         (when (or result (<= end (loop:world-now))) (return result))
         (with-informer (informer)
           (when (= revision (view-revision (informer-view informer)))
-            (loop:await-notice (informer-bell informer) (informer-lock informer) end)))))))
+            (loop:await-notice (informer-waitqueue informer) (informer-lock informer) end)))))))

@@ -14,8 +14,7 @@
   ;; as it is, or nil
   (busy nil :type list)
   (lock (sb-thread:make-mutex :name "clgrpc raft") :read-only t) ; of BUSY
-  (bell (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t)) ; notified when the receiver
-                                                                      ; is not busy any more
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t)) ; it is no longer busy
 
 (declaim (sb-ext:freeze-type local-member))
 
@@ -34,7 +33,7 @@ this is nil, or if another thread keeps the reservation for too long."
     (sb-thread:with-mutex ((local-member-lock member))
       (loop while (local-member-busy member)
             do (unless (and (loop:prepare-to-wait)
-                            (loop:await-notice (local-member-bell member)
+                            (loop:await-notice (local-member-waitqueue member)
                                                (local-member-lock member) end))
                  (refuse :unavailable "an earlier part is still being kept")))
       (unless (or (null snapshot-receiver)
@@ -49,7 +48,7 @@ CLAIM."
     (sb-thread:with-mutex ((local-member-lock member))
       (when (eq claim (local-member-busy member))
         (setf (local-member-busy member) nil)
-        (sb-thread:condition-broadcast (local-member-bell member))))))
+        (sb-thread:condition-broadcast (local-member-waitqueue member))))))
 
 (defmacro with-snapshot-receiver ((member snapshot-receiver) &body body)
   "Evaluate BODY while no other thread changes the snapshot receiver of MEMBER, which is

@@ -54,7 +54,7 @@ outcomes."
   (let ((pipe (peer-pipe peer)))
     (flet ((change-telling (delta)
              (incf (pipe-telling pipe) delta)
-             (sb-thread:condition-broadcast (pipe-bell pipe))))
+             (sb-thread:condition-broadcast (pipe-waitqueue pipe))))
       (sb-thread:with-mutex ((pipe-lock pipe))
         (change-load peer (- (sum-of queued-requests #'queued-request-weight))
                      (- (sum-of queued-requests #'queued-request-octets)))
@@ -364,7 +364,7 @@ supplied it. Waits a second for functions that are being called. From any thread
   (let* ((pipe (peer-pipe peer))
          (call (sb-thread:with-mutex ((pipe-lock pipe))
                  (setf (pipe-closed pipe) t)
-                 (sb-thread:condition-broadcast (pipe-bell pipe))
+                 (sb-thread:condition-broadcast (pipe-waitqueue pipe))
                  (pipe-call pipe))))
     (when call (loop:cancel call))
     (pump peer)                         ; reports to the requests that wait for a stream

@@ -16,7 +16,7 @@
 (defstruct (pipe (:copier nil))
   "The requests that flow to a peer without waiting for answers."
   (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; of the slots below
-  (bell (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
   (waiting (make-fifo) :type fifo) ; queued requests that are not sent yet
   (sent (make-fifo) :type fifo) ; batches that are not answered yet
   ;; the batch for which the stream had no room; it comes after SENT

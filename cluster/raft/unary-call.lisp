@@ -98,7 +98,7 @@ this thread runs a loop that no other thread can run meanwhile. PIPE's lock is h
           (when ready (return ready))
           (unless (and (< (loop:world-now) end-ns)
                        (loop:prepare-to-wait)
-                       (loop:await-notice (pipe-bell pipe) (pipe-lock pipe) end-ns))
+                       (loop:await-notice (pipe-waitqueue pipe) (pipe-lock pipe) end-ns))
             (return nil)))))
 
 (defun take-turn (peer message end-ns)
@@ -116,7 +116,7 @@ this thread runs a loop that no other thread can run meanwhile. PIPE's lock is h
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (setf (peer-turns peer) (remove message (peer-turns peer)))
-      (sb-thread:condition-broadcast (pipe-bell pipe)))))
+      (sb-thread:condition-broadcast (pipe-waitqueue pipe)))))
 
 (defmacro with-turn ((peer message end-ns) &body body)
   "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way; wait for that, at most

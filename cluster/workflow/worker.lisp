@@ -26,7 +26,7 @@ lease.")
   (on-refused nil :type (or null function) :read-only t) ; of a task and a workflow error
   (on-task-lost nil :type (or null function) :read-only t) ; of a task
   (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of all below
-  (bell (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t) ; something has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t) ; something has changed
   ;; of its heart
   (pauses (loop:make-pauses 1/2 1/2) :read-only t)
   (session nil :type (or null string))  ; its own, while it has one
@@ -56,7 +56,7 @@ lease.")
   "Evaluate BODY, which reads or changes WORKER, under its lock; wake the threads that wait."
   `(sb-thread:with-mutex ((worker-lock ,worker))
      (multiple-value-prog1 (progn ,@body)
-       (sb-thread:condition-broadcast (worker-bell ,worker)))))
+       (sb-thread:condition-broadcast (worker-waitqueue ,worker)))))
 
 (defun worker-open-p (worker)
   "True until WORKER is being stopped. From any thread."
@@ -69,7 +69,8 @@ lease.")
 (defun await-worker (worker seconds over-p)
   "Wait for SECONDS, or until OVER-P, a function without arguments that is called under the lock, is
 true."
-  (loop:await-until (worker-bell worker) (worker-lock worker) (loop:notice-end seconds) over-p))
+  (loop:await-until (worker-waitqueue worker) (worker-lock worker) (loop:notice-end seconds)
+                    over-p))
 
 (defun closed-p (worker)
   (eq :closed (worker-state worker)))
@@ -330,7 +331,7 @@ so that another attempt is useless."
 (defun enter-alone (worker task)
   "Wait until nothing else is under way in WORKER. Return true, or false if TASK is not to be done."
   (let ((end (alone-end-ns task)))
-    (loop:await-until (worker-bell worker) (worker-lock worker) end
+    (loop:await-until (worker-waitqueue worker) (worker-lock worker) end
                       (lambda ()
                         (cond ((or (closed-p worker) (not (task-held-p task))) t)
                               ((some #'task-held-p (worker-attempts worker)) nil)

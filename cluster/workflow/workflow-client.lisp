@@ -137,7 +137,7 @@ any thread."
   (failure nil :type (or null workflow-error)) ; why, unless its workflow or its user has ended
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
   ;; CALL and ENDED are changed under the lock; ENDED and the first REVISION wake the waiters
-  (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
   ;; where its job runs, which calls FUNCTION
   (background (loop:make-background "clgrpc workflow watcher") :read-only t))
 
@@ -154,7 +154,7 @@ any thread."
     (sb-thread:with-mutex ((watcher-lock watcher))
       (setf (watcher-told watcher) '()
             (watcher-revision watcher) revision)
-      (sb-thread:condition-broadcast (watcher-bell watcher)))))
+      (sb-thread:condition-broadcast (watcher-waitqueue watcher)))))
 
 (defun note-change-of-all (watcher change)
   "Pass CHANGE, a message of a watch of all workflows, to the function, unless the function has got
@@ -218,7 +218,7 @@ status of CONDITION does not suffice, since an overloaded node or proxy uses the
 
 (defun finish-watcher (watcher condition)
   (let ((first (sb-thread:with-mutex ((watcher-lock watcher))
-                 (sb-thread:condition-broadcast (watcher-bell watcher))
+                 (sb-thread:condition-broadcast (watcher-waitqueue watcher))
                  (unless (shiftf (watcher-ended watcher) t)
                    (setf (watcher-failure watcher) condition)
                    t))))
@@ -249,7 +249,7 @@ status of CONDITION does not suffice, since an overloaded node or proxy uses the
 
 (defun await-watcher (watcher timeout &optional (begun-p (constantly nil)))
   "Wait until WATCHER has ended, or BEGUN-P is true of it, at most TIMEOUT seconds."
-  (loop:await-until (watcher-bell watcher) (watcher-lock watcher) (loop:notice-end timeout)
+  (loop:await-until (watcher-waitqueue watcher) (watcher-lock watcher) (loop:notice-end timeout)
                     (lambda () (or (watcher-ended watcher) (funcall begun-p watcher)))))
 
 (defun watch-workflow (function channel id &key (after 0) (revision 0) on-end
@@ -282,7 +282,7 @@ run on a thread of the watch's own. From any thread."
   "End WATCHER, and wait for its functions, SECONDS at most."
   (sb-thread:with-mutex ((watcher-lock watcher))
     (setf (watcher-ended watcher) t)
-    (sb-thread:condition-broadcast (watcher-bell watcher))
+    (sb-thread:condition-broadcast (watcher-waitqueue watcher))
     (when (watcher-call watcher) (rpc:cancel (watcher-call watcher))))
   (loop:end-background (watcher-background watcher) :seconds seconds))
 

@@ -31,8 +31,8 @@ time.")
   (call nil)                            ; the call that it waits for now, or nil
   (over nil :type boolean)              ; the thread must not wait any more
   (lock (sb-thread:make-mutex :name "clgrpc etcd cancellation token") :read-only t) ; of both
-  (bell (sb-thread:make-waitqueue :name "clgrpc etcd cancellation token")
-        :read-only t)) ; OVER is true
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc etcd cancellation token")
+             :read-only t)) ; OVER is true
 
 (declaim (sb-ext:freeze-type cancellation-token))
 
@@ -53,7 +53,7 @@ not wait any more."
   "Cancel the present call of CANCELLATION-TOKEN's thread, and its later ones. From any thread."
   (let ((call (sb-thread:with-mutex ((cancellation-token-lock cancellation-token))
                 (setf (cancellation-token-over cancellation-token) t)
-                (sb-thread:condition-broadcast (cancellation-token-bell cancellation-token))
+                (sb-thread:condition-broadcast (cancellation-token-waitqueue cancellation-token))
                 (cancellation-token-call cancellation-token))))
     (when call (rpc:cancel call))))
 
@@ -64,7 +64,7 @@ not wait any more."
 (defun pause-cancellation-token (end-ns)
   "Wait until END-NS. Return false if this thread must not wait any more."
   (let ((cancellation-token (or *cancellation-token* (make-cancellation-token))))
-    (not (loop:await-until (cancellation-token-bell cancellation-token)
+    (not (loop:await-until (cancellation-token-waitqueue cancellation-token)
                            (cancellation-token-lock cancellation-token) end-ns
                            (lambda () (cancellation-token-over cancellation-token))))))
 

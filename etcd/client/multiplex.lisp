@@ -229,7 +229,7 @@ thread."
                   call (shiftf (watch-call watch) nil)
                   (watch-waiting-octets watch) 0)
             (clear-fifo (watch-responses watch))
-            (sb-thread:condition-broadcast (watch-bell watch)))
+            (sb-thread:condition-broadcast (watch-waitqueue watch)))
           (when (and (eq call (multiplex-call multiplex))
                      (zerop (hash-table-count (multiplex-watches multiplex))))
             (take-stream multiplex)

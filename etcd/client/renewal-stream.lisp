@@ -15,7 +15,8 @@
 (defstruct (renewal-stream (:copier nil))
   "The stream of a client's renewals. LOCK guards the slots that change."
   (lock (sb-thread:make-mutex :name "clgrpc lease renewals") :read-only t) ; of all below
-  (bell (sb-thread:make-waitqueue :name "clgrpc lease renewals") :read-only t) ; something has come
+  ;; something has come
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc lease renewals") :read-only t)
   (call nil)                            ; the stream, or nil
   (metadata '() :type list)             ; that it was opened with
   ;; by number of a lease: PENDING-RENEWALs, oldest first
@@ -40,7 +41,7 @@
   (loop for all being the hash-values of (renewal-stream-pending stream)
         do (dolist (pending all) (setf (pending-renewal-failure pending) condition)))
   (clrhash (renewal-stream-pending stream))
-  (sb-thread:condition-broadcast (renewal-stream-bell stream)))
+  (sb-thread:condition-broadcast (renewal-stream-waitqueue stream)))
 
 (defun end-renewals (stream call &optional condition)
   "If CALL is STREAM's call, remove it; the renewals that wait on it have failed with CONDITION."
@@ -67,7 +68,7 @@
           (when pending
             (setf (pending-renewal-response pending) response)
             (when (pending-renewal-awaited pending)
-              (sb-thread:condition-broadcast (renewal-stream-bell stream)))))))))
+              (sb-thread:condition-broadcast (renewal-stream-waitqueue stream)))))))))
 
 (defun note-renewals-end (stream call)
   "Handle the end of CALL, STREAM's call."
@@ -111,7 +112,7 @@ Return two values: the call of STREAM, and the previous one if it is not needed 
   "The answer to PENDING, requested on CALL. Signal an ETCD-ERROR."
   (let ((lock (renewal-stream-lock stream)))
     (sb-thread:with-mutex (lock) (setf (pending-renewal-awaited pending) t))
-    (loop:await-until (renewal-stream-bell stream) lock (loop:notice-end seconds)
+    (loop:await-until (renewal-stream-waitqueue stream) lock (loop:notice-end seconds)
                       (lambda () (or (pending-renewal-response pending)
                                      (pending-renewal-failure pending))))
     (cond ((pending-renewal-response pending))

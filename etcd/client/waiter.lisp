@@ -27,7 +27,7 @@
   (on-loss nil :type (or null function) :read-only t) ; a function that is called when it is lost
   (loss-callback nil :type (or null function)) ; hears of its lease's loss
   (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of the slots below
-  (bell (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any slot below has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any of that has changed
   ;; :held at the head of the queue; :lost since its lease has ended; :left by its user
   (state :waiting :type (member :waiting :held :lost :left))
   (stirred nil :type boolean))          ; the key before its own may be gone
@@ -59,7 +59,7 @@ left."
     (sb-thread:with-mutex ((waiter-lock waiter))
       (when (member (waiter-state waiter) '(:waiting :held))
         (setf (waiter-state waiter) state)
-        (sb-thread:condition-broadcast (waiter-bell waiter))
+        (sb-thread:condition-broadcast (waiter-waitqueue waiter))
         t))))
 
 (defun lose-waiter (waiter condition)
@@ -91,14 +91,14 @@ it is lost."
 
 (defun pause-waiter (waiter end-ns)
   "Wait until END-NS, or until WAITER is stirred, left or lost."
-  (loop:await-until (waiter-bell waiter) (waiter-lock waiter) end-ns
+  (loop:await-until (waiter-waitqueue waiter) (waiter-lock waiter) end-ns
                     (lambda () (or (not (eq :waiting (waiter-state waiter)))
                                    (waiter-stirred waiter)))))
 
 (defun notify-waiter (waiter)
   (sb-thread:with-mutex ((waiter-lock waiter))
     (setf (waiter-stirred waiter) t)
-    (sb-thread:condition-broadcast (waiter-bell waiter))))
+    (sb-thread:condition-broadcast (waiter-waitqueue waiter))))
 
 (defun step-timeout (waiter end-ns)
   "How long one request for WAITER may take, as a part of the time until END-NS."

@@ -167,13 +167,13 @@ SECONDS, or if WATCH ends earlier, cancel WATCH and signal the reason."
   (let ((end (loop:notice-end seconds)) (failure nil))
     (sb-thread:with-mutex ((watch-lock watch))
       (loop while (and (eq :opening (watch-state watch)) (< (loop:world-now) end))
-            do (loop:await-notice (watch-bell watch) (watch-lock watch) end))
+            do (loop:await-notice (watch-waitqueue watch) (watch-lock watch) end))
       (unless (watch-begun watch)
         (setf (watch-state watch) :ended ; so that it does not begin later
               failure (or (watch-failure watch)
                           (make-condition 'unavailable
                                           :text "no member has begun the watch in time")))
-        (sb-thread:condition-broadcast (watch-bell watch))))
+        (sb-thread:condition-broadcast (watch-waitqueue watch))))
     (when failure
       (cancel-watch watch)
       (error failure))))
@@ -251,7 +251,7 @@ function, that call is the last."
         (loop until (or (and (eq :open (watch-state watch)) (watch-call watch))
                         (not (watch-open-p watch))
                         (<= end-ns (loop:world-now)))
-              do (loop:await-notice (watch-bell watch) (watch-lock watch) end-ns))
+              do (loop:await-notice (watch-waitqueue watch) (watch-lock watch) end-ns))
         (and (watch-open-p watch) (watch-call watch)))
       (error 'unavailable :text "the watch is not open")))
 
@@ -274,7 +274,7 @@ those of its client, or if WATCH ends. From any thread but that of the watch's f
                         (>= (watch-progress watch) revision))))
             (loop until (or (there-p) (not (eq call (watch-call watch)))
                             (not (watch-open-p watch)) (<= again (loop:world-now)))
-                  do (loop:await-notice (watch-bell watch) (watch-lock watch) again))
+                  do (loop:await-notice (watch-waitqueue watch) (watch-lock watch) again))
             (when (there-p) (return (watch-progress watch))))))
       (when (<= end (loop:world-now))
         (error 'unavailable :text "etcd has not reported the progress of the watch in time")))))

@@ -66,7 +66,7 @@ entry is not compacted; nil if it did not exist.")
   (ending nil :type (or null function)) ; ends it
   (job nil :type (or null loop:job))    ; takes RESPONSES
   (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of the slots below
-  (bell (sb-thread:make-waitqueue :name "clgrpc watch") :read-only t) ; any of that has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc watch") :read-only t) ; any of that has changed
   ;; the queue, each item with its octets: responses, then :outrun or the end of the stream
   (responses (make-fifo) :type fifo :read-only t)
   (waiting-octets 0 :type (integer 0))  ; of those
@@ -184,5 +184,5 @@ WATCH has ended, and return false."
   (sb-thread:with-mutex ((watch-lock watch))
     (when (watch-open-p watch)
       (funcall function)
-      (sb-thread:condition-broadcast (watch-bell watch))
+      (sb-thread:condition-broadcast (watch-waitqueue watch))
       t)))

@@ -42,7 +42,8 @@
    :type loop:pauses :read-only t)
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
   (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; of the slots below
-  (bell (sb-thread:make-waitqueue :name "clgrpc registration") :read-only t) ; any of it has changed
+  ;; any of it has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc registration") :read-only t)
   (endpoint nil :type endpoint)         ; the value to put
   (version 1 :type (integer 1))         ; of ENDPOINT
   (written 0 :type (integer 0))         ; the version that the store has; 0: no version
@@ -82,13 +83,13 @@ threads that wait."
        (sb-sys:without-interrupts
          (sb-thread:with-mutex ((registration-lock ,it))
            (multiple-value-prog1 (progn ,@body)
-             (sb-thread:condition-broadcast (registration-bell ,it))))))))
+             (sb-thread:condition-broadcast (registration-waitqueue ,it))))))))
 
 (defun await (registration end-ns predicate)
   "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, until REGISTRATION
 ends, or until END-NS. Return the value of PREDICATE."
   (let ((value nil))
-    (loop:await-until (registration-bell registration) (registration-lock registration) end-ns
+    (loop:await-until (registration-waitqueue registration) (registration-lock registration) end-ns
                       (lambda ()
                         (or (setf value (funcall predicate)) (registration-ended registration))))
     value))

@@ -456,11 +456,11 @@ again with it."
   (let ((intent (call-client-intent call)))
     (and intent (client-intent-authority intent))))
 
-(rpc:define-own-part outlet (client client-call wire:wire-outlet)
+(rpc:define-own-part outbound (client client-call wire:wire-outbound)
   "The outgoing side of a call, with its outbox."
   (outbox '() :type list))              ; the loop's: messages that wait for one, newest first
 
-(declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outlet))
+(declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outbound))
 
 (define-hot (call-replay :inline t) ((call client-call)) (or null replay)
   "The kept messages of CALL, or nil."
@@ -474,7 +474,7 @@ again with it."
 
 (define-hot (encoded-p :inline t) (reply) boolean
   "True if REPLY, of a call or its future, is a message that is not decoded yet."
-  (typep reply 'wire:parcel))
+  (typep reply 'wire:byte-buffer))
 
 (define-hot (stream-link :inline t) ((stream http2:stream)) link
   "The link that STREAM is on."

@@ -94,7 +94,7 @@ is 0, it begins when its loop starts it."
   "Return nil if WIRE:WRITE-MESSAGE is sure to write REQUEST, CALL's only one, at once. Otherwise
 encode it and return the value of WIRE:ENCODE-MESSAGE, or signal its RPC-ERROR if REQUEST is too
 long."
-  (let ((limit (min wire:+parcel-octets+ (wire:send-limit call)))
+  (let ((limit (min wire:+byte-buffer-octets+ (wire:send-limit call)))
         (size (protobuf:measure (rpc:outgoing-type call) request)))
     (declare (type index size))
     (when (or (> size limit) (wire:outgoing-encoding call))
@@ -183,7 +183,7 @@ new generator returns every message."
     (flet ((send-those-there-is-room-for ()
              (loop while (and (setf next (funcall generator))
                               (protobuf:message-p next) ; else SEND signals the error
-                              (<= (protobuf:serialized-size next) wire:+parcel-octets+)
+                              (<= (protobuf:serialized-size next) wire:+byte-buffer-octets+)
                               (rpc:try-send call next)))))
       (lambda ()
         (setf next nil)

@@ -14,10 +14,10 @@
       (rpc:abort-as call condition)))
   nil)
 
-(define-hot callback-message ((call inproc-call) (reactions inproc-reactions)) t
-  "The message with which CALL's callback is to be called, or nil. If the callback waits only for
-room for answers, the thread that makes room schedules the callbacks again."
-  (and (inproc-reactions-on-message reactions)
+(define-hot callback-message ((call inproc-call) (callbacks inproc-callbacks)) t
+  "The message of CALL to call its callback with, or nil. If only room for answers is missing, the
+thread that makes room schedules the callbacks again."
+  (and (inproc-callbacks-on-message callbacks)
        (or (rpc:messages-wait-p call) (mailbox-message call))
        (rpc:deliverable-p call)
        (or (rpc:client-p call)
@@ -32,62 +32,62 @@ is queued, because callbacks take messages from the queue."
         do (rpc:put-received call message t))
   nil)
 
-(define-hot run-next-callback ((call inproc-call) (reactions inproc-reactions)) boolean
+(define-hot run-next-callback ((call inproc-call) (callbacks inproc-callbacks)) boolean
   "Run the callback of CALL that is due and return true; return false if no callback is due."
   (let ((call-pair (call-call-pair call)))
     ;; the handler may still receive, on its own thread
     (when (and (call-pair-ready call-pair)
                (not (rpc:client-p call))
-               (or (inproc-reactions-on-message reactions)
-                   (inproc-reactions-on-half-close reactions)))
+               (or (inproc-callbacks-on-message callbacks)
+                   (inproc-callbacks-on-half-close callbacks)))
       (queue-ready call-pair call)))
   (let* (;; before looking for messages
          (over (and (or (call-status call) (inproc-call-half-closed call)) t))
          (message (progn (sb-thread:barrier (:read))
-                         (callback-message call reactions))))
+                         (callback-message call callbacks))))
     (cond (message
-           (call-back call (the function (inproc-reactions-on-message reactions)) message)
+           (call-back call (the function (inproc-callbacks-on-message callbacks)) message)
            t)
           (t
            ;; RPC:DUE-CALLBACK looks only at the queue; without a callback for messages, that of
            ;; the mailbox is for the thread that receives
-           (when (and (inproc-reactions-on-message reactions) (mailbox-message call))
+           (when (and (inproc-callbacks-on-message callbacks) (mailbox-message call))
              (rpc:put-received call (shiftf (svref (mailbox call) +mailbox-index+) nil) nil))
-           (let ((function (rpc:due-callback call reactions over)))
+           (let ((function (rpc:due-callback call callbacks over)))
              (when function
                (call-back call function nil)
                t))))))
 
-(define-hot (run-rung :inline t) ((call inproc-call) (reactions inproc-reactions)) boolean
-  "Run the oldest due function that AFTER has for CALL, unless CALL has ended, and return true;
+(define-hot (run-rung :inline t) ((call inproc-call) (callbacks inproc-callbacks)) boolean
+  "Run the oldest function of AFTER of CALL that is due, unless CALL has ended, and return true;
 return false if none is due."
-  (and (inproc-reactions-rung reactions)
-       (let ((function (sb-ext:atomic-pop (inproc-reactions-rung reactions))))
+  (and (inproc-callbacks-rung callbacks)
+       (let ((function (sb-ext:atomic-pop (inproc-callbacks-rung callbacks))))
          (unless (call-status call) (call-back call (the function function) nil))
          t)))
 
 (define-hot run-due ((call inproc-call) &optional (message t nil)) null
   "Run the callbacks of CALL that are due, the one for MESSAGE first unless that is nil. This thread
 has set SCHEDULED. Interrupts are off; during callbacks they are on if the caller allows them."
-  (let ((reactions (the inproc-reactions (call-inproc-reactions call)))
+  (let ((callbacks (the inproc-callbacks (call-inproc-callbacks call)))
         (done nil))
     (unwind-protect
          (loop
-           ;; usually this is the same thread as before
-           (unless (eq (inproc-reactions-runner reactions) sb-thread:*current-thread*)
-             (setf (inproc-reactions-runner reactions) sb-thread:*current-thread*))
+           ;; mostly it is the same thread as before
+           (unless (eq (inproc-callbacks-runner callbacks) sb-thread:*current-thread*)
+             (setf (inproc-callbacks-runner callbacks) sb-thread:*current-thread*))
            (when message
-             (call-back call (the function (inproc-reactions-on-message reactions))
+             (call-back call (the function (inproc-callbacks-on-message callbacks))
                         (rpc:filtered call (shiftf message nil))))
-           (loop while (or (run-rung call reactions) (run-next-callback call reactions)))
-           (when (eq t (compare-and-swap (inproc-reactions-scheduled reactions) t nil))
+           (loop while (or (run-rung call callbacks) (run-next-callback call callbacks)))
+           (when (eq t (compare-and-swap (inproc-callbacks-scheduled callbacks) t nil))
              (setf done t)
              (return))
-           (setf (inproc-reactions-scheduled reactions) t)
+           (setf (inproc-callbacks-scheduled callbacks) t)
            ;; a thread that has seen :again before this store leaves its event to the next look
            (sb-thread:barrier (:memory)))
       (unless done
-        (setf (inproc-reactions-scheduled reactions) nil)
+        (setf (inproc-callbacks-scheduled callbacks) nil)
         (rpc:abort-as call :callback-left))))
   nil)
 
@@ -102,51 +102,50 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
 
 (define-hot schedule ((call inproc-call)) null
   "The operation SCHEDULE."
-  (let ((reactions (ensure-inproc-reactions call))
+  (let ((callbacks (ensure-inproc-callbacks call))
         (execution (inproc-core-execution (call-inproc-core call))))
-    (when (rpc:client-p call) (begin-for-callbacks call reactions))
+    (when (rpc:client-p call) (begin-for-callbacks call callbacks))
     (loop
-      (ecase (inproc-reactions-scheduled reactions)
+      (ecase (inproc-callbacks-scheduled callbacks)
         ((nil)
          (when (sb-sys:without-interrupts ; a thread that sets SCHEDULED runs all
-                 (when (null (compare-and-swap (inproc-reactions-scheduled reactions) nil t))
+                 (when (null (compare-and-swap (inproc-callbacks-scheduled callbacks) nil t))
                    (unless (and (loop-p execution) (post-run-due execution call))
                      (sb-sys:allow-with-interrupts (run-due call)))
                    t))
            (return)))
         ((t)
-         (when (eq t (compare-and-swap (inproc-reactions-scheduled reactions) t :again)) (return)))
+         (when (eq t (compare-and-swap (inproc-callbacks-scheduled callbacks) t :again)) (return)))
         (:again (return)))))
   nil)
 
-(define-hot begin-for-callbacks ((call inproc-call) (reactions inproc-reactions)) null
+(define-hot begin-for-callbacks ((call inproc-call) (callbacks inproc-callbacks)) null
   "Begin the handler of CALL, since its client has set a callback for the handler's messages."
   (let ((call-pair (call-call-pair call)))
     (when (and (eq :waiting (call-pair-phase call-pair))
-               (or (inproc-reactions-on-message reactions)
-                   (inproc-reactions-on-half-close reactions)
+               (or (inproc-callbacks-on-message callbacks)
+                   (inproc-callbacks-on-half-close callbacks)
                    (inproc-call-half-closed (call-pair-server call-pair))))
       (begin-soon call-pair)))
   nil)
 
-(defun schedule-rung (call reactions function)
-  "Run FUNCTION, which AFTER has for CALL, when the callbacks of CALL that were due before it have
-run."
-  (sb-ext:atomic-update (inproc-reactions-rung reactions)
+(defun schedule-rung (call callbacks function)
+  "Run FUNCTION, of AFTER of CALL, when the callbacks of CALL that are due before it have run."
+  (sb-ext:atomic-update (inproc-callbacks-rung callbacks)
                         (lambda (functions) (append functions (list function))))
   (run-on-client-reserve (call-inproc-core call) (lambda () (schedule call))))
 
 (defun run-after (call seconds function)
   "The operation AFTER."
   (let ((inproc-core (call-inproc-core call))
-        (reactions (ensure-inproc-reactions call))
+        (callbacks (ensure-inproc-callbacks call))
         (timer nil))
     (flet ((ring (call)
-             (sb-ext:atomic-update (inproc-reactions-timers reactions)
+             (sb-ext:atomic-update (inproc-callbacks-timers callbacks)
                                    (lambda (timers) (remove timer timers)))
-             (unless (call-status call) (schedule-rung call reactions function))))
+             (unless (call-status call) (schedule-rung call callbacks function))))
       (setf timer (make-timer #'ring call))
-      (sb-ext:atomic-push timer (inproc-reactions-timers reactions))
+      (sb-ext:atomic-push timer (inproc-callbacks-timers callbacks))
       (start-core-timer inproc-core timer
                         (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
       ;; the call may have ended before others could see that it has a timer

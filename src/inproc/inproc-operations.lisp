@@ -75,7 +75,7 @@
   :particulars #'inproc-particulars :now #'call-now
   :peer #'inproc-core-peer :stage #'call-pair-stage
   :other-end #'other-end :metadata #'entries-metadata
-  :new-reactions #'new-inproc-reactions)
+  :new-callbacks #'new-inproc-callbacks)
 
 (rpc:define-transport-end **client-operations** (:client :like **shared-operations**)
   :send #'inproc-client-send :close-send #'inproc-close-send :receive #'inproc-client-receive

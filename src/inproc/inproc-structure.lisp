@@ -147,7 +147,7 @@ which that function runs."
 
 (declaim (sb-ext:freeze-type call-pair inproc-call))
 
-(rpc:define-own-part reactions (inproc inproc-call)
+(rpc:define-own-part callbacks (inproc inproc-call)
   "The callbacks of a call within the image."
   ;; see inproc-callback.lisp: true while callbacks run or are about to run
   (scheduled nil :type (member nil t :again))
@@ -155,7 +155,7 @@ which that function runs."
   (timers '() :type list)               ; the timers of AFTER; atomic
   (rung '() :type list))                ; functions of AFTER that are due, the first first; atomic
 
-(declaim (sb-ext:freeze-type inproc-reactions))
+(declaim (sb-ext:freeze-type inproc-callbacks))
 
 (define-hot (call-inproc-core :inline t) ((call inproc-call)) inproc-core
   (inproc-call-inproc-core call))

@@ -27,13 +27,13 @@ first."
       (plusp (sending-room call))))
 
 (define-hot may-wait-p ((call inproc-call)) boolean
-  "False if this thread, which sends on CALL, runs both ends of CALL, or a callback that may run on
-the thread of the other end: while such a thread waited, no thread would make room."
-  (let ((reactions (call-inproc-reactions call)))
+  "False if this thread, which sends on CALL, runs both ends of it, or a callback of CALL, which may
+run on the thread of the other end: while it waited no thread would make room."
+  (let ((callbacks (call-inproc-callbacks call)))
     (not (or (eq (call-pair-phase (call-call-pair call)) sb-thread:*current-thread*)
-             (and reactions
-                  (inproc-reactions-scheduled reactions)
-                  (eq (inproc-reactions-runner reactions) sb-thread:*current-thread*))))))
+             (and callbacks
+                  (inproc-callbacks-scheduled callbacks)
+                  (eq (inproc-callbacks-runner callbacks) sb-thread:*current-thread*))))))
 
 (define-hot want-room ((call inproc-call)) null
   "Note that the sender of CALL waits for room."

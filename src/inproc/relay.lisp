@@ -156,14 +156,14 @@ again."
 
 (defun wake-owner (call)
   "The operation SCHEDULE of the two ends that belong to a relay. Their callback for room wakes the
-relay at every event."
-  (let ((reactions (call-inproc-reactions call)))
-    (when (and reactions (inproc-reactions-on-writable reactions))
-      (funcall (inproc-reactions-on-writable reactions)))))
+relay, whatever the event was."
+  (let ((callbacks (call-inproc-callbacks call)))
+    (when (and callbacks (inproc-callbacks-on-writable callbacks))
+      (funcall (inproc-callbacks-on-writable callbacks)))))
 
 (defun have-wake (relay call)
   "Arrange that every event of CALL, one of RELAY's ends, wakes RELAY."
-  (setf (inproc-reactions-on-writable (ensure-inproc-reactions call)) (lambda () (wake relay))))
+  (setf (inproc-callbacks-on-writable (ensure-inproc-callbacks call)) (lambda () (wake relay))))
 
 (rpc:define-transport-end **attempt-operations** (:client :like **client-operations**)
   :schedule #'wake-owner)
@@ -488,7 +488,7 @@ CALL's relay."
 (defun kept-p (relay request)
   "Charge REQUEST, which is kept for further attempts of RELAY, and return true, if there is room."
   (keep-message (relay-replay relay) request
-                (+ rpc:+arrival-octets+
+                (+ rpc:+batch-octets+
                    (protobuf:measure (rpc:incoming-type (relay-call relay)) request))
                 (options-total-replay-octets (channel-retry-options (relay-channel relay)))))
 

@@ -45,9 +45,9 @@ channel is closed."
 
 (define-hot forget-timers ((call inproc-call)) null
   "Stop the timers of AFTER of CALL, which has ended."
-  (let ((reactions (call-inproc-reactions call)))
-    (when reactions
-      (loop for timer = (sb-ext:atomic-pop (inproc-reactions-timers reactions))
+  (let ((callbacks (call-inproc-callbacks call)))
+    (when callbacks
+      (loop for timer = (sb-ext:atomic-pop (inproc-callbacks-timers callbacks))
             while timer do (stop-core-timer (call-inproc-core call) timer))))
   nil)
 

@@ -9,13 +9,13 @@
 (define-hot hand-over ((receiver inproc-call) message) boolean
   "Call RECEIVER's callback with MESSAGE and return true. Return false without a callback, while a
 callback runs, or if other messages wait before this one."
-  (let ((reactions (call-inproc-reactions receiver)))
-    (and reactions
-         (inproc-reactions-on-message reactions)
+  (let ((callbacks (call-inproc-callbacks receiver)))
+    (and callbacks
+         (inproc-callbacks-on-message callbacks)
          (eq :caller (inproc-core-execution (call-inproc-core receiver)))
-         (null (inproc-reactions-scheduled reactions))
+         (null (inproc-callbacks-scheduled callbacks))
          (sb-sys:without-interrupts     ; a thread that sets SCHEDULED runs all
-           (when (null (compare-and-swap (inproc-reactions-scheduled reactions) nil t))
+           (when (null (compare-and-swap (inproc-callbacks-scheduled callbacks) nil t))
              (let ((message (and (not (rpc:messages-wait-p receiver))
                                  (null (mailbox-message receiver))
                                  (null (call-pair-ready (call-call-pair receiver)))
@@ -95,7 +95,7 @@ unwind the handler that sends."
 (define-hot keep-early ((call-pair call-pair) message (size index)) boolean
   "Keep MESSAGE until the handler begins and return true. Return false if the handler has begun, or
 if too many octets are kept already."
-  (let ((octets (+ (call-pair-held-octets call-pair) size rpc:+arrival-octets+)))
+  (let ((octets (+ (call-pair-held-octets call-pair) size rpc:+batch-octets+)))
     (when (<= octets (options-send-budget-octets
                       (inproc-core-options (call-inproc-core (call-pair-client call-pair)))))
       (let ((cell (list message)))

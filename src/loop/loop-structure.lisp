@@ -27,7 +27,7 @@
 
 (defstruct (driving (:copier nil))
   "The data of a caller-driven loop about its callers. See driving.lisp and, for the last four
-slots, gathering.lisp."
+slots, coalescing.lisp."
   (calls 0 :type sb-ext:word)           ; calls under way; atomic
   (waiters 0 :type sb-ext:word)         ; sleeping threads, and calls no thread waits for; atomic
   (candidate nil :type (or null function)) ; wakes the waiter that would drive; atomic
@@ -38,7 +38,7 @@ slots, gathering.lisp."
   (yielding nil :type boolean)          ; user code of another call is due: the driver leaves
   (sent-ns 0 :type nanoseconds)         ; when the last message was sent from outside the loop
   (burst 0 :type index)                 ; messages sent in a row, each soon after the one before
-  (gathered-ns 0 :type nanoseconds)     ; since when output waits for more; 0 if none does
+  (coalesced-ns 0 :type nanoseconds)    ; since when output waits for more; 0 if none does
   (flusher 0 :type sb-ext:word))        ; 1 while a flusher is there or about to come; atomic
 
 (declaim (sb-ext:freeze-type driving))

@@ -78,7 +78,7 @@
    #:post #:run-posted #:defer #:call-last #:call-before-flush #:call-after-closing #:read-clock
    #:turn-long-p
    #:make-lasting-timer
-   ;; driving.lisp and gathering.lisp
+   ;; driving.lisp and coalescing.lisp
    #:enter-call #:leave-call #:call-served #:drive #:may-drive-p #:left-to-drive-p #:drive-on
    #:not-for-driver-p #:run-now #:run-to-send #:run-or-post
    #:make-turn #:next-turn-ns

@@ -6,10 +6,10 @@
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
 ;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued. So
 ;;;; a reader that sees either and then finds the queue empty has missed nothing. Messages wait in
-;;;; the inlet's INCOMING, a stack on which the owner pushes and which the one receiving thread
-;;;; takes as a whole; short messages that arrive with one read are pushed together. Data that few
-;;;; calls need are in PARTS (part.lisp), made when first needed. A call object that users have is
-;;;; never used again for another call.
+;;;; the inbound part's INCOMING, a stack on which the owner pushes and which the one receiving
+;;;; thread takes as a whole; short messages that arrive with one read are pushed together. Data
+;;;; that few calls need are in PARTS (part.lisp), made when first needed. A call object that users
+;;;; have is never used again for another call.
 
 (in-package #:clgrpc.rpc)
 
@@ -101,22 +101,22 @@ ENSURE-PREFIX-PART are as CALL-PART and ENSURE-PART; NEW-PREFIX-PART is the oper
       (let ((new (operate new-parts call)))
         (or (sb-ext:compare-and-swap (call-parts call) nil new) new))))
 
-(define-part inlet (call) "The inlet of CALL, with its incoming messages")
-(define-part outlet (call) "The outlet of CALL, for its outgoing messages")
-(define-part reactions (call) "The reactions of CALL, its user's callbacks")
+(define-part inbound (call) "The inbound part of CALL, with its incoming messages")
+(define-part outbound (call) "The outbound part of CALL, for its outgoing messages")
+(define-part callbacks (call) "The callbacks of CALL's user")
 (define-part ending () "The ending of CALL")
 (define-part intent (call) "The intent of CALL, its user's settings")
 
 (define-hot (queued-octets :inline t) ((call call)) index
   "The octets that CALL is charged with for the messages in its queue."
-  (let ((inlet (call-inlet call)))
-    (if inlet (the index (inlet-queued-octets inlet)) 0)))
+  (let ((inbound (call-inbound call)))
+    (if inbound (the index (inbound-queued-octets inbound)) 0)))
 
 (define-hot (messages-wait-p :inline t) ((call call)) boolean
   "True if messages are in CALL's queue, taken by the receiving thread or not."
-  (let ((inlet (call-inlet call)))
-    (and inlet
-         (or (inlet-incoming inlet) (inlet-received inlet))
+  (let ((inbound (call-inbound call)))
+    (and inbound
+         (or (inbound-incoming inbound) (inbound-received inbound))
          t)))
 
 ;;; Both ends of a call, on every transport
@@ -187,7 +187,7 @@ reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
     (:ok nil)
     (t (error (call-condition call)))))
 
-;;; Parking: a thread that must wait for its call sleeps at the call's gate.
+;;; Parking: a thread that must wait for its call sleeps in the call's wait queue.
 ;;;
 ;;;   the thread that waits                      the thread that rings
 ;;;   1. counts itself among the sleepers        1. stores the state that the other waits for
@@ -198,19 +198,19 @@ reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
 ;;;
 ;;; So a ring between steps 2 and 4 is never lost, and a ring without sleepers costs no system call.
 
-(defun ensure-gate (call)
+(defun ensure-wait-queue (call)
   (let ((parts (ensure-parts call)))
-    (or (parts-gate parts)
-        (let ((new (make-gate)))
-          (or (sb-ext:compare-and-swap (parts-gate parts) nil new) new)))))
+    (or (parts-wait-queue parts)
+        (let ((new (make-wait-queue)))
+          (or (sb-ext:compare-and-swap (parts-wait-queue parts) nil new) new)))))
 
-(define-hot ring-in-turn ((gate gate)) null
-  "See NOTIFY; GATE is the call's."
+(define-hot ring-in-turn ((wait-queue wait-queue)) null
+  "See NOTIFY; WAIT-QUEUE is the call's."
   (let ((loop (loop:held-loop)))
-    (cond ((null loop) (ring gate))
-          ((not (gate-ringing gate))
-           (setf (gate-ringing gate) t)
-           (loop:call-last loop #'ring gate))))
+    (cond ((null loop) (ring wait-queue))
+          ((not (wait-queue-ringing wait-queue))
+           (setf (wait-queue-ringing wait-queue) t)
+           (loop:call-last loop #'ring wait-queue))))
   nil)
 
 (define-hot (notify :inline t) ((call call)) null
@@ -219,24 +219,24 @@ this thread runs a loop, it wakes them at the end of the turn, together with the
 calls."
   (sb-thread:barrier (:memory))
   (let* ((parts (call-parts call))
-         (gate (and parts (parts-gate parts))))
-    (when gate (ring-in-turn gate)))
+         (wait-queue (and parts (parts-wait-queue parts))))
+    (when wait-queue (ring-in-turn wait-queue)))
   nil)
 
 (define-hot (notify-sleeper :inline t) ((call call)) null
   "As NOTIFY, for threads that run no loop, after an atomic operation. Costs next to nothing if no
 thread sleeps."
   (let* ((parts (call-parts call))
-         (gate (and parts (parts-gate parts))))
-    (when (and gate (plusp (gate-sleepers gate))) (ring gate)))
+         (wait-queue (and parts (parts-wait-queue parts))))
+    (when (and wait-queue (plusp (wait-queue-sleepers wait-queue))) (ring wait-queue)))
   nil)
 
-(define-hot ring ((gate gate)) null
-  "Wake the threads that sleep at GATE."
-  (setf (gate-ringing gate) nil)
-  (let ((futex (gate-futex gate)))
+(define-hot ring ((wait-queue wait-queue)) null
+  "Wake the threads that sleep in WAIT-QUEUE."
+  (setf (wait-queue-ringing wait-queue) nil)
+  (let ((futex (wait-queue-futex wait-queue)))
     (sb-ext:atomic-incf (aref futex 0))
-    (when (plusp (gate-sleepers gate)) (os:wake-futex futex)))
+    (when (plusp (wait-queue-sleepers wait-queue)) (os:wake-futex futex)))
   nil)
 
 (defun refuse-to-wait (call)
@@ -261,20 +261,20 @@ a loop and no other thread is left to run it."
         ((loop:prepare-to-wait) (operate park call ready-p))
         (t (refuse-to-wait call))))
 
-(defun gate-ringer (call)
-  "A function that wakes the threads that sleep at CALL's gate."
-  (let ((gate (ensure-gate call)))
-    (lambda () (ring gate))))
+(defun wait-queue-ringer (call)
+  "A function that wakes the threads that sleep in CALL's wait queue."
+  (let ((wait-queue (ensure-wait-queue call)))
+    (lambda () (ring wait-queue))))
 
 (defun park (call ready-p &optional (leave-p (constantly nil)))
-  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; return the last
-value of READY-P. LEAVE-P is called at each wake-up as well; PARK also returns when LEAVE-P returns
+  "Sleep in CALL's wait queue until (funcall READY-P CALL) is true or CALL has ended; return the
+last value of READY-P. LEAVE-P is called at each wake-up as well; PARK also returns when it is
 true."
   (declare (type function ready-p leave-p))
-  (let* ((gate (ensure-gate call))
-         (futex (gate-futex gate)))
-    (with-undoing ((sb-ext:atomic-incf (gate-sleepers gate))
-                   (sb-ext:atomic-decf (gate-sleepers gate)))
+  (let* ((wait-queue (ensure-wait-queue call))
+         (futex (wait-queue-futex wait-queue)))
+    (with-undoing ((sb-ext:atomic-incf (wait-queue-sleepers wait-queue))
+                   (sb-ext:atomic-decf (wait-queue-sleepers wait-queue)))
       (loop
         (let ((value (aref futex 0)))
           (sb-thread:barrier (:memory))
@@ -284,59 +284,59 @@ true."
 
 ;;; The queue of messages that arrived
 
-(define-hot charged-arrival ((call call) item (size index)) arrival
-  "Return an arrival of ITEM, of SIZE octets, and charge CALL with it. On CALL's loop."
-  (let ((total (+ size +arrival-octets+)))
-    (sb-ext:atomic-incf (inlet-queued-octets (ensure-inlet call)) total)
-    (make-arrival :item item :size total)))
+(define-hot charged-batch ((call call) item (size index)) batch
+  "Return a batch of ITEM, of SIZE octets, and charge CALL with it. On CALL's loop."
+  (let ((total (+ size +batch-octets+)))
+    (sb-ext:atomic-incf (inbound-queued-octets (ensure-inbound call)) total)
+    (make-batch :item item :size total)))
 
-(define-hot (add-to-arrival :inline t) ((arrival arrival) (octets octets) (start index) (end index))
+(define-hot (append-to-batch :inline t) ((batch batch) (octets octets) (start index) (end index))
     boolean
-  "Append the short message in OCTETS to those in ARRIVAL, whose item is octets, and return true;
+  "Append the short message in OCTETS to those in BATCH, whose item is octets, and return true;
 return false if they do not fit."
-  (let ((item (arrival-item arrival))
-        (at (arrival-end arrival))
+  (let ((item (batch-item batch))
+        (at (batch-end batch))
         (size (- end start)))
     (declare (type octets item))
     (when (<= (+ at 4 size) (length item))
       (setf (u32be item at) size
-            (arrival-end arrival) (copy-octets octets start end item (+ 4 at)))
+            (batch-end batch) (copy-octets octets start end item (+ 4 at)))
       t)))
 
-(define-hot push-arrival ((call call) (arrival arrival)) null
-  "Queue ARRIVAL, of CHARGED-ARRIVAL. On CALL's loop."
-  (loop with inlet = (ensure-inlet call)
-        for old = (inlet-incoming inlet)
-        do (setf (arrival-next arrival) old)
-        until (eq old (sb-ext:compare-and-swap (inlet-incoming inlet) old arrival)))
+(define-hot push-batch ((call call) (batch batch)) null
+  "Queue BATCH, of CHARGED-BATCH. On CALL's loop."
+  (loop with inbound = (ensure-inbound call)
+        for old = (inbound-incoming inbound)
+        do (setf (batch-next batch) old)
+        until (eq old (sb-ext:compare-and-swap (inbound-incoming inbound) old batch)))
   (notify call)
   nil)
 
 (defconstant +shortest-batch+ 512
   "The least octets of the second batch of a read.")
 
-(define-hot open-batch ((call call) (full (or null arrival)) (need index) (longest index)) arrival
+(define-hot open-batch ((call call) (full (or null batch)) (need index) (longest index)) batch
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
 long as its message. Each further one is about twice as long as the one before, FULL, which is
 queued, but not longer than LONGEST, unless its message is."
   (let* ((length (if full
                      (max need +shortest-batch+
-                          (min longest (* 2 (- (arrival-size full) +arrival-octets+))))
+                          (min longest (* 2 (- (batch-size full) +batch-octets+))))
                      need))
          ;; the heap may be full: FULL is queued only once
-         (new (charged-arrival call (make-octets length) length)))
-    (when full (push-arrival call full))
+         (new (charged-batch call (make-octets length) length)))
+    (when full (push-batch call full))
     new))
 
-(define-hot begin-batch ((call call) (inlet inlet) (octets octets) (start index) (end index)
+(define-hot begin-batch ((call call) (inbound inbound) (octets octets) (start index) (end index)
                          (longest index))
     (values index boolean)
-  "As ADD-TO-BATCH, for a message that the batch of INLET, CALL's, has no room for."
-  (let* ((batch (inlet-batch inlet))
+  "As ADD-TO-BATCH, for a message that the batch of INBOUND, CALL's, has no room for."
+  (let* ((batch (inbound-batch inbound))
          (new (open-batch call batch (+ 4 (- end start)) longest)))
-    (add-to-arrival new octets start end)
-    (setf (inlet-batch inlet) new)
-    (values (arrival-size new) (null batch))))
+    (append-to-batch new octets start end)
+    (setf (inbound-batch inbound) new)
+    (values (batch-size new) (null batch))))
 
 (define-hot (add-to-batch :inline t)
     ((call call) (octets octets) (start index) (end index) (longest index))
@@ -345,53 +345,55 @@ queued, but not longer than LONGEST, unless its message is."
 read. Return the octets that CALL is charged with for the message: 0 unless it needs a new batch, of
 at most LONGEST octets. The second value is true if that is the first batch of the read. On CALL's
 loop."
-  (let* ((inlet (ensure-inlet call))
-         (batch (inlet-batch inlet)))
-    (if (and batch (add-to-arrival batch octets start end))
+  (let* ((inbound (ensure-inbound call))
+         (batch (inbound-batch inbound)))
+    (if (and batch (append-to-batch batch octets start end))
         (values 0 nil)
-        (begin-batch call inlet octets start end longest))))
+        (begin-batch call inbound octets start end longest))))
 
-(define-hot queue-batch ((call call) (inlet inlet)) boolean
-  "Queue the batch of CALL, whose inlet is INLET, and return true; return false if CALL has no
-batch. On CALL's loop."
-  (let ((batch (shiftf (inlet-batch inlet) nil)))
+(define-hot queue-batch ((call call) (inbound inbound)) boolean
+  "Queue the batch of CALL, whose INBOUND is given, and return true; return false if it has none.
+On CALL's loop."
+  (let ((batch (shiftf (inbound-batch inbound) nil)))
     (when batch
-      (push-arrival call batch)
+      (push-batch call batch)
       t)))
 
 (define-hot push-incoming ((call call) item (size index)) index
   "Queue ITEM, one message of SIZE octets. Return the octets that CALL is charged with for ITEM. On
 CALL's loop."
-  (let ((arrival (charged-arrival call item size)))
-    (push-arrival call arrival)
-    (arrival-size arrival)))
+  (let ((batch (charged-batch call item size)))
+    (push-batch call batch)
+    (batch-size batch)))
 
-(define-hot uncharge ((inlet inlet) (size index)) index
-  "Subtract SIZE from INLET's queued octets; if these are fewer, set them to 0. Return how many were
-subtracted. From any thread."
+(define-hot uncharge ((inbound inbound) (size index)) index
+  "Subtract SIZE from INBOUND's queued octets, or all of them if they are fewer. Return how many
+were subtracted. From any thread."
   (loop
-    (let ((old (inlet-queued-octets inlet)))
-      (when (= old (sb-ext:compare-and-swap (inlet-queued-octets inlet) old (- old (min old size))))
+    (let ((old (inbound-queued-octets inbound)))
+      (when (= old (sb-ext:compare-and-swap (inbound-queued-octets inbound) old
+                                            (- old (min old size))))
         (return (min old size))))))
 
-(define-hot oldest-arrival ((inlet inlet)) (or null arrival)
-  "The arrival from which INLET's call receives next; it stays queued. Only the receiving thread
-calls this."
-  (or (inlet-received inlet)
-      (when (inlet-incoming inlet)
-        (let ((newest (loop for old = (inlet-incoming inlet)
-                            until (eq old (sb-ext:compare-and-swap (inlet-incoming inlet) old nil))
+(define-hot oldest-batch ((inbound inbound)) (or null batch)
+  "The batch from which INBOUND's call receives next; it stays queued. Only by the receiving
+thread."
+  (or (inbound-received inbound)
+      (when (inbound-incoming inbound)
+        (let ((newest (loop for old = (inbound-incoming inbound)
+                            until (eq old (sb-ext:compare-and-swap (inbound-incoming inbound)
+                                                                   old nil))
                             finally (return old)))
               (oldest nil))
           (loop while newest
-                do (shiftf newest (arrival-next newest) oldest newest))
-          (setf (inlet-received inlet) oldest)))))
+                do (shiftf newest (batch-next newest) oldest newest))
+          (setf (inbound-received inbound) oldest)))))
 
-(define-hot leave-arrival ((call call) (inlet inlet) (arrival arrival)) null
-  "Remove ARRIVAL, the oldest, whose last message was taken."
+(define-hot leave-batch ((call call) (inbound inbound) (batch batch)) null
+  "Remove BATCH, the oldest, whose last message was taken."
   (sb-sys:without-interrupts            ; so that every account loses the octets
-    (setf (inlet-received inlet) (arrival-next arrival))
-    (operate taken call (uncharge inlet (arrival-size arrival))))
+    (setf (inbound-received inbound) (batch-next batch))
+    (operate taken call (uncharge inbound (batch-size batch))))
   nil)
 
 (define-hot (through :inline t) ((filter (or null function)) message) t
@@ -401,45 +403,44 @@ calls this."
 (define-hot (filtered :inline t) ((call call) message) t
   "The value of the filter of CALL's incoming messages for MESSAGE; MESSAGE itself without a
 filter."
-  (let ((inlet (call-inlet call)))
-    (through (and inlet (inlet-filter inlet)) message)))
+  (let ((inbound (call-inbound call)))
+    (through (and inbound (inbound-filter inbound)) message)))
 
 (define-hot put-received ((call call) message (first boolean)) null
   "Add MESSAGE, which is not charged, to the messages that the receiving thread has taken out of
-CALL's queue: before them if FIRST is true, else after them. Only that thread calls this."
-  (let* ((inlet (ensure-inlet call))
-         (received (inlet-received inlet))
-         (arrival (make-arrival :item message)))
+CALL's queue: before them if FIRST is true, else after them. Only by that thread."
+  (let* ((inbound (ensure-inbound call))
+         (received (inbound-received inbound))
+         (batch (make-batch :item message)))
     (cond ((or first (null received))
-           (setf (arrival-next arrival) received
-                 (inlet-received inlet) arrival))
-          (t (loop while (arrival-next received)
-                   do (setf received (arrival-next received)))
-             (setf (arrival-next received) arrival))))
+           (setf (batch-next batch) received
+                 (inbound-received inbound) batch))
+          (t (loop while (batch-next received)
+                   do (setf received (batch-next received)))
+             (setf (batch-next received) batch))))
   nil)
 
 (define-hot pop-incoming ((call call)) t
-  "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If the octets
-are not a message, signal an RPC-ERROR, which ends CALL as well. Only the receiving thread calls
-this."
-  (let* ((inlet (call-inlet call))
-         (arrival (and inlet (oldest-arrival inlet))))
-    (when arrival
-      (let ((item (arrival-item arrival)))
+  "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If its octets
+are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the receiving thread."
+  (let* ((inbound (call-inbound call))
+         (batch (and inbound (oldest-batch inbound))))
+    (when batch
+      (let ((item (batch-item batch)))
         (cond ((typep item 'octets)
-               (let* ((start (+ 4 (arrival-at arrival)))
-                      (end (+ start (u32be item (arrival-at arrival)))))
+               (let* ((start (+ 4 (batch-at batch)))
+                      (end (+ start (u32be item (batch-at batch)))))
                  (declare (type index start end))
-                 (setf (arrival-at arrival) end)
-                 (when (= end (arrival-end arrival)) (leave-arrival call inlet arrival))
-                 (through (inlet-filter inlet) (operate decode call item start end))))
-              (t (leave-arrival call inlet arrival)
-                 (through (inlet-filter inlet) (operate decode call item 0 0))))))))
+                 (setf (batch-at batch) end)
+                 (when (= end (batch-end batch)) (leave-batch call inbound batch))
+                 (through (inbound-filter inbound) (operate decode call item start end))))
+              (t (leave-batch call inbound batch)
+                 (through (inbound-filter inbound) (operate decode call item 0 0))))))))
 
 (define-hot (pop-taken :inline t) ((call call)) t
   "As POP-INCOMING, but only of the messages that the receiving thread has taken out of the queue."
-  (let ((inlet (call-inlet call)))
-    (and inlet (inlet-received inlet) (pop-incoming call))))
+  (let ((inbound (call-inbound call)))
+    (and inbound (inbound-received inbound) (pop-incoming call))))
 
 (defun receivable-p (call)
   "True if a message of CALL waits, or CALL's peer has ended its side."
@@ -462,8 +463,8 @@ CALL had ended already. On CALL's loop."
     (setf (call-status call) status)
     (observe call-ended observer call)
     (notify call)
-    (let ((reactions (call-reactions call)))
-      (when (and reactions (reactions-on-ended reactions)) (operate schedule call)))
+    (let ((callbacks (call-callbacks call)))
+      (when (and callbacks (callbacks-on-ended callbacks)) (operate schedule call)))
     t))
 
 (defun call-outcome (call)

@@ -7,9 +7,9 @@
 (define-hot (outgoing :inline t) ((call call) message) t
   "MESSAGE after the filter of CALL's outgoing messages. Signal MISUSE if that is not of the type
 that CALL's method sends."
-  (let* ((outlet (call-outlet call))
+  (let* ((outbound (call-outbound call))
          (method (call-rpc-method call))
-         (message (through (and outlet (outlet-filter outlet)) message)))
+         (message (through (and outbound (outbound-filter outbound)) message)))
     (if method
         (check-message method (outgoing-type call) message)
         message)))
@@ -56,8 +56,8 @@ for a handler's call. From any thread."
 (declaim (inline check-receiver))
 (defun check-receiver (call)
   "Signal MISUSE if CALL's messages go to the function of ON-MESSAGE."
-  (let ((reactions (call-reactions call)))
-    (when (and reactions (reactions-on-message reactions))
+  (let ((callbacks (call-callbacks call)))
+    (when (and callbacks (callbacks-on-message callbacks))
       (refuse-receiver call))))
 
 (defun receive (call)
@@ -212,7 +212,7 @@ function."
 
 (defmacro define-callback (name slot documentation &key late at-once)
   "Define the function NAME (call function). The function stores FUNCTION in SLOT of the call's
-REACTIONS, on the loop unless AT-ONCE is true, and schedules the callbacks that are due already.
+CALLBACKS, on the loop unless AT-ONCE is true, and schedules the callbacks that are due already.
 LATE is a form for a CALL whose loop has stopped."
   `(defun ,name (call function)
      ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
@@ -220,30 +220,30 @@ LATE is a form for a CALL whose loop has stopped."
      (check-callback ',name call function)
      ,@(when at-once
          `((sb-thread:barrier (:write))
-           (setf (,slot (ensure-reactions call)) function)))
+           (setf (,slot (ensure-callbacks call)) function)))
      (unless (operate post call
                       (lambda ()
                         ,@(unless at-once
-                            `((setf (,slot (ensure-reactions call)) function)))
+                            `((setf (,slot (ensure-callbacks call)) function)))
                         (operate schedule call)))
        ,late)
      call))
 
-(define-callback on-message reactions-on-message
+(define-callback on-message callbacks-on-message
   "Call FUNCTION with each message of CALL that arrives, first with those that are waiting already.
 In a handler messages wait while more than the send budget (options-send-budget-octets) of its
 answers is queued. From then on RECEIVE signals MISUSE."
   :at-once t)
 
-(define-callback on-half-close reactions-on-half-close
+(define-callback on-half-close callbacks-on-half-close
   "Call FUNCTION without arguments after the peer's last message has been received.")
 
-(define-callback on-cancel reactions-on-cancel
+(define-callback on-cancel callbacks-on-cancel
   "Call FUNCTION without arguments if CALL ends with another status than :ok."
   :late
   (when (cancelled-p call) (funcall function)))
 
-(define-callback on-writable reactions-on-writable
+(define-callback on-writable callbacks-on-writable
   "Call FUNCTION without arguments now if there is room to send, and again each time there is room
 after TRY-SEND has returned nil.")
 
@@ -254,9 +254,9 @@ wait. Return CALL. From any thread."
   (check-callback 'on-end call function)
   (unless (operate post call
                    (lambda ()
-                     (let ((reactions (ensure-reactions call)))
-                       (setf (reactions-on-ended reactions)
-                             (append (reactions-on-ended reactions) (list function)))
+                     (let ((callbacks (ensure-callbacks call)))
+                       (setf (callbacks-on-ended callbacks)
+                             (append (callbacks-on-ended callbacks) (list function)))
                        (operate schedule call))))
     ;; CALL's loop has stopped, so CALL has ended, and no other thread calls FUNCTION
     (funcall function))
@@ -268,23 +268,23 @@ or nil, whose value replaces each message that is received or sent. Only interce
 their thread, before CALL is used. The functions of an outer interceptor see incoming messages first
 and outgoing ones last. Return CALL."
   (check-call call)
-  (let ((inlet (ensure-inlet call))
-        (outlet (ensure-outlet call)))
+  (let ((inbound (ensure-inbound call))
+        (outbound (ensure-outbound call)))
     (flet ((combined (first second)
              (cond ((null first) second)
                    ((null second) first)
                    (t (lambda (message) (funcall second (funcall first message)))))))
-      (setf (inlet-filter inlet) (combined (inlet-filter inlet) incoming)
-            (outlet-filter outlet) (combined outgoing (outlet-filter outlet)))))
+      (setf (inbound-filter inbound) (combined (inbound-filter inbound) incoming)
+            (outbound-filter outbound) (combined outgoing (outbound-filter outbound)))))
   call)
 
 (define-hot (callbacks-p :inline t) ((call call)) boolean
   "True if CALL has callbacks of its user."
-  (let ((reactions (call-reactions call)))
-    (and reactions
-         (or (reactions-on-message reactions) (reactions-on-half-close reactions)
-             (reactions-on-cancel reactions) (reactions-on-ended reactions)
-             (reactions-on-writable reactions))
+  (let ((callbacks (call-callbacks call)))
+    (and callbacks
+         (or (callbacks-on-message callbacks) (callbacks-on-half-close callbacks)
+             (callbacks-on-cancel callbacks) (callbacks-on-ended callbacks)
+             (callbacks-on-writable callbacks))
          t)))
 
 (defun after (call seconds function)

@@ -18,15 +18,15 @@
                 #:rpc-error-status
                 #:status-code #:unknown)
   (:export
-   #:abort-as #:add-to-batch #:add-trailers #:after #:answers-once-p #:+arrival-octets+
+   #:abort-as #:add-to-batch #:add-trailers #:after #:answers-once-p #:+batch-octets+
    #:begin-intent #:call #:call-compression #:call-condition #:call-deadline #:call-fields
    #:**call-ids** #:call-metadata #:call-path #:call-peer #:call-rpc-method #:call-security
    #:call-stages #:call-status #:call-trailers #:call-value #:call-with-room #:cancel
    #:cancel-call #:cancelled-p #:check-interceptors #:check-message #:check-observer #:client-p
    #:close-send #:*debug-on-error* #:define-own-part #:define-transport-end #:deliverable-p
    #:do-messages #:due-callback #:end-call #:failed-attempts #:filter-messages #:filtered
-   #:final-status #:finish #:flaw #:gate-ringer #:incoming-type #:interceptors-for #:late-value
-   #:+long-octets+ #:make-observer #:may-send-p #:message-due-p #:messages-wait-p
+   #:final-status #:finish #:incoming-type #:interceptors-for #:late-value #:+long-octets+
+   #:make-observer #:may-send-p #:message-due-p #:messages-wait-p
    #:note-failed-attempt #:note-opened #:notify #:notify-sleeper #:observe #:observer
    #:observer-for #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable #:only-request
    #:operate #:operations #:outgoing #:outgoing-metadata #:outgoing-type #:overdue-p #:own-limits
@@ -34,5 +34,5 @@
    #:receive #:receive-by #:received-compressed-p #:refuse-to-wait #:reply #:retry-call
    #:retry-handler #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages
    #:schedule-callbacks #:send #:send-metadata #:stage-text #:takes-one-p #:time-remaining
-   #:trailer-fields #:try-send #:uncharge #:verdict #:verdict-error #:wait-for-call #:watch-room
-   #:with-call #:with-user-code))
+   #:trailer-fields #:try-send #:uncharge #:verdict #:verdict-error #:violation #:wait-for-call
+   #:wait-queue-ringer #:watch-room #:with-call #:with-user-code))

@@ -1,37 +1,36 @@
 ;;;; The parts of a call that only some calls need, by subject. Each is made when it is first
-;;;; needed: for its incoming messages (INLET), its outgoing ones (OUTLET), the callbacks of its
-;;;; user (REACTIONS), its end (ENDING), the settings of its user (INTENT). A transport may add
+;;;; needed: its incoming messages (INBOUND), its outgoing ones (OUTBOUND), the callbacks of its
+;;;; user (CALLBACKS), its end (ENDING), the settings of its user (INTENT). A transport may add
 ;;;; slots to each but ENDING: it includes them in structures of its own, by DEFINE-OWN-PART, which
-;;;; the operations NEW-PARTS, NEW-INLET, NEW-OUTLET, NEW-REACTIONS and NEW-INTENT make.
+;;;; the operations NEW-PARTS, NEW-INBOUND, NEW-OUTBOUND, NEW-CALLBACKS and NEW-INTENT make.
 
 (in-package #:clgrpc.rpc)
 
-(defconstant +arrival-octets+ 64
-  "The octets charged for an ARRIVAL in addition to those of its messages, so that the number of
-empty messages is limited, too.")
+(defconstant +batch-octets+ 64
+  "The octets that a BATCH is charged in addition to its own, so that the number of empty
+messages is limited too.")
 
-(defstruct (arrival (:copier nil))
+(defstruct (batch (:copier nil))
   "Messages that arrived together, or one message."
-  (next nil :type (or null arrival))    ; older in a stack, newer in a queue
-  ;; octets with short messages, each after four octets of its length; or one message in a form that
-  ;; the operation DECODE takes
-  (item nil)
+  (next nil :type (or null batch))      ; older in a stack, newer in a queue
+  (item nil)                            ; octets with short messages, each after four octets of
+                                        ; its length, or one message, as the operation DECODE has it
   (size 0 :type index)                  ; charged to the call until the last message is taken
   (at 0 :type index)                    ; where the next of the short messages begins
   (end 0 :type index))                  ; where the last message ends
 
-(declaim (sb-ext:freeze-type arrival))
+(declaim (sb-ext:freeze-type batch))
 
-(define-printer (arrival arrival)
-  "~D octets charged" (arrival-size arrival))
+(define-printer (batch batch)
+  "~D octets charged" (batch-size batch))
 
-(defstruct (gate (:copier nil))
-  "The place where threads sleep that wait for a call."
+(defstruct (wait-queue (:copier nil))
+  "The threads that wait for a call: they sleep on its futex."
   (ringing nil :type boolean)           ; the loop's: the sleepers wake when the turn ends
   (sleepers 0 :type sb-ext:word)        ; threads that sleep here or are about to; atomic
   (futex (os:make-futex) :type os:futex)) ; on which these threads sleep
 
-(declaim (sb-ext:freeze-type gate))
+(declaim (sb-ext:freeze-type wait-queue))
 
 (defstruct (outcome (:copier nil))
   "The end of a call. A call that ended with :ok and without text or details has no outcome."
@@ -51,23 +50,23 @@ empty messages is limited, too.")
     (write-printable (outcome-message outcome) stream :limit 200 :quoted t)
     (format stream ", ended by ~(~A~)" (outcome-ended-by outcome))))
 
-(defstruct (inlet (:copier nil))
+(defstruct (inbound (:copier nil))
   "The incoming side of a call: the queue of the messages that arrived."
-  (incoming nil :type (or null arrival)) ; a stack: the owner pushes, the receiver takes all of it
-  (received nil :type (or null arrival)) ; the receiving thread's: oldest first
-  (queued-octets 0 :type sb-ext:word)   ; the charge of all arrivals in the queue; atomic
-  (batch nil :type (or null arrival))   ; the loop's: short messages of a read, not queued yet
-  (filter nil :type (or null function))) ; the function of interceptors, see FILTER-MESSAGES
+  (incoming nil :type (or null batch))  ; a stack: the owner's to push on, the receiver's to take
+  (received nil :type (or null batch))  ; the receiving thread's: oldest first
+  (queued-octets 0 :type sb-ext:word)   ; the charge of all batches in the queue; atomic
+  (batch nil :type (or null batch))     ; the loop's: short messages of a read, not queued yet
+  (filter nil :type (or null function))) ; of interceptors: see FILTER-MESSAGES
 
-(defstruct (outlet (:copier nil))
+(defstruct (outbound (:copier nil))
   "The outgoing side of a call."
   (unsent-octets 0 :type sb-ext:word)   ; octets posted to the loop and not yet sent; atomic
   (writable-wanted t :type boolean)     ; ON-WRITABLE is to be called when there is room
   (filter nil :type (or null function))) ; the function of interceptors, see FILTER-MESSAGES
 
-(defstruct (reactions (:copier nil))
-  "The callbacks of a call's user, which run on its loop. Each transport adds slots for notes about
-their runs."
+(defstruct (callbacks (:copier nil) (:predicate nil))
+  "The callbacks of a call's user, which run on its loop. Each transport adds what it notes of their
+runs."
   (on-message nil :type (or null function)) ; see ON-MESSAGE
   (on-half-close nil :type (or null function)) ; see ON-HALF-CLOSE
   (on-cancel nil :type (or null function)) ; see ON-CANCEL
@@ -93,10 +92,10 @@ their runs."
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."
-  (gate nil :type (or null gate))       ; for threads that wait for the call
-  (inlet nil :type (or null inlet))     ; the incoming messages
-  (outlet nil :type (or null outlet))   ; the outgoing messages
-  (reactions nil :type (or null reactions)) ; the callbacks of the user
+  (wait-queue nil :type (or null wait-queue)) ; for threads that wait for the call
+  (inbound nil :type (or null inbound)) ; the incoming messages
+  (outbound nil :type (or null outbound)) ; the outgoing messages
+  (callbacks nil :type (or null callbacks)) ; the callbacks of the user
   (ending nil :type (or null ending))   ; the end of the call
   (intent nil :type (or null intent))   ; the settings of the user
   (values '() :type list))              ; an alist, see call-value.lisp
@@ -112,4 +111,4 @@ their runs."
                                                    adds no slots." part)
                                      (declare (ignore call))
                                      (,(name "MAKE-~A" part))))))))
-  (define-makers parts inlet outlet reactions intent))
+  (define-makers parts inbound outbound callbacks intent))

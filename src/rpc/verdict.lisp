@@ -1,8 +1,8 @@
-;;;; The reasons for which this side ends a call without a request of its user. Each reason is a
-;;;; VERDICT: a name with the status and the text that both ends of every transport use. Rules that
-;;;; are the same on all transports are here as well: whether a deadline has passed (OVERDUE-P), the
-;;;; error of a peer that has ended its side after a wrong number of messages (FLAW), the trailers
-;;;; of an answer (ADD-TRAILERS).
+;;;; The reasons why this side ends a call without a request of its user. Each reason is a VERDICT:
+;;;; a name with the status and the text that both ends of every transport use. Rules that are the
+;;;; same on all transports are here as well: whether a deadline has passed (OVERDUE-P), the error
+;;;; of a peer that has ended its side after a wrong number of messages (VIOLATION), the trailers of
+;;;; an answer (ADD-TRAILERS).
 
 (in-package #:clgrpc.rpc)
 
@@ -117,9 +117,9 @@ MAKE-RPC-ERROR."
                '(:unary :server-streaming))
        t))
 
-(define-hot (flaw :inline t) ((call call) (count index) unfinished) symbol
-  "The verdict on CALL's peer, which has ended its side after COUNT messages; nil if this number is
-right. UNFINISHED is true if another message had begun."
+(define-hot (violation :inline t) ((call call) (count index) unfinished) symbol
+  "The verdict on the messages of CALL's peer, which has ended its side after COUNT messages, or nil
+if the number is right. UNFINISHED is true if another message had begun."
   (let ((client-p (client-p call)))
     (cond (unfinished (if client-p :unfinished-response :unfinished-request))
           ((not (if client-p (answers-once-p call) (takes-one-p call))) nil)

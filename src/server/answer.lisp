@@ -12,7 +12,8 @@
 
 (define-hot reply-beside-grpc ((call server-call) value) boolean
   "As REPLY-NOW, of a CALL that is not gRPC's."
-  (cond ((call-claim call) (values (funcall (manner-reply (call-manner call)) call value)))
+  (cond ((call-claim call)
+         (values (funcall (protocol-handler-reply (call-protocol-handler call)) call value)))
         (t (reply-plainly call value) t)))
 
 (define-hot reply-now ((call server-call) message) boolean
@@ -51,7 +52,8 @@ false: then POST-REPLY must be called with the baton lent. On the loop."
   "Encode MESSAGE on this thread, and post it to the loop, which sends it and the status :ok."
   (cond ((null (call-http-request call))
          (post-reply-by call message #'wire:encode-message #'finish-encoded))
-        ((call-claim call) (funcall (manner-post-reply (call-manner call)) call message))
+        ((call-claim call)
+         (funcall (protocol-handler-post-reply (call-protocol-handler call)) call message))
         ;; only the loop may write the answer of a plain request
         (t (loop:post (wire-call-loop call) (lambda () (reply-now call message))))))
 

@@ -39,17 +39,18 @@ clients expect."
 (define-hot start-claimed ((call server-call) (claim claim)) null
   "Begin CALL. The handler of a bidi method starts at the headers, since it may send first."
   (wire:start-deadline call)
-  (let ((begun (manner-begun (claim-manner claim))))
+  (let ((begun (protocol-handler-begun (claim-handler claim))))
     (when begun (funcall begun call)))
   (when (eq :bidi (rpc-method-kind (the rpc-method (route-method (claim-route claim)))))
     (start-call call))
   nil)
 
 (defun receive-claimed (call octets start end last)
-  "Pass on more of the body of CALL, which has a claim; see MANNER."
+  "Pass on more of the body of CALL, which has a claim; see PROTOCOL-HANDLER."
   (flet ((receive (call octets start end)
            (unless (or (call-status call) (claim-rejection (call-claim call)))
-             (funcall (manner-receive (call-manner call)) call octets start end last))))
+             (funcall (protocol-handler-receive (call-protocol-handler call))
+                      call octets start end last))))
     (declare (dynamic-extent #'receive))
     (wire:receive-data call octets start end #'receive)))
 
@@ -58,7 +59,7 @@ clients expect."
   (let ((claim (call-claim call)))
     (if (claim-rejection claim)
         (reject-claimed call claim)
-        (funcall (manner-whole (claim-manner claim)) call))))
+        (funcall (protocol-handler-whole (claim-handler claim)) call))))
 
 ;;; A message in a query
 

@@ -23,7 +23,7 @@ charged with four times its octets, and in addition with the memory of the messa
   (let ((memory (+ inside (* 4 size))))
     (declare (type index memory))
     (cond ((null item))                 ; CALL has ended
-          ((typep item 'wire:parcel) (note-undecoded call item long))
+          ((typep item 'wire:byte-buffer) (note-undecoded call item long))
           ((status:failure-p item) (rpc:abort-as call item))
           ((or (<= memory +free-octets+)
                (wire:hold call memory (and (server-call-stream call) t)))
@@ -37,9 +37,9 @@ charged with four times its octets, and in addition with the memory of the messa
 decodes the request. DECODE, if not nil, is the function that decodes it, as for WIRE:TAKE-SINGLE."
   (cond ((call-status call))            ; an observer of the message has ended the call
         ((or (server-call-request call) (server-call-undecoded call))
-         (rpc:abort-as call (rpc:flaw call 2 nil)))
-        ;; decoded by the handler's thread; or, if short, when the peer ends its side, so that a
-        ;; request waits for that at the length that was received
+         (rpc:abort-as call (rpc:violation call 2 nil)))
+        ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
+        ;; that is as long as what has come
         (t (multiple-value-bind (item long inside)
                (wire:take-single call octets start end (or keep (unended-p call)) decode)
              (take-request call item long inside (- end start)))))
@@ -49,9 +49,9 @@ decodes the request. DECODE, if not nil, is the function that decodes it, as for
   "The operation HALF-CLOSE of methods that take one message."
   (unless (call-status call)
     (let* ((count (if (or (server-call-request call) (server-call-undecoded call)) 1 0))
-           (flaw (rpc:flaw call count nil)))
-      (if flaw
-          (rpc:abort-as call flaw)
+           (violation (rpc:violation call count nil)))
+      (if violation
+          (rpc:abort-as call violation)
           (start-call call))))
   nil)
 
@@ -89,7 +89,7 @@ of CALL, if it has one."
   (when (call-http-request call) (end-other-request call))
   (cond ((wire:wire-call-partial call)
          (setf (server-call-half-closed call) t)
-         (rpc:abort-as call (rpc:flaw call 0 t)))
+         (rpc:abort-as call (rpc:violation call 0 t)))
         (t (operate half-close call)
            (setf (server-call-half-closed call) t)))
   nil)

@@ -21,9 +21,9 @@ peer sends other frames first.")
 
 (defun drain-link (link)
   "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
-  (let ((dialect (server-link-dialect link)))
-    (if dialect
-        (funcall (server-dialect-drain dialect) link)
+  (let ((protocol (server-link-protocol link)))
+    (if protocol
+        (funcall (server-connection-protocol-drain protocol) link)
         (drain-http2 link))))
 
 (defun drain-http2 (link)

@@ -20,13 +20,13 @@ EXCHANGE:HTTP-VERSION-OF."
 ;;; HTTP/1.1
 
 (defun abandon-exchange (link status text)
-  "The ABANDON of the dialect HTTP/1.1."
+  "The ABANDON of the protocol HTTP/1.1."
   (let ((request (exchange:state-request (server-link-http1 link))))
     (when request
       (let ((call (exchange-call request))) (operate abort call status text :local)))))
 
 (define-load-time-global **http1**
-    (make-server-dialect
+    (make-server-connection-protocol
      :octets (lambda (link) (exchange:http1-connection-octets (server-link-http1 link)))
      :pause (lambda (call paused)
               (if paused
@@ -40,8 +40,8 @@ EXCHANGE:HTTP-VERSION-OF."
   (setf (server-link-http1 link)
         (exchange:begin-http1 link (server-loop-http (server-link-owner link))
                               (server-link-socket link) (server-link-born-ns link))
-        (server-link-dialect link) **http1**)
-  ;; a connection of HTTP/2 is ready when its SETTINGS arrive
+        (server-link-protocol link) **http1**)
+  ;; HTTP/2 is ready with its SETTINGS
   (note-ready link))
 
 ;;; Until it is known
@@ -92,7 +92,7 @@ advance, and would take an error for the answer to their first request."
         (t (settle link :http2))))
 
 (define-load-time-global **opening**
-    (make-server-dialect
+    (make-server-connection-protocol
      :octets (constantly 0)
      :pause #'list                      ; such a link has no calls yet
      :drain (lambda (link) (settle link :http2) (drain-link link))

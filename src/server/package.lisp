@@ -36,7 +36,7 @@
    #:call-claim #:call-http-request #:call-notes #:call-protocol #:claim #:claim-incoming
    #:deliver-request #:deliver-to-stream #:encode-status-message #:finish-with-condition
    #:half-close-stream #:handler-began-ns #:header-list-limit #:make-protocol
-   #:manner #:note-served #:over-http1-p #:post-metadata #:post-reply-by #:protocol-names
+   #:protocol-handler #:note-served #:over-http1-p #:post-metadata #:post-reply-by #:protocol-names
    #:register-protocol #:**request-operations** #:route-method #:server-call
    #:server-call-born-ns #:server-finish #:server-origins #:status-http-status
    #:take-query-octets #:write-trailers-later

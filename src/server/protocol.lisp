@@ -1,11 +1,11 @@
 ;;;; Protocols other than gRPC that reach the handlers of a server's services. A protocol is
 ;;;; registered by name; a server uses only its function that gets the routes and returns a CLAIMER.
 ;;;; For a request whose content type is not gRPC's, the server calls its claimers in order. A
-;;;; claimer returns nil if the request is not of its protocol; else a CLAIM, or a PLAIN-ANSWER that
-;;;; answers the request. With a claim the request becomes a call by the claim's route. It has
-;;;; everything that calls have: limits, deadline, interceptors, observers, drain (claimed.lisp).
-;;;; The claim holds the differences from a gRPC call: the operations of the call, and a MANNER,
-;;;; functions of the protocol that the code of dispatch and answers calls.
+;;;; claimer returns nil if the request is not its own, or a PLAIN-ANSWER that answers it, or a
+;;;; CLAIM. With a claim the request becomes a call by the claim's route. It has everything that
+;;;; calls have: limits, deadline, interceptors, observers, drain (claimed.lisp). The claim holds
+;;;; the differences from a gRPC call: the operations of the call, and a PROTOCOL-HANDLER, functions
+;;;; of the protocol that the code of dispatch and answers calls.
 
 (in-package #:clgrpc.server)
 
@@ -19,7 +19,7 @@
   ;; has no route and no handler; nil for a request of another protocol
   (unrouted nil :type (or null function) :read-only t))
 
-(defstruct (manner (:copier nil))
+(defstruct (protocol-handler (:copier nil))
   "The functions of a protocol for its calls, in addition to their operations. All functions but
 POST-REPLY run on the loop. Protocols include this structure."
   (name nil :type keyword :read-only t) ; of the protocol, for observers
@@ -36,9 +36,9 @@ POST-REPLY run on the loop. Protocols include this structure."
   (writable nil :type function :read-only t)) ; (call): over HTTP/1.1 the peer has taken output
 
 (defstruct (claim (:copier nil))
-  "The result of a protocol for the head of a request. A claim is immutable; it is kept with the
-head of its request, for requests that repeat this head. Protocols include this structure."
-  (manner nil :type manner :read-only t) ; of the protocol
+  "The result of a protocol for the head of a request. It is immutable, and kept with the head for
+requests that repeat it. Protocols include this structure."
+  (handler nil :type protocol-handler :read-only t) ; of the protocol
   (operations nil :type rpc:operations :read-only t) ; of the call
   (route nil :type (or null server-route) :read-only t) ; nil with a rejection only
   (fields #() :type simple-vector :read-only t) ; the metadata, HPACK's fields
@@ -53,16 +53,16 @@ head of its request, for requests that repeat this head. Protocols include this 
 (define-printer (protocol protocol)
   "~(~A~)" (protocol-name protocol))
 
-(define-printer (manner manner)
-  "~(~A~)" (manner-name manner))
+(define-printer (protocol-handler protocol-handler)
+  "~(~A~)" (protocol-handler-name protocol-handler))
 
 (define-printer (claim claim)
-  "~(~A~) ~A" (manner-name (claim-manner claim)) (claim-route claim))
+  "~(~A~) ~A" (protocol-handler-name (claim-handler claim)) (claim-route claim))
 
 (document-functions
   protocol-name "The keyword of PROTOCOL in the :PROTOCOLS of START-SERVER."
-  manner-name "The keyword of MANNER's protocol."
-  claim-manner "The functions of CLAIM's protocol for its calls."
+  protocol-handler-name "The keyword of PROTOCOL-HANDLER's protocol."
+  claim-handler "The functions of CLAIM's protocol for its calls."
   claim-route "The route of the calls that CLAIM makes."
   claim-http-method "The method of CLAIM's request, such as \"GET\".")
 

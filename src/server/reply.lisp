@@ -212,7 +212,7 @@ the stream is closed."
 (define-hot write-end ((call server-call)) null
   "Send the end of CALL after all queued data."
   (let ((stream (server-call-stream call)))
-    (cond ((call-claim call) (funcall (manner-finish (call-manner call)) call))
+    (cond ((call-claim call) (funcall (protocol-handler-finish (call-protocol-handler call)) call))
           ((call-http-request call) (write-plain-end call))
           ((null stream))
           ((http2:stream-queue-empty-p stream)

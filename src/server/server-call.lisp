@@ -11,10 +11,9 @@ or of a call that is not gRPC's."
   ;; for a reserve thread: a list of the call, or NIL once the ticket is used, and of the function
   ;; that waits; NIL without a ticket
   (ticket '() :type list)
-  ;; rings when the call has waited too long for a reserve thread
-  (timer nil :type (or null timer))
-  (place nil :type (or null ring))      ; its place among the calls of its loop that wait for room
-  (undecoded nil :type (or null wire:parcel)) ; its request, if that is long
+  (timer nil :type (or null timer))     ; rings when it has waited for such a thread for too long
+  (place nil :type (or null ring))      ; among the calls of its loop that wait for room
+  (undecoded nil :type (or null wire:byte-buffer)) ; its request, if that is long
   (long nil :type boolean)              ; UNDECODED may be long once it is decompressed
   ;; T: the handler has returned the call, to answer later; :ANSWERED: REPLY was called. Atomic
   (later nil :type (member nil t :answered))
@@ -58,15 +57,15 @@ REPLY was unwound, for example by a timeout. From any thread."
                                                    :answered))))
 
 (define-hot (server-call-undecoded :inline t) ((call server-call))
-    (or null wire:parcel)
+    (or null wire:byte-buffer)
   "The octets of the request for CALL's handler, if the handler's thread must decode them; else
 nil."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-undecoded deferred-start))))
 
 (defun note-undecoded (call item long)
-  "Note ITEM, a parcel, as the request of CALL, which the handler's thread decodes. LONG is true if
-the request may be long when it is decompressed."
+  "Note ITEM, a byte buffer, as the request of CALL, which the handler's thread decodes. LONG
+is true if it may be long when it is decompressed."
   (let ((deferred-start (ensure-deferred-start call)))
     (setf (deferred-start-undecoded deferred-start) item
           (deferred-start-long deferred-start) long)))
@@ -94,14 +93,14 @@ plain request."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-claim deferred-start))))
 
-(define-hot (call-manner :inline t) ((call server-call)) manner
-  "The manner of CALL, which has a claim."
-  (claim-manner (deferred-start-claim (the deferred-start (server-call-deferred-start call)))))
+(define-hot (call-protocol-handler :inline t) ((call server-call)) protocol-handler
+  "The protocol handler of CALL, which has a claim."
+  (claim-handler (deferred-start-claim (the deferred-start (server-call-deferred-start call)))))
 
 (define-hot call-protocol ((call server-call)) symbol
   "The operation PROTOCOL: the protocol by which CALL was received, a keyword such as :grpc; nil for
 a plain request. From any thread."
-  (cond ((call-claim call) (manner-name (call-manner call)))
+  (cond ((call-claim call) (protocol-handler-name (call-protocol-handler call)))
         ((call-http-request call) nil)
         (t :grpc)))
 

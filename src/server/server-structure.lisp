@@ -46,11 +46,11 @@
   server-sockets "An alist from the channelz numbers of SERVER's listening sockets to its
 listeners.")
 
-(defstruct (server-dialect (:include wire:dialect) (:copier nil))
+(defstruct (server-connection-protocol (:include wire:connection-protocol) (:copier nil))
   "The functions of a connection that does not speak HTTP/2, or not yet."
   (drain nil :type function :read-only t)) ; (link): end the link when nothing is under way
 
-(declaim (sb-ext:freeze-type wire:dialect))
+(declaim (sb-ext:freeze-type wire:connection-protocol))
 
 (defstruct (server-link (:include link) (:constructor make-server-link (loop options owner))
                         (:copier nil))

@@ -332,7 +332,7 @@ connections have not ended."
                                (server-loop-options server-loop) (server-loop-pool server-loop)
                                :account (peer-entry-account (permit-entry permit))
                                :observer (server-loop-observer server-loop)
-                               :dialect **opening** :handler **opening-handler**
+                               :protocol **opening** :handler **opening-handler**
                                :make #'make-server-link)))
     (setf (server-link-budget link) (budget-caller (peer-entry-budget (permit-entry permit))))
     (begin-opening link)

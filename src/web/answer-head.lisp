@@ -32,8 +32,8 @@ again later."
         (wire:ensure-headers call))))
 
 (defun await-head (call)
-  "The BEGUN of manners: if the handler of CALL, which answers with a stream, sends nothing for a
-long time, send the head of the answer. Pages and proxies wait for that."
+  "The BEGUN of protocol handlers: if the handler of CALL, which answers with a stream, sends
+nothing for long, send the head of the answer. Pages and proxies wait for that."
   (unless (rpc:answers-once-p call)
     (operate after call (ns-seconds (head-wait-ns call)) (lambda () (head-due call)))))
 

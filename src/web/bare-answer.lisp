@@ -1,5 +1,5 @@
-;;;; Bare answers, of manners whose only answer is the body of the response: an error is JSON, with
-;;;; the status of HTTP, and trailers are headers.
+;;;; Bare answers, of protocols whose only answer is the body of the response: an error is JSON,
+;;;; with the status of HTTP, and trailers are headers.
 
 (in-package #:clgrpc.web)
 

@@ -3,14 +3,14 @@
 
 (in-package #:clgrpc.web)
 
-(defstruct (web-manner (:include server:manner) (:copier nil))
-  "The functions of one protocol for one form of its requests; MAKE-MANNER makes it."
+(defstruct (web-protocol-handler (:include server:protocol-handler) (:copier nil))
+  "The functions of one protocol for one form of its requests; MAKE-PROTOCOL-HANDLER makes it."
   ;; (call encoded): write a message of a streamed answer, whose head is written. On the loop
   (part nil :type function :read-only t))
 
-(declaim (sb-ext:freeze-type web-manner))
+(declaim (sb-ext:freeze-type web-protocol-handler))
 
-(defstruct (web-claim (:include server:claim (manner nil :type web-manner :read-only t))
+(defstruct (web-claim (:include server:claim (handler nil :type web-protocol-handler :read-only t))
                       (:copier nil))
   "The data of the head of a request."
   (codec nil :type codec :read-only t)  ; the codec of its messages and of the answer's

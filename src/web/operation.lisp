@@ -1,5 +1,5 @@
-;;;; The operations of handlers' calls, where they differ from the server's own
-;;;; (rpc/transport.lisp), and the manners of the calls.
+;;;; What this room does for handlers' calls: their end of the contract of rpc/transport.lisp, where
+;;;; it is not the server's own, and their protocol handlers.
 
 (in-package #:clgrpc.web)
 
@@ -47,14 +47,14 @@
       **web-stream-operations**
       **web-request-operations**))
 
-(defun make-grpc-claim (manner form route target fields origins)
+(defun make-grpc-claim (handler form route target fields origins)
   "The claim of a POST to TARGET with FIELDS, which are as in gRPC, of the content type FORM, for
 ROUTE, or nil. ORIGINS are those of START-SERVER."
   (let ((metadata (metadata-fields fields)))
     (multiple-value-bind (incoming unreadable) (head-encoding fields "grpc-encoding")
       (multiple-value-bind (timeout late) (grpc-timeout fields)
         (make-web-claim
-         :manner manner :codec (form-codec form)
+         :handler handler :codec (form-codec form)
          :heads (form-heads form) :text (eq :text (form-kind form))
          :operations (operations-for (and route (server:route-method route)))
          :route route :fields metadata :timeout timeout :incoming incoming
@@ -64,8 +64,8 @@ ROUTE, or nil. ORIGINS are those of START-SERVER."
                              (multiple-value-list (rpc:verdict :unknown-method target)))
                         unreadable late (metadata-rejection metadata)))))))
 
-(defun make-manner (&rest functions)
-  "Make a WEB-MANNER of FUNCTIONS: its name and those functions that protocols do not share, a
-plist."
-  (apply #'make-web-manner :reply #'web-reply :post-reply #'web-post-reply
-                           :writable #'web-writable functions))
+(defun make-protocol-handler (&rest functions)
+  "Make a WEB-PROTOCOL-HANDLER of FUNCTIONS: its name and those functions that protocols do not
+share, a plist."
+  (apply #'make-web-protocol-handler :reply #'web-reply :post-reply #'web-post-reply
+                                     :writable #'web-writable functions))

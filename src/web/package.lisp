@@ -6,7 +6,7 @@
 ;;;; The files in their order: codec (messages as Protocol Buffers or JSON); head (how answers
 ;;;; begin); claim (the data in the head of a request); cors (pages of other origins); content-type;
 ;;;; answer-head; receiving; sending; operation (the transport's end); error (codes, and errors as
-;;;; JSON); bare-answer (of manners without envelopes).
+;;;; JSON); bare-answer (of protocols without envelopes).
 
 (defpackage #:clgrpc.web
   (:use #:cl #:clgrpc.base #:clgrpc.option)
@@ -41,7 +41,7 @@
    #:finish-enveloped #:mark-headers
    ;; operation.lisp
    #:**web-request-operations** #:**web-stream-operations** #:operations-for #:make-grpc-claim
-   #:make-manner
+   #:make-protocol-handler
    ;; error.lisp
    #:error-json #:call-end #:call-end-in-head #:json-octets
    ;; bare-answer.lisp

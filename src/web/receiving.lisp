@@ -14,9 +14,8 @@
   (taken nil :type boolean)             ; the bare body was whole and has been delivered
   (too-long nil :type boolean)          ; the bare body is longer than messages may be
   (carry '() :type list)                ; digits of base64 that do not fill a group
-  ;; metadata that the handler has sent after the head: trailers
-  (late '() :type list)
-  (answer nil :type (or null octets wire:parcel)) ; the single answer, encoded, until it is written
+  (late '() :type list)                 ; metadata that was sent after the head: trailers
+  (answer nil :type (or null octets wire:byte-buffer)) ; the only one, encoded, until it is written
   (sent 0 :type (unsigned-byte 62))     ; octets of messages, as observers are told
   (received 0 :type (unsigned-byte 62))) ; the same of the peer's
 
@@ -72,7 +71,7 @@
 (define-hot receive-bare ((call server:server-call) (octets octets) (start index) (end index)
                           (last boolean))
     null
-  "The RECEIVE of manners whose requests have one message, the body."
+  "The RECEIVE of protocol handlers whose requests have one message that is the body."
   (if (and last (zerop (notes-fill (call-web-notes call))))
       (if (<= (- end start) (the index (rpc:operate receive-limit call)))
           (deliver-body call octets start end)
@@ -81,7 +80,7 @@
   nil)
 
 (defun body-whole (call)
-  "The WHOLE of these manners."
+  "The WHOLE of these protocol handlers."
   (let ((notes (call-web-notes call)))
     (unless (notes-taken notes)
       (deliver-body call (notes-body notes) 0 (notes-fill notes)))))
@@ -91,7 +90,7 @@
 (define-hot receive-enveloped ((call server:server-call) (octets octets) (start index) (end index)
                                (last boolean))
     null
-  "The RECEIVE of manners whose messages are in envelopes."
+  "The RECEIVE of protocol handlers whose messages are in envelopes."
   (declare (ignore last))
   (wire:receive-messages call octets start end))
 

@@ -1,7 +1,7 @@
-;;;; Answers on their way to the peer: the operations SEND and REPLY. Messages are encoded by the
-;;;; codec of the request, after an envelope of five octets, as in gRPC; a manner writes the
-;;;; envelope or omits it. If a call has a single answer, the encoded answer waits until the call
-;;;; ends, so that the head can contain its length and the call's status.
+;;;; Answers on their way to the peer: the operations SEND and REPLY. Messages are encoded as gRPC's
+;;;; are, after an envelope of five octets, by the codec of the request; a protocol handler may
+;;;; write the envelope or omit it. The only answer of a call waits, encoded, until the call ends,
+;;;; so that the head can give its length and the call's status.
 
 (in-package #:clgrpc.web)
 
@@ -32,7 +32,7 @@
   "The loop encodes no longer answers as text.")
 
 (define-hot web-reply ((call server:server-call) message) boolean
-  "The REPLY of a manner."
+  "The REPLY of a protocol handler."
   (let ((outcome
           (handler-case
               (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
@@ -41,7 +41,7 @@
                         (if (codec-text (web-claim-codec (call-web-claim call)))
                             (not (and (<= size +short-answer-octets+)
                                       (encodes-at-once-p call message size)))
-                            (> size wire:+parcel-octets+)))
+                            (> size wire:+byte-buffer-octets+)))
                     nil
                     (encode call message nil)))
             ((or error storage-condition) (error)
@@ -51,7 +51,7 @@
           (t (keep-answer call outcome) t))))
 
 (defun web-post-reply (call message)
-  "The POST-REPLY of a manner."
+  "The POST-REPLY of a protocol handler."
   (server:post-reply-by call message #'encode #'keep-answer))
 
 ;;; Streams
@@ -75,7 +75,7 @@
   (when (and (null (call-status call)) (rpc:room-p call)) (wire:tell-writable call)))
 
 (defun web-writable (call)
-  "The WRITABLE of a manner: the peer accepts output, which is written immediately after this."
+  "The WRITABLE of a protocol handler: the peer takes output, which is written just after this."
   (if (rpc:room-p call)
       (wire:tell-writable call)
       (loop:defer (wire:wire-call-loop call) #'tell-if-room call)))
@@ -85,7 +85,7 @@
   (unless (call-status call)
     (wire:ensure-headers call)
     (note-part call encoded)
-    (funcall (web-manner-part (web-claim-manner (call-web-claim call))) call encoded)))
+    (funcall (web-protocol-handler-part (web-claim-handler (call-web-claim call))) call encoded)))
 
 (defun web-send-message (call message compress)
   "Send MESSAGE from user code."
@@ -100,12 +100,12 @@
   "The operation SEND."
   (wire:send-in-room call wait-p (lambda () (web-send-message call message compress))))
 
-;;; What manners write
+;;; What protocol handlers write
 
 (define-hot write-encoded ((call server:server-call) encoded (start index) (last boolean)) null
   "Write ENCODED from START on, with its envelope if START is 0."
   (exchange:write-part (server:call-http-request call) (wire:encoded-octets encoded) start
-                       (wire:encoded-length encoded) (typep encoded 'wire:parcel) last)
+                       (wire:encoded-length encoded) (typep encoded 'wire:byte-buffer) last)
   nil)
 
 (define-hot write-octets ((call server:server-call) (octets octets) (last boolean)) null
@@ -121,11 +121,12 @@
   "ENCODED, a message, as CALL writes it: unchanged, or in base64."
   (cond ((web-claim-text (call-web-claim call))
          (prog1 (base64-octets (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
-           (when (typep encoded 'wire:parcel) (give-octets-back (wire:parcel-taken encoded)))))
+           (when (typep encoded 'wire:byte-buffer)
+             (give-octets-back (wire:byte-buffer-taken encoded)))))
         (t encoded)))
 
 (defun write-enveloped (call encoded)
-  "The PART of manners whose messages are in envelopes."
+  "The PART of protocol handlers whose messages are in envelopes."
   (write-encoded call (in-text call encoded) 0 nil))
 
 (defun envelope (flag octets)

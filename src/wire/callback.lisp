@@ -11,12 +11,12 @@
 
 (define-hot wire-schedule ((call wire-call)) null
   "The operation SCHEDULE."
-  (let ((reactions (ensure-wire-reactions call)))
-    (when (or (null (wire-reactions-scheduled reactions))
-              (and (waiting-p (wire-reactions-scheduled reactions))
-                   (call-status call)   ; so its callbacks do not wait any more
-                   (progn (quit-ring (wire-reactions-scheduled reactions)) t)))
-      (setf (wire-reactions-scheduled reactions) t)
+  (let ((callbacks (ensure-wire-callbacks call)))
+    (when (or (null (wire-callbacks-scheduled callbacks))
+              (and (waiting-p (wire-callbacks-scheduled callbacks))
+                   (call-status call)   ; so they wait no longer
+                   (progn (quit-ring (wire-callbacks-scheduled callbacks)) t)))
+      (setf (wire-callbacks-scheduled callbacks) t)
       (loop:defer (wire-call-loop call) #'run-callbacks call))
     nil))
 
@@ -31,8 +31,8 @@ the baton was lost; then nothing of the loop may be used."
                       (with-user-code (call)
                         (loop:with-user-interrupts () (funcall function)))))
                (declare (dynamic-extent #'run))
-               (setf (wire-reactions-scheduled
-                      (the wire-reactions (call-wire-reactions call)))
+               (setf (wire-callbacks-scheduled
+                      (the wire-callbacks (call-wire-callbacks call)))
                      :running)
                (loop:call-user (wire-call-loop call) #'run call))
            (setf abandoned nil)
@@ -49,23 +49,23 @@ loop any more: let the loop continue with CALL."
   (loop:post (wire-call-loop call)
              (lambda ()
                (when condition (abort-as call condition))
-               (setf (wire-reactions-scheduled (call-wire-reactions call)) nil)
+               (setf (wire-callbacks-scheduled (call-wire-callbacks call)) nil)
                (wire-schedule call))))
 
 (defconstant +messages-at-once+ 16
   "The most messages that a callback gets for one lending of the baton. They are few, so that the
 watchdog does not mistake many quick calls of the callback for one that takes too long.")
 
-(define-hot run-with-messages ((call wire-call) (reactions wire-reactions)) boolean
+(define-hot run-with-messages ((call wire-call) (callbacks wire-callbacks)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
 RUN-CALLBACK."
   ;; kept until its callback returns, since the callback may be run once more
   (let ((message nil))
     (flet ((run ()
              (loop repeat +messages-at-once+
-                   while (or message (message-due-p call reactions))
+                   while (or message (message-due-p call callbacks))
                    do (setf message (or message (pop-incoming call)))
-                      (funcall (the function (wire-reactions-on-message reactions)) message)
+                      (funcall (the function (wire-callbacks-on-message callbacks)) message)
                       (setf message nil)
                    while (loop:in-event-loop-p (wire-call-loop call)))))
       (declare (dynamic-extent #'run))
@@ -76,20 +76,20 @@ RUN-CALLBACK."
 ;;; it. This happens in either order, so both threads hold the lock of the reserve.
 
 (defun late-callback-p (call)
-  "True if a callback of CALL, which runs or has just returned, has lost the loop."
-  (let ((reactions (call-wire-reactions call)))
-    (and reactions
-         (member (wire-reactions-scheduled reactions) '(:running :returned))
+  "True if what has lost the loop of CALL is a callback of CALL, which runs or has just returned."
+  (let ((callbacks (call-wire-callbacks call)))
+    (and callbacks
+         (member (wire-callbacks-scheduled callbacks) '(:running :returned))
          t)))
 
 (defun note-callback-charge (call charged)
   "Note that the callback of CALL that has lost the loop is CHARGED or, with nil, that it has
 returned. Return true if that changes the charge."
-  (let ((reactions (call-wire-reactions call)))
+  (let ((callbacks (call-wire-callbacks call)))
     (if charged
-        (when (eq :running (wire-reactions-scheduled reactions))
-          (setf (wire-reactions-scheduled reactions) :charged))
-        (eq :charged (shiftf (wire-reactions-scheduled reactions) :returned)))))
+        (when (eq :running (wire-callbacks-scheduled callbacks))
+          (setf (wire-callbacks-scheduled callbacks) :charged))
+        (eq :charged (shiftf (wire-callbacks-scheduled callbacks) :returned)))))
 
 (defun callbacks-wait-p (call link)
   "True if the callbacks of CALL must wait, because others of LINK have lost the loop and LINK may
@@ -101,7 +101,7 @@ never wait."
     (let ((place (isolate-ring (make-waiting call))))
       (enter-ring place (or (link-waiting-calls link)
                             (setf (link-waiting-calls link) (make-ring))))
-      (setf (wire-reactions-scheduled (call-wire-reactions call)) place)
+      (setf (wire-callbacks-scheduled (call-wire-callbacks call)) place)
       (ask-for-thread link)
       t)))
 
@@ -137,34 +137,34 @@ a thread."
     (cond ((null place))
           ((thread-free-p link)
            (quit-ring place)
-           (setf (wire-reactions-scheduled (call-wire-reactions (waiting-call place))) t)
+           (setf (wire-callbacks-scheduled (call-wire-callbacks (waiting-call place))) t)
            (loop:defer (link-loop link) #'run-callbacks (waiting-call place))
            (loop:defer (link-loop link) #'run-waiting-callbacks link))
           (t (ask-for-thread link)))))
 
-(define-hot (due-by-time :inline t) ((call wire-call) (reactions wire-reactions))
+(define-hot (due-by-time :inline t) ((call wire-call) (callbacks wire-callbacks))
     (or null function)
   "The function of AFTER that must run next, as its time has come, or nil."
-  (and (wire-reactions-due reactions)
+  (and (wire-callbacks-due callbacks)
        (not (call-status call))
-       (pop (wire-reactions-due reactions))))
+       (pop (wire-callbacks-due callbacks))))
 
 (define-hot run-callbacks ((call wire-call)) null
   "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last has
 returned, on any thread, so two callbacks of a call never run at once."
-  (let ((reactions (ensure-wire-reactions call)) (link (wire-call-link call)))
+  (let ((callbacks (ensure-wire-callbacks call)) (link (wire-call-link call)))
     (loop
       (when (and link (plusp (link-late link)) (callbacks-wait-p call link))
         (return nil))
       (when (loop:not-for-driver-p (wire-call-loop call) call)
         (loop:defer (wire-call-loop call) #'run-callbacks call)
         (return nil))
-      (unless (if (message-due-p call reactions)
-                  (run-with-messages call reactions)
-                  (let ((function (or (due-by-time call reactions)
-                                      (due-callback call reactions t))))
+      (unless (if (message-due-p call callbacks)
+                  (run-with-messages call callbacks)
+                  (let ((function (or (due-by-time call callbacks)
+                                      (due-callback call callbacks t))))
                     (unless function
-                      (setf (wire-reactions-scheduled reactions) nil)
+                      (setf (wire-callbacks-scheduled callbacks) nil)
                       (return nil))
                     (run-callback call function)))
         (return nil)))))

@@ -101,16 +101,16 @@ until another encoding is registered."
 ;;; Octets to octets
 
 (define-hot compress-octets ((encoding encoding) (level (integer 1 9)) (octets octets) (end index))
-    (or null parcel)
-  "Compress a message, OCTETS up to END with its prefix. Return the compressed message with its own
-prefix, or nil if there is no memory for it. From any thread."
+    (or null byte-buffer)
+  "Compress a message, OCTETS up to END with its prefix. Return the compressed one with its own
+prefix, nil if there is no memory for that. From any thread."
   (multiple-value-bind (result result-end)
       (compressed-octets encoding level octets +prefix-octets+ end +prefix-octets+)
     (declare (type (or null octets) result) (type index result-end))
     (when result
       (setf (aref result 0) 1
             (u32be result 1) (- result-end +prefix-octets+))
-      (make-parcel result result-end (- end +prefix-octets+)))))
+      (make-byte-buffer result result-end (- end +prefix-octets+)))))
 
 (define-hot inflated-size ((encoding encoding) (octets octets) (start index) (end index))
     (or index (eql t))

@@ -21,11 +21,11 @@
 (define-hot stop-timers-of ((call wire-call) (parts wire-parts)) null
   "Stop the timers of CALL; PARTS are CALL's."
   (let ((loop (wire-call-loop call))
-        (reactions (the (or null wire-reactions) (wire-parts-reactions parts))))
+        (callbacks (the (or null wire-callbacks) (wire-parts-callbacks parts))))
     (when (wire-parts-timer parts)
       (loop:stop-timer loop (shiftf (wire-parts-timer parts) nil)))
-    (when reactions
-      (dolist (timer (shiftf (wire-reactions-timers reactions) '()))
+    (when callbacks
+      (dolist (timer (shiftf (wire-callbacks-timers callbacks) '()))
         (loop:stop-timer loop timer))))
   nil)
 
@@ -45,15 +45,15 @@ that are due much later."
         (loop (wire-call-loop call))
         (timer nil))
     (flet ((ring (call)
-             (let ((reactions (ensure-wire-reactions call)))
-               (setf (wire-reactions-timers reactions)
-                     (delete timer (wire-reactions-timers reactions))
-                     (wire-reactions-due reactions)
-                     (append (wire-reactions-due reactions) (list function)))
+             (let ((callbacks (ensure-wire-callbacks call)))
+               (setf (wire-callbacks-timers callbacks)
+                     (delete timer (wire-callbacks-timers callbacks))
+                     (wire-callbacks-due callbacks)
+                     (append (wire-callbacks-due callbacks) (list function)))
                (wire-schedule call))))
       (setf timer (make-timer #'ring call))
       (wire-post call (lambda ()
                         (unless (call-status call)
-                          (push timer (wire-reactions-timers (ensure-wire-reactions call)))
+                          (push timer (wire-callbacks-timers (ensure-wire-callbacks call)))
                           (loop:start-timer loop timer due))))))
   nil)

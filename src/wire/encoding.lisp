@@ -59,7 +59,7 @@ LIMIT, return three values: nil, and the status and the text with which CALL end
         (multiple-value-call #'values nil (failed-inflation call outcome limit)))))
 
 (define-hot (packs-p :inline t) ((call call)) boolean
-  "True if CALL's peer may compress, so that all messages that arrive become parcels."
+  "True if CALL's peer may compress, so that all messages that arrive become byte buffers."
   (let ((compression (compression-of call)))
     (and compression (compression-incoming compression) t)))
 
@@ -93,20 +93,20 @@ LIMIT, return three values: nil, and the status and the text with which CALL end
   "Compress a message of CALL, OCTETS up to END with its prefix. Return the compressed message, or
 the original if that is shorter and COMPRESS, as for SEND, is not t."
   (let* ((encoding (outgoing-encoding call))
-         (parcel (compress-octets encoding (options-compression-level options) octets end)))
-    (cond ((and parcel (or (eq compress t) (< (parcel-end parcel) end)))
+         (byte-buffer (compress-octets encoding (options-compression-level options) octets end)))
+    (cond ((and byte-buffer (or (eq compress t) (< (byte-buffer-end byte-buffer) end)))
            (give-octets-back octets)
-           parcel)
-          (t (when parcel (give-octets-back (parcel-taken parcel)))
-             (make-parcel octets end)))))
+           byte-buffer)
+          (t (when byte-buffer (give-octets-back (byte-buffer-taken byte-buffer)))
+             (make-byte-buffer octets end)))))
 
 (defun uncompressed (call encoded)
   "ENCODED, a value of ENCODE-MESSAGE for CALL, without compression: fresh octets, or ENCODED
 itself. ENCODED is not changed. If libz has no memory, end CALL and return nil."
-  (if (and (typep encoded 'parcel) (parcel-plain encoded))
+  (if (and (typep encoded 'byte-buffer) (byte-buffer-plain encoded))
       (multiple-value-bind (outcome octets length)
-          (expand-octets (outgoing-encoding call) (parcel-octets encoded) +prefix-octets+
-                         (parcel-end encoded) (parcel-plain encoded))
+          (expand-octets (outgoing-encoding call) (byte-buffer-octets encoded) +prefix-octets+
+                         (byte-buffer-end encoded) (byte-buffer-plain encoded))
         (ecase outcome
           (:ok (let ((plain (make-octets (+ +prefix-octets+ length))))
                  (setf (u32be plain 1) length)

@@ -3,10 +3,10 @@
 ;;;; received octets is delivered from there. Only a message that is cut by the edge of a DATA frame
 ;;;; is put together in a PARTIAL, which grows as octets arrive, whatever length the peer claims.
 ;;;;
-;;;; A long message, to be sent or received, is a PARCEL: octets of the image's store with an end.
-;;;; It has one owner at a time. A message to send is passed from the thread that encodes it to the
-;;;; connection; a received one from the PARTIAL to the thread that decodes it. The last owner gives
-;;;; the octets back to the store.
+;;;; A long message, to be sent or received, is a BYTE-BUFFER: octets of the image's store with an
+;;;; end. It has one owner at a time. A message to send is passed from the thread that encodes it to
+;;;; the connection; a received one from the PARTIAL to the thread that decodes it. The last owner
+;;;; gives the octets back to the store.
 
 (in-package #:clgrpc.wire)
 
@@ -19,11 +19,11 @@ after."
         (u32be octets (1+ at)) size)
   (+ at +prefix-octets+))
 
-(defconstant +parcel-octets+ 16384
-  "Longer messages are parcels: they fill more than a frame, and encoding or decoding one takes so
-long that the loop should not do it.")
+(defconstant +byte-buffer-octets+ 16384
+  "Longer messages are byte buffers: they fill more than a frame, and encoding or decoding one takes
+so long that the loop should not do it.")
 
-(defstruct (parcel (:constructor make-parcel (octets end &optional plain)) (:copier nil))
+(defstruct (byte-buffer (:constructor make-byte-buffer (octets end &optional plain)) (:copier nil))
   "A long message: OCTETS, of BORROW-OCTETS, up to END."
   (octets (make-octets 0) :type octets) ; of BORROW-OCTETS
   (end 0 :type index)                   ; of the message in them
@@ -31,20 +31,21 @@ long that the loop should not do it.")
   (plain nil :type (or null index))
   (compressed nil :type boolean))       ; for a message of the peer's: it waits in compressed form
 
-(declaim (sb-ext:freeze-type parcel))
+(declaim (sb-ext:freeze-type byte-buffer))
 
-(define-printer (parcel parcel)
-  "~D octets" (parcel-end parcel))
+(define-printer (byte-buffer byte-buffer)
+  "~D octets" (byte-buffer-end byte-buffer))
 
 (declaim (type octets **taken**))
-(defglobal **taken** (make-octets 0))   ; stands for the octets of a parcel whose octets were taken
+(defglobal **taken** (make-octets 0))   ; of a byte buffer whose octets were taken
 
-(define-hot parcel-taken ((parcel parcel)) octets
-  "Remove the octets from PARCEL and return them. Signal MISUSE if they were taken before: two
+(define-hot byte-buffer-taken ((byte-buffer byte-buffer)) octets
+  "Remove the octets from BYTE-BUFFER and return them. Signal MISUSE if they were taken before: two
 threads that receive on one call must not both return them to the store."
-  (let ((octets (parcel-octets parcel)))
+  (let ((octets (byte-buffer-octets byte-buffer)))
     (if (and (not (eq octets **taken**))
-             (eq octets (sb-ext:compare-and-swap (parcel-octets parcel) octets **taken**)))
+             (eq octets (sb-ext:compare-and-swap (byte-buffer-octets byte-buffer)
+                                                 octets **taken**)))
         octets
         (misuse "A message was taken by another thread: one at a time may receive on a call."))))
 
@@ -85,12 +86,12 @@ field that fills the message can have this vector as its value. A shorter messag
 a vector of the store.")
 
 (defconstant +long-beginning-octets+ 32768
-  "A message of more than +PARCEL-OCTETS+ begins in a vector of at least so many octets.")
+  "A message of more than +BYTE-BUFFER-OCTETS+ begins in a vector of at least so many octets.")
 
 (define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
   "Octets for LENGTH octets of a message that is FINAL octets long."
   (cond ((= (max length +own-octets+) final) (make-raw-vector length octet))
-        ((< +parcel-octets+ final) (borrow-octets (max length +long-beginning-octets+)))
+        ((< +byte-buffer-octets+ final) (borrow-octets (max length +long-beginning-octets+)))
         (t (borrow-octets length))))
 
 (define-hot grow-partial ((partial partial) (count index)) boolean

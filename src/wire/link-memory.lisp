@@ -2,12 +2,13 @@
 ;;;; (base/memory/account.lisp), which is part of its peer's, its server's and the process's; or, at
 ;;;; a client, of its channel's.
 ;;;;
-;;;; - Some octets are charged where they begin to be held, and released where that ends: header
-;;;;   lists of calls, incomplete messages, requests that wait for a handler (HOLD); messages that
-;;;;   no thread has taken, answers on their way to the loop (CHARGE-LINK).
-;;;; - Others are measured when the link is read and flushed, and when more DATA is queued: tables
-;;;;   and caches, open streams, queued DATA, incomplete header blocks, the data of a dialect
-;;;;   (MEASURE-LINK); leftovers of input, output, TLS (loop/io/connection-io.lisp).
+;;;; - Charged where it begins and released where it ends: header lists of calls, incomplete
+;;;;   messages, requests that wait for a handler (HOLD); messages that no thread has taken, answers
+;;;;   on their way to the loop (CHARGE-LINK).
+;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
+;;;;   open streams, queued DATA, incomplete header blocks, the data of another protocol
+;;;; (MEASURE-LINK);
+;;;;   leftovers of input, output, TLS (loop/io/connection-io.lisp).
 ;;;;
 ;;;; An incomplete message counts with the memory that is allocated for it.
 ;;;;
@@ -19,7 +20,7 @@
 ;;;;   TOTAL, two 3/7 each. A peer may always have a 64th of TOTAL, since measured octets are not
 ;;;;   refused, so that F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the peer that holds most loses the link that holds most
-;;;;   (server/limits/valve.lisp).
+;;;;   (server/limits/memory-pressure.lisp).
 ;;;;
 ;;;; A call whose messages are not read should hold up only itself. So the connection's window grows
 ;;;; also for octets that no thread has read yet, until the link holds half of max-held-octets. Then
@@ -89,7 +90,7 @@ stream exists, which must be open; else until they are delivered. If that exceed
 and return false. On the loop."
   (if until-closed
       (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
-      (incf (wire-inlet-held (ensure-wire-inlet call)) count))
+      (incf (wire-inbound-held (ensure-wire-inbound call)) count))
   (charge-own (link-account (the link (wire-call-link call))) count)
   (permit call))
 
@@ -135,26 +136,26 @@ if its link holds too much."
     nil))
 
 (define-hot release-held ((call wire-call)) null
-  "Subtract the octets that CALL holds from the charge of its link. On the loop."
-  (let* ((inlet (call-wire-inlet call))
+  "Take the octets that CALL holds off its link. On the loop."
+  (let* ((inbound (call-wire-inbound call))
          (link (the link (wire-call-link call)))
-         (held (if inlet (shiftf (wire-inlet-held inlet) 0) 0)))
+         (held (if inbound (shiftf (wire-inbound-held inbound) 0) 0)))
     (when (plusp held)
       (charge-own (link-account link) (- held))
       (when (link-window-withheld link) (return-window link))))
   nil)
 
-(define-hot release-inlet ((call wire-call) (inlet wire-inlet)) null
-  "See RELEASE-CALL; INLET is CALL's."
+(define-hot release-inbound ((call wire-call) (inbound wire-inbound)) null
+  "See RELEASE-CALL; INBOUND is CALL's."
   (release-held call)
   (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; atomic, hence a raw word
-    (discharge call (uncharge inlet (wire-inlet-queued-octets inlet))))
+    (discharge call (uncharge inbound (wire-inbound-queued-octets inbound))))
   nil)
 
 (define-hot (release-call :inline t) ((call wire-call)) null
   "Release all charges of CALL, whose stream is closed, to its link, except those of the stream."
-  (let ((inlet (call-wire-inlet call)))
-    (when inlet (release-inlet call inlet)))
+  (let ((inbound (call-wire-inbound call)))
+    (when inbound (release-inbound call inbound)))
   nil)
 
 ;;; The metadata of the last call
@@ -185,7 +186,9 @@ which may have the same. LINK is nil for trailers, whose octets are not counted.
   (let ((http2 (link-http2 link)))
     (if http2
         (+ (http2:kept-octets http2) (link-last-octets link))
-        (values (the index (funcall (dialect-octets (the dialect (link-dialect link))) link))))))
+        (let ((protocol (link-protocol link)))
+          (declare (type connection-protocol protocol))
+          (values (the index (funcall (connection-protocol-octets protocol) link)))))))
 
 (define-hot measure-link ((link link)) null
   "Change the charge of LINK to the octets that it keeps now. On its loop."

@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.wire)
 
-(defstruct (dialect (:copier nil))
+(defstruct (connection-protocol (:copier nil))
   "The functions of a link without a core of HTTP/2: before it has a core, or if it uses another
 protocol. All run on its loop. A server includes this structure."
   (octets nil :type function :read-only t) ; (link): the memory it keeps, about
@@ -13,8 +13,8 @@ protocol. All run on its loop. A server includes this structure."
   (pause nil :type function :read-only t)
   (abandon nil :type function :read-only t)) ; (link status text): end its calls
 
-(defmethod print-object ((dialect dialect) stream)
-  (print-unreadable-object (dialect stream :type t :identity t)))
+(defmethod print-object ((connection-protocol connection-protocol) stream)
+  (print-unreadable-object (connection-protocol stream :type t :identity t)))
 
 (defstruct (link (:constructor make-link (loop options owner)) (:copier nil))
   "One connection, at either end; at a server it may speak another protocol than HTTP/2."
@@ -57,7 +57,7 @@ protocol. All run on its loop. A server includes this structure."
   (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
   (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it is idle
   (goaway nil :type (or null string))   ; the error in a GOAWAY of the peer, or nil
-  (dialect nil :type (or null dialect)) ; its functions without a core of HTTP/2
+  (protocol nil :type (or null connection-protocol)) ; nil for HTTP/2
   ;; for channelz; a time of 0 is none
   (number (new-number) :type (unsigned-byte 62) :read-only t) ; its own, for good
   (stream-ns 0 :type (unsigned-byte 62)) ; when its last stream began
@@ -105,8 +105,8 @@ valid on any thread, the others only on LINK's loop."
 
 (defun abort-calls (link status text)
   "End every call on LINK with STATUS and TEXT."
-  (let ((dialect (link-dialect link)))
-    (when dialect (funcall (dialect-abandon dialect) link status text)))
+  (let ((protocol (link-protocol link)))
+    (when protocol (funcall (connection-protocol-abandon protocol) link status text)))
   (when (link-http2 link)
     (http2:map-streams (lambda (stream)
                          (let ((call (http2:stream-user stream)))

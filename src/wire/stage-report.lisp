@@ -6,9 +6,11 @@
 
 (defun wire-unsent-octets (call)
   "The operation UNSENT-OCTETS."
-  (let ((outlet (call-wire-outlet call))
+  (let ((outbound (call-wire-outbound call))
         (stream (wire-call-stream call)))
-    (+ (if outlet (+ (wire-outlet-unsent-octets outlet) (wire-outlet-outbox-octets outlet)) 0)
+    (+ (if outbound
+           (+ (wire-outbound-unsent-octets outbound) (wire-outbound-outbox-octets outbound))
+           0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
 ;;; The plist
@@ -20,15 +22,15 @@
               (eq :ok (call-status call)))
           1
           0)
-      (let ((outlet (call-wire-outlet call)))
-        (if outlet (wire-outlet-spoken outlet) 0))))
+      (let ((outbound (call-wire-outbound call)))
+        (if outbound (wire-outbound-spoken outbound) 0))))
 
 (defun messages-received (call)
-  (let ((inlet (call-wire-inlet call))
+  (let ((inbound (call-wire-inbound call))
         (client (client-p call))
         (kind (rpc-method-kind (call-rpc-method call))))
     (cond ((not (or (eq kind :unary) (eq kind (if client :client-streaming :server-streaming))))
-           (if inlet (wire-inlet-arrived inlet) 0))
+           (if inbound (wire-inbound-arrived inbound) 0))
           ((if client (eq :ok (call-status call)) (marked-p call :due)) 1)
           (t 0))))
 

@@ -162,7 +162,7 @@ links."
 links."
   (let ((http2 (http2:make-connection role sink (link-options link) :user link :pool pool)))
     (setf (link-http2 link) http2
-          (link-dialect link) nil
+          (link-protocol link) nil
           (loop:connection-handler (link-socket link)) **link-handler**)
     (measure-link link)
     ;; the time-outs begin when the link was opened
@@ -170,7 +170,7 @@ links."
     (check-link link)))
 
 (defun open-link (owner loop byte-channel role sink options pool
-                  &key account observer dialect handler (make #'make-link)
+                  &key account observer protocol handler (make #'make-link)
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options)))
                     (keepalive-timeout-ns (seconds-ns (options-keepalive-timeout-seconds options))))
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
@@ -178,21 +178,21 @@ link. The link shares http2's POOL with its owner's other links. Its account is 
 its events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless that is 0, it sends the
 peer a PING; if no answer arrives within KEEPALIVE-TIMEOUT-NS, it gives the peer up. MAKE is called
 with LOOP, OPTIONS and OWNER and returns the link. If the protocol of the link is not known yet, it
-has DIALECT and the loop's HANDLER until SPEAK-HTTP2 is called."
+has PROTOCOL and the loop's HANDLER until SPEAK-HTTP2 is called."
   (let ((link (funcall make loop options owner)))
     (setf (link-observer link) observer
           (link-peer link) (loop:byte-channel-peer byte-channel)
           (link-account link) (make-account account)
           (link-keepalive-ns link) keepalive-ns
           (link-keepalive-timeout-ns link) keepalive-timeout-ns
-          (link-dialect link) dialect
+          (link-protocol link) protocol
           (link-socket link) (loop:make-connection
                               loop byte-channel (or handler **link-handler**)
                               :user link
                               :account (link-account link)
                               :max-unsent-octets (options-max-unsent-octets options)))
     (begin-life link)
-    (if dialect
+    (if protocol
         (measure-link link)
         (speak-http2 link role sink pool))
     (observe connection-begun observer (link-peer link))

@@ -1,6 +1,6 @@
 ;;;; The structure of a call on a link, for the common part of both ends, and the structure that all
-;;;; calls of an end share. The behaviour of a call is in the files after this: inlet.lisp,
-;;;; callback.lisp, outlet.lisp and deadline.lisp. link-memory.lisp limits how many of its peer's
+;;;; calls of an end share. The behaviour of a call is in the files after this: inbound.lisp,
+;;;; callback.lisp, outbound.lisp and deadline.lisp. link-memory.lisp limits how many of its peer's
 ;;;; octets it may keep.
 
 (in-package #:clgrpc.wire)
@@ -28,8 +28,8 @@
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
   "The message of CALL that is not whole yet, or nil. On its loop."
-  (let ((inlet (call-wire-inlet call)))
-    (and inlet (wire-inlet-partial inlet))))
+  (let ((inbound (call-wire-inbound call)))
+    (and inbound (wire-inbound-partial inbound))))
 
 (define-hot (wire-call-loop :inline t) ((call wire-call)) loop:event-loop
   "The event loop of CALL."

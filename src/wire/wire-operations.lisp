@@ -6,8 +6,8 @@
 (define-transport-end **wire-operations** (nil)
   :send #'wire-send :after #'wire-after :post #'wire-post :schedule #'wire-schedule
   :room #'wire-room :decode #'wire-decode :taken #'wire-taken
-  :new-parts #'new-wire-parts :new-inlet #'new-wire-inlet :new-outlet #'new-wire-outlet
-  :new-reactions #'new-wire-reactions
+  :new-parts #'new-wire-parts :new-inbound #'new-wire-inbound :new-outbound #'new-wire-outbound
+  :new-callbacks #'new-wire-callbacks
   :metadata #'wire-metadata :compression #'wire-compression
   :received-compressed #'wire-received-compressed :told-size #'wire-told-size
   :receive-limit #'receive-limit

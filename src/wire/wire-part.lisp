@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.wire)
 
-(define-own-part inlet (wire call)
+(define-own-part inbound (wire call)
   "The incoming messages of a stream of HTTP/2."
   (arrived 0 :type index)               ; how many messages of a stream have come
   (partial nil :type (or null partial)) ; the loop's: a message of which a part has arrived
@@ -12,7 +12,7 @@
   ;; receiver reads it
   (withheld 0 :type index))
 
-(define-own-part outlet (wire call)
+(define-own-part outbound (wire call)
   "The outgoing messages of a stream of HTTP/2."
   (begun nil :type boolean)             ; the user has sent something, if only headers
   (over nil :type boolean)              ; the user has said that no more messages will be sent
@@ -25,7 +25,7 @@
   (compression nil :type (or null compression)) ; of the messages both ways
   (replay nil :type (or null replay)))  ; the sent messages that are kept
 
-(define-own-part reactions (wire call)
+(define-own-part callbacks (wire call)
   "The callbacks of a call on a stream of HTTP/2."
   ;; true if the callbacks that are due will be run. T: soon; :RUNNING, :CHARGED, :RETURNED: one
   ;; runs or has just run, see NOTE-CALLBACK-CHARGE; a ring: the call's place among those that wait
@@ -34,7 +34,7 @@
   (timers '() :type list)               ; those of AFTER
   (due '() :type list))                 ; the loop's: functions of AFTER whose time has come
 
-(declaim (sb-ext:freeze-type wire-inlet wire-reactions))
+(declaim (sb-ext:freeze-type wire-inbound wire-callbacks))
 
 (define-hot (keeps-sent-p :inline t) ((call call)) boolean
   "True if CALL keeps the messages that it sends for further attempts: then each is encoded first."

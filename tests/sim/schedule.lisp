@@ -55,14 +55,14 @@
 (test threads-that-wait-take-no-steps
   "Only those go on whose predicate is true, or signals an error, which they get; else a simulation
 would do little but wake threads that wait on. What the predicate does is done once."
-  (let ((lock (sb-thread:make-mutex)) (bell (sb-thread:make-waitqueue))
+  (let ((lock (sb-thread:make-mutex)) (queue (sb-thread:make-waitqueue))
         (over nil) (came 0) (results '()))
     (sim:with-simulation (simulation)
       (flet ((start (predicate)
                (sim:start-task
                 "waits"
                 (lambda ()
-                  (push (handler-case (loop:await-until bell lock (loop:notice-end 100) predicate)
+                  (push (handler-case (loop:await-until queue lock (loop:notice-end 100) predicate)
                           (error () :error))
                         results)))))
         (let ((tasks (append (loop repeat 20 collect (start (lambda () (and over (incf came)))))

@@ -56,7 +56,7 @@ arguments."
     (is (search "which ended with" story))))
 
 (test octets-that-stay-charged-are-found
-  (let ((story (call-with-mutant 'wire::release-inlet (constantly nil)
+  (let ((story (call-with-mutant 'wire::release-inbound (constantly nil)
                                  (lambda () (story-of 200)))))
     (is (search "octets charged" story))))
 

@@ -21,7 +21,9 @@
    (pages :initform '() :accessor console-pages) ; lists of a name, a title and a function
    (viewers :initform '() :accessor console-viewers) ; the present VIEWERs
    (thread :initform nil :accessor console-thread) ; that makes updates while there are viewers
-   (bell :initform (sb-thread:make-semaphore :name "clgrpc console") :reader console-bell) ; for it
+   ;; for it
+   (semaphore :initform (sb-thread:make-semaphore :name "clgrpc console")
+              :reader console-semaphore)
    ;; the UPDATE-STREAM of the last minutes, or nil; its thread's
    (update-stream :initform nil :accessor console-update-stream)
    (hour :initform (make-hour) :reader console-hour)) ; see hour.lisp

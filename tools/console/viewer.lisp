@@ -98,10 +98,10 @@ the next viewer starts another thread."
       (let ((new (remove-if #'viewer-current viewers)))
         (when new (send-update console update-stream '() new))))))
 
-(defun wait-for-bell (console due-ns)
+(defun wait-for-wake-up (console due-ns)
   "Wait until DUE-NS, or until a viewer of CONSOLE comes or goes."
   (sb-thread:wait-on-semaphore
-   (console-bell console)
+   (console-semaphore console)
    ;; SBCL signals an error for a time-out of 0.0
    :timeout (ns-seconds (max 1000 (- due-ns (monotonic-ns))))))
 
@@ -116,7 +116,7 @@ the next viewer starts another thread."
                  (setf due-ns (+ now +period-ns+) ; if it fails
                        due-ns (show-update console viewers))
                  (greet console viewers)))
-           (wait-for-bell console due-ns)))
+           (wait-for-wake-up console due-ns)))
 
 (defun add-viewer (console request)
   "Begin to answer REQUEST with updates of CONSOLE, and return REQUEST. Return nil if CONSOLE has
@@ -125,10 +125,10 @@ too many viewers."
     (when (< (count-if #'viewer-open-p (console-viewers console)) +viewers+)
       (exchange:begin-response request :headers (safe-headers "text/event-stream"))
       (exchange:on-response-end request (lambda ()
-                                        (sb-thread:signal-semaphore (console-bell console))))
+                                        (sb-thread:signal-semaphore (console-semaphore console))))
       (push (make-viewer request) (console-viewers console))
       (if (console-thread console)
-          (sb-thread:signal-semaphore (console-bell console))
+          (sb-thread:signal-semaphore (console-semaphore console))
           (setf (console-thread console)
                 (sb-thread:make-thread #'show-updates :name "clgrpc console"
                                                       :arguments (list console))))

@@ -12,8 +12,8 @@
 ;;;; compare-and-swap from the sum last passed on to the sum just read, so each change is passed on
 ;;;; once, whatever the order of the threads.
 ;;;;
-;;;; Other files decide which calls and connections end when too much is held: see doc/limits.md,
-;;;; wire/link-memory.lisp and server/limits/valve.lisp.
+;;;; Which calls and connections end when too much is held is not decided here: see doc/limits.md,
+;;;; wire/link-memory.lisp and server/limits/memory-pressure.lisp.
 
 (in-package #:clgrpc.base)
 

@@ -191,9 +191,9 @@ allocated now, garbage included, counts as living; if the value is negative, a c
 
 (define-hot objects-fit-p ((octets heap-octets) (before heap-octets)) boolean
   "True if the collector has the room that it needs to copy OCTETS of small objects, and BEFORE
-octets that are promised already, and in addition a quarter of the heap, with which the valve of
-servers stays open. Since a promise is for the most that may be needed, a single thread may have it
-without room for copies, and then needs an eighth of the heap in addition."
+octets that are promised already, and a quarter of the heap besides, with which servers see no
+memory pressure. A promise is for the most that may be needed, so one thread alone may have it
+without room for copies, and needs an eighth of the heap besides."
   (<= (if (zerop before)
           (+ octets (ash (heap-size) -3))
           (+ (* 2 (+ before octets)) (ash (heap-size) -2)))

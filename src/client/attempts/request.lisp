@@ -46,16 +46,16 @@ are not kept, keep no message of CALL any more and return false."
 
 (defun repeatable-p (call)
   "True if all messages that CALL has sent can be sent again."
-  (let ((outlet (call-client-outlet call)))
+  (let ((outbound (call-client-outbound call)))
     (or (and (client-call-request call) t)
-        (null outlet)
-        (zerop (client-outlet-spoken outlet))
+        (null outbound)
+        (zerop (client-outbound-spoken outbound))
         (and (call-replay call) t))))
 
 (defun encoded-request (call)
   "The only request of CALL, encoded from now on."
   (let ((request (client-call-request call)))
-    (if (typep request '(or octets wire:parcel))
+    (if (typep request '(or octets wire:byte-buffer))
         request
         (setf (client-call-request call) (wire:encode-message call request nil)))))
 
@@ -72,11 +72,11 @@ kept."
   (when (call-replay call) (drop-replay call))
   (let ((request (shiftf (client-call-request call) nil))
         (stream (client-call-stream call)))
-    (when (and (typep request 'wire:parcel)
+    (when (and (typep request 'wire:byte-buffer)
                stream
-               (null (call-retries call)) ; no other attempt has sent it
-               (zerop (http2:stream-queued-octets stream))) ; no octets of it are still queued
-      (give-octets-back (wire:parcel-taken request))))
+               (null (call-retries call)) ; no other attempt had it
+               (zerop (http2:stream-queued-octets stream))) ; no octets of it are to be sent still
+      (give-octets-back (wire:byte-buffer-taken request))))
   nil)
 
 ;;; Sending
@@ -95,7 +95,7 @@ not the one with which CALL continues."
 (define-hot write-request ((call client-call)) null
   "Send the only request of CALL, and let CALL keep it."
   (let ((request (client-call-request call)))
-    (if (typep request '(or octets wire:parcel))
+    (if (typep request '(or octets wire:byte-buffer))
         (write-first call request t t)
         (wire:write-message call request t)))
   nil)
@@ -131,19 +131,19 @@ kept."
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL; without a stream put it into the
 outbox."
   (cond ((client-call-stream call) (write-on-attempts call encoded nil))
-        (t (let ((outlet (ensure-client-outlet call)))
-             (incf (client-outlet-outbox-octets outlet) (wire:encoded-length encoded))
-             (push encoded (client-outlet-outbox outlet))))))
+        (t (let ((outbound (ensure-client-outbound call)))
+             (incf (client-outbound-outbox-octets outbound) (wire:encoded-length encoded))
+             (push encoded (client-outbound-outbox outbound))))))
 
 (defun longest-outgoing (call request)
   "The number of octets of REQUEST, a message of CALL or the value of ENCODE-MESSAGE for one. If
 that is nil, the octets of the longest message in CALL's outbox, 0 if that is empty."
   (flet ((length-of (encoded) (- (wire:encoded-length encoded) wire:+prefix-octets+)))
     (typecase request
-      (null (let ((outlet (call-client-outlet call)))
-              (loop for encoded in (and outlet (client-outlet-outbox outlet))
+      (null (let ((outbound (call-client-outbound call)))
+              (loop for encoded in (and outbound (client-outbound-outbox outbound))
                     maximize (length-of encoded))))
-      ((or octets wire:parcel) (length-of request))
+      ((or octets wire:byte-buffer) (length-of request))
       (t (protobuf:measure (rpc:outgoing-type call) request)))))
 
 ;;; The end of our side
@@ -160,9 +160,9 @@ that is nil, the octets of the longest message in CALL's outbox, 0 if that is em
 
 (defun write-outbox (call)
   "Send the messages in CALL's outbox, and the half-close if that waits too."
-  (let* ((outlet (call-client-outlet call))
-         (waiting (and outlet (nreverse (shiftf (client-outlet-outbox outlet) '())))))
-    (when waiting (setf (client-outlet-outbox-octets outlet) 0))
+  (let* ((outbound (call-client-outbound call))
+         (waiting (and outbound (nreverse (shiftf (client-outbound-outbox outbound) '())))))
+    (when waiting (setf (client-outbound-outbox-octets outbound) 0))
     (loop for (encoded . more) on waiting
           until (call-status call)
           do (write-on-attempts call encoded (and (wire:marked-p call :closed) (null more))))
@@ -174,7 +174,7 @@ that is nil, the octets of the longest message in CALL's outbox, 0 if that is em
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."
-  (setf (client-outlet-over (ensure-client-outlet call)) t)
+  (setf (client-outbound-over (ensure-client-outbound call)) t)
   (wire:post-in-turn call 0
                      (lambda ()
                        (unless (or (call-status call) (wire:marked-p call :closed))

@@ -111,7 +111,7 @@ response."
 (define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods with one response. The caller's thread decodes a long reply."
   (if (client-call-reply call)
-      (rpc:abort-as call (rpc:flaw call 2 nil))
+      (rpc:abort-as call (rpc:violation call 2 nil))
       (let ((item (values (wire:take-single call octets start end))))
         (if (status:failure-p item)
             (end-client-call call (status:rpc-error-status item) (rpc-error-message item)
@@ -171,10 +171,11 @@ the metadata in LIST."
     (parse-pushback (and field (hpack:field-value-string field)))))
 
 (defun end-well (call)
-  "End CALL, which the server has ended with :ok. The status is :ok if the number of messages is
-right, else that of the verdict on this number."
-  (let ((flaw (rpc:flaw call (if (client-call-reply call) 1 0) (wire:wire-call-partial call))))
-    (cond (flaw (end-client-call-as call flaw))
+  "End CALL, which the server has ended with :ok: with :ok if the number of messages is right, else
+with the verdict on that number."
+  (let ((violation (rpc:violation call (if (client-call-reply call) 1 0)
+                                  (wire:wire-call-partial call))))
+    (cond (violation (end-client-call-as call violation))
           (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
                         (not (unattended-p call)))
                ;; where RECEIVE looks

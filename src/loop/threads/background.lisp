@@ -23,7 +23,7 @@ before.")
   (world *world* :type world :read-only t) ; that has its threads
   (reserve nil :type reserve :read-only t) ; whose threads run its jobs
   (lock (sb-thread:make-mutex :name "clgrpc background") :read-only t) ; of all that follows
-  (bell (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; TIMED, or ENDED
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; TIMED, or ENDED
   (quiet (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; a job has returned
   (jobs '() :type list)                 ; those that have not ended
   (timed '() :type list)                ; those of them that are due at some time, in no order
@@ -94,7 +94,7 @@ runs again at once."
              (when (and seconds (not (job-ended job)))
                (setf (job-due-ns job) (notice-end seconds))
                (push job (background-timed background))
-               (sb-thread:condition-broadcast (background-bell background)))
+               (sb-thread:condition-broadcast (background-waitqueue background)))
              (sb-thread:condition-broadcast (background-quiet background))
              nil))))
 
@@ -164,7 +164,7 @@ that function calls this. Return true if it has returned. From any thread."
                     (timed (background-timed background))
                     (due (remove-if (lambda (job) (< now (job-due-ns job))) timed)))
                (when due (return (remove-if-not #'%take-job due)))
-               (await-notice (background-bell background) (background-lock background)
+               (await-notice (background-waitqueue background) (background-lock background)
                              (reduce #'min timed
                                      :key #'job-due-ns :initial-value (notice-end 3600))
                              (lambda () (or (background-ended background)
@@ -192,7 +192,7 @@ job this does not wait."
   (forget-ending background)
   (let ((jobs (sb-thread:with-mutex ((background-lock background))
                 (setf (background-ended background) t)
-                (sb-thread:condition-broadcast (background-bell background))
+                (sb-thread:condition-broadcast (background-waitqueue background))
                 (copy-list (background-jobs background))))
         (end (notice-end (if (reserve-thread-p (background-reserve background)) 0 seconds))))
     (flet ((seconds-left () (seconds-until end 0)))

@@ -138,10 +138,10 @@ which has just been woken."
                       (not (inbox-empty-p (event-loop-inbox loop)))))))))
 
 (define-hot work-left-p ((loop event-loop)) boolean
-  "True if LOOP, a caller-driven one, has work to do at once; gathered output does not count."
+  "True if LOOP, a caller-driven one, has work to do at once; coalesced output does not count."
   (or (plusp (event-loop-ready-count loop))
       (and (plusp (event-loop-dirty-count loop))
-           (zerop (driving-gathered-ns (driving-of loop))))
+           (zerop (driving-coalesced-ns (driving-of loop))))
       (plusp (event-loop-ring-count loop))))
 
 (define-hot (timer-before-look-p :inline t) ((loop event-loop)) boolean

@@ -138,7 +138,7 @@ make a reserve thread run it."
                (request-runner loop))
     (let ((poller (event-loop-poller loop)))
       (funcall (poller-wake poller) poller))
-    (when **watchdog-asleep** (wake-watchdog))) ; which sees whether the bell is answered
+    (when **watchdog-asleep** (wake-watchdog))) ; which sees whether the wake-up is answered
   nil)
 
 (defgeneric run-posted (item)

@@ -285,7 +285,7 @@ to before these."
 (define-hot flush-phase ((loop event-loop)) null
   (run-early-functions loop)
   (let ((driving (event-loop-driving loop)))
-    (when driving (setf (driving-gathered-ns driving) 0)))
+    (when driving (setf (driving-coalesced-ns driving) 0)))
   (when (plusp (event-loop-dirty-count loop))
     (do-work (connection loop event-loop-dirty event-loop-dirty-count event-loop-dirty-spare)
       (flush-and-close connection)))

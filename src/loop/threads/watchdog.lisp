@@ -16,9 +16,9 @@
 ;;;; but not the same function, quick functions have made the turn long, and LONG-TURN is set: from
 ;;;; then on the loop reads the clock after each function.
 ;;;;
-;;;; A thread that waits for events and was woken by a post answers that bell at once, unless an
-;;;; interrupt occupies it, such as with a debugger. When +BELL-LOOKS+ checks in a row find the same
-;;;; wait with the bell unanswered, a reserve thread overtakes the loop.
+;;;; A thread that waits for events and was woken by a post answers that wake-up at once, unless an
+;;;; interrupt occupies it, such as with a debugger. When +WAKE-UP-LOOKS+ checks in a row find the
+;;;; same wait with the wake-up unanswered, a reserve thread overtakes the loop.
 ;;;;
 ;;;; A tick ends no later than the first timer may be due: then a loop that has just been left gets
 ;;;; a thread, and user code that takes too long is found at the next check.
@@ -45,9 +45,9 @@
   "The longest time that ticks stay short after an overstay. The time without such a handler after
 which the next one counts as a first.")
 
-(defconstant +bell-looks+ 4
-  "The number of checks in a row that find a bell unanswered before the waiting thread is overtaken:
-on a busy machine, a woken thread may have no processor yet.")
+(defconstant +wake-up-looks+ 4
+  "The number of checks in a row that find a wake-up unanswered before the waiting thread is
+overtaken: on a busy machine, a woken thread may have no processor yet.")
 
 (defconstant +collector-look-ns+ (floor +ns-per-second+ 5)
   "The time between two checks of the nursery, and whether the process is quiet.")
@@ -60,10 +60,9 @@ on a busy machine, a woken thread may have no processor yet.")
   (loop nil :type event-loop)           ; the watched loop
   (seen 0 :type sb-ext:word)            ; its baton
   (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
-  ;; the function that overtakes it, if that function had to wait
-  (request nil :type (or null function))
-  (unanswered 0 :type index)            ; looks in a row that have found its bell unanswered
-  (turns 0 :type (unsigned-byte 62))    ; the number of turns it had made
+  (request nil :type (or null function)) ; the function that overtakes it, if that had to wait
+  (unanswered 0 :type index)            ; looks in a row that have found its wake-up unanswered
+  (turns 0 :type (unsigned-byte 62))    ; the number it had made
   (at 0 :type index))                   ; which deferred function was next
 
 (defglobal **watchdog** nil)
@@ -82,7 +81,7 @@ on a busy machine, a woken thread may have no processor yet.")
                   (setf **watched** (remove loop **watched** :key #'watched-loop))
                   (unless **watched**
                     (setf **watchdog-asleep** nil)
-                    (sb-thread:condition-notify **watchdog-bell**)
+                    (sb-thread:condition-notify **watchdog-waitqueue**)
                     (shiftf **watchdog** nil)))))
     (end-thread thread)))
 
@@ -125,7 +124,7 @@ on a busy machine, a woken thread may have no processor yet.")
   "Wait for TICK-NS, or less if a timer is due before. The lock is held."
   (let ((end (+ (monotonic-ns) tick-ns)))
     (loop do (setf **next-look-ns** end)
-          while (and (await-notice **watchdog-bell** **watchdog-lock** end)
+          while (and (await-notice **watchdog-waitqueue** **watchdog-lock** end)
                      (eq **watchdog** sb-thread:*current-thread*))
           do (setf end (min end (+ (monotonic-ns) (next-timer-ns)))))
     (setf **next-look-ns** 0)))
@@ -137,11 +136,11 @@ on a busy machine, a woken thread may have no processor yet.")
 (defun doze ()
   "Sleep until a baton moves. The lock is held."
   (setf **watchdog-asleep** t)
-  (await-notice **watchdog-bell** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
+  (await-notice **watchdog-waitqueue** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
   (when (and **watchdog-asleep** (not (look-at-loops nil)))
     (loop repeat 2 do (collect-when-idle)) ; young objects, then perhaps all
     (loop while (asleep-p)
-          do (sb-thread:condition-wait **watchdog-bell** **watchdog-lock**)))
+          do (sb-thread:condition-wait **watchdog-waitqueue** **watchdog-lock**)))
   (when (eq **watchdog** sb-thread:*current-thread*) ; else it is another's
     (setf **watchdog-asleep** nil)))
 
@@ -157,7 +156,7 @@ on a busy machine, a woken thread may have no processor yet.")
         do (let ((turns (total-turns))
                  (end (+ (monotonic-ns) +idle-ns+)))
              (loop while (and (asleep-p)
-                              (await-notice **watchdog-bell** **watchdog-lock** end)))
+                              (await-notice **watchdog-waitqueue** **watchdog-lock** end)))
              (when (and (asleep-p) (= turns (total-turns)))
                (without-lock function)
                (return)))))
@@ -213,17 +212,17 @@ garbage has been collected since the last check."
                    (ask asked)))
                 ((= state +lent+) (setf lent t))
                 ((= state +waiting+)
-                 (when (bell-unanswered-p watched loop unread comparable)
+                 (when (wake-up-unanswered-p watched loop unread comparable)
                    (setf moved t)
                    (when (plusp (watched-unanswered watched)) (setf lent t)) ; look again soon
-                   (when (and comparable (= +bell-looks+ (watched-unanswered watched)))
+                   (when (and comparable (= +wake-up-looks+ (watched-unanswered watched)))
                      (request-takeover-first watched loop baton))))
                 ((and (= state +free+)
                       (event-loop-driving loop)
                       (or still unread (timer-may-be-due-p loop)))
                  (ask (request-runner loop)))))))))
 
-(defun bell-unanswered-p (watched loop same-wait comparable)
+(defun wake-up-unanswered-p (watched loop same-wait comparable)
   "True if an item was posted to LOOP, whose runner waits for events, and has not been taken yet.
 Count such checks in a row that find the SAME-WAIT; a check that is not COMPARABLE does not count."
   (let* ((inbox (event-loop-inbox loop))

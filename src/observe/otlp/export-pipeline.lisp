@@ -65,7 +65,7 @@
   (random (loop:new-random-state) :type random-state :read-only t) ; for delays
   (thread nil)                          ; that runs it
   (lock (sb-thread:make-mutex :name "clgrpc otlp") :read-only t) ; of the slots below
-  (bell (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t) ; any of the following
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t) ; any of the following
   (rung nil :type boolean)              ; a batch waits
   (stopping nil :type boolean)          ; its thread is to end
   (wanted 0 :type index)                ; the number of the last flush that was asked for
@@ -260,7 +260,7 @@ requested flush; nil if the thread must end."
                     (/= tried (pipeline-wanted pipeline))
                     ;; a batch does not hasten a repeated export
                     (and (pipeline-rung pipeline) (zerop (pipeline-failures pipeline))))
-          while (loop:await-notice (pipeline-bell pipeline) (pipeline-lock pipeline) due-ns))
+          while (loop:await-notice (pipeline-waitqueue pipeline) (pipeline-lock pipeline) due-ns))
     (setf (pipeline-rung pipeline) nil)
     (and (not (pipeline-stopping pipeline))
          (pipeline-wanted pipeline))))
@@ -269,7 +269,7 @@ requested flush; nil if the thread must end."
   "Note that the flush NUMBER of PIPELINE, and all earlier flushes, are done."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (setf (pipeline-done pipeline) (max number (pipeline-done pipeline)))
-    (sb-thread:condition-broadcast (pipeline-bell pipeline))))
+    (sb-thread:condition-broadcast (pipeline-waitqueue pipeline))))
 
 (defun drop-rest (pipeline)
   "PIPELINE ends: drop the items that it has not sent."
@@ -316,17 +316,17 @@ that is past."
   (unless (pipeline-rung pipeline)
     (sb-thread:with-mutex ((pipeline-lock pipeline))
       (setf (pipeline-rung pipeline) t)
-      (sb-thread:condition-broadcast (pipeline-bell pipeline)))))
+      (sb-thread:condition-broadcast (pipeline-waitqueue pipeline)))))
 
 (defun ask-for-flush (pipeline)
   "Make PIPELINE run a round; return the number of that flush."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
-    (sb-thread:condition-broadcast (pipeline-bell pipeline))
+    (sb-thread:condition-broadcast (pipeline-waitqueue pipeline))
     (incf (pipeline-wanted pipeline))))
 
 (defun await-flush (pipeline number end-ns)
   "True if the flush NUMBER of PIPELINE has happened by END-NS."
-  (loop:await-until (pipeline-bell pipeline) (pipeline-lock pipeline) end-ns
+  (loop:await-until (pipeline-waitqueue pipeline) (pipeline-lock pipeline) end-ns
                     (lambda ()
                       (or (<= number (pipeline-done pipeline)) (pipeline-stopping pipeline))))
   (<= number (pipeline-done pipeline)))
@@ -335,7 +335,7 @@ that is past."
   "End the thread of PIPELINE, and its waits."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (setf (pipeline-stopping pipeline) t)
-    (sb-thread:condition-broadcast (pipeline-bell pipeline)))
+    (sb-thread:condition-broadcast (pipeline-waitqueue pipeline)))
   (calling:close-channel (pipeline-channel pipeline))
   (let ((thread (pipeline-thread pipeline)))
     (when thread (sb-thread:join-thread thread :default nil))))

@@ -26,9 +26,9 @@ may use 4/5 of the threads that its peer may use and that are not reserved for o
 (define-hot (refusal-of-call :inline t)
             ((server-loop server-loop) (link server-link) (peer-view peer-view))
     (or null keyword)
-  "The verdict on the newest call of LINK, a connection of the peer PEER-VIEW, if that call may not
-begin, else nil. The call is counted already."
-  (cond ((valve-shut-p server-loop)
+  "The verdict on the newest call of LINK, of the peer PEER-VIEW, if it may not begin, else nil. The
+call is counted already."
+  (cond ((memory-pressure-p server-loop)
          (complain server-loop :heap (link-peer-name link))
          :no-room-for-calls)
         ((and (> (server-loop-open server-loop) (ash (server-loop-max-open server-loop) -1))

@@ -70,14 +70,14 @@
 
 ;;; Claims
 
-(defun make-connect-claim (make manner form route fields origins incoming accepted rejection
+(defun make-connect-claim (make handler form route fields origins incoming accepted rejection
                            &rest more)
   "The value of MAKE, a constructor, for a request with FIELDS by ROUTE."
   (let* ((text (web:header-value fields "connect-timeout-ms"))
          (timeout (and text (parse-timeout-ms text)))
          (metadata (web:metadata-fields fields)))
     (apply make
-           :manner manner :codec (web:form-codec form)
+           :handler handler :codec (web:form-codec form)
            :heads (web:form-heads form)
            :operations (web:operations-for (server:route-method route))
            :route route :fields metadata :timeout timeout

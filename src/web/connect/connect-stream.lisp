@@ -26,6 +26,6 @@
   (web:finish-enveloped call (web:envelope +end-of-stream+ (web:json-octets (end-json call)))))
 
 (define-load-time-global **stream**
-    (web:make-manner :name :connect :receive #'web:receive-enveloped :whole #'identity
-                     :begun #'web:await-head
-                     :part #'web:write-enveloped :finish #'finish-stream))
+    (web:make-protocol-handler :name :connect :receive #'web:receive-enveloped :whole #'identity
+                               :begun #'web:await-head
+                               :part #'web:write-enveloped :finish #'finish-stream))

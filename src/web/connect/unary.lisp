@@ -13,8 +13,8 @@
   (web:finish-bare call #'web:write-bare-answer #'write-error))
 
 (define-load-time-global **unary**
-    (web:make-manner :name :connect :receive #'web:receive-bare :whole #'web:body-whole
-                     :part #'web:write-enveloped :finish #'finish-unary))
+    (web:make-protocol-handler :name :connect :receive #'web:receive-bare :whole #'web:body-whole
+                               :part #'web:write-enveloped :finish #'finish-unary))
 
 ;;; GET, for methods that say NO_SIDE_EFFECTS: the message is in the query
 
@@ -77,5 +77,5 @@
               (t (wire:deliver-alone call nil message 0 (length message))))))))
 
 (define-load-time-global **get**
-    (web:make-manner :name :connect :receive #'ignore-body :whole #'deliver-query
-                     :part #'web:write-enveloped :finish #'finish-unary))
+    (web:make-protocol-handler :name :connect :receive #'ignore-body :whole #'deliver-query
+                               :part #'web:write-enveloped :finish #'finish-unary))

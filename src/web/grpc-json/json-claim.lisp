@@ -3,7 +3,7 @@
 (in-package #:clgrpc.grpc-json)
 
 (defun finish (call)
-  "The FINISH of the manner."
+  "The FINISH of the protocol handler."
   (let* ((claim (web:call-web-claim call))
          (answer (shiftf (web:notes-answer (web:call-web-notes call)) nil)))
     (when (or (web:mark-headers call) answer) ; the head of an only answer goes out with that
@@ -14,9 +14,9 @@
     (when answer (web:write-encoded call answer 0 nil))
     (server:write-trailers-later call)))
 
-(define-load-time-global **manner**
-    (web:make-manner :name :grpc-json :receive #'web:receive-enveloped :whole #'identity
-                     :part #'web:write-enveloped :finish #'finish))
+(define-load-time-global **handler**
+    (web:make-protocol-handler :name :grpc-json :receive #'web:receive-enveloped :whole #'identity
+                               :part #'web:write-enveloped :finish #'finish))
 
 (define-load-time-global **forms**
     (web:make-forms `(("application/grpc+json" ,web:**json** :plain "grpc-encoding")) '()))
@@ -28,7 +28,7 @@
     (let ((form (web:find-form **forms** (web:header-value fields "content-type"))))
       (and form (string= "POST" http-method)
            (web:header fields ":method") ; HTTP/1.1 has no trailers that clients read
-           (web:make-grpc-claim **manner** form (web:find-web-route table target) target fields
+           (web:make-grpc-claim **handler** form (web:find-web-route table target) target fields
                                 '())))))
 
 (server:register-protocol (server:make-protocol :name :grpc-json :prepare #'prepare))

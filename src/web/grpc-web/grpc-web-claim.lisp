@@ -11,8 +11,8 @@
                                    ("application/grpc-web-text+proto" ,web:**proto** :text))
         collect (list type codec kind "grpc-encoding")))
 
-(defun manner-of (form)
-  "The manner of requests of the content type FORM."
+(defun handler-of (form)
+  "The protocol handler of requests of the content type FORM."
   (if (eq :text (web:form-kind form)) **text** **binary**))
 
 (defun claim-of (forms table origins http-method target fields)
@@ -22,7 +22,7 @@
          (route (web:find-web-route table target)))
     (cond ((and form (string= "POST" http-method))
            (or (and route (web:http2-refusal route fields))
-               (web:make-grpc-claim (manner-of form) form route target fields origins)))
+               (web:make-grpc-claim (handler-of form) form route target fields origins)))
           (form (exchange:text-answer 405 "gRPC-Web requests use POST"))
           ((and route (string= "OPTIONS" http-method))
            (web:preflight origins fields '("POST"))))))

@@ -27,13 +27,13 @@
                    collect (list name value #\Return #\Newline))))))
 
 (defun finish (call)
-  "The FINISH of both manners."
+  "The FINISH of both protocol handlers."
   (web:finish-enveloped call (web:envelope +trailers-flag+ (trailer-lines call))))
 
 (define-load-time-global **binary**
-    (web:make-manner :name :grpc-web :receive #'web:receive-enveloped :whole #'identity
-                     :begun #'web:await-head
-                     :part #'web:write-enveloped :finish #'finish))
+    (web:make-protocol-handler :name :grpc-web :receive #'web:receive-enveloped :whole #'identity
+                               :begun #'web:await-head
+                               :part #'web:write-enveloped :finish #'finish))
 
 ;;; Text
 
@@ -82,6 +82,6 @@ short; and how many of them are valid. Padding may be at the end of each group."
       (receive-groups call (coerce rest 'octets) (length rest)))))
 
 (define-load-time-global **text**
-    (web:make-manner :name :grpc-web :receive #'receive-text :whole #'text-whole
-                     :begun #'web:await-head
-                     :part #'web:write-enveloped :finish #'finish))
+    (web:make-protocol-handler :name :grpc-web :receive #'receive-text :whole #'text-whole
+                               :begun #'web:await-head
+                               :part #'web:write-enveloped :finish #'finish))

@@ -5,7 +5,7 @@
 ;;;;
 ;;;; The files in their order: condition; percent (decoding); template (path templates); yaml and
 ;;;; config (rules apart from the .proto); rule (checking against a method); router; query; body
-;;;; (requests); answer; openapi; rest-manner (calls over HTTP); rest-claim (requests of a server);
+;;;; (requests); answer; openapi; rest-calls (calls over HTTP); rest-claim (requests of a server);
 ;;;; document.
 
 (defpackage #:clgrpc.rest

@@ -183,7 +183,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
            (incoming (body-encoding route fields))
            (timeout (timeout-of fields)))
       (make-rest-claim
-       :manner (if (streamed-p route) **several** **single**) :codec **codec**
+       :handler (if (streamed-p route) **several** **single**) :codec **codec**
        :heads (cdr (assoc form heads)) :operations (operations-of route)
        :route (route-payload route) :fields metadata :http-method http-method :timeout timeout
        :incoming incoming

@@ -5,7 +5,7 @@
 (defstruct (book (:copier nil))
   "What names mean to a resolver of a test's."
   (lock (sb-thread:make-mutex))         ; of what follows
-  (bell (sb-thread:make-waitqueue))     ; OPEN has changed
+  (waitqueue (sb-thread:make-waitqueue)) ; OPEN has changed
   (open nil)                            ; the resolver answers
   (asked '())                           ; names that were asked for, the last first
   (news '()))                           ; what was notified, the last first
@@ -17,7 +17,7 @@
       (push host (book-asked book))
       (when (search "slow" host)
         (loop until (book-open book)
-              do (sb-thread:condition-wait (book-bell book) (book-lock book)))))
+              do (sb-thread:condition-wait (book-waitqueue book) (book-lock book)))))
     (if (string= "bad" host)
         (values '() "nobody knows it")
         (values (list (clgrpc.os:make-address "127.0.0.1" port)) nil))))
@@ -25,7 +25,7 @@
 (defun open-book (book)
   (sb-thread:with-mutex ((book-lock book))
     (setf (book-open book) t)
-    (sb-thread:condition-broadcast (book-bell book))))
+    (sb-thread:condition-broadcast (book-waitqueue book))))
 
 (defun hosts-of (book)
   (clgrpc.discovery::make-hosts (lambda (news failure)

@@ -13,7 +13,7 @@ it."
                                              (method:stub-method 'grpc.health.v1.health:watch)
                                              (lambda (message) (push message told)) #'identity)))
       (run-loop-of core)
-      (let ((report (rpc::reactions-on-message (rpc::call-reactions call))))
+      (let ((report (rpc::callbacks-on-message (rpc::call-callbacks call))))
         (dotimes (i 1000) (funcall report i))
         (is (null told))
         (run-loop-of core)

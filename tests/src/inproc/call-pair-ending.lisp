@@ -32,8 +32,8 @@ asks or returns; the handler sees it when it asks."
       (is (await-signal seen)))))
 
 (test unwinding-cancels
-  "A caller that is made to leave, as by C-c, cancels the call and unwinds its handler; what that was
-to do later is forgotten."
+  "A caller that is made to leave, as by C-c, cancels the call and unwinds its handler; what that
+was to do later is forgotten."
   (let ((unwound nil) (timers '()) (on-cancel nil))
     (with-inproc (channel)
         (:ask (lambda (note call)
@@ -42,8 +42,8 @@ to do later is forgotten."
                 (unwind-protect (throw 'out 5)
                   (setf unwound t)
                   (grpc:after call +patience+ #'list)
-                  (setf timers (inproc::inproc-reactions-timers
-                            (inproc::call-inproc-reactions call))))))
+                  (setf timers (inproc::inproc-callbacks-timers
+                            (inproc::call-inproc-callbacks call))))))
       (is (= 5 (catch 'out (ask channel (note 1)))))
       (is (eq t unwound))
       (is (eq t on-cancel))

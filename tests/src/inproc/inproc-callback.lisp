@@ -23,8 +23,8 @@ while there are none to run."
                 (let ((ticks 0))
                   (labels ((tick ()
                              (cond ((< (incf ticks) 20) (grpc:after call 0.001 #'tick))
-                                   (t (setf kept (inproc::inproc-reactions-timers
-                            (inproc::call-inproc-reactions call)))
+                                   (t (setf kept (inproc::inproc-callbacks-timers
+                            (inproc::call-inproc-callbacks call)))
                                       (grpc:reply call note)))))
                     (grpc:after call 0.001 #'tick)))
                 call))

@@ -33,7 +33,7 @@
             do (is (not (found-p (format nil "~S" (rpc::verdict-row-text row))))
                    "The text of ~S is written again." name)
                (is-true (or (found-p (format nil "~(~S~)" name))
-                            ;; what FLAW finds
+                            ;; what VIOLATION finds
                             (member name '(:no-request :second-request :unfinished-request
                                            :no-response :second-response :unfinished-response)))
                         "Nobody uses ~S." name)))))
@@ -77,10 +77,10 @@
         do (loop for count from 0 to 2
                  for request in requests
                  for response in responses
-                 do (is (eq request (rpc:flaw (call-of method nil) count nil)))
-                    (is (eq response (rpc:flaw (call-of method t) count nil)))
-                    (is (eq :unfinished-request (rpc:flaw (call-of method nil) count t)))
-                    (is (eq :unfinished-response (rpc:flaw (call-of method t) count t)))))
+                 do (is (eq request (rpc:violation (call-of method nil) count nil)))
+                    (is (eq response (rpc:violation (call-of method t) count nil)))
+                    (is (eq :unfinished-request (rpc:violation (call-of method nil) count t)))
+                    (is (eq :unfinished-response (rpc:violation (call-of method t) count t)))))
   (is-true (rpc:answers-once-p (call-of 'words.speaker:join nil)))
   (is (not (rpc:takes-one-p (call-of 'words.speaker:join nil)))))
 

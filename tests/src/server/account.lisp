@@ -83,7 +83,7 @@ when the end comes."
       (let ((call (http2:stream-user (first (streams-of link)))))
         (is (null (server::server-call-request call)))
         (is-true (server::server-call-undecoded call))
-        (is (<= 5000 (wire::wire-inlet-held (wire::call-wire-inlet call)) 6000)))
+        (is (<= 5000 (wire::wire-inbound-held (wire::call-wire-inbound call)) 6000)))
       (memory:said)
       (memory:hears '(:data 1 "" :end-stream))
       (answered '(1 :ok)))))
@@ -134,17 +134,17 @@ time to collect all garbage."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
     (setf server::**looked** (collection-epoch)
-          server::**shut** t)
+          server::**pressure** t)
     (with-heap-of (42/100)
       (asks 1 "Ask" 1)
       (is (member :resource-exhausted (mapcar #'second (statuses)))))
     (asks 3 "Ask" 21)
     (answered '(3 :ok))
-    (is (not server::**shut**))))
+    (is (not server::**pressure**))))
 
 (test a-full-heap-ends-no-connection-that-holds-little
-  "Where next to nothing is left of the heap, and connections hold next to nothing of it, to end them
-would help nobody."
+  "Where next to nothing is left of the heap, and connections hold next to nothing of it, to end
+them would help nobody."
   (with-server-loop (server-loop) (:ask #'double)
     (let ((server (server::server-loop-server server-loop)) (link nil))
       (flet ((look-with (octets)
@@ -157,19 +157,19 @@ would help nobody."
         (enter-registry server server:**servers**)
         (unwind-protect
              (with-heap-of (46/100)     ; 2 % of the heap are missing to a tenth
-               (setf server::**shut** nil)
+               (setf server::**pressure** nil)
                (comes server-loop)
                (setf link (link-of memory:*end* server-loop))
                (is (null (look-with 1000)))
-               (is-true server::**shut**)
+               (is-true server::**pressure**)
                (is (null (look-with 0)))
                (is (eq :ended (look-with (floor (heap-size) 100)))))
-          (setf server::**shut** nil)
+          (setf server::**pressure** nil)
           (quit-registry server server:**servers**))))))
 
-(test connections-do-not-keep-the-valve-shut
+(test connections-do-not-keep-up-the-memory-pressure
   "Peers that hold no more than they may, in a heap that the program has half filled, would keep out
-all others. If they hold enough, the largest user gives way once the valve was shut at two looks;
+all others. If they hold enough, the largest user gives way once two looks found memory pressure;
 else no connection does."
   (with-server-loop (server-loop) (:ask #'double)
     (let ((server (server::server-loop-server server-loop)) (links '()))
@@ -186,17 +186,17 @@ else no connection does."
         (enter-registry server server:**servers**)
         (unwind-protect
              (with-heap-of (42/100)     ; 4 % of the heap are missing, 2 % in copied objects
-               (setf server::**shut** nil)
+               (setf server::**pressure** nil)
                (comes-with 1000)
                (comes-with (floor (heap-size) 100))
                (is (equal '(nil nil) (look)))
                (is (equal '(nil nil) (look)) "To end them all would not help.")
                (comes-with (floor (heap-size) 80))
-               (setf server::**shut** nil)
+               (setf server::**pressure** nil)
                (is (equal '(nil nil nil) (look)))
-               (is-true server::**shut**)
+               (is-true server::**pressure**)
                (is (equal '(:ended nil nil) (look))))
-          (setf server::**shut** nil)
+          (setf server::**pressure** nil)
           (quit-registry server server:**servers**))))))
 
 (test a-peer-that-holds-little-is-not-refused-for-the-sake-of-others

@@ -10,7 +10,7 @@
     server::owner-usage server::peer-entry server::peer-view loop:share account function symbol
     package
     class
-    method:rpc-method server::server-route wire::dialect
+    method:rpc-method server::server-route wire::connection-protocol
     rpc:observer loop:tls-credentials sb-thread:mutex rpc:operations server::route-table
     exchange:http-loop loop:byte-channel)
   "What is not a connection's, or is charged with it in any case: a walk passes it by.")

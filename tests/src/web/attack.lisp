@@ -384,12 +384,13 @@ then does not renew it. A message that is whole does, so that a stream may take 
 
 (defun gzipped (octets)
   "OCTETS as a message, compressed, with its prefix."
-  (let ((parcel (clgrpc.wire::compress-octets (clgrpc.encoding:encoding-of-name
-                                               (clgrpc.encoding:check-compression :gzip))
-                                              9
-                                              (concatenate 'octets (make-octets 5) octets)
-                                              (+ 5 (length octets)))))
-    (subseq-octets (clgrpc.wire:encoded-octets parcel) 0 (clgrpc.wire:encoded-length parcel))))
+  (let ((byte-buffer (clgrpc.wire::compress-octets (clgrpc.encoding:encoding-of-name
+                                                    (clgrpc.encoding:check-compression :gzip))
+                                                   9
+                                                   (concatenate 'octets (make-octets 5) octets)
+                                                   (+ 5 (length octets)))))
+    (subseq-octets (clgrpc.wire:encoded-octets byte-buffer)
+                   0 (clgrpc.wire:encoded-length byte-buffer))))
 
 (defun bomb (octets)
   "A message of OCTETS octets, compressed, with its prefix."

@@ -43,7 +43,7 @@ has such, and how long it says that it is."
                   (concatenate 'string (envelope (length json)) json))))))
 
 (defparameter *shared*
-  '(server:manner web:codec web:heads web::form rest:route rest::node
+  '(server:protocol-handler web:codec web:heads web::form rest:route rest::node
     clgrpc.exchange:answer-head)
   "What the requests of a protocol share.")
 

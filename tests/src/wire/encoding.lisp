@@ -5,7 +5,7 @@
 (defun encoded-octets (call size compress)
   "What goes out for a letter of SIZE zeros; COMPRESS as for SEND."
   (let ((encoded (wire:encode-message call (letter size) compress)))
-    (if (typep encoded 'wire:parcel)
+    (if (typep encoded 'wire:byte-buffer)
         (subseq (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
         encoded)))
 

@@ -113,22 +113,23 @@ the one vector of their own length."
             (is (<= each (if (< length wire::+own-octets+) 5000 (+ length 20000)))
                 "~,1F octets for each" each)))))))
 
-(test parcels-are-taken-once
-  "Of two threads that receive on one call, which they must not, one gets the octets: the store would
-have them twice otherwise, and give them to two calls."
+(test byte-buffers-are-taken-once
+  "Of two threads that receive on one call, which they must not, one gets the octets: the store
+would have them twice otherwise, and give them to two calls."
   (dolist (length '(0 20000))
     (let* ((octets (make-octets length))
-           (parcel (wire::make-parcel octets length)))
-      (is (eq octets (wire:parcel-taken parcel)))
-      (signals misuse (wire:parcel-taken parcel))))
+           (byte-buffer (wire::make-byte-buffer octets length)))
+      (is (eq octets (wire:byte-buffer-taken byte-buffer)))
+      (signals misuse (wire:byte-buffer-taken byte-buffer))))
   (loop repeat 200
-        do (let* ((parcel (wire::make-parcel (make-octets 10) 10))
+        do (let* ((byte-buffer (wire::make-byte-buffer (make-octets 10) 10))
                   (go (sb-thread:make-semaphore))
                   (threads (loop repeat 2
                                  collect (sb-thread:make-thread
                                           (lambda ()
                                             (sb-thread:wait-on-semaphore go)
-                                            (handler-case (progn (wire:parcel-taken parcel) 1)
+                                            (handler-case
+                                                (progn (wire:byte-buffer-taken byte-buffer) 1)
                                               (misuse () 0)))))))
              (sb-thread:signal-semaphore go 2)
              (is (= 1 (reduce #'+ (mapcar #'sb-thread:join-thread threads)))))))

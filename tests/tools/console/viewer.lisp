@@ -54,9 +54,9 @@
 (test a-update-that-is-due-is-not-waited-for
   (let ((console (console:make-console)))
     (dolist (due-ns (list 0 (monotonic-ns) (+ (monotonic-ns) 1)))
-      (is (null (console::wait-for-bell console due-ns))))
-    (sb-thread:signal-semaphore (console::console-bell console))
-    (is-true (console::wait-for-bell console (+ (monotonic-ns) (seconds-ns 60))))))
+      (is (null (console::wait-for-wake-up console due-ns))))
+    (sb-thread:signal-semaphore (console::console-semaphore console))
+    (is-true (console::wait-for-wake-up console (+ (monotonic-ns) (seconds-ns 60))))))
 
 (test nobody-looks
   "Without somebody who looks there is no thread, and nothing is read."

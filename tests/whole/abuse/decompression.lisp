@@ -5,10 +5,10 @@
 
 (defun compressed-frame (octets)
   "OCTETS as a message in gzip, with its prefix."
-  (let ((parcel (wire::compress-octets (nth-value 1 (encoding:check-compression :gzip)) 9
+  (let ((encoded (wire::compress-octets (nth-value 1 (encoding:check-compression :gzip)) 9
                                        (concatenate 'octets (make-octets 5) octets)
                                        (+ 5 (length octets)))))
-    (subseq-octets (wire:encoded-octets parcel) 0 (wire:encoded-length parcel))))
+    (subseq-octets (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))))
 
 (defun bomb (count)
   "A note with COUNT parts that have nothing, in gzip: two octets each, which become a few hundred."

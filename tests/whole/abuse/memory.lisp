@@ -4,8 +4,8 @@
 (in-package #:clgrpc.tests.abuse)
 
 (defmacro with-small-server ((address megabytes) &body body)
-  "Evaluate BODY with ADDRESS bound to that of `clgrpc-testee serve interop`, which has a heap of so many
-MEGABYTES and must live."
+  "Evaluate BODY with ADDRESS bound to that of `clgrpc-testee serve interop`, which has a heap of so
+many MEGABYTES and must live."
   (let ((program (gensym "PROGRAM")))
     `(with-lisp-server (,program ,address :megabytes ,megabytes :system "clgrpc-tools/testee"
                                  :form "(clgrpc.tools:run-command
@@ -31,7 +31,7 @@ MEGABYTES and must live."
 (test answers-that-nobody-takes
   "Long ones, of many connections, of which a heap has room for a part: the rest waits or is
 refused, short answers are given all the while, and long ones again once the silent have gone."
-  ;; with 256 MB what is held and the program together may shut the valve
+  ;; with 256 MB what is held and the program together may press the memory
   (with-small-server (address 512)
     (let ((silent (loop repeat 100 collect (greet (connect address)))))
       (unwind-protect

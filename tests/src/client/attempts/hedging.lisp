@@ -59,10 +59,10 @@ read all that was sent."
       (let ((call (chat channel (loop for i below 20 collect (note i :body 10000)))))
         (is-true (wait-until
                   (lambda ()
-                    (let ((outlet (client::call-client-outlet call)))
-                      (and outlet
-                           (client::client-outlet-writable-wanted outlet)
+                    (let ((outbound (client::call-client-outbound call)))
+                      (and outbound
+                           (client::client-outbound-writable-wanted outbound)
                            (< 0 (car count) 20)
-                           (= (car count) (client::client-outlet-spoken outlet)))))))
+                           (= (car count) (client::client-outbound-spoken outbound)))))))
         (signal-it over)
         (is (equal '(20) (numbers call)))))))

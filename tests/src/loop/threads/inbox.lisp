@@ -86,29 +86,29 @@
     (confirm-wake inbox)
     (is-true (close-inbox inbox))))
 
-(defun consume (inbox bell count)
-  "Sleep and drain until COUNT items have come; return them in their order. BELL wakes us."
+(defun consume (inbox semaphore count)
+  "Sleep and drain until COUNT items have come; return them in their order. WAITQUEUE wakes us."
   (let ((items '()) (taken 0))
     (loop while (< taken count)
           do (when (doze-inbox inbox)
-               (unless (sb-thread:wait-on-semaphore bell :timeout 20)
+               (unless (sb-thread:wait-on-semaphore semaphore :timeout 20)
                  (return))
                (rouse-inbox inbox))
              (drain-inbox inbox (lambda (item) (push item items) (incf taken))))
     (nreverse items)))
 
 (test inbox-with-many-producers
-  (let* ((inbox (make-inbox)) (bell (sb-thread:make-semaphore)) (producers 4) (each 20000)
+  (let* ((inbox (make-inbox)) (semaphore (sb-thread:make-semaphore)) (producers 4) (each 20000)
          (threads (loop for p below producers
                         collect (let ((p p))
                                   (sb-thread:make-thread
                                    (lambda ()
                                      (dotimes (i each)
                                        (when (push-inbox inbox (cons p i))
-                                         (sb-thread:signal-semaphore bell)
+                                         (sb-thread:signal-semaphore semaphore)
                                          (confirm-wake inbox))
                                        (when (zerop (mod i 50)) (sb-thread:thread-yield))))))))
-         (items (consume inbox bell (* producers each))))
+         (items (consume inbox semaphore (* producers each))))
     (mapc #'sb-thread:join-thread threads)
     (is (= (* producers each) (length items)) "the consumer was left asleep")
     (dotimes (p producers)

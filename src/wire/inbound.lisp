@@ -11,25 +11,25 @@
 (define-hot batch-message ((call wire-call) (octets octets) (start index) (end index)) null
   "Add the short message in OCTETS to CALL's batch, which is queued when the whole read was
 processed."
-  (multiple-value-bind (charge first) (add-to-batch call octets start end +parcel-octets+)
+  (multiple-value-bind (charge first) (add-to-batch call octets start end +byte-buffer-octets+)
     (let ((link (the link (wire-call-link call))))
       (when first (push call (link-arriving link)))
       (when (plusp charge) (charge-link link charge))))
   nil)
 
-(define-hot seal-inlet ((call wire-call) (inlet wire-inlet)) null
-  "See SEAL-BATCH; INLET is CALL's."
-  (when (and (wire-inlet-batch inlet) (queue-batch call inlet)) (schedule-callbacks call))
+(define-hot seal-inbound ((call wire-call) (inbound wire-inbound)) null
+  "See SEAL-BATCH; INBOUND is CALL's."
+  (when (and (wire-inbound-batch inbound) (queue-batch call inbound)) (schedule-callbacks call))
   nil)
 
 (define-hot (seal-batch :inline t) ((call wire-call)) null
   "Queue the messages of CALL that have arrived."
-  (let ((inlet (call-wire-inlet call)))
-    (when inlet (seal-inlet call inlet)))
+  (let ((inbound (call-wire-inbound call)))
+    (when inbound (seal-inbound call inbound)))
   nil)
 
 (define-hot queue-incoming ((call wire-call) item (size index)) null
-  "Queue ITEM, of SIZE octets, after the earlier arrivals, and charge it to CALL's link."
+  "Queue ITEM, of SIZE octets, after the earlier batches, and charge it to CALL's link."
   (seal-batch call)
   (charge-link (the link (wire-call-link call)) (push-incoming call item size))
   nil)
@@ -106,46 +106,47 @@ if it is compressed."
         (release-held call)
         (deliver-message call (aref (partial-prefix partial) 0)
                          (partial-body partial) 0 (partial-length partial))
-        (setf (wire-inlet-partial (the wire-inlet (call-wire-inlet call))) nil)
+        (setf (wire-inbound-partial (the wire-inbound (call-wire-inbound call))) nil)
         (give-octets-back (partial-body partial))))
     at))
 
 (defconstant +little-octets+ 256
   "The most compressed octets of a message of unknown length that is decompressed on the loop.")
 
-(defun long-parcel-p (parcel encoding)
-  "True if PARCEL, compressed by ENCODING, is or may be long once it is decompressed, according to
-its own data."
-  (let ((size (inflated-size encoding (parcel-octets parcel) 0 (parcel-end parcel))))
+(defun long-message-p (byte-buffer encoding)
+  "True if BYTE-BUFFER, compressed by ENCODING, is long once it is decompressed, or may be, by its
+own data."
+  (let ((size (inflated-size encoding (byte-buffer-octets byte-buffer)
+                             0 (byte-buffer-end byte-buffer))))
     (if (integerp size)
         (< +short-octets+ size)
-        (< +little-octets+ (parcel-end parcel)))))
+        (< +little-octets+ (byte-buffer-end byte-buffer)))))
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
-    (values parcel boolean)
-  "Return a parcel with the octets START to END, a long message that DELIVER has got. The parcel has
-a copy of the octets, or the vector in which the message was put together. The second value is true
-if the message is, or may be, long once it is decompressed."
+    (values byte-buffer boolean)
+  "Return a byte buffer with the octets START to END, a long message that DELIVER has got. It has a
+copy of them, or the vector in which the message was put together. The second value is true if the
+message is, or may be, long once it is decompressed."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
-         (parcel (cond ((and partial (eq octets (partial-body partial)))
-                        (setf (partial-body partial) (load-time-value (make-octets 0)))
-                        (make-parcel octets end))
-                       (t (let ((copy (borrow-octets size)))
-                            (copy-octets octets start end copy 0)
-                            (make-parcel copy size))))))
+         (byte-buffer (cond ((and partial (eq octets (partial-body partial)))
+                             (setf (partial-body partial) (load-time-value (make-octets 0)))
+                             (make-byte-buffer octets end))
+                            (t (let ((copy (borrow-octets size)))
+                                 (copy-octets octets start end copy 0)
+                                 (make-byte-buffer copy size))))))
     (if (packs-p call)
         (let ((compression (compression-of call)))
-          (setf (parcel-compressed parcel) (compression-arriving compression))
-          (values parcel
+          (setf (byte-buffer-compressed byte-buffer) (compression-arriving compression))
+          (values byte-buffer
                   (and (compression-arriving compression)
-                       (long-parcel-p parcel (compression-incoming compression)))))
-        (values parcel nil))))
+                       (long-message-p byte-buffer (compression-incoming compression)))))
+        (values byte-buffer nil))))
 
 (define-hot (to-keep-p :inline t) ((call wire-call) (size index)) boolean
-  "True if a message of SIZE octets becomes a parcel: the loop neither decodes it nor puts it into a
-batch."
-  (or (> size +parcel-octets+)
+  "True if a message of SIZE octets becomes a byte buffer: the loop neither decodes it nor puts it
+into a batch."
+  (or (> size +byte-buffer-octets+)
       (packs-p call)
       (protobuf:coded-type-p (incoming-type call)))) ; then a function of a user decodes it
 
@@ -169,7 +170,7 @@ batch."
                  (when (acceptable-prefix-p call (aref octets at) (- next body))
                    (deliver-message call (aref octets at) octets body next))
                  (setf at next)))
-              (t (setf (wire-inlet-partial (ensure-wire-inlet call)) (make-partial))))))
+              (t (setf (wire-inbound-partial (ensure-wire-inbound call)) (make-partial))))))
     (seal-unless-http2 call)))
 
 (define-hot queue-limit ((call wire-call)) index
@@ -180,35 +181,36 @@ few if its link holds much."
     (if (or (< (link-held link) (options-max-receive-octets options)) ; half the least limit
             (< (link-held link) (ash (link-held-limit link) -1)))
         (options-stream-window-octets options)
-        (* 2 +arrival-octets+))))
+        (* 2 +batch-octets+))))
 
 (define-hot queue-full-p ((call wire-call) &optional (half boolean nil)) boolean
   "True if the unread octets on CALL reach the limit at which its window is withheld; with HALF,
 half of that limit, below which the window is returned."
-  (let ((inlet (call-wire-inlet call)))
-    (and inlet
+  (let ((inbound (call-wire-inbound call)))
+    (and inbound
          (<= (if half (ash (queue-limit call) -1) (queue-limit call))
-             (wire-inlet-queued-octets inlet)))))
+             (wire-inbound-queued-octets inbound)))))
 
-(define-hot call-dialect ((call wire-call)) (or null dialect)
-  "The dialect of the link of CALL, which has no stream; nil for HTTP/2."
+(define-hot call-connection-protocol ((call wire-call)) (or null connection-protocol)
+  "The protocol that the link of CALL, which has no stream, speaks; nil for HTTP/2."
   (let ((link (wire-call-link call)))
-    (and link (link-dialect link))))
+    (and link (link-protocol link))))
 
 (define-hot (give-window :inline t) ((call wire-call) (count index)) null
   "Give back the window of COUNT octets that CALL has received, or withhold it if too much of it is
 queued. A link without HTTP/2, which has no windows, reads no more of CALL's body then."
-  (let ((inlet (call-wire-inlet call))
+  (let ((inbound (call-wire-inbound call))
         (stream (wire-call-stream call)))
     (cond ((zerop count))
-          ((or (null inlet) (not (queue-full-p call)))
+          ((or (null inbound) (not (queue-full-p call)))
            (when stream (http2:consume-data stream count)))
-          ((or stream (and (call-dialect call) (null (call-status call))))
-           (incf (wire-inlet-withheld inlet) count)
-           (trace-event :flowctl :window-withheld :call call :octets (wire-inlet-withheld inlet))
+          ((or stream (and (call-connection-protocol call) (null (call-status call))))
+           (incf (wire-inbound-withheld inbound) count)
+           (trace-event :flowctl :window-withheld
+                        :call call :octets (wire-inbound-withheld inbound))
            (if stream
                (credit-link call stream)
-               (funcall (dialect-pause (call-dialect call)) call t))
+               (funcall (connection-protocol-pause (call-connection-protocol call)) call t))
            (sb-thread:barrier (:memory))
            ;; the reader may have emptied the queue just before it could see WITHHELD
            (release-window call)))      ; otherwise a delivered message has closed the stream
@@ -225,20 +227,20 @@ these arguments; then give the window for it back."
 (defun release-window (call)
   "Give the withheld window of CALL back, or continue to read over HTTP/1.1, unless too much is
 queued again. On the loop."
-  (let ((inlet (call-wire-inlet call)))
-    (when (and (plusp (wire-inlet-withheld inlet)) (not (queue-full-p call t)))
-      (let ((count (shiftf (wire-inlet-withheld inlet) 0)))
+  (let ((inbound (call-wire-inbound call)))
+    (when (and (plusp (wire-inbound-withheld inbound)) (not (queue-full-p call t)))
+      (let ((count (shiftf (wire-inbound-withheld inbound) 0)))
         (cond ((wire-call-stream call)
                (trace-event :flowctl :window-given-back :call call :octets count)
                (http2:consume-data (wire-call-stream call) count))
-              ((and (call-dialect call) (null (call-status call)))
-               (funcall (dialect-pause (call-dialect call)) call nil)))))))
+              ((and (call-connection-protocol call) (null (call-status call)))
+               (funcall (connection-protocol-pause (call-connection-protocol call)) call nil)))))))
 
 (define-hot wire-taken ((call wire-call) (size index)) null
   "The operation TAKEN."
-  (let ((inlet (ensure-wire-inlet call)))
+  (let ((inbound (ensure-wire-inbound call)))
     (discharge call size)
-    (when (and (plusp (wire-inlet-withheld inlet)) (not (queue-full-p call t)))
+    (when (and (plusp (wire-inbound-withheld inbound)) (not (queue-full-p call t)))
       (wire-post call (lambda () (release-window call))))
     nil))
 
@@ -288,7 +290,7 @@ message waits for its peer's turn, signal CALL's RPC-ERROR."
     (typecase item
       (octets (let ((message (values (decode call item start end nil))))
                 (if (failure-p message) (end-undecodable call message) message)))
-      (parcel (decode-parcel call item #'decode (if text 1 +free-times+)))
+      (byte-buffer (decode-byte-buffer call item #'decode (if text 1 +free-times+)))
       (t item))))
 
 (defconstant +roomless-octets+ 1024
@@ -303,10 +305,10 @@ empty ones of a type with 250 fields take 1 MB.")
       (decode-item call item start end)))
 
 ;;; Room in the heap. A few octets may become a message of many small objects, and hundreds of
-;;; threads may decode such messages at once. So a message of more than +PARCEL-OCTETS+ is decoded
-;;; with room promised for its objects. Few messages need as much room as they may: so each is read
-;;; first with little memory for the messages inside it, and read again if these take more. A
-;;; shorter message gets a promise only when it is read again; the shortest ones never do.
+;;; threads may decode such messages at once. So a message of more than +BYTE-BUFFER-OCTETS+ is
+;;; decoded with room promised for its objects. Few messages need the most that they may: so each is
+;;; read first with little memory for the messages inside it, and read again if they take more. A
+;;; shorter message, but for the shortest, gets a promise only when it is read again.
 
 (defconstant +usual-octets+ (expt 2 20)
   "The memory that the messages inside a message usually take at most, beyond eight times its
@@ -342,7 +344,7 @@ takes much memory, is decoded in room for its objects."
          (usual (min +usual-octets+ most))
          (room (+ (* 8 size) usual)))
     (declare (type index size most))
-    (when (or (<= size +parcel-octets+) (< room (decoding-room call size)))
+    (when (or (<= size +byte-buffer-octets+) (< room (decoding-room call size)))
       (block usual
         (flet ((usual ()
                  (flet ((beyond () (return-from usual)))
@@ -351,7 +353,7 @@ takes much memory, is decoded in room for its objects."
                      (funcall decode call octets start end consume usual
                               (and (< usual most) #'beyond))))))
           (declare (dynamic-extent #'usual))
-          (if (<= size +parcel-octets+)
+          (if (<= size +byte-buffer-octets+)
               (usual)
               (call-in-room call room size #'usual)))))
     (flet ((decode () (funcall decode call octets start end consume most nil)))
@@ -399,22 +401,22 @@ keeps them."
     (unless kept (give-octets-back octets))
     message))
 
-(define-hot decode-parcel ((call wire-call) (parcel parcel) (decode function)
-                           (times (integer 1 8)))
+(define-hot decode-byte-buffer ((call wire-call) (byte-buffer byte-buffer) (decode function)
+                                (times (integer 1 8)))
     t
-  "As DECODE-ITEM, for PARCEL."
+  "As DECODE-ITEM, for BYTE-BUFFER."
   (let ((compression (compression-of call))
-        (compressed (parcel-compressed parcel)))
+        (compressed (byte-buffer-compressed byte-buffer)))
     (when compression (setf (compression-received compression) compressed))
     (if compressed
-        (decode-compressed call parcel (compression-incoming compression) decode times)
-        (decode-taken call (parcel-taken parcel) (parcel-end parcel) decode))))
+        (decode-compressed call byte-buffer (compression-incoming compression) decode times)
+        (decode-taken call (byte-buffer-taken byte-buffer) (byte-buffer-end byte-buffer) decode))))
 
-(defun decode-compressed (call parcel encoding decode times)
-  "As DECODE-ITEM, for PARCEL, which is compressed by ENCODING."
+(defun decode-compressed (call byte-buffer encoding decode times)
+  "As DECODE-ITEM, for BYTE-BUFFER, which is compressed by ENCODING."
   (declare (type function decode))
-  (let* ((octets (parcel-taken parcel))
-         (came (parcel-end parcel))
+  (let* ((octets (byte-buffer-taken byte-buffer))
+         (came (byte-buffer-end byte-buffer))
          (limit (receive-limit call))
          (budget (link-budget (the link (wire-call-link call))))
          (free (if budget (min limit (* times came)) limit))
@@ -460,11 +462,11 @@ they may wait for long."
 (define-hot (take-single :inline t) ((call wire-call) (octets octets) (start index) (end index)
                                      &optional (keep boolean nil) (decode (or null function) nil))
     (values t boolean fixnum)
-  "Take the octets, which are the only message of CALL. If KEEP is true, or the message is long or
-may be compressed, return a parcel of it, for DECODE-ITEM; the second value is true if the message
-may be long once it is decompressed. Otherwise return the value of DECODE or, if DECODE is nil, of
-the function for messages of gRPC; the memory of the messages inside the message is the third value.
-Return nil if CALL was ended because its link holds too much."
+  "Take the octets, which are the only message of CALL. With KEEP, or if it is long or may be
+compressed, return a byte buffer of it, for DECODE-ITEM; the second value is true if that may be
+long once it is decompressed. Otherwise return what DECODE, or if that is nil the function for
+messages of gRPC, returns; the memory of the messages inside it is the third value. Return nil if
+CALL was ended, since its link holds too much."
   (let ((size (- end start)))
     (cond ((not (or keep (to-keep-p call size)))
            (multiple-value-bind (message kept inside)
@@ -474,8 +476,8 @@ Return nil if CALL was ended because its link holds too much."
              (declare (ignore kept))
              (values message nil (the fixnum inside))))
           ((hold call size)
-           (multiple-value-bind (parcel long) (keep-octets call octets start end)
-             (values parcel long 0)))
+           (multiple-value-bind (byte-buffer long) (keep-octets call octets start end)
+             (values byte-buffer long 0)))
           (t (values nil nil 0)))))
 
 (define-hot deliver-streamed ((call wire-call) (octets octets) (start index) (end index)) null
@@ -485,7 +487,7 @@ receiving thread decodes."
     (cond ((not (to-keep-p call size)) (batch-message call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)
              (schedule-callbacks call)))
-    (incf (wire-inlet-arrived (the wire-inlet (call-wire-inlet call))))
+    (incf (wire-inbound-arrived (the wire-inbound (call-wire-inbound call))))
     nil))
 
 (define-hot half-close-streamed ((call wire-call)) null

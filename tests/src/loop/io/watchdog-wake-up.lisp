@@ -1,4 +1,5 @@
-;;;; The bell: a move of a baton wakes a watchdog that sleeps, and costs nothing while it is awake.
+;;;; The wake-up: a move of a baton wakes a watchdog that sleeps, and costs nothing while it is
+;;;; awake.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -11,16 +12,16 @@
                        (setf clgrpc.loop::**watchdog-asleep** t)
                        (sb-thread:signal-semaphore asleep)
                        (loop while clgrpc.loop::**watchdog-asleep**
-                             always (sb-thread:condition-wait clgrpc.loop::**watchdog-bell**
+                             always (sb-thread:condition-wait clgrpc.loop::**watchdog-waitqueue**
                                                               clgrpc.loop::**watchdog-lock**
                                                               :timeout *patience-seconds*)))))))
     (await asleep)
-    ;; the thread has given the lock back once it waits for the bell
+    ;; the thread has given the lock back once it waits for the wake-up
     (sb-thread:with-mutex (clgrpc.loop::**watchdog-lock**))
     (funcall function)
     (sb-thread:join-thread sleeper :timeout (* 2 *patience-seconds*) :default nil)))
 
-(test the-bell-wakes-the-watchdog
+(test a-moving-baton-wakes-the-watchdog
   (is-true (call-with-sleeper #'clgrpc.loop::wake-watchdog))
   (is (not clgrpc.loop::**watchdog-asleep**)))
 

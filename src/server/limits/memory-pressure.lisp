@@ -3,16 +3,17 @@
 ;;;; (wire/link-memory.lisp). Two events end connections:
 ;;;;
 ;;;; - All connections together hold an eighth more than max-total-held-octets, since octets are
-;;;;   measured after they have arrived. Then the peer that holds most gives up the connection that
-;;;;   holds most, again and again, until all together hold no more than the limit.
-;;;; - The VALVE shuts. It is the last resort after all accounts, and measures the live objects of
+;;;;   measured after they have arrived. The peer that holds most gives up the connection that holds
+;;;;   most, until all together hold no more than the limit.
+;;;; - Memory pressure: live objects fill the heap. This is the last resort after all accounts, and
+;;;; measures the live objects of
 ;;;;   the heap. The first new call after each collection examines the heap. If a collection of all
 ;;;;   generations would leave less than a fifth of the heap free at its worst moment, a reserve
 ;;;;   thread collects all garbage. If that does not help, no new call begins. Below a tenth, a
 ;;;;   connection ends as above, if connections hold enough to matter. For a heap of small objects,
-;;;;   which are copied, these limits are 40 and 45 per cent of the heap.
-;;;;   While the valve is shut each refused call examines the heap as well, since few objects are
-;;;;   made then and the next collection may be far off. If the valve is still shut after a second
+;;;;   which are copied, these limits are 40 and 45 per cent of it.
+;;;;   Under memory pressure each refused call examines the heap as well, since few objects are
+;;;;   made then and the next collection may be far off. If the pressure remains after a second
 ;;;;   collection of all garbage, and connections hold the missing octets, a connection ends too.
 ;;;;   Otherwise peers within their limits could keep out all other peers for any time.
 ;;;;
@@ -97,11 +98,11 @@ thread."
     (setf (account-most account) (+ total (ash total -3))
           (account-on-excess account) (lambda () (ask-to-give-way server -1)))))
 
-;;; The valve
+;;; Memory pressure
 
 (defglobal **looked** nil)              ; the epoch of the collection after which we looked last
-(declaim (type boolean **shut**))
-(defglobal **shut** nil)                ; no calls may begin
+(declaim (type boolean **pressure**))
+(defglobal **pressure** nil)            ; no calls may begin
 
 (defun largest-user-server ()
   "The server of the process whose connections hold the most, or nil."
@@ -109,23 +110,23 @@ thread."
     (first (sort servers #'> :key (lambda (server) (account-sum (server-account server)))))))
 
 (defun judge-heap (searched)
-  "Shut or open the valve, according to the part of the heap that a collection would leave free.
-SEARCHED is true if all garbage has just been collected. Return true if all garbage must be
+  "Note whether there is memory pressure, by the part of the heap that a collection would leave
+free. SEARCHED is true if all garbage has just been collected. Return true if all garbage must be
 collected."
   (let* ((fifth (floor (heap-size) 5))
          (spare (if (< (heap-used) (* 2 fifth)) fifth (heap-spare)))
          (missing (- fifth spare))
          (urgent (- (ash fifth -1) spare)) ; octets missing to a tenth of the heap
-         (shut **shut**))
-    (cond ((<= missing 0) (setf **shut** nil))
-          ((or searched (plusp urgent)) (setf **shut** t)))
+         (pressure **pressure**))
+    (cond ((<= missing 0) (setf **pressure** nil))
+          ((or searched (plusp urgent)) (setf **pressure** t)))
     (when (and searched (plusp missing))
       (let* ((server (largest-user-server))
              (held (if server (account-sum (server-account server)) 0)))
         ;; Ending a connection helps only if connections hold the missing octets. One octet less
         ;; makes room for two, and connections can hold twice the octets that they are charged with.
         (when (or (and (plusp urgent) (<= urgent (* 4 held)))
-                  (and shut (<= missing (* 2 held))))
+                  (and pressure (<= missing (* 2 held))))
           (ask-to-give-way server 0))))
     (and (plusp missing) (not searched))))
 
@@ -136,14 +137,14 @@ collected."
   (judge-heap t))
 
 (defun look-at-heap (server-loop)
-  "Judge the heap after a collection since the last look, or while the valve is shut. On the loop of
+  "Judge the heap after a collection since the last look, or under memory pressure. On the loop of
 SERVER-LOOP."
   (setf **looked** (collection-epoch))
   (when (and (judge-heap nil) (search-due-p))
     (loop:run-on-reserve (server-reserve (server-loop-server server-loop)) #'search-and-judge
                          :if-busy :exceed)))
 
-(define-hot (valve-shut-p :inline t) ((server-loop server-loop)) boolean
+(define-hot (memory-pressure-p :inline t) ((server-loop server-loop)) boolean
   "True if no call may begin, since live objects fill the heap. On the loop of SERVER-LOOP."
-  (when (or **shut** (not (eq **looked** (collection-epoch)))) (look-at-heap server-loop))
-  **shut**)
+  (when (or **pressure** (not (eq **looked** (collection-epoch)))) (look-at-heap server-loop))
+  **pressure**)

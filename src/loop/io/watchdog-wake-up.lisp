@@ -1,5 +1,5 @@
-;;;; The watchdog's bell: how a thread that moves a baton wakes the watchdog (watchdog.lisp), which
-;;;; sleeps while no baton moves.
+;;;; The watchdog's wake-up: how a thread that moves a baton wakes the watchdog (watchdog.lisp),
+;;;; which sleeps while no baton moves.
 
 (in-package #:clgrpc.loop)
 
@@ -11,11 +11,11 @@
 
 (defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog")
   "Guards the data of the watchdog.")
-(defglobal **watchdog-bell** (sb-thread:make-waitqueue :name "clgrpc watchdog"))
+(defglobal **watchdog-waitqueue** (sb-thread:make-waitqueue :name "clgrpc watchdog"))
 
 (defun wake-watchdog ()
   "Have the watchdog tick."
   (sb-thread:with-mutex (**watchdog-lock**)
     (setf **watchdog-asleep** nil)
-    (sb-thread:condition-notify **watchdog-bell**))
+    (sb-thread:condition-notify **watchdog-waitqueue**))
   nil)

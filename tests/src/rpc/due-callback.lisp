@@ -4,19 +4,19 @@
 
 (defun due (call)
   "What the callback of CALL that is due returns, or nil."
-  (let ((function (rpc:due-callback call (rpc::ensure-reactions call) t)))
+  (let ((function (rpc:due-callback call (rpc::ensure-callbacks call) t)))
     (and function (funcall function))))
 
 (defun room-callback (call)
   "The callback of CALL's user for room to send."
-  (rpc::reactions-on-writable (rpc::call-reactions call)))
+  (rpc::callbacks-on-writable (rpc::call-callbacks call)))
 
 (test ends-are-told-once
   (let ((call (new-call :room (constantly 1) :schedule (constantly nil)))
-        (reactions nil))
-    (setf reactions (rpc::ensure-reactions call)
-          (rpc::reactions-on-cancel reactions) (constantly :cancelled)
-          (rpc::reactions-on-ended reactions) (list (constantly :ended)))
+        (callbacks nil))
+    (setf callbacks (rpc::ensure-callbacks call)
+          (rpc::callbacks-on-cancel callbacks) (constantly :cancelled)
+          (rpc::callbacks-on-ended callbacks) (list (constantly :ended)))
     (is (null (due call)))
     (rpc:end-call call :aborted :message "no")
     (is (eq :cancelled (due call)))
@@ -26,8 +26,8 @@
 (test room-is-told-of-when-wanted
   (let* ((room 0)
          (call (new-call :room (lambda (call) (declare (ignore call)) room)))
-         (reactions (rpc::ensure-reactions call)))
-    (setf (rpc::reactions-on-writable reactions) (constantly :writable))
+         (callbacks (rpc::ensure-callbacks call)))
+    (setf (rpc::callbacks-on-writable callbacks) (constantly :writable))
     (is (null (due call)) "there is no room")
     (setf room 1)
     (is (eq :writable (due call)))

@@ -1,48 +1,48 @@
-;;;; Gathering: a thread that sends message after message from outside a loop that no thread runs
+;;;; Coalescing: a thread that sends message after message from outside a loop that no thread runs
 ;;;; does not write each message separately. The first +SINGLE-SENDS+ messages of a burst leave at
 ;;;; once. The messages that follow closely stay in the output until
 ;;;;   - there is enough output (+FLUSH-OCTETS+);
 ;;;;   - the loop is used for anything else: the sender waits, ends its side or begins a call; a
 ;;;;     timer is due; another thread takes the loop;
-;;;;   - +GATHERING-NS+ have passed.
+;;;;   - +COALESCING-NS+ have passed.
 ;;;; If the sender then does something else for long, a flusher sends the output: a reserve thread
 ;;;; that sends output that has waited long enough. It starts with a burst, and ends after several
 ;;;; checks that have found nothing.
 ;;;;
-;;;; Only a thread that has the baton sets GATHERED-NS, and only with GATHERED-NS set may it give up
-;;;; a loop that has output. No output is forgotten: a thread that gathers first sets GATHERED-NS
-;;;; and then checks whether there is a flusher; a flusher first announces that it leaves (FLUSHER
-;;;; is 0) and then checks GATHERED-NS. A full barrier stands between, on both sides.
+;;;; Only a thread that has the baton sets COALESCED-NS, and only with COALESCED-NS set may it give
+;;;; up a loop that has output. No output is forgotten: a thread that coalesces first sets
+;;;; COALESCED-NS and then checks whether there is a flusher; a flusher first announces that it
+;;;; leaves (FLUSHER is 0) and then checks COALESCED-NS. A full barrier stands between, on both
+;;;; sides.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +single-sends+ 4
   "How many messages in a row are written one by one.")
 (defconstant +burst-gap-ns+ 50000
-  "A message that comes this long after the last one does not continue its burst: at that rate a
-write for each message is cheap enough.")
-(defconstant +gathering-ns+ 150000
-  "Output waits for more output at most for this time, plus some 50 µs to wake a thread.")
+  "A message that follows the last one after this time is not in a row with it: then a write for
+each message is cheap enough.")
+(defconstant +coalescing-ns+ 150000
+  "Output waits for more output no longer than this and the time to wake a thread, some 50 µs.")
 (defconstant +empty-looks+ 5
-  "After this many checks in a row without gathered output the flusher leaves.")
+  "After this many checks in a row without coalesced output the flusher leaves.")
 
 (define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
-  "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: its output may be gathered.
+  "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: its output may be coalesced.
 Return its value as well, the first of the two values."
-  (call-now loop function #'flush-or-gather))
+  (call-now loop function #'flush-or-coalesce))
 
-(define-hot flush-or-gather ((loop event-loop)) null
+(define-hot flush-or-coalesce ((loop event-loop)) null
   "Send the output of LOOP unless it may wait for the messages that follow. This thread has taken
 LOOP and sent a message on it."
-  (unless (gather-p loop) (flush-phase loop))
+  (unless (coalesce-p loop) (flush-phase loop))
   nil)
 
-(define-hot gather-p ((loop event-loop)) boolean
-  "Note that a message has been sent on LOOP. Return true if the output may wait for the messages
-that follow."
+(define-hot coalesce-p ((loop event-loop)) boolean
+  "Note that a message has been sent on LOOP. Return true if it may wait for those that follow."
   (let* ((driving (driving-of loop))
          (now (event-loop-now loop))
-         (since (driving-gathered-ns driving)))
+         (since (driving-coalesced-ns driving)))
     (setf (driving-burst driving) (if (< (- now (driving-sent-ns driving)) +burst-gap-ns+)
                                       (1+ (driving-burst driving))
                                       0)
@@ -53,21 +53,22 @@ that follow."
                (plusp (event-loop-ring-count loop))
                (> (driving-calls driving) 1)
                (waited-for-p driving)
-               (enough-gathered-p loop))
+               (enough-coalesced-p loop))
            nil)
-          ((zerop since) (begin-gathering loop now))
-          (t (< (- now since) +gathering-ns+)))))
+          ((zerop since) (begin-coalescing loop now))
+          (t (< (- now since) +coalescing-ns+)))))
 
-(define-hot enough-gathered-p ((loop event-loop)) boolean
+(define-hot enough-coalesced-p ((loop event-loop)) boolean
   (loop for i of-type index below (event-loop-dirty-count loop)
         thereis (let ((connection (svref (event-loop-dirty loop) i)))
                   (declare (type connection connection))
                   (>= (connection-unsent connection) +flush-octets+))))
 
-(define-hot begin-gathering ((loop event-loop) (now nanoseconds)) boolean
-  "Gather the output of LOOP from NOW on, if a flusher will send it in the end. Return true if so."
+(define-hot begin-coalescing ((loop event-loop) (now nanoseconds)) boolean
+  "Coalesce the output of LOOP from NOW on, if a flusher will send it in the end. Return true if
+so."
   (let ((driving (driving-of loop)))
-    (setf (driving-gathered-ns driving) now)
+    (setf (driving-coalesced-ns driving) now)
     (sb-thread:barrier (:memory))
     (or (plusp (driving-flusher driving))
         (plusp (compare-and-swap (driving-flusher driving) 0 1))
@@ -76,35 +77,35 @@ that follow."
              t)
         (progn                          ; the reserve is closed
           (setf (driving-flusher driving) 0
-                (driving-gathered-ns driving) 0)
+                (driving-coalesced-ns driving) 0)
           nil))))
 
 (defun flush-later (loop)
-  "Send the output gathered on LOOP once it has waited long enough, until none has been gathered for
-a while."
-  (let ((driving (driving-of loop)) (empty 0) (pause-ns +gathering-ns+))
+  "Send the output coalesced on LOOP once it has waited long enough, until none has been coalesced
+for a while."
+  (let ((driving (driving-of loop)) (empty 0) (pause-ns +coalescing-ns+))
     (declare (type fixnum empty))
     (loop until (await-stop loop (ns-seconds pause-ns))
-          do (let* ((since (driving-gathered-ns driving))
+          do (let* ((since (driving-coalesced-ns driving))
                     (age (- (the nanoseconds (funcall (event-loop-clock loop))) since)))
-               (setf pause-ns +gathering-ns+)
+               (setf pause-ns +coalescing-ns+)
                (cond ((zerop since)
                       (when (and (> (incf empty) +empty-looks+) (leave-flushing-p driving))
                         (return)))
                      (t (setf empty 0)
-                        (if (< age +gathering-ns+)
-                            (setf pause-ns (- +gathering-ns+ age))
-                            (send-gathered loop))))))))
+                        (if (< age +coalescing-ns+)
+                            (setf pause-ns (- +coalescing-ns+ age))
+                            (send-coalesced loop))))))))
 
 (defun leave-flushing-p (driving)
   "True if the flusher of the loop of DRIVING, which this thread is, may leave."
   (setf (driving-flusher driving) 0)
   (sb-thread:barrier (:memory))
-  (or (zerop (driving-gathered-ns driving))
-      ;; another flusher may have begun
+  (or (zerop (driving-coalesced-ns driving))
+      ;; there may be another already
       (plusp (compare-and-swap (driving-flusher driving) 0 1))))
 
-(defun send-gathered (loop)
-  "Send the output gathered on LOOP, unless another thread runs LOOP and so sends it."
+(defun send-coalesced (loop)
+  "Send the output coalesced on LOOP, unless another thread runs LOOP and so sends it."
   (with-taken-loop (loop (take loop))
     (run-briefly loop (constantly nil) #'flush-phase)))

@@ -61,12 +61,12 @@ hears of the room."
                                   (list (rpc::call-outcome call))))))))))
 
 (test encoded-messages-have-their-prefix
-  "Short ones are octets, long ones a parcel."
+  "Short ones are octets, long ones a byte buffer."
   (with-link (link)
     (let ((call (calls 1)))
       (dolist (size '(0 1 1000 70000))
         (let* ((encoded (wire:encode-message call (letter size) nil))
-               (octets (if (typep encoded 'wire:parcel)
+               (octets (if (typep encoded 'wire:byte-buffer)
                            (subseq (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
                            encoded)))
           (is (equalp (letter-octets size) octets))

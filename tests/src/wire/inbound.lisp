@@ -19,11 +19,11 @@
         (is (equal sizes (received call)))))))
 
 (test short-messages-of-a-read-wait-together
-  "Few arrivals, whatever their number; long ones wait by themselves, in order."
+  "Few batches, whatever their number; long ones wait by themselves, in order."
   (with-link (link)
     (let ((call (calls 1)))
       (brings 1 (apply #'letter-octets (loop repeat 500 collect 5)))
-      ;; each arrival is charged with 64 octets besides its own
+      ;; each batch is charged with 64 octets besides its own
       (is (< (rpc:queued-octets call) 20000))
       (is (= 500 (length (received call))))
       (brings 1 (letter-octets 1))

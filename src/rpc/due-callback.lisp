@@ -20,38 +20,37 @@ again when there is room."
   (or (client-p call)
       (room-p call)))
 
-(define-hot message-due-p ((call call) (reactions reactions)) boolean
+(define-hot message-due-p ((call call) (callbacks callbacks)) boolean
   "True if the callback for messages of CALL must be called with a message."
-  (and (reactions-on-message reactions)
+  (and (callbacks-on-message callbacks)
        (messages-wait-p call)
        (answers-leave-p call)
        (deliverable-p call)))
 
 (define-hot watch-room ((call call)) null
   "Let ON-WRITABLE of CALL be called when there is room."
-  (setf (outlet-writable-wanted (ensure-outlet call)) t)
+  (setf (outbound-writable-wanted (ensure-outbound call)) t)
   nil)
 
-(define-hot due-callback ((call call) (reactions reactions) (over boolean)) (or null function)
-  "The callback of CALL that must run next, other than the callback for messages. If OVER is false,
-only the callback for room is considered: the others wait for the last message or for the end of
-CALL."
-  (cond ((not over) (due-on-writable call reactions))
-        ((and (reactions-on-half-close reactions) (all-received-p call))
-         (shiftf (reactions-on-half-close reactions) nil))
-        ((and (reactions-on-cancel reactions) (cancelled-p call))
-         (shiftf (reactions-on-cancel reactions) nil))
-        ((and (reactions-on-ended reactions) (call-status call))
-         (pop (reactions-on-ended reactions)))
-        ((due-on-writable call reactions))))
+(define-hot due-callback ((call call) (callbacks callbacks) (over boolean)) (or null function)
+  "The callback of CALL, other than that for messages, that must run next. If OVER is false, that is
+the callback for room or none: the others wait for the last message or for the end of CALL."
+  (cond ((not over) (due-on-writable call callbacks))
+        ((and (callbacks-on-half-close callbacks) (all-received-p call))
+         (shiftf (callbacks-on-half-close callbacks) nil))
+        ((and (callbacks-on-cancel callbacks) (cancelled-p call))
+         (shiftf (callbacks-on-cancel callbacks) nil))
+        ((and (callbacks-on-ended callbacks) (call-status call))
+         (pop (callbacks-on-ended callbacks)))
+        ((due-on-writable call callbacks))))
 
-(define-hot due-on-writable ((call call) (reactions reactions)) (or null function)
+(define-hot due-on-writable ((call call) (callbacks callbacks)) (or null function)
   "The callback of CALL for room to send, if the user waits for room and there is some."
-  (when (and (reactions-on-writable reactions) (not (call-status call)))
-    (let ((outlet (ensure-outlet call)))
-      (when (and (outlet-writable-wanted outlet) (room-p call))
-        (setf (outlet-writable-wanted outlet) nil)
-        (reactions-on-writable reactions)))))
+  (when (and (callbacks-on-writable callbacks) (not (call-status call)))
+    (let ((outbound (ensure-outbound call)))
+      (when (and (outbound-writable-wanted outbound) (room-p call))
+        (setf (outbound-writable-wanted outbound) nil)
+        (callbacks-on-writable callbacks)))))
 
 (define-hot all-received-p ((call call)) boolean
   "True if the peer has ended its side in order and its last message has been received."

@@ -1,7 +1,7 @@
-;;;; How calls by REST go over HTTP, as manners of clgrpc.web. A body is one message, and the values
-;;;; in the path and the query are added when it is decoded; or it has the messages of a stream,
-;;;; which must be complete. An answer is one body with a length, or a stream in the form that the
-;;;; client accepts.
+;;;; How calls by REST go over HTTP, as protocol handlers of clgrpc.web. A body is one message, and
+;;;; the values in the path and the query are added when it is decoded; or it has the messages of a
+;;;; stream, which must be complete. An answer is one body with a length, or a stream in the form
+;;;; that the client accepts.
 ;;;;
 ;;;; An answer in JSON is encoded after an envelope of five octets, which is dropped; but in an
 ;;;; array the last of these octets becomes the bracket or comma before it. A google.api.HttpBody is
@@ -243,11 +243,11 @@ answer was written."
       (finish-stream call)))
 
 (sb-ext:define-load-time-global **single**
-    (web:make-manner :name :rest :receive #'web:receive-bare :whole #'web:body-whole
-                     :begun #'await-head
-                     :part #'write-part :finish #'finish-call))
+    (web:make-protocol-handler :name :rest :receive #'web:receive-bare :whole #'web:body-whole
+                               :begun #'await-head
+                               :part #'write-part :finish #'finish-call))
 
 (sb-ext:define-load-time-global **several**
-    (web:make-manner :name :rest :receive #'collect-part :whole #'deliver-parts
-                     :begun #'await-head
-                     :part #'write-part :finish #'finish-call))
+    (web:make-protocol-handler :name :rest :receive #'collect-part :whole #'deliver-parts
+                               :begun #'await-head
+                               :part #'write-part :finish #'finish-call))

@@ -3,7 +3,7 @@
 ;;;;
 ;;;; On the loop, a message that fits one frame and both windows is serialised straight into the
 ;;;; output. A thread may do the same on a client's loop that no thread runs at the moment; messages
-;;;; that it sends in a row are then written together (loop/threads/gathering.lisp). Any other
+;;;; that it sends in a row are then written together (loop/threads/coalescing.lisp). Any other
 ;;;; thread encodes into octets of its own, charges them to the call's send budget, and posts them
 ;;;; to the loop.
 
@@ -46,10 +46,10 @@ sizer has just computed."
     nil))
 
 (define-hot encode-message ((call wire-call) message compress)
-    (or octets parcel)
+    (or octets byte-buffer)
   "Encode MESSAGE with its prefix, for WRITE-ENCODED. Return fresh octets or, if it is long or
-compressed, a parcel. COMPRESS as for SEND. Signal an RPC-ERROR if MESSAGE is too long. For a long
-MESSAGE this may wait until the heap has room. From any thread."
+compressed, a byte buffer. COMPRESS as for SEND. Signal an RPC-ERROR if MESSAGE is too long. For a
+long MESSAGE this may wait until the heap has room. From any thread."
   (let* ((type (outgoing-type call))
          (size (protobuf:measure type message)))
     (declare (type index size))
@@ -70,11 +70,11 @@ MESSAGE this may wait until the heap has room. From any thread."
       (copy-octets message 0 size octets (write-prefix octets 0 size))
       (if (wants-compression-p call compress size (wire-call-options call))
           (compress-encoded call octets end compress (wire-call-options call))
-          (make-parcel octets end)))))
+          (make-byte-buffer octets end)))))
 
 (define-hot encode-sized ((call wire-call) (type protobuf:message-type) message (size index)
                           compress)
-    (or octets parcel)
+    (or octets byte-buffer)
   "As ENCODE-MESSAGE, for a MESSAGE of TYPE and SIZE for which the heap has room."
   (let* ((end (+ size +prefix-octets+))
          (octets (borrow-octets end)))
@@ -83,7 +83,7 @@ MESSAGE this may wait until the heap has room. From any thread."
     (cond ((wants-compression-p call compress size (wire-call-options call))
            (compress-encoded call octets end compress (wire-call-options call)))
           ((= end (length octets)) octets)
-          (t (make-parcel octets end)))))
+          (t (make-byte-buffer octets end)))))
 
 (defun long-room (call size compress)
   "How many octets of the heap CALL needs to encode a message of SIZE, and perhaps compress it."
@@ -113,17 +113,17 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
            (note-message-sent (the link (wire-call-link call)))
            (tell-sent call stream size nil)
            t)
-          ((<= size +parcel-octets+)
+          ((<= size +byte-buffer-octets+)
            (write-encoded call (encode-message call message nil) last)
            t))))
 
-(define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
+(define-hot (encoded-length :inline t) ((encoded (or octets byte-buffer))) index
   "The number of octets that are sent for ENCODED, a value of ENCODE-MESSAGE."
-  (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
+  (if (typep encoded 'byte-buffer) (byte-buffer-end encoded) (length encoded)))
 
-(define-hot (encoded-octets :inline t) ((encoded (or octets parcel))) octets
+(define-hot (encoded-octets :inline t) ((encoded (or octets byte-buffer))) octets
   "The octets of ENCODED, a value of ENCODE-MESSAGE, with the prefix."
-  (if (typep encoded 'parcel) (parcel-octets encoded) encoded))
+  (if (typep encoded 'byte-buffer) (byte-buffer-octets encoded) encoded))
 
 (defun sent-encoding (call encoded)
   "The name of the compression of ENCODED, a value of ENCODE-MESSAGE for CALL: a keyword or nil."
@@ -142,7 +142,7 @@ another stream before. On the loop."
                            (http2:connection-user (http2:stream-connection again))
                            (wire-call-link call)))
     (tell-sent call stream (- (encoded-length encoded) +prefix-octets+)
-               (and (typep encoded 'parcel) (parcel-plain encoded)))))
+               (and (typep encoded 'byte-buffer) (byte-buffer-plain encoded)))))
 
 (defun write-encoded (call encoded last &key plain again (keep again))
   "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream, or on AGAIN, a stream, if the
@@ -153,8 +153,8 @@ the connection from now on. On the loop."
         (stream (or again (wire-call-stream call))))
     (when encoded
       (note-sent call encoded again)
-      (if (and (typep encoded 'parcel) (not keep))
-          (http2:send-data stream (parcel-taken encoded) 0 (parcel-end encoded) last t)
+      (if (and (typep encoded 'byte-buffer) (not keep))
+          (http2:send-data stream (byte-buffer-taken encoded) 0 (byte-buffer-end encoded) last t)
           (http2:send-data stream (encoded-octets encoded) 0 (encoded-length encoded) last))))
   nil)
 
@@ -167,25 +167,26 @@ the connection from now on. On the loop."
 
 (define-hot wire-room ((call wire-call)) fixnum
   "The operation ROOM."
-  (let* ((outlet (call-wire-outlet call))
+  (let* ((outbound (call-wire-outbound call))
          (stream (wire-call-stream call)))
     (- (options-send-budget-octets (wire-call-options call))
-       (if outlet
-           (+ (the index (wire-outlet-unsent-octets outlet)) (wire-outlet-outbox-octets outlet))
+       (if outbound
+           (+ (the index (wire-outbound-unsent-octets outbound))
+              (wire-outbound-outbox-octets outbound))
            0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (define-hot (sendable-p :inline t) ((call wire-call)) boolean
   "True if a message may be sent on CALL, false if CALL has ended with :ok. Otherwise signal the
 reason."
-  (let ((outlet (call-wire-outlet call)))
-    (may-send-p call (and outlet (wire-outlet-over outlet)))))
+  (let ((outbound (call-wire-outbound call)))
+    (may-send-p call (and outbound (wire-outbound-over outbound)))))
 
 (define-hot note-spoken ((call wire-call)) null
   "Note that CALL's user sends a message."
-  (let ((outlet (ensure-wire-outlet call)))
-    (setf (wire-outlet-begun outlet) t)
-    (incf (wire-outlet-spoken outlet)))
+  (let ((outbound (ensure-wire-outbound call)))
+    (setf (wire-outbound-begun outbound) t)
+    (incf (wire-outbound-spoken outbound)))
   nil)
 
 (define-hot send-in-room ((call wire-call) wait-p (function function)) boolean
@@ -212,27 +213,27 @@ another reason, signal an error with that reason. From user code."
 
 (defun sending-begun-p (call)
   "True if CALL's user has sent something, even if only metadata. SETFable."
-  (let ((outlet (call-wire-outlet call)))
-    (and outlet (wire-outlet-begun outlet))))
+  (let ((outbound (call-wire-outbound call)))
+    (and outbound (wire-outbound-begun outbound))))
 
 (defun (setf sending-begun-p) (begun call)
-  (setf (wire-outlet-begun (ensure-wire-outlet call)) begun))
+  (setf (wire-outbound-begun (ensure-wire-outbound call)) begun))
 
 (define-hot (posted-octets :inline t) ((call wire-call)) index
   "The number of octets that threads have sent on CALL and that have not reached the loop yet. While
 it is 0 the loop may send something on CALL without overtaking them."
-  (let ((outlet (call-wire-outlet call)))
-    (if outlet (the index (wire-outlet-unsent-octets outlet)) 0)))
+  (let ((outbound (call-wire-outbound call)))
+    (if outbound (the index (wire-outbound-unsent-octets outbound)) 0)))
 
 (defun post-charged (call size function)
   "Post FUNCTION, which sends SIZE octets, at least 1, to CALL's loop, even from the loop itself.
-Until FUNCTION is called, CALL is charged with SIZE, so nothing overtakes it."
-  (let ((outlet (ensure-wire-outlet call)))
+Until it is called CALL is charged with SIZE, so nothing overtakes it."
+  (let ((outbound (ensure-wire-outbound call)))
     (sb-sys:without-interrupts          ; so that charged octets are posted
-      (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
+      (sb-ext:atomic-incf (wire-outbound-unsent-octets outbound) size)
       (loop:post (wire-call-loop call)
                  (lambda ()
-                   (sb-ext:atomic-decf (wire-outlet-unsent-octets outlet) size)
+                   (sb-ext:atomic-decf (wire-outbound-unsent-octets outbound) size)
                    (funcall function))))))
 
 (defun post-in-turn (call size function)
