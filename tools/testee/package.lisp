@@ -5,9 +5,8 @@
 (defpackage #:clgrpc.testee
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)
   (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program) (#:rpc #:clgrpc.rpc)
-                    (#:loop #:clgrpc.loop) (#:load #:clgrpc.load) (#:os #:clgrpc.os)
-                    (#:protobuf #:clgrpc.protobuf) (#:config #:clgrpc.config)
-                    (#:method #:clgrpc.method) (#:status #:clgrpc.status)
+                    (#:load #:clgrpc.load) (#:os #:clgrpc.os)
+                    (#:protobuf #:clgrpc.protobuf) (#:method #:clgrpc.method)
                     (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)
                     (#:orca-methods #:xds.service.orca.v3.open-rca-service)
