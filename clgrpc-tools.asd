@@ -57,7 +57,8 @@
   :depends-on ("clgrpc" "clgrpc-tools/report" "sb-sprof")
   :pathname "tools/profile/"
   :serial t
-  :components ((:file "package") (:file "area") (:file "symbol") (:file "sample")
+  :components ((:static-file "../../proto/pprof/profile.proto") (:file "pprof-proto")
+               (:file "package") (:file "area") (:file "symbol") (:file "sample")
                (:file "sampled-stack") (:file "kernel-event") (:file "agent")
                (:file "profiled-process") (:file "perf") (:file "profile-run")
                (:file "profile-text") (:file "pprof") (:file "profile-comparison") (:file "flame")

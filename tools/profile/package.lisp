@@ -6,7 +6,8 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:loop #:clgrpc.loop) (#:server #:clgrpc.server)
                     (#:page #:clgrpc.page) (#:report #:clgrpc.report) (#:os #:clgrpc.os)
-                    (#:client #:clgrpc.client))
+                    (#:client #:clgrpc.client) (#:protobuf #:clgrpc.protobuf)
+                    (#:pprof #:perftools.profiles))
   (:import-from #:clgrpc.program #:write-perf-map #:map-functions #:function-label)
   (:export
    #:write-perf-map                     ; of clgrpc.program

@@ -36,43 +36,6 @@ microseconds of each."
 
 ;;; profile.proto
 
-(defun add-varint (buffer number)
-  (loop while (<= 128 number)
-        do (append-octet buffer (logior 128 (ldb (byte 7 0) number)))
-           (setf number (ash number -7)))
-  (append-octet buffer number))
-
-(defun add-number (buffer field number)
-  (add-varint buffer (ash field 3))
-  (add-varint buffer number))
-
-(defun add-octets (buffer field octets)
-  (add-varint buffer (logior (ash field 3) 2))
-  (add-varint buffer (length octets))
-  (append-octets buffer octets))
-
-(defun message-octets (function)
-  "The octets of a message whose fields FUNCTION adds to a buffer."
-  (let ((buffer (make-buffer)))
-    (funcall function buffer)
-    (subseq (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
-
-(defun packed (numbers)
-  (message-octets (lambda (buffer) (dolist (number numbers) (add-varint buffer number)))))
-
-(defun location-octets (number)
-  "The Location with NUMBER, whose only line is in the function with the same number."
-  (let ((line (message-octets (lambda (buffer) (add-number buffer 1 number)))))
-    (message-octets (lambda (buffer)
-                      (add-number buffer 1 number)
-                      (add-octets buffer 4 line)))))
-
-(defun function-octets (number)
-  "The Function with NUMBER, whose name is the text with the same number."
-  (message-octets (lambda (buffer)
-                    (add-number buffer 1 number)
-                    (add-number buffer 2 number))))
-
 (defun pprof-octets (profile stacks)
   "The STACKS, :cpu or :off-cpu, of PROFILE as a message perftools.profiles.Profile, octets. The
 numbers of a location, of its function and of the function's name are the same. For sleeps only the
@@ -88,37 +51,35 @@ time is known, which Go calls delay."
                    (setf (gethash string strings) (vector-push-extend string texts))))
              (location (name)
                (let ((number (text name)))
-                 (setf (gethash number locations) t)
-                 number))
+                 (setf (gethash number locations) number)))
              (value-type (type unit)
-               (message-octets (lambda (buffer)
-                                 (add-number buffer 1 (text type))
-                                 (add-number buffer 2 (text unit)))))
+               (pprof:make-value-type :type (text type) :unit (text unit)))
              (sample (stack ns)
-               (push (message-octets
-                      (lambda (buffer)
-                        (add-octets buffer 1 (packed (mapcar #'location stack)))
-                        (add-octets buffer 2 (packed (append
-                                                      (when cpu (list (max 1 (round ns period-ns))))
-                                                      (list (round ns)))))))
+               (push (pprof:make-sample
+                      :location-id (mapcar #'location stack)
+                      :value (append (when cpu (list (max 1 (round ns period-ns))))
+                                     (list (round ns))))
                      samples)))
-      (text "")                         ; the first string must be empty
-      (message-octets
-       (lambda (buffer)
-         (when cpu (add-octets buffer 1 (value-type "samples" "count")))
-         (add-octets buffer 1 (value-type (if cpu "cpu" "delay") "nanoseconds"))
-         (map-stacks #'sample (profile-stacks profile stacks))
-         (dolist (sample (nreverse samples)) (add-octets buffer 2 sample))
-         (loop for name being the hash-keys of locations
-               do (add-octets buffer 4 (location-octets name))
-                  (add-octets buffer 5 (function-octets name)))
-         (let ((period-type (value-type (if cpu "cpu" "delay") "nanoseconds")))
-           (loop for text across texts do (add-octets buffer 6 (string-octets text)))
-           (add-number buffer 10 (round (* +ns-per-second+
-                                           (member-of profile (if cpu "cpu" "events")
-                                                      "seconds"))))
-           (add-octets buffer 11 period-type)
-           (add-number buffer 12 (round period-ns))))))))
+      (text "")                         ; the first is to be empty
+      (map-stacks #'sample (profile-stacks profile stacks))
+      (let* ((time (value-type (if cpu "cpu" "delay") "nanoseconds"))
+             (types (if cpu (list (value-type "samples" "count") time) (list time)))
+             (numbers (loop for number being the hash-keys of locations collect number)))
+        (protobuf:serialize
+         (pprof:make-profile
+          :sample-type types
+          :sample (nreverse samples)
+          :location (loop for number in numbers
+                          collect (pprof:make-location
+                                   :id number
+                                   :line (list (pprof:make-line :function-id number))))
+          :function (loop for number in numbers
+                          collect (pprof:make-function :id number :name number))
+          :string-table (coerce texts 'list)
+          :duration-nanos (round (* +ns-per-second+
+                                    (member-of profile (if cpu "cpu" "events") "seconds")))
+          :period-type time
+          :period (round period-ns)))))))
 
 (defun write-pprof (profile &key (stacks :cpu))
   "Write the STACKS, :cpu or :off-cpu, of PROFILE in pprof's format to the standard output, octets."
