@@ -42,7 +42,9 @@ if no server is connected."
                                candidate)))
       (if (or method:*call* (not (loop:may-drive-p loop)))
           (await nil)
-          (loop for answer = (await (rpc:wait-queue-ringer call))
+          (loop for answer = (await (lambda ()
+                                      (sb-thread:barrier (:memory))
+                                      (rpc:notify-sleeper call)))
                 until (or answer (call-status call) (client-drive call ready-p))
                 finally (return (funcall ready-p call)))))))
 

@@ -8,27 +8,29 @@
   "A function that tracing sets. A function that gets a call, and returns a plist of identifiers for
 log events about that call.")
 
+(defun log-call-event (call level event &rest plist)
+  "As LOG-EVENT, for an event about CALL: the identifiers of CALL follow PLIST. From any thread."
+  (apply #'log-event level event (append plist (funcall **call-ids** call))))
+
 (defun trace-call-begun (call)
-  (apply #'log-event :trace :call-begun :tracer :call
+  (apply #'log-call-event call :trace :call-begun :tracer :call
          :role (call-role call) :method (call-path call)
          (append (operate particulars call)
-                 (list :remaining (time-remaining call))
-                 (funcall **call-ids** call))))
+                 (list :remaining (time-remaining call)))))
 
 (defun trace-call-ended (call)
   (let ((outcome (call-outcome call)))
-    (apply #'log-event :trace :call-ended :tracer :call
-           :role (call-role call) :method (call-path call) :peer (call-peer call)
-           :status (call-status call) :message (and outcome (outcome-message outcome))
-           :ended-by (and outcome (outcome-ended-by outcome))
-           :cause (and outcome (outcome-cause outcome)) :stages (call-stages call)
-           (funcall **call-ids** call))))
+    (log-call-event call :trace :call-ended :tracer :call
+                    :role (call-role call) :method (call-path call) :peer (call-peer call)
+                    :status (call-status call)
+                    :message (and outcome (outcome-message outcome))
+                    :ended-by (and outcome (outcome-ended-by outcome))
+                    :cause (and outcome (outcome-cause outcome)) :stages (call-stages call))))
 
 (defun trace-attempt-begun (call peer stream)
   (when stream
-    (apply #'log-event :trace :call-on-stream :tracer :call
-           :role :client :method (call-path call) :peer peer :stream stream
-           (funcall **call-ids** call))))
+    (log-call-event call :trace :call-on-stream :tracer :call
+                    :role :client :method (call-path call) :peer peer :stream stream)))
 
 (setf **tracing-observer**
       (make-observer :call-begun #'trace-call-begun :call-ended #'trace-call-ended

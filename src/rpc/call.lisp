@@ -261,11 +261,6 @@ a loop and no other thread is left to run it."
         ((loop:prepare-to-wait) (operate park call ready-p))
         (t (refuse-to-wait call))))
 
-(defun wait-queue-ringer (call)
-  "A function that wakes the threads that sleep in CALL's wait queue."
-  (let ((wait-queue (ensure-wait-queue call)))
-    (lambda () (ring wait-queue))))
-
 (defun park (call ready-p &optional (leave-p (constantly nil)))
   "Sleep in CALL's wait queue until (funcall READY-P CALL) is true or CALL has ended; return the
 last value of READY-P. LEAVE-P is called at each wake-up as well; PARK also returns when it is

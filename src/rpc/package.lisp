@@ -25,8 +25,8 @@
    #:cancel-call #:cancelled-p #:check-interceptors #:check-message #:check-observer #:client-p
    #:close-send #:*debug-on-error* #:define-own-part #:define-transport-end #:deliverable-p
    #:do-messages #:due-callback #:end-call #:failed-attempts #:filter-messages #:filtered
-   #:final-status #:finish #:incoming-type #:interceptors-for #:late-value #:+long-octets+
-   #:make-observer #:may-send-p #:message-due-p #:messages-wait-p
+   #:final-status #:finish #:incoming-type #:interceptors-for #:late-value #:log-call-event
+   #:+long-octets+ #:make-observer #:may-send-p #:message-due-p #:messages-wait-p
    #:note-failed-attempt #:note-opened #:notify #:notify-sleeper #:observe #:observer
    #:observer-for #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable #:only-request
    #:operate #:operations #:outgoing #:outgoing-metadata #:outgoing-type #:overdue-p #:own-limits
@@ -35,4 +35,4 @@
    #:retry-handler #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages
    #:schedule-callbacks #:send #:send-metadata #:stage-text #:takes-one-p #:time-remaining
    #:trailer-fields #:try-send #:uncharge #:verdict #:verdict-error #:violation #:wait-for-call
-   #:wait-queue-ringer #:watch-room #:with-call #:with-user-code))
+   #:watch-room #:with-call #:with-user-code))

@@ -117,9 +117,7 @@ the deadline, log CALL's method and identifiers. CALL is about to end with STATU
   (let ((deferred-start (server-call-deferred-start call)))
     (when (and (eq :deadline-exceeded status) deferred-start
                (eq t (deferred-start-later deferred-start)))
-      (apply #'log-event :info :call-unanswered
-             :method (method:rpc-method-path (call-rpc-method call))
-             (funcall rpc:**call-ids** call)))))
+      (rpc:log-call-event call :info :call-unanswered :method (rpc:call-path call)))))
 
 (defun server-abort (call status text ended-by)
   "The operation ABORT: end CALL with STATUS, and notify the peer and the handler."

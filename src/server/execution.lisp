@@ -319,10 +319,9 @@ promised for its answer."
 (defun abandoned-condition (call)
   "Log that CALL's handler was left by a non-local exit, as when its thread is ended in the
 debugger. Return the RPC-ERROR that ends CALL."
-  (apply #'log-event :error :handler-error
-         :method (method:rpc-method-path (call-rpc-method call))
-         :condition "The handler was left by a non-local exit."
-         (funcall rpc:**call-ids** call))
+  (rpc:log-call-event call :error :handler-error
+                      :method (rpc:call-path call)
+                      :condition "The handler was left by a non-local exit.")
   (rpc:verdict-error :handler-error '()))
 
 (define-hot conclude ((call server-call) value) null
@@ -353,9 +352,9 @@ method that such values are not sent. They are not sent, and nothing else was."
                (eq (protobuf:message-type-of message) (rpc:outgoing-type call))
                (not (gethash method **methods-not-sent**)))
       (setf (gethash method **methods-not-sent**) t)
-      (apply #'log-event :error :messages-not-sent :method (rpc:call-path call)
-             :reason "the handler has returned messages; the answers of a stream are sent by SEND"
-             (funcall rpc:**call-ids** call)))))
+      (rpc:log-call-event
+       call :error :messages-not-sent :method (rpc:call-path call)
+       :reason "the handler has returned messages; the answers of a stream are sent by SEND"))))
 
 (define-hot end-with ((call server-call) value) null
   "End CALL without an answer. If VALUE, the outcome of its handler, is an RPC-ERROR, CALL ends with

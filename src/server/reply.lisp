@@ -143,11 +143,10 @@ is truncated; details or trailers that do not fit are omitted. Return a list of 
     left-out))
 
 (defun report-status-cut (call left-out)
-  "Log that LEFT-OUT of the status of CALL was not sent. Call this only after the end of the header
-block, since a user's function for the log may send something on the same connection."
-  (apply #'log-event :warning :status-cut :method (rpc:call-path call)
-         :peer (rpc:call-peer call) :status (call-status call) :left-out left-out
-         (funcall rpc:**call-ids** call)))
+  "Log that LEFT-OUT of the status of CALL was not sent. Called only after the header block was
+ended, since a user's function for the log may send something on the same connection."
+  (rpc:log-call-event call :warning :status-cut :method (rpc:call-path call)
+                      :peer (rpc:call-peer call) :status (call-status call) :left-out left-out))
 
 (define-hot (note-served :inline t) ((call server-call)) null
   "Note that the end of CALL's answer is written. Over HTTP/2, an answer with :ok allows the peer

@@ -58,6 +58,4 @@ they can be sent. A handler may put any objects into CONDITION's slots."
     (error (error) (log-bad-answer call error) '())))
 
 (defun log-bad-answer (call error)
-  (apply #'log-event :error :handler-error :condition error
-         :method (rpc-method-path (call-rpc-method call))
-         (funcall **call-ids** call)))
+  (log-call-event call :error :handler-error :condition error :method (call-path call)))

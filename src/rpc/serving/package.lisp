@@ -4,9 +4,8 @@
   (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:clgrpc.rpc
-                #:**call-ids** #:+long-octets+ #:call #:call-path #:call-rpc-method
-                #:interceptors-for #:observer #:outgoing-type
-                #:with-user-code)
+                #:+long-octets+ #:call #:call-path #:interceptors-for #:log-call-event #:observer
+                #:outgoing-type #:with-user-code)
   (:import-from #:clgrpc.method
                 #:binding #:binding-function #:method-binding #:rpc-method
                 #:rpc-method-path #:service #:service-methods
