@@ -122,12 +122,12 @@ lock is held."
           (pipe-call pipe) nil
           (pipe-ending pipe) t)))
 
-(defun end-stream (peer call)
+(defun end-pipe-stream (peer call)
   "Handle the end of CALL, a stream of PEER."
   (let ((pipe (peer-pipe peer)))
     (multiple-value-bind (batches queued-requests reason)
         (sb-thread:with-mutex ((pipe-lock pipe))
-          (unless (eq call (pipe-call pipe)) (return-from end-stream))
+          (unless (eq call (pipe-call pipe)) (return-from end-pipe-stream))
           (empty-pipe pipe))
       (let ((error (end-error peer call reason)))
         (unwind-protect
@@ -168,7 +168,7 @@ long."
     (note-stream (peer-meter peer))
     (rpc:on-message call (lambda (response) (take-answer peer call response)))
     (rpc:on-writable call (lambda () (pump peer :room t)))
-    (rpc:on-end call (lambda () (end-stream peer call)))
+    (rpc:on-end call (lambda () (end-pipe-stream peer call)))
     (watch-stream peer call)))
 
 (defun drop-stream (pipe call)

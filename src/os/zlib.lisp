@@ -74,7 +74,7 @@ as text. From any thread."
   "The number of z_streams; tests look for leaks with it."
   (car **streams**))
 
-(defun end-stream (stream)
+(defun free-zlib-stream (stream)
   (let ((sap (zlib-stream-sap stream)))
     (if (< (zlib-stream-kind stream) 2) (%deflate-end sap) (%inflate-end sap))
     (alien-funcall (extern-alien "free" (function void system-area-pointer)) sap)
@@ -91,7 +91,7 @@ as text. From any thread."
   "Free the streams that are not in use. From any thread."
   (dotimes (kind 4)
     (loop for stream = (take-idle-stream kind)
-          while stream do (end-stream stream))))
+          while stream do (free-zlib-stream stream))))
 
 (defun open-stream (kind level)
   "A new stream of KIND, or nil if there is no memory."
@@ -125,7 +125,7 @@ as text. From any thread."
 (defun give-stream-back (stream)
   (let ((kind (zlib-stream-kind stream)))
     (if (<= +idle-streams+ (length (the list (svref **idle-streams** kind))))
-        (end-stream stream)
+        (free-zlib-stream stream)
         (loop with cell = (list stream)
               for old = (svref **idle-streams** kind)
               do (setf (cdr cell) old)

@@ -224,8 +224,8 @@ return false."
   (rpc:observe headers-received (server-loop-observer server-loop) call)
   nil)
 
-(define-hot begin-on-stream ((stream http2:stream) (list hpack:field-list) (link server-link)
-                             (server-loop server-loop) (request request))
+(define-hot begin-served-call ((stream http2:stream) (list hpack:field-list) (link server-link)
+                               (server-loop server-loop) (request request))
     null
   "Begin the gRPC call on STREAM of LINK with the header LIST, whose data REQUEST has."
   (let* ((route (request-route request))
@@ -295,7 +295,7 @@ request has been answered."
   (let* ((link (http2:connection-user (http2:stream-connection stream)))
          (server-loop (server-link-owner (the server-link link)))
          (request (request-of (the server-loop server-loop) list link)))
-    (cond ((null (request-plain request)) (begin-on-stream stream list link server-loop request))
+    (cond ((null (request-plain request)) (begin-served-call stream list link server-loop request))
           ((claim-p (request-claim request))
            (begin-claimed-on-stream stream list link server-loop request))
           (t (begin-plain-on-stream stream list link server-loop request)))

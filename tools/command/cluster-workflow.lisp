@@ -29,7 +29,7 @@ long before now."
       (- (grpc:timestamp-unix-time (grpc:universal-time-timestamp (get-universal-time)))
          (parse-duration string))))
 
-(defun show-workflows (channel search json count timeout)
+(defun print-workflows (channel search json count timeout)
   "Print the workflows selected by SEARCH, arguments of MAP-WORKFLOWS, at most COUNT unless that is
 nil."
   (let ((rows '()) (shown 0))

@@ -121,11 +121,11 @@ has answered in time, or the request was refused; with 2 if the arguments are wr
     (ecase what
       (:members (show-members channel stale json timeout))
       (:watch (watch-cluster channel revision json count timeout))
-      (:workflows (show-workflows channel
-                                  (list :status status :type type :started-from started-from
-                                        :started-before started-before :ended-from ended-from
-                                        :ended-before ended-before)
-                                  json count timeout))
+      (:workflows (print-workflows channel
+                                   (list :status status :type type :started-from started-from
+                                         :started-before started-before :ended-from ended-from
+                                         :ended-before ended-before)
+                                   json count timeout))
       (:show (show-workflow channel id json timeout))
       (:start (start-a-workflow channel id (start-request task request) (argument-text input)
                                 timeout))

@@ -10,7 +10,7 @@
   (:documentation "A file is not the report of a run. The condition's text gives the reason, in one
 line."))
 
-(defun reject-run (control &rest arguments)
+(defun reject-report (control &rest arguments)
   (error 'unreadable-run :text (format nil "~?" control arguments)))
 
 (defun member-of (object name type &optional (default nil default-p))
@@ -19,7 +19,7 @@ replaces a missing member and null, which Go writes for empty values."
   (let ((member (and (listp object) (assoc name object :test #'string=))))
     (cond ((and default-p (or (null member) (eq :null (cdr member)))) default)
           ((and member (typep (cdr member) type)) (cdr member))
-          (t (reject-run "it has no ~S that is a report's" name)))))
+          (t (reject-report "it has no ~S that is a report's" name)))))
 
 (defun whole-member (object name)
   (member-of object name '(unsigned-byte 62) 0))
@@ -29,7 +29,7 @@ replaces a missing member and null, which Go writes for empty values."
    (loop for pair across (member-of json "buckets" 'simple-vector)
          unless (and (simple-vector-p pair) (= 2 (length pair))
                      (every (lambda (number) (typep number '(unsigned-byte 62))) pair))
-           do (reject-run "a bucket of a histogram is a pair of integers")
+           do (reject-report "a bucket of a histogram is a pair of integers")
          collect (cons (svref pair 0) (svref pair 1)))
    :sum (member-of json "sum" '(unsigned-byte 62))
    :min (member-of json "min" '(unsigned-byte 62))
@@ -44,7 +44,7 @@ replaces a missing member and null, which Go writes for empty values."
    :count (whole-member json "count") :latency (histogram-member json "latency")
    :messages (loop for (message . count) in (member-of json "messages" 'list '())
                    unless (typep count '(unsigned-byte 62))
-                     do (reject-run "the count of a message is not an integer")
+                     do (reject-report "the count of a message is not an integer")
                    collect (cons message count))))
 
 (defun read-share (json key)
@@ -68,7 +68,7 @@ replaces a missing member and null, which Go writes for empty values."
   (multiple-value-bind (seconds ns) (protobuf:parse-timestamp-text text)
     (if (and seconds (<= 0 seconds))
         (+ ns (* +ns-per-second+ seconds))
-        (reject-run "~S is not a time" text))))
+        (reject-report "~S is not a time" text))))
 
 (defun error-message (text status)
   "The message of a call that ended with STATUS; TEXT is the value of ERROR-TEXT for it."
@@ -90,7 +90,7 @@ replaces a missing member and null, which Go writes for empty values."
 (defun read-kind (object name keywords)
   "The element of KEYWORDS that the member NAME of OBJECT names."
   (or (find (member-of object name 'string) keywords :test #'string-equal)
-      (reject-run "its ~S is not one of ~{~(~A~)~^, ~}" name keywords)))
+      (reject-report "its ~S is not one of ~{~(~A~)~^, ~}" name keywords)))
 
 (defun read-end-reason (json)
   (let ((reason (member-of json "endReason" 'string "normal")))
@@ -106,7 +106,7 @@ replaces a missing member and null, which Go writes for empty values."
 (defun read-own-run (json own)
   "The run in JSON, a report of this program's, whose member \"clgrpc\" is OWN."
   (unless (eql 1 (member-of own "version" 'integer))
-    (reject-run "it was written by a later version, whose reports are different"))
+    (reject-report "it was written by a later version, whose reports are different"))
   (load:make-run
    :name (member-of json "name" 'string nil)
    :target (member-of own "target" 'string) :method (member-of own "method" 'string)
@@ -149,7 +149,7 @@ replaces a missing member and null, which Go writes for empty values."
   "The STATUS-ROWs of JSON, a report of ghz's, with the histograms of the table BY-STATUS."
   (loop for (name . count) in (member-of json "statusCodeDistribution" 'list '())
         unless (typep count '(unsigned-byte 62))
-          do (reject-run "the count of a status is not an integer")
+          do (reject-report "the count of a status is not an integer")
         collect (load:make-status-row :name name :count count
                                       :code (or (position name load:*status-names*
                                                           :test #'string=)
@@ -200,8 +200,8 @@ replaces a missing member and null, which Go writes for empty values."
   "The run from SOURCE, its report in JSON, a string or octets: a report that RUN-JSON made, or one
 of ghz's. Signal UNREADABLE-RUN if SOURCE is not a report."
   (handler-case (parse-run-object (parse-json source :max-length *longest-report*))
-    (json-error (error) (reject-run "~A" error))
-    (limit-exceeded (error) (reject-run "~A" error))))
+    (json-error (error) (reject-report "~A" error))
+    (limit-exceeded (error) (reject-report "~A" error))))
 
 (defun error-reason (error)
   "The reason of ERROR, about a file or a stream: a few words of the system, without the file's
@@ -219,11 +219,11 @@ UNREADABLE-RUN, which names the file, if that is not so."
       (parse-run (with-open-file (stream (uiop:parse-native-namestring path)
                                          :element-type '(unsigned-byte 8))
                    (when (> (file-length stream) *longest-report*)
-                     (reject-run "it is longer than ~D octets" *longest-report*))
+                     (reject-report "it is longer than ~D octets" *longest-report*))
                    (let ((octets (make-array (file-length stream)
                                              :element-type '(unsigned-byte 8))))
                      (read-sequence octets stream)
                      octets)))
-    (unreadable-run (error) (reject-run "~A is not the report of a run: ~A" path error))
+    (unreadable-run (error) (reject-report "~A is not the report of a run: ~A" path error))
     ((or file-error stream-error) (error)
-      (reject-run "~A cannot be read: ~A" path (error-reason error)))))
+      (reject-report "~A cannot be read: ~A" path (error-reason error)))))

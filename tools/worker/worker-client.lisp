@@ -92,7 +92,7 @@ the number of messages that the config gives."
       (grpc:on-end call #'ended)
       (grpc:send call request))))
 
-(defun pace-calls (client request rate)
+(defun begin-worker-calls (client request rate)
   "Begin calls of CLIENT, RATE a second at random times, on each channel in turn until it is
 stopped. Latencies count from when a call was due."
   (let ((due (monotonic-ns)) (random (make-random-state t)))
@@ -136,8 +136,9 @@ computed with."
                      do (funcall function client worker-channel request)))))
       (cond ((and rate (eq :unary kind))
              (setf (load-client-pacer client)
-                   (sb-thread:make-thread #'pace-calls :name "clgrpc worker"
-                                                       :arguments (list client request rate))))
+                   (sb-thread:make-thread #'begin-worker-calls
+                                          :name "clgrpc worker"
+                                          :arguments (list client request rate))))
             ((and (eq :unary kind)) (in-each-slot #'call-again-and-again))
             ((and (eq :streaming kind) (not rate)) (in-each-slot #'talk))
             (t (grpc:fail :unimplemented

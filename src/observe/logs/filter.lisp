@@ -33,14 +33,14 @@
   "Signal that a filter is malformed: WHY is the error in its pattern TEXT."
   (misuse "The binary log's filter is wrong: ~S ~A." text why))
 
-(defun digits-p (text)
+(defun limit-number-p (text)
   (and (plusp (length text)) (every (lambda (char) (char<= #\0 char #\9)) text)))
 
 (defun parse-limit (text name pattern)
   "The number in TEXT, \"h\", \"h:N\" and so on, for NAME; nil if TEXT is about something else."
   (cond ((string= text name) most-positive-fixnum)
         ((and (< 1 (length text)) (string= name text :end2 1) (char= #\: (char text 1)))
-         (unless (and (digits-p (subseq text 2)) (<= (length text) 20))
+         (unless (and (limit-number-p (subseq text 2)) (<= (length text) 20))
            (refuse-filter pattern "has a limit that is not a number"))
          (parse-integer text :start 2))))
 
