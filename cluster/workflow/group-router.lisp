@@ -40,7 +40,7 @@ thread."
   "Return the channels of ROUTER, a list, one for each group. From any thread."
   (mapcar #'cdr (router-groups router)))
 
-(defun group-weight (name id)
+(defun worker-group-weight (name id)
   "How much the workflow ID is that of the group NAME."
   (loop with weight = 0
         for octet across (sb-md5:md5sum-string (format nil "~A/~A" name id)
@@ -55,7 +55,7 @@ of the workflow's group, else CHANNEL. From any thread."
   (if (router-p channel)
       (loop with best = nil and most = -1
             for (name . channel) in (router-groups channel)
-            for weight = (group-weight name id)
+            for weight = (worker-group-weight name id)
             when (< most weight)
               do (setf best channel
                        most weight)

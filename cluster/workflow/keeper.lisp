@@ -334,7 +334,7 @@ store does not do now is done when it answers again."
       (log-event :error :workflow-clock-error :condition (bounded-text condition))))
   +longest-sleep-seconds+)
 
-(defun sweep-now-and-then (node)
+(defun sweep-workflows-now-and-then (node)
   "Run the job that looks after other nodes' timers. Return the seconds until it runs again."
   (handler-case (when (node-keeper node) (sweep-timers node))
     ((or etcd:etcd-error workflow-error) ())
@@ -353,7 +353,8 @@ store does not do now is done when it answers again."
                                    collect (etcd:add-job etcd (lambda () (run-timers node))))
           (node-keeper node) (etcd:add-job etcd (lambda () (attend-keeper node due)))
           (node-jobs node) (list* (node-keeper node)
-                                  (etcd:add-job etcd (lambda () (sweep-now-and-then node)))
+                                  (etcd:add-job etcd (lambda ()
+                                                       (sweep-workflows-now-and-then node)))
                                   (append (begin-renewing node)
                                           (node-timers node)
                                           (task-queue-idle (node-task-queue node)))))

@@ -89,7 +89,7 @@ it."
   "The address of CATCHER's word, which is 1 when its signal has arrived."
   (int-sap (+ +page-octets+ (catcher-address catcher))))
 
-(defun run-catcher (catcher)
+(defun run-signal-catcher (catcher)
   "Call CATCHER's function whenever its signal has arrived, as long as it has a function."
   (let ((word (caught-word catcher)))
     (loop
@@ -102,7 +102,8 @@ it."
   ;; a thread that ended before may have left a 1
   (setf (sb-sys:sap-ref-32 (caught-word catcher) 0) 0)
   (setf (catcher-thread catcher)
-        (sb-thread:make-thread #'run-catcher :name "clgrpc signals" :arguments (list catcher)))
+        (sb-thread:make-thread #'run-signal-catcher :name "clgrpc signals"
+                                                    :arguments (list catcher)))
   (let ((action (make-octets +sigaction-octets+)))
     (setf (u64le action +sa-handler-offset+) (catcher-address catcher)
           (u32le action +sa-flags-offset+) +sa-flags+)

@@ -37,9 +37,8 @@ nil if JSON has no such number, as for NaN."
            (round number))
           (t number))))
 
-(defun parse-sample (line)
-  "The name, the labels and the number of LINE of a text for Prometheus; nil if LINE is not a
-sample."
+(defun parse-exposition-sample (line)
+  "The name, the labels and the number of LINE of a text for Prometheus; nil if it has none."
   (handler-case
       (let* ((end (position-if (lambda (char) (find char "{ ")) line))
              (name (subseq line 0 end)))
@@ -93,7 +92,7 @@ sample."
       (loop for line = (read-line stream nil)
             while line
             when (uiop:string-prefix-p "grpc_" line)
-              do (multiple-value-bind (name labels number) (parse-sample line)
+              do (multiple-value-bind (name labels number) (parse-exposition-sample line)
                    (let ((row (assoc name *method-metrics* :test #'equal)))
                      (when row
                        (flet ((label (name) (or (cdr (assoc name labels :test #'string=)) "")))
@@ -120,7 +119,7 @@ sample."
           while line
           for name = (subseq line 0 (position-if (lambda (char) (find char "{ ")) line))
           when (member name *process-metrics* :test #'string=)
-            collect (cons name (nth-value 2 (parse-sample line))))))
+            collect (cons name (nth-value 2 (parse-exposition-sample line))))))
 
 (defun buckets-since (new old)
   "The calls in the buckets of NEW, a METHOD-READING, minus those in OLD, an earlier one or nil:

@@ -63,7 +63,7 @@
    (the loop:connection
         (connection-socket (the connection (http2:connection-user http2))))))
 
-(defun take-settings (http2)
+(defun take-slot-settings (http2)
   "The sink's ON-SETTINGS: with the first SETTINGS the connection is ready for calls."
   (let* ((connection (http2:connection-user http2))
          (connection-slot (connection-connection-slot connection)))
@@ -110,7 +110,7 @@
 (defvar *sink*
   (http2:make-sink :on-output #'output-of :on-headers #'take-headers :on-data #'take-data
                    :on-trailers #'take-trailers :on-reset #'take-reset
-                   :on-writable #'resume-sending :on-settings #'take-settings
+                   :on-writable #'resume-sending :on-settings #'take-slot-settings
                    :on-goaway #'take-goaway :on-close #'http2-closed)
   "The callbacks of the connections of all runs.")
 

@@ -83,7 +83,7 @@ if it does not pass."
                 :timeout *interop-timeout*))))
     (expect-that (= 74922 size) "the server counted ~D octets, not 74922" size)))
 
-(defun output-request (sizes &key payload (interval-us 0) status)
+(defun interop-output-request (sizes &key payload (interval-us 0) status)
   (testing:make-streaming-output-call-request
    :payload (and payload (zeros payload))
    :response-status status
@@ -99,7 +99,7 @@ if it does not pass."
     "The server sends a stream of the requested sizes."
   (let ((sizes '(31415 9 2653 58979)))
     (grpc:with-call (call (grpc.testing.test-service:streaming-output-call
-                           channel (output-request sizes) :timeout *interop-timeout*))
+                           channel (interop-output-request sizes) :timeout *interop-timeout*))
       (dolist (size sizes) (expect-response (grpc:receive call) size))
       (expect-that (null (grpc:receive call)) "the stream has more messages than requested"))))
 
@@ -113,7 +113,7 @@ if it does not pass."
     "A request is sent when the response to the previous one was received."
   (with-dialogue (call channel)
     (loop for (size payload) in '((31415 27182) (9 8) (2653 1828) (58979 45904))
-          do (grpc:send call (output-request (list size) :payload payload))
+          do (grpc:send call (interop-output-request (list size) :payload payload))
              (expect-response (grpc:receive call) size))
     (grpc:close-send call)
     (expect-that (null (grpc:receive call)) "the stream does not end")))
@@ -148,7 +148,7 @@ if it does not pass."
     (expect-payload (testing:simple-response-payload reply) 314159)
     (expect-echo call))
   (with-dialogue (call channel :metadata *echoed-metadata*)
-    (grpc:send call (output-request '(314159) :payload 271828))
+    (grpc:send call (interop-output-request '(314159) :payload 271828))
     (expect-response (grpc:receive call) 314159)
     (grpc:close-send call)
     (expect-that (null (grpc:receive call)) "the stream does not end")
@@ -177,7 +177,7 @@ if it does not pass."
     (expect-message "test status message"
                     (lambda ()
                       (with-dialogue (call channel)
-                        (grpc:send call (output-request '() :status status))
+                        (grpc:send call (interop-output-request '() :status status))
                         (grpc:close-send call)
                         (grpc:receive call))))))
 
@@ -214,7 +214,7 @@ if it does not pass."
 (define-interop-case "cancel_after_first_response" (channel)
     "A dialogue is cancelled after a first answer."
   (with-dialogue (call channel)
-    (grpc:send call (output-request '(31415) :payload 27182))
+    (grpc:send call (interop-output-request '(31415) :payload 27182))
     (expect-response (grpc:receive call) 31415)
     (grpc:cancel call)
     (expect-status :cancelled (lambda () (grpc:receive call)))))
@@ -225,7 +225,8 @@ if it does not pass."
                  (lambda ()
                    (grpc:with-call (call (grpc.testing.test-service:full-duplex-call
                                           channel :open :timeout 1/1000))
-                     (grpc:send call (output-request '(1) :payload 27182 :interval-us 1000000))
+                     (grpc:send call (interop-output-request '(1) :payload 27182
+                                                                  :interval-us 1000000))
                      (grpc:receive call)))))
 
 ;;; Load reports

@@ -100,7 +100,7 @@ were read, the next ones are read, as they were at REVISION."
                                         :from (key-after (first (last entries)))
                                         :to to :limit limit :revision revision)))))
 
-(defun index-page (node statuses from to)
+(defun workflow-index-page (node statuses from to)
   "Two values: the next entries of the index from the position FROM on, before TO, merged from its
 parts for STATUSES, in order; and true if there may be more."
   (let* ((most (floor +index-page+ (length statuses)))
@@ -136,7 +136,7 @@ next page begins, or \"\"."
     (multiple-value-bind (from to) (search-bounds request)
       (loop
         (multiple-value-bind (page more)
-            (if (string< from to) (index-page node statuses from to) '())
+            (if (string< from to) (workflow-index-page node statuses from to) '())
           (loop for (index-entry . rest) on page
                 for position = (index-entry-position index-entry)
                 do (incf looked-at)

@@ -58,7 +58,7 @@
                     (lambda () (resume-backend-stream backend-stream))
                     :since-ns (backend-stream-now backend-stream))))
 
-(defun linked-p (backend-stream)
+(defun backend-linked-p (backend-stream)
   (eq :ready (subchannel-link-state (backend-stream-subchannel backend-stream))))
 
 (defun tell-of-backend-stream (backend-stream event &optional datum)
@@ -69,7 +69,7 @@
 
 (defun resume-backend-stream (backend-stream)
   "Make the call of BACKEND-STREAM, if it has none."
-  (when (and (linked-p backend-stream) (backend-stream-watcher backend-stream)
+  (when (and (backend-linked-p backend-stream) (backend-stream-watcher backend-stream)
              (null (backend-stream-call backend-stream)))
     (setf (backend-stream-heard backend-stream) nil
           (backend-stream-began-ns backend-stream) (backend-stream-now backend-stream))
@@ -93,7 +93,7 @@
 
 (defun backend-stream-ended (backend-stream status)
   "Handle the end of BACKEND-STREAM's call, with STATUS."
-  (cond ((not (linked-p backend-stream)))
+  (cond ((not (backend-linked-p backend-stream)))
         ((eq :unimplemented status)
          (setf (backend-stream-vain backend-stream) t)
          (tell-of-backend-stream backend-stream :unimplemented))
@@ -122,7 +122,7 @@ status when a call has ended; :unimplemented if the server lacks the method."
                                              :tell tell)))
     (flet ((watch (subchannel)
              (declare (ignore subchannel))
-             (cond ((not (linked-p backend-stream))
+             (cond ((not (backend-linked-p backend-stream))
                     (setf (backend-stream-vain backend-stream) nil)
                     (suspend-backend-stream backend-stream))
                    ((not (backend-stream-vain backend-stream))

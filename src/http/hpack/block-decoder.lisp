@@ -101,7 +101,7 @@ at a full cache."
                (when (< octet #x80) (return-from read-long-integer (values value at)))))
     (bad-block at "an integer has more than five continuation octets")))
 
-(define-hot (read-integer :inline t) ((octets octets) (at index) (end index) (mask octet))
+(define-hot (read-prefixed-integer :inline t) ((octets octets) (at index) (end index) (mask octet))
     (values index index)
   "Read the integer whose prefix is the bits MASK of the octet at AT; return it and the position
 after it."
@@ -113,7 +113,7 @@ after it."
 
 (define-hot (string-bounds :inline t) ((octets octets) (at index) (end index)) (values index index)
   "Return where the content of the string at AT begins and ends."
-  (multiple-value-bind (length start) (read-integer octets at end #x7F)
+  (multiple-value-bind (length start) (read-prefixed-integer octets at end #x7F)
     (when (< (- end start) length) (bad-block at "a string is longer than the block"))
     (values start (+ start length))))
 
@@ -135,7 +135,7 @@ after it."
     (values field index)
   "Return the field of the index at AT, which takes more than one octet, and the position after the
 index."
-  (multiple-value-bind (index after) (read-integer octets at end #x7F)
+  (multiple-value-bind (index after) (read-prefixed-integer octets at end #x7F)
     (values (entry-at decoder index at) after)))
 
 (define-hot read-literal ((decoder decoder) (octets octets) (at index) (end index) (mask octet)
@@ -143,7 +143,7 @@ index."
     (values field index)
   "Return a fresh field from the literal at AT, the prefix of whose name index is MASK, and the
 position after it."
-  (multiple-value-bind (name-index after) (read-integer octets at end mask)
+  (multiple-value-bind (name-index after) (read-prefixed-integer octets at end mask)
     (multiple-value-bind (name after)
         (if (zerop name-index)
             (read-string octets after end)
@@ -155,7 +155,7 @@ position after it."
     (values index boolean)
   "Return two values: the end of the literal at AT, whose name index has the prefix MASK; and true
 if a cache may keep it, because it means the same with any contents of the table."
-  (multiple-value-bind (name-index after) (read-integer octets at end mask)
+  (multiple-value-bind (name-index after) (read-prefixed-integer octets at end mask)
     (when (zerop name-index)
       (setf after (nth-value 1 (string-bounds octets after end))))
     (let ((after (nth-value 1 (string-bounds octets after end))))
@@ -226,7 +226,7 @@ position after the representation."
 (define-hot read-size-updates ((decoder decoder) (octets octets) (at index) (end index)) index
   "Carry out the table size updates that begin at AT (section 6.3); return the position after them."
   (loop while (and (< at end) (size-update-p (aref octets at)))
-        do (multiple-value-bind (limit after) (read-integer octets at end #x1F)
+        do (multiple-value-bind (limit after) (read-prefixed-integer octets at end #x1F)
              (when (< (decoder-ceiling decoder) limit)
                (bad-block at "a table size update to ~D, over the limit of ~D" limit
                           (decoder-ceiling decoder)))

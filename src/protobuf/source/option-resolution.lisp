@@ -153,17 +153,17 @@ of its options' names, in the order in which protoc interprets them."
                          (option-name-string (option-name option))))
               (t
                (handler-case
-                   (progn (add-entry-at record path (constant-value leaf (option-value option)))
+                   (progn (add-option-at record path (constant-value leaf (option-value option)))
                           t)
                  (wrong-value (wrong)
                    (complain option :option-value "~A" (wrong-value-text wrong))))))))))
 
-(defun add-entry-at (record path value)
+(defun add-option-at (record path value)
   "Add VALUE at the field that PATH leads to; make messages on the way."
   (add-entry record (first path)
              (if (rest path)
                  (let ((inner (make-record (field-message (first path)))))
-                   (add-entry-at inner (rest path) value)
+                   (add-option-at inner (rest path) value)
                    inner)
                  value)))
 

@@ -1058,7 +1058,7 @@ store's client: 32 of them. Others end then, and their peers may ask again."
                        (lambda (function &rest arguments)
                          (declare (ignore function arguments))
                          (error "by the test"))))
-        (is (eql workflow::+sweep-seconds+ (workflow::sweep-now-and-then node)))))))
+        (is (eql workflow::+sweep-seconds+ (workflow::sweep-workflows-now-and-then node)))))))
 
 (defun watches-of-the-store ()
   "How many watches *ETCD* has."

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.tools)
 
 (test samples-are-read
-  (flet ((read-line-of (line) (multiple-value-list (tools::parse-sample line))))
+  (flet ((read-line-of (line) (multiple-value-list (tools::parse-exposition-sample line))))
     (is (equal '("a_total" (("b" . "c") ("d" . "")) 12)
                (read-line-of "a_total{b=\"c\",d=\"\"} 12")))
     (is (equal '("a" () 1) (read-line-of "a 1 1700000000")))

@@ -106,7 +106,7 @@ string is no shorter for it and stays plain."
                 (buffer (make-buffer)))
             (is (equal (list value (length octets))
                        (multiple-value-list
-                        (hpack::read-integer octets 0 (length octets) mask)))
+                        (hpack::read-prefixed-integer octets 0 (length octets) mask)))
                 "~A" section)
             (hpack::append-integer buffer value mask 0)
             (is (equalp octets (subseq (buffer-octets buffer) 0 (buffer-end buffer))) "~A" section)
