@@ -188,7 +188,7 @@
   :depends-on ("clgrpc/method") :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "call-value")
-               (:file "call-intent") (:file "verdict") (:file "messaging")
+               (:file "own-options") (:file "verdict") (:file "messaging")
                (:file "handler-error") (:file "due-callback") (:file "room")
                (:file "call-report") (:file "call-tracer")))
 

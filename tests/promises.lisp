@@ -40,9 +40,9 @@
    "src/rpc/calling/stub.lisp" "(if *call* (call-deadline *call*) 0)" "0")
   ("`:max-receive-octets` and `:max-send-octets` replace the channel's limits for this call"
    "transports" "message-limits-of-a-call-over-tcp"
-   "src/rpc/call-intent.lisp"
-   "(intent-send-limit intent) (limit :max-send-octets max-send-octets)"
-   "(intent-send-limit intent) nil")
+   "src/rpc/own-options.lisp"
+   "(own-options-send-limit own-options) (limit :max-send-octets max-send-octets)"
+   "(own-options-send-limit own-options) nil")
   ("Metadata is an alist of lower-case names and strings of printable ASCII"
    "status" "metadata-refused"
    "src/rpc/status/metadata.lisp"

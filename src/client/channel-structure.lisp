@@ -444,17 +444,17 @@ again with it."
   ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
   (queued-attempt nil))
 
-(rpc:define-own-part intent (client client-call)
+(rpc:define-own-part own-options (client client-call)
   "The settings that the user of a call has made."
   (wait-for-ready :unset :type (member :unset t nil)) ; the call outlasts failures to connect
   (authority nil :type (or null string))) ; the :authority of its requests, if not the channel's
 
-(declaim (sb-ext:freeze-type client-intent))
+(declaim (sb-ext:freeze-type client-own-options))
 
 (define-hot (own-authority :inline t) ((call client-call)) (or null string)
   "The :authority that CALL's user has set for its requests, or nil."
-  (let ((intent (call-client-intent call)))
-    (and intent (client-intent-authority intent))))
+  (let ((own (call-client-own-options call)))
+    (and own (client-own-options-authority own))))
 
 (rpc:define-own-part outbound (client client-call wire:wire-outbound)
   "The outgoing side of a call, with its outbox."

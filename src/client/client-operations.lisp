@@ -6,7 +6,7 @@
 (rpc:define-transport-end **single-operations** (:client :like wire:**wire-operations**)
   :close-send #'client-close-send :change-encoding #'client-change-encoding
   :abort #'client-abort :deliver #'deliver-response :new-parts #'new-client-parts
-  :new-outbound #'new-client-outbound :new-intent #'new-client-intent
+  :new-outbound #'new-client-outbound :new-own-options #'new-client-own-options
   :stage #'client-stage :stages #'client-stages
   :drive #'client-drive :park #'client-park
   :observer #'client-observer :elapsed-ns #'client-elapsed-ns :repeats #'client-repeats

@@ -29,12 +29,14 @@
     (when encoding (begin-compression call encoding))
     (when metadata (setf (rpc:outgoing-metadata call) (status:check-metadata metadata)))
     (when (or authority max-send-octets max-receive-octets values)
-      (rpc:begin-intent call :authority authority :max-send-octets max-send-octets
-                        :max-receive-octets max-receive-octets :values values))
-    (when authority (setf (client-intent-authority (ensure-client-intent call)) authority))
+      (rpc:begin-own-options call :authority authority :max-send-octets max-send-octets
+                             :max-receive-octets max-receive-octets :values values))
+    (when authority
+      (setf (client-own-options-authority (ensure-client-own-options call)) authority))
     (when call-credentials (begin-identity call channel call-credentials))
     (unless (eq :unset wait-for-ready)
-      (setf (client-intent-wait-for-ready (ensure-client-intent call)) (and wait-for-ready t)))
+      (setf (client-own-options-wait-for-ready (ensure-client-own-options call))
+            (and wait-for-ready t)))
     (rpc:observe call-made (core-observer (client-call-core call)) call)
     (ecase (rpc-method-kind method)
       (:unary

@@ -97,13 +97,13 @@ has one attempt, which begins with it."
             ((inproc-core inproc-core) (callee callee) (route inproc-route) (method rpc-method)
              (deadline status:deadline) fields (options list))
     call-pair
-  "A call pair with both ends, for a call with OPTIONS, as for RPC:BEGIN-INTENT. The handler has not
-begun. Within the image :authority has no effect, but it is checked."
+  "A call pair with both ends, for a call with OPTIONS, as for RPC:BEGIN-OWN-OPTIONS. The handler
+has not begun. Within the image :authority has no effect, but it is checked all the same."
   (let ((call-pair (make-call-pair callee route nil)))
     (setf (call-pair-client call-pair) (make-client-end method deadline nil inproc-core call-pair)
           (call-pair-server call-pair)
           (make-server-end method deadline fields inproc-core call-pair))
-    (when options (apply #'rpc:begin-intent (call-pair-client call-pair) options))
+    (when options (apply #'rpc:begin-own-options (call-pair-client call-pair) options))
     (sb-sys:without-interrupts          ; a call that is counted must be left
       (count-begun (callee-tally callee))
       (rpc:note-opened (call-pair-client call-pair)))

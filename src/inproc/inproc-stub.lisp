@@ -155,15 +155,15 @@ call."
 ;;; Calls with a call pair
 
 (defun call-pair-to (inproc-core callee route method deadline fields options)
-  "Make a call pair to ROUTE of CALLEE for a call with OPTIONS of its stub, as for RPC:BEGIN-INTENT.
-If there is no such callee or route, the call of the call pair has ended with the corresponding
-status."
+  "Make a call pair to ROUTE of CALLEE for a call with OPTIONS of its stub, as for
+RPC:BEGIN-OWN-OPTIONS. If there is no such callee or route, the call of the call pair has ended with
+the corresponding status."
   (if route
       (let ((call-pair (open-call-pair inproc-core callee route method deadline fields options)))
         (look (call-pair-server call-pair))
         call-pair)
       (let ((call-pair (idle-call-pair inproc-core callee method deadline fields)))
-        (apply #'rpc:begin-intent (call-pair-client call-pair) options)
+        (apply #'rpc:begin-own-options (call-pair-client call-pair) options)
         (if callee (end-unknown call-pair) (end-absent call-pair))
         call-pair)))
 

@@ -105,7 +105,7 @@ ENSURE-PREFIX-PART are as CALL-PART and ENSURE-PART; NEW-PREFIX-PART is the oper
 (define-part outbound (call) "The outbound part of CALL, for its outgoing messages")
 (define-part callbacks (call) "The callbacks of CALL's user")
 (define-part ending () "The ending of CALL")
-(define-part intent (call) "The intent of CALL, its user's settings")
+(define-part own-options (call) "The options of CALL that its user has set")
 
 (define-hot (queued-octets :inline t) ((call call)) index
   "The octets that CALL is charged with for the messages in its queue."

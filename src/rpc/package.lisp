@@ -19,7 +19,7 @@
                 #:status-code #:unknown)
   (:export
    #:abort-as #:add-to-batch #:add-trailers #:after #:answers-once-p #:+batch-octets+
-   #:begin-intent #:call #:call-compression #:call-condition #:call-deadline #:call-fields
+   #:begin-own-options #:call #:call-compression #:call-condition #:call-deadline #:call-fields
    #:**call-ids** #:call-metadata #:call-path #:call-peer #:call-rpc-method #:call-security
    #:call-stages #:call-status #:call-trailers #:call-value #:call-with-room #:cancel
    #:cancel-call #:cancelled-p #:check-interceptors #:check-message #:check-observer #:client-p

@@ -1,8 +1,8 @@
 ;;;; The parts of a call that only some calls need, by subject. Each is made when it is first
 ;;;; needed: its incoming messages (INBOUND), its outgoing ones (OUTBOUND), the callbacks of its
-;;;; user (CALLBACKS), its end (ENDING), the settings of its user (INTENT). A transport may add
+;;;; user (CALLBACKS), its end (ENDING), the settings of its user (OWN-OPTIONS). A transport may add
 ;;;; slots to each but ENDING: it includes them in structures of its own, by DEFINE-OWN-PART, which
-;;;; the operations NEW-PARTS, NEW-INBOUND, NEW-OUTBOUND, NEW-CALLBACKS and NEW-INTENT make.
+;;;; the operations NEW-PARTS, NEW-INBOUND, NEW-OUTBOUND, NEW-CALLBACKS and NEW-OWN-OPTIONS make.
 
 (in-package #:clgrpc.rpc)
 
@@ -84,7 +84,7 @@ runs."
   (trailers '() :type list)             ; a handler's: to be sent, an alist
   (trailer-fields #() :type simple-vector)) ; from the peer, in the form of the transport
 
-(defstruct (intent (:copier nil))
+(defstruct (own-options (:copier nil))
   "The settings that the user of a call has made."
   (metadata '() :type list)             ; to be sent with the headers, an alist
   (send-limit nil :type (or null index)) ; the most octets of a request, if not the channel's limit
@@ -97,7 +97,7 @@ runs."
   (outbound nil :type (or null outbound)) ; the outgoing messages
   (callbacks nil :type (or null callbacks)) ; the callbacks of the user
   (ending nil :type (or null ending))   ; the end of the call
-  (intent nil :type (or null intent))   ; the settings of the user
+  (own-options nil :type (or null own-options)) ; the settings of the user
   (values '() :type list))              ; an alist, see call-value.lisp
 
 (declaim (sb-ext:freeze-type ending))
@@ -111,4 +111,4 @@ runs."
                                                    adds no slots." part)
                                      (declare (ignore call))
                                      (,(name "MAKE-~A" part))))))))
-  (define-makers parts inbound outbound callbacks intent))
+  (define-makers parts inbound outbound callbacks own-options))

@@ -172,8 +172,8 @@ own.")
     "A new OUTBOUND, of the transport's own kind.")
   (new-callbacks (call) (:default #'new-callbacks)
     "New CALLBACKS, of the transport's own kind.")
-  (new-intent (call) (:default #'new-intent)
-    "A new INTENT, of the transport's own kind.")
+  (new-own-options (call) (:default #'new-own-options)
+    "New OWN-OPTIONS, of the transport's own kind.")
   ;; how a thread waits
   (drive (call ready-p) (:default #'nothing)
     "Run the loop, if this thread may, until (READY-P CALL) is true or the call has ended. Return

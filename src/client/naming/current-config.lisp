@@ -33,9 +33,9 @@
 ;;; Settings of calls
 
 (defun client-call-wait-for-ready (call)
-  "True if CALL waits for ready, by the choice of its user or else by the service config."
-  (let* ((intent (call-client-intent call))
-         (said (if intent (client-intent-wait-for-ready intent) :unset)))
+  "True if CALL waits for ready: as its user has set, or else the config."
+  (let* ((own (call-client-own-options call))
+         (said (if own (client-own-options-wait-for-ready own) :unset)))
     (if (eq :unset said)
         (let ((config (method-config-of call)))
           (and config (eq t (config:method-config-wait-for-ready config))))

@@ -13,7 +13,7 @@
       (is (null (rpc::call-outbound call)) "and only what was asked for is made")
       (is (null (rpc::call-callbacks call)))
       (is (null (rpc::call-ending call)))
-      (is (null (rpc::call-intent call))))))
+      (is (null (rpc::call-own-options call))))))
 
 (test parts-are-made-once
   "Threads that need a part of one call at the same time get the same."
@@ -24,11 +24,11 @@
                                  collect (sb-thread:make-thread
                                           (lambda ()
                                             (sb-thread:wait-on-semaphore go :timeout 20)
-                                            (rpc::ensure-intent call))))))
+                                            (rpc::ensure-own-options call))))))
              (sb-thread:signal-semaphore go 3)
-             (let ((intents (mapcar #'sb-thread:join-thread threads)))
-               (unless (and (first intents)
-                            (every (lambda (intent) (eq intent (rpc::call-intent call))) intents))
-                 (fail "two intents of one call")
+             (let ((options (mapcar #'sb-thread:join-thread threads)))
+               (unless (and (first options)
+                            (every (lambda (own) (eq own (rpc::call-own-options call))) options))
+                 (fail "two own options of one call")
                  (return)))
-             (is (eq (rpc::call-intent call) (rpc::ensure-intent call))))))
+             (is (eq (rpc::call-own-options call) (rpc::ensure-own-options call))))))

@@ -86,8 +86,8 @@ is room, and :closed and :left; and a function that returns that."
 
 (test values-that-a-call-begins-with
   (let ((call (new-call)))
-    (rpc:begin-intent call :values '(user 1 count 2 user 3))
+    (rpc:begin-own-options call :values '(user 1 count 2 user 3))
     (is (eql 1 (rpc:call-value call 'user)))
     (is (eql 2 (rpc:call-value call 'count)))
     (dolist (bad '(user (user) (1 2) (nil 2)))
-      (signals misuse (rpc:begin-intent (new-call) :values bad)))))
+      (signals misuse (rpc:begin-own-options (new-call) :values bad)))))

@@ -1,23 +1,23 @@
 ;;;; The settings that the user of a client's call gives its stub: metadata, limits for messages,
 ;;;; values. Handlers keep the metadata that they send in the same place. A call without settings
-;;;; has no INTENT (part.lisp). The client adds :wait-for-ready and an :authority.
+;;;; has no OWN-OPTIONS (part.lisp). The client adds :wait-for-ready and an :authority.
 
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing-metadata :inline t) ((call call)) list
   "The metadata that CALL's user sends with the headers, an alist. SETFable."
-  (let ((intent (call-intent call)))
-    (if intent (intent-metadata intent) '())))
+  (let ((own-options (call-own-options call)))
+    (if own-options (own-options-metadata own-options) '())))
 
 (defun (setf outgoing-metadata) (metadata call)
-  (setf (intent-metadata (ensure-intent call)) metadata))
+  (setf (own-options-metadata (ensure-own-options call)) metadata))
 
 (define-hot (own-limits :inline t) ((call call)) (values (or null index) (or null index))
   "Two values: the limits that CALL's user has set, in octets, for a message that CALL sends and for
-one that it receives; each is nil if the channel's limit applies."
-  (let ((intent (call-intent call)))
-    (if intent
-        (values (intent-send-limit intent) (intent-receive-limit intent))
+one that it receives; each nil for the channel's limit."
+  (let ((own-options (call-own-options call)))
+    (if own-options
+        (values (own-options-send-limit own-options) (own-options-receive-limit own-options))
         (values nil nil))))
 
 (defun begin-values (call plist)
@@ -28,8 +28,8 @@ one that it receives; each is nil if the channel's limit applies."
   (loop for (value key) on (reverse plist) by #'cddr
         do (setf (call-value call key) value)))
 
-(defun begin-intent (call &key authority max-send-octets max-receive-octets values
-                             &allow-other-keys)
+(defun begin-own-options (call &key authority max-send-octets max-receive-octets values
+                                  &allow-other-keys)
   "Note the options of the stub of CALL, a new call: the limits in octets for a request and a
 response, each nil if the channel's limit applies, and the first values of the call. Signal MISUSE
 if one of these, or the :authority of its requests, is invalid."
@@ -39,7 +39,8 @@ if one of these, or the :authority of its requests, is invalid."
            value))
     (when authority (check-authority authority))
     (when (or max-send-octets max-receive-octets)
-      (let ((intent (ensure-intent call)))
-        (setf (intent-send-limit intent) (limit :max-send-octets max-send-octets)
-              (intent-receive-limit intent) (limit :max-receive-octets max-receive-octets))))
+      (let ((own-options (ensure-own-options call)))
+        (setf (own-options-send-limit own-options) (limit :max-send-octets max-send-octets)
+              (own-options-receive-limit own-options)
+              (limit :max-receive-octets max-receive-octets))))
     (when values (begin-values call values))))
