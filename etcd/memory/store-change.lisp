@@ -73,7 +73,7 @@ end of all keys conflicts with none: there the last operation wins."
                 (and (not (before-p key start)) (before-p key end)))))
         removals))
 
-(defun check-overlaps (operations)
+(defun check-key-overlaps (operations)
   "Refuse OPERATIONS, of a transaction, if they change a key twice by a put. Return the keys that
 they put, and their DeleteRangeRequests, with those of the transactions among them."
   (let ((removals (requests-of :request-delete-range operations)) (keys '()))
@@ -84,9 +84,10 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
                (refuse :duplicate-key))
              (pushnew key keys :test #'octets-equal)))
       (dolist (request (requests-of :request-txn operations))
-        (multiple-value-bind (then then-removals) (check-overlaps (pb:txn-request-success request))
+        (multiple-value-bind (then then-removals)
+            (check-key-overlaps (pb:txn-request-success request))
           (multiple-value-bind (else else-removals)
-              (check-overlaps (pb:txn-request-failure request))
+              (check-key-overlaps (pb:txn-request-failure request))
             (dolist (key then) (add key '()))
             ;; only one of the two lists is done
             (dolist (key else) (add key then))
@@ -349,8 +350,8 @@ needs no lock."
 (defun answer-transaction (store request)
   (check-transaction request +most-operations+)
   (check-cost store request)
-  (check-overlaps (pb:txn-request-success request))
-  (check-overlaps (pb:txn-request-failure request))
+  (check-key-overlaps (pb:txn-request-success request))
+  (check-key-overlaps (pb:txn-request-failure request))
   (let ((plan (plan-transaction request (newest store))))
     (check-plan store plan)
     (let* ((write-batch (write-batch-of store))

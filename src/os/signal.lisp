@@ -69,7 +69,7 @@ OPERATION."
   (when (failed-p value) (error "Cannot ~A: ~A." operation (errno-text value)))
   value)
 
-(defun map-instructions ()
+(defun map-catcher-page ()
   "Return the address of a page of memory that has the instructions; the word is in the page after
 it."
   (let ((address (must-succeed "map memory"
@@ -136,7 +136,7 @@ cause a single call. From one thread at a time."
   (declare (type function function))
   (assert (may-handle-signal-p signal))
   (let ((catcher (or (find-catcher signal)
-                     (first (push (make-catcher :signal signal :address (map-instructions))
+                     (first (push (make-catcher :signal signal :address (map-catcher-page))
                                   **catchers**)))))
     (prog1 (shiftf (catcher-function catcher) function)
       (unless (catcher-thread catcher) (start-catcher catcher)))))

@@ -252,7 +252,7 @@ if it does not pass."
                          (grpc:parse-message 'xds.data.orca.v3:orca-load-report report)))
                    "the load report is missing or differs"))))
 
-(defun await-report (reports expected)
+(defun await-orca-report (reports expected)
   "Receive on REPORTS, a call with a deadline, until the OrcaLoadReport EXPECTED comes."
   (loop for report = (grpc:receive reports)
         do (expect-that report "the stream of load reports ended")
@@ -273,7 +273,7 @@ channel."
                          :response-parameters (list (testing:make-response-parameters :size 1))
                          :orca-oob-report report))
         (expect-response (grpc:receive call) 1)
-        (await-report reports (orca-load-report report)))
+        (await-orca-report reports (orca-load-report report)))
       (grpc:close-send call)
       (expect-that (null (grpc:receive call)) "the stream does not end"))))
 

@@ -98,7 +98,7 @@ allows answers of more than 512 octets, which very old servers do not understand
                            :class (read-u16 octets (+ at 2) end))
             (+ at 4))))
 
-(defun read-texts (octets start end)
+(defun read-txt-data (octets start end)
   "The texts of a record's data from START to END, each after its length."
   (loop with at = start
         while (< at end)
@@ -116,7 +116,7 @@ allows answers of more than 512 octets, which very old servers do not understand
     (case type
       (#.+a+ (address 4))
       (#.+aaaa+ (address 16))
-      (#.+txt+ (read-texts octets start data-end))
+      (#.+txt+ (read-txt-data octets start data-end))
       (#.+cname+ (multiple-value-bind (name next) (read-name octets start data-end)
                    (unless (= next data-end)
                      (bad-message start "a name is not as long as its record"))

@@ -15,7 +15,7 @@
        (loop for i of-type fixnum from (1- (length a)) downto 0
              always (= (aref a i) (aref b i)))))
 
-(define-hot field-named-p (field (name octets)) boolean
+(define-hot header-named-p (field (name octets)) boolean
   "True if FIELD, of received metadata, has NAME."
   (etypecase field
     (hpack:field (same-octets-p (hpack:field-name field) name))
@@ -39,7 +39,7 @@
   "The field of FIELDS that has NAME; nil if none or several have it."
   (let ((found nil))
     (loop for field across fields
-          when (field-named-p field name)
+          when (header-named-p field name)
             do (when found (return-from field-of nil))
                (setf found field))
     found))
@@ -55,7 +55,7 @@ peer repeats in each request is parsed once."
 (defun state-of (fields)
   "The tracestate in FIELDS."
   (let ((states (loop for field across (the simple-vector fields)
-                      when (field-named-p field **tracestate**) collect field)))
+                      when (header-named-p field **tracestate**) collect field)))
     (cond ((null states) "")
           ((rest states) (read-tracestate (mapcar #'field-text states)))
           (t (field-state (first states))))))
@@ -125,7 +125,7 @@ send many such headers in each request, so the joined text is not parsed again."
   "CONTEXT, or nil, with the baggage in FIELDS; if there is only baggage, a context with nothing
 else."
   (let* ((said (loop for field across (the simple-vector fields)
-                     when (field-named-p field **baggage**) collect (field-baggage field)))
+                     when (header-named-p field **baggage**) collect (field-baggage field)))
          (baggage (if (rest said) (joined-baggage said) (first said))))
     (if (or (null baggage) (string= "" baggage))
         context
