@@ -34,7 +34,8 @@
    ;; http-client.lisp
    #:curl
    ;; script.lisp, opening.lisp and kept.lisp
-   #:with-server-loop #:connects #:answer-http #:*others* #:check-kept)
+   #:with-server-loop #:connects #:answer-http #:*others* #:check-kept
+   #:octets-charged)
   ;; for other tests
   (:export #:*events* #:ask-plainly #:certified #:close-socket #:connect-socket #:other-p
            #:peer-socket #:wire-text))

@@ -8,7 +8,8 @@
   '((:selector "lab.Bench.Ask" :post "/v1/ask" :body "*" :additional-bindings ((:get "/v1/ask")))
     (:selector "lab.Bench.Peek" :get "/v1/peek/{number}")
     (:selector "lab.Bench.Watch" :post "/v1/watch" :body "*")
-    (:selector "lab.Bench.Collect" :post "/v1/collect" :body "*"))
+    (:selector "lab.Bench.Collect" :post "/v1/collect" :body "*"
+     :additional-bindings ((:post "/v1/collect/numbers" :body "number"))))
   "Routes of REST.")
 
 (defun call-with-rules (function)

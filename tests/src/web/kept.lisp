@@ -81,6 +81,26 @@ take many times their octets."
                "~A was not decoded" (first row))
            (check-kept link (first row))))))))
 
+(test parameters-for-a-stream-of-requests-are-charged
+  "They are read when the body is whole, and kept until all of its messages are delivered."
+  (call-with-rules
+   (lambda ()
+     (with-server-loop (server-loop)
+         (:collect (lambda (stream call)
+                     (declare (ignore stream))
+                     call))
+       (speak-all server-loop)
+       (let* ((link (connects server-loop))
+              (line (format nil "POST /v1/collect/numbers?text=~A"
+                            (make-string 7000 :initial-element #\x)))
+              (request (octets-of-text (request-text (list :rest-stream line "application/json")
+                                                     "Content-Length: 3|" "1 2")))
+              (end (1- (length request))))
+         (flet ((charged (start end)
+                  (memory:say memory:*world* memory:*end* (subseq request start end))
+                  (octets-charged link)))
+           (is (<= 28000 (- (- (charged 0 end) (charged end nil)))))))))))
+
 (defun literal-path (path)
   "The octets of the field :path with PATH, which the table keeps."
   (let ((rest (- (length path) 127)))

@@ -10,7 +10,7 @@
   (:import-from #:clgrpc.tests.server
                 #:with-probe #:curl #:note #:number-of #:framed #:note-octets #:make-signal
                 #:signal-it #:await-signal #:wait-until #:+patience+ #:server-links
-                #:held-octets #:handling
+                #:held-octets #:octets-charged #:handling
                 #:with-plain-socket #:connect-socket #:close-socket #:say-text
                 #:hear-octets #:wire-text #:answers #:hear-all
                 #:with-server-loop #:connects #:answer-http #:*others* #:check-kept

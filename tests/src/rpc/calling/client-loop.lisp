@@ -43,3 +43,14 @@
 (test who-runs-a-handler-does-not-drive
   (let ((method:*call* (new-call)))
     (is (not (calling:drive-for nil (new-call) (constantly t))))))
+
+(test as-many-loops-as-processors-within-bounds
+  "Without an option there may be 4 loops to 16; in a simulation 4 on every machine. The option
+MAX-CLIENT-LOOPS counts alone."
+  (flet ((limit (processors simulated &rest options)
+           (with-replaced (('clgrpc.os:processor-count (constantly processors))
+                           ('loop:simulated-p (constantly simulated)))
+             (calling::client-loop-limit (apply #'make-channel-options options)))))
+    (is (equal '(4 4 5 16 16) (mapcar (lambda (count) (limit count nil)) '(1 4 5 16 17))))
+    (is (= 4 (limit 16 t)))
+    (is (= 2 (limit 16 nil :max-client-loops 2)))))
