@@ -55,6 +55,23 @@ its own for the rest of the session, and a heartbeat takes that back."
           (beat-all)
           (is (equal (list shared) (leases)) "they are taken back"))))))
 
+(test heartbeats-end-with-their-stream
+  "A worker that closes its stream has it closed by the node; the session then gets a lease of its
+own."
+  (with-idle-node (node 1000000)
+    (let* ((session (open-a-session node :seconds 600)) (shared (lease-of-session node session))
+           (heartbeats (open-heartbeats node)))
+      ;; the first is answered by another thread, which goes on for a while
+      (loop repeat 100 do (send-beat heartbeats session))
+      (workflow::release-silent node)
+      (is (= shared (lease-of-session node session)))
+      (rpc:close-send heartbeats)
+      (is (null (rpc:receive heartbeats)))
+      (is (eq :ok (rpc:call-status heartbeats)))
+      (is-true (wait-until (lambda ()
+                             (workflow::release-silent node)
+                             (/= shared (lease-of-session node session))))))))
+
 (test a-job-of-leases-outlives-its-errors
   "Those of the store the keeper logs; others are logged here. It goes on in either case."
   (with-memory-node (node)
