@@ -51,6 +51,20 @@
                          thereis (zerop (running "sleep"))
                        do (sleep 1/100)))))))
 
+(test the-load-of-the-bench-is-this-program
+  "Its command bench-client begins to call when it has got a line."
+  (uiop:with-temporary-file (:pathname program)
+    (with-open-file (stream program :direction :output :if-exists :supersede)
+      (format stream "#!/bin/sh~%read -r line~%echo \"$*\" >&2~%"))
+    (sb-posix:chmod program #o700)
+    (uiop:with-temporary-file (:pathname said)
+      (let ((process (with-replaced (('profile::program-path (constantly (namestring program))))
+                       (profile::start-load :bench "127.0.0.1:1" 3 said))))
+        (unwind-protect (sb-ext:process-wait process)
+          (profile::end-load process)))
+      (is (string= "bench-client 127.0.0.1:1 --in-flight 3 --milliseconds 3600000"
+                   (uiop:read-file-line said))))))
+
 (test a-load-that-ends-leaves-no-profile
   (flet ((text-of (command)
            (uiop:with-temporary-file (:pathname said)
