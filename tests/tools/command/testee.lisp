@@ -51,55 +51,130 @@
                                                       (testee::read-framed in #'base:u32le)))))))
         (is (null (testee::read-framed in #'base:u32le)))))))
 
+;;; The two ends of the ConnectRPC suite by themselves, without its runner
+
+(defun suite-headers (headers)
+  "HEADERS, of the suite, as a list of lists of a name and values, without those that HTTP adds."
+  (loop for header across headers
+        unless (member (connect:header-name header) '("user-agent" "x-forwarded-for") :test #'string=)
+          collect (cons (connect:header-name header) (coerce (connect:header-value header) 'list))))
+
+(defun payload-summary (payload)
+  "The data of PAYLOAD, and how many requests it describes, and the headers and whether there is a
+deadline if it describes these."
+  (let ((info (connect:conformance-payload-request-info payload)))
+    (list* (coerce (connect:conformance-payload-data payload) 'list)
+           (when info
+             (let ((headers (suite-headers
+                             (connect:conformance-payload.request-info-request-headers info)))
+                   (ms (connect:conformance-payload.request-info-timeout-ms info)))
+               (list* (length (connect:conformance-payload.request-info-requests info))
+                      (append headers (when (< 0 ms 20001) '(:deadline)))))))))
+
+(defun compat-result (address method type requests more)
+  "What the client of the suite reports of a call of METHOD, of the stream TYPE, at ADDRESS, with
+REQUESTS, the inner text of JSON objects of the type that METHOD takes, and MORE members of its own
+request: payloads, headers, trailers, the error with the number of its details, and the number of
+requests that were not sent."
+  (let* ((colon (position #\: address))
+         (response (testee::answer-compat-request
+                    (protobuf:parse-json-message
+                     'connect:client-compat-request
+                     (format nil "{\"host\":\"~A\",\"port\":~A,\"method\":\"~A\",~
+                                  \"streamType\":\"STREAM_TYPE_~A\",\"requestMessages\":[~{{~
+                                  \"@type\":\"x/connectrpc.conformance.v1.~ARequest\",~A}~^,~}]~A}"
+                             (subseq address 0 colon) (subseq address (1+ colon)) method type
+                             (loop for request in requests append (list method request))
+                             more))))
+         (result (connect:client-compat-response-response response)))
+    (if (null result)
+        :no-result
+        (let ((error (connect:client-response-result-error result)))
+          (list (map 'list #'payload-summary (connect:client-response-result-payloads result))
+                (suite-headers (connect:client-response-result-response-headers result))
+                (suite-headers (connect:client-response-result-response-trailers result))
+                (and error (list (connect:error-code error) (connect:error-message error)
+                                 (length (connect:error-details error))))
+                (connect:client-response-result-num-unsent-requests result))))))
+
+(defparameter *compat-rows*
+  (let ((head "\"responseHeaders\":[{\"name\":\"X-H\",\"value\":[\"1\",\"2\"]}],")
+        (tail ",\"responseTrailers\":[{\"name\":\"x-bin\",\"value\":[\"AQI\"]}]")
+        (alas "\"error\":{\"code\":\"CODE_ABORTED\",\"message\":\"alas\",\"details\":[{\"@type\":~
+               \"x/google.protobuf.StringValue\",\"value\":\"y\"}]}"))
+    (flet ((unary (response) (format nil "\"responseDefinition\":{~@?}" response))
+           (stream (&optional (rest "") (duplex ""))
+             (format nil "\"responseDefinition\":{~A\"responseData\":[\"AQ==\",\"Ag==\"]~@?~A}~A"
+                     head rest tail duplex)))
+      `(("Unary" "UNARY" (,(unary (format nil "~A\"responseData\":\"AQI=\"~A" head tail)))
+                 ",\"requestHeaders\":[{\"name\":\"x-a\",\"value\":[\"1\",\"2\"]},
+                    {\"name\":\"x-bin\",\"value\":[\"AQI\"]}],\"timeoutMs\":20000"
+                 ((((1 2) 1 ("x-a" "1" "2") ("x-bin" "AQI") :deadline)) (("x-h" "1" "2"))
+                  (("x-bin" "AQI")) nil 0))
+        ("Unary" "UNARY" (,(unary alas)) "" (() () () (:code-aborted "alas" 2) 0))
+        ("Unary" "UNARY" (,(unary "")) "" (((() 1)) () () nil 0))
+        ("IdempotentUnary" "UNARY" (,(unary "\"responseData\":\"AQI=\"")) ""
+                           ((((1 2) 1)) () () nil 0))
+        ("Unary" "UNARY" (,(unary "\"responseDelayMs\":9000")) ",\"timeoutMs\":50"
+                 (() () () (:code-deadline-exceeded :any 0) 0))
+        ("Unary" "UNARY" (,(unary "\"responseDelayMs\":9000"))
+                 ",\"cancel\":{\"afterCloseSendMs\":50}" (() () () (:code-canceled :any 0) 0))
+        ("Unary" "UNARY" (,(unary "\"responseData\":\"AAAAAAAAAAAAAAAAAAAAAAAAAAAA\""))
+                 ",\"messageReceiveLimit\":10" (() () () (:code-resource-exhausted :any 0) 0))
+        ("ClientStream" "CLIENT_STREAM" (,(unary "\"responseData\":\"AQ==\"") "\"requestData\":\"\"")
+                        "" ((((1) 2)) () () nil 0))
+        ("ClientStream" "CLIENT_STREAM" () "" (((() 0)) () () nil 0))
+        ("ServerStream" "SERVER_STREAM" (,(stream)) ""
+                        ((((1) 1) ((2))) (("x-h" "1" "2")) (("x-bin" "AQI")) nil 0))
+        ("ServerStream" "SERVER_STREAM" (,(stream (format nil ",~A" alas))) ""
+                        ((((1) 1) ((2))) (("x-h" "1" "2")) (("x-bin" "AQI"))
+                         (:code-aborted "alas" 1) 0))
+        ("ServerStream" "SERVER_STREAM" (,(unary alas)) "" (() () () (:code-aborted "alas" 2) 0))
+        ("ServerStream" "SERVER_STREAM" ("\"requestData\":\"\"") "" (() () () nil 0))
+        ("ServerStream" "SERVER_STREAM" (,(stream ",\"responseDelayMs\":50"))
+                        ",\"cancel\":{\"afterNumResponses\":1}"
+                        ((((1) 1)) (("x-h" "1" "2")) () (:code-canceled :any 0) 0))
+        ("ServerStream" "SERVER_STREAM" (,(stream ",\"responseDelayMs\":9000"))
+                        ",\"cancel\":{\"afterNumResponses\":0}"
+                        (() () () (:code-canceled :any 0) 0))
+        ("BidiStream" "HALF_DUPLEX_BIDI_STREAM" (,(stream) "\"requestData\":\"\"") ""
+                      ((((1) 2) ((2))) (("x-h" "1" "2")) (("x-bin" "AQI")) nil 0))
+        ("BidiStream" "HALF_DUPLEX_BIDI_STREAM" () "" (() () () nil 0))
+        ("BidiStream" "HALF_DUPLEX_BIDI_STREAM" (,(stream))
+                      ",\"cancel\":{\"beforeCloseSend\":{}}"
+                      (() () () (:code-canceled :any 0) 0))
+        ("BidiStream" "FULL_DUPLEX_BIDI_STREAM" (,(stream "" ",\"fullDuplex\":true")) ""
+                      ((((1) 1) ((2))) (("x-h" "1" "2")) (("x-bin" "AQI")) nil 0))
+        ("BidiStream" "FULL_DUPLEX_BIDI_STREAM"
+                      (,(stream (format nil ",~A" alas) ",\"fullDuplex\":true")
+                       "\"requestData\":\"\"" "\"requestData\":\"\"") ""
+                      ((((1) 1) ((2) 1)) (("x-h" "1" "2")) (("x-bin" "AQI"))
+                       (:code-aborted "alas" 1) 0))
+        ("None" "UNARY" () "" :no-result))))
+  "Rows of arguments of COMPAT-RESULT and its value, in which :ANY is any text.")
+
+(defun like-p (expected value)
+  (cond ((eq :any expected) (stringp value))
+        ((consp expected) (and (consp value) (like-p (car expected) (car value))
+                               (like-p (cdr expected) (cdr value))))
+        (t (equal expected value))))
+
 (test connect-client-calls-connect-server
-  "The two ends of the ConnectRPC suite by themselves, without its runner."
-  (let ((server (grpc:start-server (make-instance 'testee::connect-service))))
-    (unwind-protect
-         (let* ((address (grpc:server-address server))
-                (colon (position #\: address)))
-           (flet ((try (method type definition &rest more)
-                    (testee::try-call
-                     (apply #'connect:make-client-compat-request
-                            :host (subseq address 0 colon)
-                            :port (parse-integer address :start (1+ colon))
-                            :method method :stream-type type
-                            :request-messages (list (protobuf:any-pack definition))
-                            :request-headers (list (connect:make-header :name "x-a"
-                                                                        :value '("1" "2")))
-                            more))))
-             (let* ((result (try "Unary" :stream-type-unary
-                                 (connect:make-unary-request
-                                  :response-definition
-                                  (connect:make-unary-response-definition
-                                   :response-data (base:octets-of 1 2)
-                                   :response-trailers (list (connect:make-header
-                                                             :name "x-bin" :value '("AQI")))))
-                                 :timeout-ms 20000))
-                    (payload (aref (connect:client-response-result-payloads result) 0))
-                    (info (connect:conformance-payload-request-info payload)))
-               (is (equalp (base:octets-of 1 2) (connect:conformance-payload-data payload)))
-               (is (<= 1 (connect:conformance-payload.request-info-timeout-ms info) 20000))
-               (is (equalp #("1" "2")
-                           (connect:header-value
-                            (find "x-a" (connect:conformance-payload.request-info-request-headers
-                                         info)
-                                  :key #'connect:header-name :test #'string=))))
-               (is (equalp #("AQI") (connect:header-value
-                                     (aref (connect:client-response-result-response-trailers
-                                            result)
-                                           0)))))
-             (let* ((result (try "ServerStream" :stream-type-server-stream
-                                 (connect:make-server-stream-request
-                                  :response-definition
-                                  (connect:make-stream-response-definition
-                                   :response-data (list (base:octets-of 1) (base:octets-of 2))
-                                   :error (connect:make-error :code :code-aborted
-                                                              :message "enough")))))
-                    (error (connect:client-response-result-error result)))
-               (is (= 2 (length (connect:client-response-result-payloads result))))
-               (is (eq :code-aborted (connect:error-code error)))
-               (is (string= "enough" (connect:error-message error))))))
-      (grpc:stop-server server))))
+  "Each kind of call, its answers, headers, trailers, errors, time and cancellation, and the same
+through a gateway."
+  (testee::call-with-server-behind
+   (lambda (address)
+     (grpc:with-channel (channel address)
+       (let ((gateway (grpc:start-server (grpc:make-gateway-service
+                                          channel :methods (testee::conformance-methods)))))
+         (unwind-protect
+              (loop for (method type requests more expected) in *compat-rows*
+                    do (dolist (address (list address (grpc:server-address gateway)))
+                         (let ((result (compat-result address method type requests more)))
+                           (is (like-p expected result) "~A ~A ~A: ~S, not ~S" method requests more
+                               result expected))))
+           (grpc:stop-server gateway :drain 0)))))
+   nil))
 
 ;;; The testee of policy scenarios
 
