@@ -4,7 +4,7 @@
   (:use #:cl #:clgrpc.tests.form)
   (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:wait-until)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
-                    (#:testee #:clgrpc.testee)
+                    (#:testee #:clgrpc.testee) (#:method #:clgrpc.method)
                     (#:load #:clgrpc.load) (#:etcd #:clgrpc.etcd)
                     (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support)
                     (#:testing #:grpc.testing) (#:protobuf #:clgrpc.protobuf)

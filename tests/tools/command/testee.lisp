@@ -56,7 +56,8 @@
 (defun suite-headers (headers)
   "HEADERS, of the suite, as a list of lists of a name and values, without those that HTTP adds."
   (loop for header across headers
-        unless (member (connect:header-name header) '("user-agent" "x-forwarded-for") :test #'string=)
+        unless (member (connect:header-name header) '("user-agent" "x-forwarded-for")
+                       :test #'string=)
           collect (cons (connect:header-name header) (coerce (connect:header-value header) 'list))))
 
 (defun payload-summary (payload)
@@ -121,8 +122,9 @@ requests that were not sent."
                  ",\"cancel\":{\"afterCloseSendMs\":50}" (() () () (:code-canceled :any 0) 0))
         ("Unary" "UNARY" (,(unary "\"responseData\":\"AAAAAAAAAAAAAAAAAAAAAAAAAAAA\""))
                  ",\"messageReceiveLimit\":10" (() () () (:code-resource-exhausted :any 0) 0))
-        ("ClientStream" "CLIENT_STREAM" (,(unary "\"responseData\":\"AQ==\"") "\"requestData\":\"\"")
-                        "" ((((1) 2)) () () nil 0))
+        ("ClientStream" "CLIENT_STREAM"
+                        (,(unary "\"responseData\":\"AQ==\"") "\"requestData\":\"\"") ""
+                        ((((1) 2)) () () nil 0))
         ("ClientStream" "CLIENT_STREAM" () "" (((() 0)) () () nil 0))
         ("ServerStream" "SERVER_STREAM" (,(stream)) ""
                         ((((1) 1) ((2))) (("x-h" "1" "2")) (("x-bin" "AQI")) nil 0))
@@ -136,13 +138,13 @@ requests that were not sent."
                         ((((1) 1)) (("x-h" "1" "2")) () (:code-canceled :any 0) 0))
         ("ServerStream" "SERVER_STREAM" (,(stream ",\"responseDelayMs\":9000"))
                         ",\"cancel\":{\"afterNumResponses\":0}"
-                        (() () () (:code-canceled :any 0) 0))
+                        (() :any () (:code-canceled :any 0) 0))
         ("BidiStream" "HALF_DUPLEX_BIDI_STREAM" (,(stream) "\"requestData\":\"\"") ""
                       ((((1) 2) ((2))) (("x-h" "1" "2")) (("x-bin" "AQI")) nil 0))
         ("BidiStream" "HALF_DUPLEX_BIDI_STREAM" () "" (() () () nil 0))
         ("BidiStream" "HALF_DUPLEX_BIDI_STREAM" (,(stream))
                       ",\"cancel\":{\"beforeCloseSend\":{}}"
-                      (() () () (:code-canceled :any 0) 0))
+                      (() :any () (:code-canceled :any 0) 0))
         ("BidiStream" "FULL_DUPLEX_BIDI_STREAM" (,(stream "" ",\"fullDuplex\":true")) ""
                       ((((1) 1) ((2))) (("x-h" "1" "2")) (("x-bin" "AQI")) nil 0))
         ("BidiStream" "FULL_DUPLEX_BIDI_STREAM"
@@ -151,10 +153,10 @@ requests that were not sent."
                       ((((1) 1) ((2) 1)) (("x-h" "1" "2")) (("x-bin" "AQI"))
                        (:code-aborted "alas" 1) 0))
         ("None" "UNARY" () "" :no-result))))
-  "Rows of arguments of COMPAT-RESULT and its value, in which :ANY is any text.")
+  "Rows of arguments of COMPAT-RESULT and its value, in which :ANY is anything.")
 
 (defun like-p (expected value)
-  (cond ((eq :any expected) (stringp value))
+  (cond ((eq :any expected) t)
         ((consp expected) (and (consp value) (like-p (car expected) (car value))
                                (like-p (cdr expected) (cdr value))))
         (t (equal expected value))))
@@ -175,6 +177,137 @@ through a gateway."
                                result expected))))
            (grpc:stop-server gateway :drain 0)))))
    nil))
+
+;;; The services of `testee transcode`
+
+(defun lab-answers (channel stub requests &rest options)
+  "What STUB, called on CHANNEL with REQUESTS, texts in JSON, is answered, as JSON: one text, or a
+list of a stream's, and last the status if that is not OK. With OPTIONS, of the stub; and the
+headers and trailers that begin with x-, as second value."
+  (let* ((method (method:stub-method stub)) (call nil)
+         (requests (loop for request in requests
+                         collect (protobuf:parse-json-message
+                                  (method:rpc-method-request-type method) request)))
+         (many (member (method:rpc-method-kind method) '(:client-streaming :bidi)))
+         (answers (handler-case
+                      (multiple-value-bind (result its-call)
+                          (apply stub channel (if many requests (first requests)) options)
+                        (setf call (or its-call result))
+                        (if its-call
+                            (protobuf:message-json result)
+                            (let ((answers '()))
+                              (handler-case
+                                  (loop for answer = (grpc:receive result)
+                                        while answer
+                                        do (push (protobuf:message-json answer) answers))
+                                (grpc:rpc-error (error)
+                                  (push (grpc:rpc-error-status error) answers)))
+                              (reverse answers))))
+                    (grpc:rpc-error (error)
+                      (setf call (grpc:rpc-error-call error))
+                      (list (grpc:rpc-error-status error) (grpc:rpc-error-message error)
+                            (map 'list #'google.protobuf:any-type-url
+                                 (let ((octets (grpc:rpc-error-details-octets error)))
+                                   (and octets (google.rpc:status-details
+                                                (grpc:parse-message 'google.rpc:status
+                                                                    octets))))))))))
+    (values answers
+            (loop for (name . value) in (append (grpc:call-metadata call)
+                                                (grpc:call-trailers call))
+                  when (uiop:string-prefix-p "x-" name) collect (cons name value)))))
+
+(defparameter *lab-rows*
+  (let ((url "type.googleapis.com/")
+        (sha-of-ab "fb8e20fc2e4c3f248c60c39bd652f3c1347298bb977b8b4d5903b85055620603"))
+    `((lab.web.v1.echo-service:get ("{\"name\":\"n\",\"i32\":5}")
+                                   "{\"method\":\"Get\",\"request\":{\"name\":\"n\",\"i32\":5}}")
+      (lab.web.v1.echo-service:answer-list
+       ("{\"tags\":[\"a\"]}")
+       ,(format nil "{\"method\":\"AnswerList\",\"request\":{\"tags\":[\"a\"]},\"list\":[\"a\"],~
+                     \"amount\":\"42\"}"))
+      (lab.web.v1.error-service:fail ("{}") "{}")
+      (lab.web.v1.error-service:fail ("{\"code\":5,\"message\":\"m\"}") (:not-found "m" ()))
+      (lab.web.v1.error-service:fail
+       ("{\"code\":16,\"message\":\"m\",\"details\":1,\"metadata\":true}")
+       (:unauthenticated "m" (,(format nil "~Agoogle.rpc.ErrorInfo" url)))
+       (("x-fail" . "early") ("x-fail-trailer" . "late")))
+      (lab.web.v1.error-service:fail
+       ("{\"code\":99,\"details\":2}")
+       (:unknown "" (,(format nil "~Agoogle.rpc.ErrorInfo" url)
+                     ,(format nil "~Agoogle.rpc.BadRequest" url))))
+      (lab.web.v1.error-service:fail
+       ("{\"code\":3,\"details\":3}")
+       (:invalid-argument "" (,(format nil "~Alab.web.v1.NotKnownToAnyone" url))))
+      (lab.web.v1.error-service:fail ("{\"crash\":true}") (:internal "error in handler" ()))
+      (lab.web.v1.stream-service:count
+       ("{\"count\":2,\"size\":3}")
+       ("{\"index\":1,\"filler\":\"xxx\"}" "{\"index\":2,\"filler\":\"xxx\"}")
+       (("x-answer" . "first") ("x-answer-trailer" . "last")))
+      (lab.web.v1.stream-service:count-names
+       ("{\"count\":3,\"failAfter\":1}") ("{\"index\":1}" :aborted)
+       (("x-answer" . "first") ("x-answer-trailer" . "last")))
+      (lab.web.v1.stream-service:collect ("{\"name\":\"a\"}" "{\"name\":\"b\"}")
+                                         "{\"count\":2,\"names\":[\"a\",\"b\"]}")
+      (lab.web.v1.stream-service:chat ("{\"name\":\"a\"}" "{}")
+                                      ("{\"method\":\"Chat\",\"request\":{\"name\":\"a\"}}"
+                                       "{\"method\":\"Chat\",\"request\":{}}"))
+      (lab.web.v1.body-service:upload-stream
+       ("{\"name\":\"n\",\"file\":{\"data\":\"YQ==\"}}"
+        "{\"name\":\"o\",\"file\":{\"contentType\":\"t\",\"data\":\"Yg==\"}}" "{}")
+       ,(format nil "{\"name\":\"n\",\"contentType\":\"t\",\"size\":\"2\",\"sha256\":\"~A\",~
+                     \"messages\":3}" sha-of-ab))
+      (lab.web.v1.body-service:upload-raw
+       ("{\"contentType\":\"t\",\"data\":\"YWI=\"}")
+       ,(format nil "{\"contentType\":\"t\",\"size\":\"2\",\"sha256\":\"~A\",\"messages\":1}"
+                sha-of-ab))
+      (lab.web.v1.body-service:upload
+       ("{\"name\":\"n\",\"file\":{\"data\":\"YWI=\"}}")
+       ,(format nil "{\"name\":\"n\",\"size\":\"2\",\"sha256\":\"~A\",\"messages\":1}" sha-of-ab))
+      (lab.web.v1.body-service:download ("{\"name\":\"ab\",\"size\":3,\"contentType\":\"t\"}")
+                                        "{\"contentType\":\"t\",\"data\":\"YWJk\"}")
+      (lab.web.v1.body-service:download-stream
+       ("{\"name\":\"abcde\",\"size\":3,\"contentType\":\"t\",\"chunks\":2}")
+       ("{\"contentType\":\"t\",\"data\":\"YWI=\"}" "{\"data\":\"Y2Rl\"}"))
+      (lab.web.v1.body-service:download-stream ("{\"name\":\"ab\"}") ("{\"data\":\"YWI=\"}"))
+      (lab.web.v1.body-service:echo-body ("{\"data\":\"YWI=\"}") "{\"data\":\"YWI=\"}")
+      (lab.web.v1.meta-service:meta
+       ("{\"send\":[\"X-A=1\",\"x-b-bin=AQI=\",\"none\"],\"sendTrailer\":[\"x-t=2\"]}")
+       "{\"metadata\":{\"x-m\":\"1,2\",\"authorization\":\"x\",\"x-n-bin\":\"AQI=\"}}"
+       (("x-a" . "1") ("x-b-bin" . ,(base:octets-of 1 2)) ("x-t" . "2"))
+       :metadata (("x-m" . "1") ("x-m" . "2") ("authorization" . "x")
+                  ("x-n-bin" . ,(base:octets-of 1 2)) ("y" . "0")))
+      (lab.web.v1.meta-service:sleep ("{\"ms\":60,\"key\":\"k\"}") "{\"sleptMs\":60}")
+      (lab.web.v1.meta-service:drip ("{\"ms\":70,\"key\":\"k\"}")
+                                    ("{\"sleptMs\":50}" "{\"sleptMs\":70}"))
+      (lab.web.v1.meta-service:sleep ("{\"ms\":9000,\"key\":\"k\"}")
+                                     (:deadline-exceeded :any ()) () :timeout 1/10)
+      (lab.web.v1.perf-service:unary ("{}") "{}")))
+  "Rows of a stub, requests, answers, headers and trailers, and options.")
+
+(test the-lab-of-the-web-answers
+  "Each of its services, without the web; it counts the calls that sleep, and those that are left."
+  (clrhash testee::**sleepers**)
+  (let ((server (grpc:start-server
+                 (mapcar #'make-instance
+                         '(testee::web-echo testee::web-errors testee::web-streams
+                           testee::web-bodies testee::web-metadata testee::web-perf)))))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server))
+           (loop for (stub requests answers metadata . options) in *lab-rows*
+                 do (multiple-value-bind (result its-metadata)
+                        (apply #'lab-answers channel (fdefinition stub) requests options)
+                      (is (like-p answers result) "~S ~S: ~S" stub requests result)
+                      (is (equalp metadata its-metadata) "~S ~S: ~S" stub requests its-metadata)))
+           (is-true (wait-until (lambda ()
+                                  (string= "{\"begun\":3,\"finished\":2,\"cancelled\":1}"
+                                           (lab-answers channel #'lab.web.v1.meta-service:seen
+                                                        '("{\"key\":\"k\"}"))))))
+           (let ((reply (lab-answers channel #'lab.web.v1.meta-service:meta '("{}") :timeout 20)))
+             (is (search "\"hasDeadline\":1" reply))
+             (is (< 9999 (parse-integer reply :start (length "{\"timeoutMs\":\"")
+                                              :junk-allowed t)
+                    20001))))
+      (grpc:stop-server server :drain 0))))
 
 ;;; The testee of policy scenarios
 
