@@ -158,9 +158,15 @@
                   (subseq-octets octets (+ at 9) after))
             after)))
 
+(defparameter *flags* #(1 5 0 0 1 0 1 0 0 4)
+  "By the types of frames, the flags that we send.")
+
 (defun frame-form (peer frame next-frame)
-  "The notation of FRAME, a list as SPLIT-FRAME gives; NEXT-FRAME delivers its CONTINUATIONs."
+  "The notation of FRAME, a list as SPLIT-FRAME gives; NEXT-FRAME delivers its CONTINUATIONs. Flags
+without a meaning must be left unset (RFC 9113 section 4.1)."
   (destructuring-bind (type flags id payload) frame
+    (assert (or (<= (length *flags*) type) (zerop (logandc2 flags (aref *flags* type)))) ()
+            "A frame of type ~D has the flags ~D." type flags)
     (let ((end (when (and (<= type 1) (logtest 1 flags)) '(:end-stream))))
       (flet ((word (at) (u32be payload at))
              (code (at) (name-of (u32be payload at) *codes*)))

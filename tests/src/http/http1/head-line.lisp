@@ -46,6 +46,8 @@
           ("GET / HTTP/1|Host: a||" 400)
           ("GET /|Host: a||" 400)
           ("G(T / HTTP/1.1|Host: a||" 400)
+          ("GET(/ HTTP/1.1|Host: a||" 400)
+          ("GET /#HTTP/1.1|Host: a||" 400)
           ("CONNECT a:1 HTTP/1.1|Host: a||" 501)
           ("||GET / HTTP/1.1|Host: a||" 400)
           ("PRI * HTTP/2.0||" 505))
