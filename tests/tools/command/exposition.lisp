@@ -136,3 +136,76 @@ and has its metrics at /metrics."
                 (is (null (tools::find-metrics address))))
       (grpc:stop-server server :drain 0))
     (signals tools:failure (tools::get-metrics url) "no server listens there")))
+
+(defun screens (output)
+  "The lines of each screen that OUTPUT, of `top` on a terminal, draws."
+  (mapcar (lambda (screen) (uiop:split-string screen :separator '(#\Newline)))
+          (rest (loop with mark = (format nil "~C[H~:*~C[J" #\Escape)
+                      for start = 0 then (+ end (length mark))
+                      for end = (search mark output :start2 start)
+                      collect (subseq output start end)
+                      while end))))
+
+(test top-draws-screens-until-q
+  "A screen has as many lines as there is room for. The key s sorts by the next column, q and the
+end of the input end it; a process that does not answer is asked again."
+  (call-with-greeted
+   (lambda (address)
+     (grpc:with-channel (channel address)
+       (flet ((drawn (height keys &aux (looks 0))
+                (with-replaced (('tools::typed-key (lambda (function seconds)
+                                                     (declare (ignore function))
+                                                     (is (= 1/2 seconds))
+                                                     (pop keys)))
+                                ('tools::terminal-size (lambda (function)
+                                                         (declare (ignore function))
+                                                         (values height 40))))
+                  (values (with-output-to-string (*standard-output*)
+                            (tools::draw-samples
+                             (lambda ()
+                               (when (= 2 (incf looks)) (grpc:fail :unavailable "no more"))
+                               (tools::take-sample channel (tools::find-metrics address nil) nil))
+                             "some:1" 1/2))
+                          keys))))
+         (multiple-value-bind (output left) (drawn 24 (list nil #\s #\S #\x #\q :end))
+           (is (equal '(:end) left))
+           (is (uiop:string-prefix-p (format nil "~C[?1049h~:*~C[?25l" #\Escape) output))
+           (is (uiop:string-suffix-p output (format nil "~C[?25h~:*~C[?1049l" #\Escape)))
+           (let ((screens (screens output)))
+             (is (equal '("calls" "calls" "failed" "p99" "p99")
+                        (loop for (title) in screens
+                              collect (subseq title (+ 4 (search " by " title))
+                                              (position #\; title)))))
+             (loop for (nil second third . others) in screens
+                   for i from 1
+                   do (if (= i 2)
+                          (is (and (string= "" second)
+                                   (uiop:string-prefix-p "no answer: " third)) "~A" third)
+                          (progn (is (eql 0 (search (if (<= i 3) "heap" "CPU") second)) "~A" second)
+                                 (is (string= "" third))
+                                 (is (search "KIND" (first others))))))))
+         (dolist (key '(#\Q :end))
+           (let ((screen (first (screens (drawn 3 (list key))))))
+             (is (= 3 (length screen)))
+             (is (every (lambda (line) (<= (length line) 40)) (butlast screen)))
+             (is (uiop:string-prefix-p "… " (third screen))))))))))
+
+(test the-next-order-is-the-first-after-the-last
+  (is (equal '("failed" "p99" "running" "name" "calls")
+             (mapcar #'tools::next-order '("calls" "failed" "p99" "running" "name")))))
+
+(test keys-are-those-of-the-standard-input
+  "One that is typed in time, or none; or the end of the input."
+  (multiple-value-bind (in out) (sb-posix:pipe)
+    (let ((kept (sb-posix:dup 0)) (*standard-input* (sb-sys:make-fd-stream in :buffering :none)))
+      (unwind-protect
+           (flet ((write-key (text) (sb-unix:unix-write out (base:ascii-octets text) 0 1)))
+             (sb-posix:dup2 in 0)
+             (is (null (tools::typed-key 1/100)))
+             (write-key "s")
+             (is (eql #\s (tools::typed-key 10)))
+             (sb-posix:close out)
+             (is (eq :end (tools::typed-key 10))))
+        (sb-posix:dup2 kept 0)
+        (sb-posix:close kept)
+        (close *standard-input*)))))
