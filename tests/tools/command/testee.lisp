@@ -178,6 +178,61 @@ through a gateway."
            (grpc:stop-server gateway :drain 0)))))
    nil))
 
+(defun file-octets (path)
+  (base:ascii-octets (uiop:read-file-string path)))
+
+(defun answer-summary (octets)
+  "The name in OCTETS, a ClientCompatResponse, and the code of its error, nil, or :NO-RESULT."
+  (let* ((answer (grpc:parse-message 'connect:client-compat-response octets))
+         (result (connect:client-compat-response-response answer)))
+    (list (connect:client-compat-response-test-name answer)
+          (cond ((null result)
+                 (is (search "There is no method" (connect:client-error-result-message
+                                                   (connect:client-compat-response-error answer))))
+                 :no-result)
+                ((connect:client-response-result-error result)
+                 (connect:error-code (connect:client-response-result-error result)))))))
+
+(test connect-client-answers-each-request
+  "Over TLS, with a certificate of its own if the suite gives one; requests that it cannot make have
+a reason."
+  (flet ((creds (name)
+           (connect:make-tls-creds
+            :cert (file-octets (support:certificate-file (format nil "~A.pem" name)))
+            :key (file-octets (support:certificate-file (format nil "~A.key" name))))))
+    (let* ((roots (file-octets (support:certificate-file "ca.pem")))
+           (server (grpc:start-server (make-instance 'testee::connect-service)
+                                      :credentials (testee::suite-credentials (creds "server")
+                                                                              roots)))
+           (address (grpc:server-address server)) (colon (position #\: address)))
+      (flet ((request (name own method)
+               (connect:make-client-compat-request
+                :test-name name :host (subseq address 0 colon)
+                :port (parse-integer address :start (1+ colon))
+                :method method :stream-type :stream-type-unary :server-tls-cert roots
+                :client-tls-creds own
+                :request-messages (list (protobuf:any-pack (connect:make-unary-request))))))
+        (unwind-protect
+             (uiop:with-temporary-file (:pathname requests)
+               (with-open-file (out requests :direction :output :if-exists :supersede
+                                             :element-type 'base:octet)
+                 (dolist (request (list (request "own" (creds "client") "Unary")
+                                        (request "none" nil "Unary")
+                                        (request "wrong" (creds "client") "Nothing")))
+                   (testee::write-framed (grpc:serialize request) out #'(setf base:u32be))))
+               (uiop:with-temporary-file (:pathname answers)
+                 (with-open-file (in requests :element-type 'base:octet)
+                   (with-open-file (out answers :direction :output :if-exists :supersede
+                                                :element-type 'base:octet)
+                     (is (= 0 (testee::call-for-connect-suite in out)))))
+                 (with-open-file (in answers :element-type 'base:octet)
+                   (is (equal '(("none" :code-unavailable) ("own" nil) ("wrong" :no-result))
+                              (sort (loop for octets = (testee::read-framed in #'base:u32be)
+                                          while octets
+                                          collect (answer-summary octets))
+                                    #'string< :key #'first))))))
+          (grpc:stop-server server :drain 0))))))
+
 ;;; The services of `testee transcode`
 
 (defun lab-answers (channel stub requests &rest options)
@@ -334,6 +389,10 @@ answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
 (test a-lab-makes-calls-of-all-kinds
   (with-lab (ask)
     (is (equal '("IDLE") (said (ask "state" "{\"channel\":\"c\"}") "state")))
+    (is (equal '(:true) (said (ask "connect" "{\"channel\":\"c\"}") "ok")))
+    (is (equal '(:true) (said (ask "awaitState" "{\"channel\":\"c\",\"want\":[\"READY\"],
+                                                \"timeoutMs\":9000}")
+                              "ok")))
     (flet ((call (rest)
              (let ((answer (ask "call" (format nil "{\"channel\":\"c\",\"timeoutMs\":20000~A}"
                                                rest))))
@@ -345,6 +404,9 @@ answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
       (is (equal '(0 "" 3) (call ",\"method\":\"server-stream\",\"messages\":3")))
       (is (equal '(0 "" 1) (call ",\"method\":\"client-stream\",\"messages\":3")))
       (is (equal '(0 "" 2) (call ",\"method\":\"bidi\",\"messages\":2,\"intervalMs\":20")))
+      (dolist (method '("unknown" "generic")) ; no server has these
+        (is (= 12 (first (call (format nil ",\"method\":\"~A\"" method))))))
+      (signals testee::unsupported-op (call ",\"method\":\"none\""))
       (is (equal '(3 0) (remove-if #'stringp (call ",\"responseBytes\":1000000000")))))
     (is (equal '(:true "READY")
                (said (ask "awaitState"
@@ -439,3 +501,51 @@ answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
                                (sort (lines) #'string<)
                                '("{\"id\":1,\"ok\":true}" "{\"id\":2,\"unsupported\":true"
                                  "{\"id\":3,\"error\":\"There is no channel"))))))))))
+
+(test calls-fail-as-their-metadata-ask
+  "With the status of fail-code, in the first attempts if fail-attempts says how many, and once all
+requests of a stream have come."
+  (let ((server (grpc:start-server (make-instance 'testee:interop-service)
+                                   :interceptors (list #'testee::refuse-as-asked)))
+        (config "{\"methodConfig\":[{\"name\":[{}],\"retryPolicy\":{
+                   \"maxAttempts\":3,\"initialBackoff\":\"0.01s\",\"maxBackoff\":\"0.01s\",
+                   \"backoffMultiplier\":1,\"retryableStatusCodes\":[\"UNAVAILABLE\"]}}]}"))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server) :service-config config)
+           (flet ((status (stub request &rest metadata)
+                    (handler-case (progn (funcall stub channel request :metadata metadata
+                                                                       :timeout 20)
+                                         :ok)
+                      (grpc:rpc-error (error) (grpc:rpc-error-status error)))))
+             (loop for (metadata expected)
+                     in '((() :ok)
+                          ((("fail-code" . "5")) :not-found)
+                          ((("fail-code" . "14")) :unavailable)
+                          ((("fail-code" . "14") ("fail-attempts" . "0")) :ok)
+                          ((("fail-code" . "14") ("fail-attempts" . "2")) :ok)
+                          ((("fail-code" . "14") ("fail-attempts" . "3")) :unavailable)
+                          ((("fail-code" . "5") ("fail-attempts" . "1")) :not-found)
+                          ((("fail-code" . "x")) :ok))
+                   do (is (eq expected (apply #'status #'interop-methods:unary-call
+                                              (testing:make-simple-request) metadata))
+                          "~S" metadata)
+                      (is (eq expected (apply #'status #'interop-methods:streaming-input-call
+                                              (list (testing:make-streaming-input-call-request))
+                                              metadata))
+                          "~S of a stream" metadata))))
+      (grpc:stop-server server :drain 0))))
+
+(test a-bench-client-says-what-it-measured
+  "A line of JSON: whole seconds, and latencies in their order."
+  (with-offer (channel "bench")
+    (dolist (manner '(:one :threads :async))
+      (let ((line (base:parse-json (with-output-to-string (*standard-output*)
+                                     (testee::measure-calls manner channel 2 50)))))
+        (destructuring-bind (calls messages seconds cpu mean p50 p99)
+            (said line "calls" "messages" "seconds" "cpu_seconds" "mean_latency_us" "p50_us"
+                  "p99_us")
+          (is (= calls messages))
+          (is (<= 0.05 seconds))
+          (is (<= 0 cpu))
+          (is (plusp mean))
+          (is (<= 0 p50 p99)))))))
