@@ -452,6 +452,34 @@ than *DEFINERS*."
              (is (<= count limit)
                  "The package of ~A exports ~D symbols; ~D are allowed" folder count limit))))
 
+;;; Names for people
+
+(defun nameless-p (form)
+  "True if FORM makes a thread, a mutex or a loop without a name of ours, or offers a restart without
+a text."
+  (let ((operator (and (consp form) (symbolp (first form)) (null (cdr (last form)))
+                       (string (first form)))))
+    (cond ((member operator '("MAKE-THREAD" "MAKE-MUTEX" "MAKE-EVENT-LOOP") :test #'string=)
+           (let ((name (second (member :name form))))
+             (or (null name) (and (stringp name) (not (uiop:string-prefix-p "clgrpc" name))))))
+          ((equal "RESTART-CASE" operator)
+           (notevery (lambda (clause) (member :report clause)) (cddr form))))))
+
+(test what-people-see-of-us-has-names
+  "Threads, mutexes and loops in a debugger, and restarts."
+  (let ((nameless '()))
+    (labels ((look (form)
+               (when (nameless-p form) (push form nameless))
+               (loop for rest = form then (cdr rest)
+                     while (consp rest) do (look (car rest)))))
+      (dolist (folder (folders))
+        (dolist (file (folder-files folder))
+          (look (source-forms file)))))
+    (is (null nameless) "~S" nameless))
+  (is (nameless-p '(make-mutex)))
+  (is (nameless-p '(make-thread f :name "x")))
+  (is (nameless-p '(restart-case f (continue () :report "x") (abort () nil)))))
+
 (defgeneric with-one-method (object)
   (:method ((object null)) object))
 

@@ -139,7 +139,8 @@ LOOP has stopped. On LOOP."
             (remove-if (lambda (entry) (and (car entry) (null (its-loop entry))))
                        (console-sample-sets console)))
       (or (cdr (find loop (console-sample-sets console) :key #'its-loop))
-          (let ((sample-set (make-sample-set :lock (if loop nil (sb-thread:make-mutex)))))
+          (let ((sample-set (make-sample-set
+                             :lock (if loop nil (sb-thread:make-mutex :name "clgrpc samples")))))
             (push (cons (and loop (sb-ext:make-weak-pointer loop)) sample-set)
                   (console-sample-sets console))
             sample-set)))))
