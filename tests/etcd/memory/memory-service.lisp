@@ -71,3 +71,17 @@
                                  (server:server-address server) "get" "a/b")
                            :output '(:string :stripped t)))))
         (server:stop-server server :drain 1)))))
+
+(test keep-alives-end-with-their-client
+  "A stream of them is answered until its client closes it."
+  (with-engine (engine)
+    (let ((id (etcd:lease-id (etcd:grant-lease *etcd* 60 :keep-alive nil))))
+      (rpc:with-call (call (leases:lease-keep-alive (etcd:etcd-channel *etcd*) :open :timeout 20))
+        (loop for (number seconds) in `((,id 60) (,(1+ id) 0))
+              do (rpc:try-send call (pb:make-lease-keep-alive-request :id number))
+                 (let ((answer (rpc:receive call)))
+                   (is (= number (pb:lease-keep-alive-response-id answer)))
+                   (is (= seconds (pb:lease-keep-alive-response-ttl answer)))))
+        (rpc:close-send call)
+        (is (null (rpc:receive call)))
+        (is (eq :ok (rpc:call-status call)))))))

@@ -25,7 +25,8 @@
   (is (null (encoding:find-codec "half")))
   (is (null (encoding:codec-of-name nil)))
   (is (null (encoding:codec-of-name "proto")))
-  (signals misuse (encoding:codec-of-name "half"))
+  (dolist (name (list "half" :words 5))
+    (signals misuse (encoding:codec-of-name name)))
   (signals misuse (method:generic-method "a.B/C" :codec "half")))
 
 (test methods-in-a-codec
