@@ -73,7 +73,7 @@
                  (status-of-token (apply #'client-of url arguments))
                (is (eq :unavailable status))
                (is (and said (search text said)) "~S is not in ~S" text said)))))
-    (check "no answer" (lambda (stream) (read-request stream) (read-byte stream nil))
+    (check "within 0.2 s" (lambda (stream) (read-request stream) (read-byte stream nil))
            :timeout 0.2)
     (check "no answer" (lambda (stream)
                          (read-request stream)
