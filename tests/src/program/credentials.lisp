@@ -1,0 +1,32 @@
+;;;; The certificates of a command line.
+
+(in-package #:clgrpc.tests.program)
+
+(test clients-are-asked-for-certificates-if-roots-are-given
+  "Whichever certificate of the server they get; else they need none. A key or roots alone are
+refused."
+  (flet ((file (name) (support:certificate-file name))
+         (status (address &rest own)
+           (grpc:with-channel (channel address
+                               :credentials (apply #'grpc:tls-credentials
+                                                   :roots (support:certificate-file "ca.pem") own))
+             (handler-case (progn (grpc:ensure-connected channel :timeout 20)
+                                  (helloworld.greeter:say-hello
+                                   channel (helloworld:make-hello-request) :timeout 20)
+                                  :ok)
+               (grpc:rpc-error (error) (grpc:rpc-error-status error))))))
+    (loop for (roots none own) in `((nil :ok :ok) (,(file "ca.pem") :unavailable :ok))
+          do (let* ((credentials (program:server-credentials (file "server.pem")
+                                                             (file "server.key") '() roots))
+                    (server (grpc:start-server (make-instance 'clgrpc.examples:greeter)
+                                               :credentials credentials))
+                    (address (grpc:server-address server)))
+               (unwind-protect
+                    (progn (is (eq none (status address)))
+                           (is (eq own (status address :certificate (file "client.pem")
+                                                       :key (file "client.key")))))
+                 (grpc:stop-server server :drain 0))))
+    (is (null (program:server-credentials nil nil '() nil)))
+    (loop for arguments in `((nil "k" () nil) (nil nil (("c" "k")) nil) (nil nil () "r"))
+          do (signals clgrpc.command:usage-error
+               (apply #'program:server-credentials arguments)))))
