@@ -30,3 +30,13 @@ refused."
     (loop for arguments in `((nil "k" () nil) (nil nil (("c" "k")) nil) (nil nil () "r"))
           do (signals clgrpc.command:usage-error
                (apply #'program:server-credentials arguments)))))
+
+(test certificates-and-origins-of-a-command-line
+  (loop for (parser . rows)
+          in '((program::parse-certificate ("a" ("a" nil)) ("a,b" ("a" "b")) ("a,b,c" ("a" "b,c"))
+                ("") ("a,") (",b"))
+               (program::parse-origins ("any" :any) ("http://a,http://b" ("http://a" "http://b"))))
+        do (loop for (text . expected) in rows
+                 for value = (handler-case (list (funcall parser text))
+                               (clgrpc.command:usage-error () nil))
+                 do (is (equal expected value) "~A of ~S: ~S" parser text value))))

@@ -198,3 +198,23 @@ Return its exit code and what it says on the standard error, once it has ended."
            "profile" "1" "-O" "pprof" "--compare" "x.json")
   (fails-p 2 "--stacks goes with -O folded or pprof" "profile" "1" "--stacks" "off-cpu")
   (fails-p 2 "there is no command \"1abc\" to profile" "profile" "1abc"))
+
+(test parsers-of-arguments
+  "Each takes what its option says, and refuses the rest."
+  (loop for (parser . rows)
+          in '((tools::parse-rate ("2" 2) ("0.5" 1/2) ("0") ("-1") ("x"))
+               (tools::parse-step ("2" 2) ("0" 0) ("-2" -2) ("-0.5" -1/2) ("x") ("--2"))
+               (tools::parse-policy-name ("round_robin" :round-robin) ("Round-Robin" :round-robin)
+                ("ring_hash" :ring-hash) ("ring_hash_experimental" :ring-hash) ("none") (""))
+               (tools::parse-moment ("1970-01-02T00:00:01Z" 86401)
+                ("1970-01-01T01:00:00+01:00" 0) ("1970-01-02T") ("x"))
+               (tools::parse-label ("a=b=c" ("a" . "b=c")) ("a=" ("a" . "")) ("=b") ("a"))
+               (tools::parse-permission ("start=a" (:start . "a")) ("JOIN=a" (:join . "a"))
+                ("work:k=a:b" ((:work "k") . "a:b")) ("=a") (":k=a") ("start") ("own=a"))
+               (testee::manner-parser ("one" :one) ("Threads" :threads) ("async" :async) ("two")))
+        do (loop for (text . expected) in rows
+                 for value = (handler-case (list (funcall parser text))
+                               (tools::usage-error () nil))
+                 do (is (equalp expected value) "~A of ~S: ~S" parser text value)))
+  (let ((before (- (tools::parse-moment "0s") (tools::parse-moment "2h"))))
+    (is (<= 7190 before 7200) "a duration is that long before now")))
