@@ -133,7 +133,7 @@ requests that were not sent."
                          (:code-aborted "alas" 1) 0))
         ("ServerStream" "SERVER_STREAM" (,(unary alas)) "" (() () () (:code-aborted "alas" 2) 0))
         ("ServerStream" "SERVER_STREAM" ("\"requestData\":\"\"") "" (() () () nil 0))
-        ("ServerStream" "SERVER_STREAM" (,(stream ",\"responseDelayMs\":50"))
+        ("ServerStream" "SERVER_STREAM" (,(stream ",\"responseDelayMs\":200"))
                         ",\"cancel\":{\"afterNumResponses\":1}"
                         ((((1) 1)) (("x-h" "1" "2")) () (:code-canceled :any 0) 0))
         ("ServerStream" "SERVER_STREAM" (,(stream ",\"responseDelayMs\":9000"))
@@ -547,5 +547,5 @@ requests of a stream have come."
           (is (= calls messages))
           (is (<= 0.05 seconds))
           (is (<= 0 cpu))
-          (is (plusp mean))
+          (is (or (zerop calls) (plusp mean)) "threads may begin when the time is over")
           (is (<= 0 p50 p99)))))))
