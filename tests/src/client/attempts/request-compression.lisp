@@ -131,6 +131,17 @@
     (is (eq :internal (status "gzip" (framed (octets-of 1 2 3) :flag 1))))
     (is (eq :resource-exhausted (status "gzip" (packed-note :gzip 1 :body 20000000))))))
 
+(test answers-that-cannot-be-read-have-a-peer
+  "The error says whose they are, whether they cannot be decompressed or are no messages."
+  (loop for (encoding octets) in `(("gzip" ,(framed (octets-of 1 2 3) :flag 1))
+                                   (nil ,(framed (octets-of 255))))
+        do (let ((encoding encoding) (octets octets))
+             (with-answer (channel)
+                 (lambda (exchange) (compressing-response exchange encoding octets))
+               (let ((error (caught (ask channel (note 1)))))
+                 (is (equal (grpc:channel-target channel) (grpc:rpc-error-peer error)))
+                 (is (eq :local (grpc:rpc-error-ended-by error))))))))
+
 (defun call-with-plain-and-packing (function note)
   "Call FUNCTION with a channel that compresses and takes turns between two servers, both of which
 it is connected to: one reads no compression. (NOTE accepted exchange) is called for each call."
