@@ -125,7 +125,7 @@ that is not loaded (:DATA)."
    :first ("channel" "interceptor"))
   ("src/rpc/serving" ("clgrpc-tests/rpc"))
   ("examples" ("clgrpc/examples" "clgrpc-tools" "clgrpc-tests/server") :first ("service"))
-  ("tools/profile" ("clgrpc-tools/profile" "clgrpc-tests/page"))
+  ("tools/profile" ("clgrpc-tools/profile" "clgrpc-tests/page" "sb-posix"))
   ("tools/command" ("clgrpc-tools/testee" "clgrpc-tests/report" "clgrpc-tests/examples"
                     "clgrpc-tests/etcd" "sb-posix")
    :first ("serve") :name "tools")
@@ -180,7 +180,7 @@ that is not loaded (:DATA)."
   ("cluster/membership" ("clgrpc" "clgrpc-cluster" "clgrpc-tests/etcd")
    :first ("support") :name "cluster")
   ("src/program/command" ("clgrpc/command"))
-  ("src/program" ("clgrpc/examples" "sb-bsd-sockets") :data ("greeter" "late"))
+  ("src/program" ("clgrpc/examples" "sb-bsd-sockets" "sb-posix") :data ("greeter" "late"))
   ("cluster/simulation" ("clgrpc" "clgrpc-cluster" "clgrpc-cluster/workflow" "clgrpc-sim")
    :first ("lab" "workflow"))
   ("cluster/faults" ("clgrpc" "clgrpc-cluster/workflow" "clgrpc-cluster" "clgrpc-etcd/memory"
