@@ -1094,6 +1094,8 @@ store's client: 32 of them. Others end then, and their peers may ask again."
           (let ((task (first (claim node session '("a")))))
             (report node task "A"))
           (is-true (wait-until (lambda () (eql 1 (count-of "clgrpc.workflow.ready")))))
+          (is (eql (nth-value 1 (workflow::room-used node))
+                   (count-of "clgrpc.workflow.store_limit")))
           (is (eql 2 (count-of "clgrpc.workflow.workflows" "started")))
           (is (eql 1 (count-of "clgrpc.workflow.steps" "step_claimed" "a")))
           (is (eql 1 (count-of "clgrpc.workflow.steps" "step_done" "a")))

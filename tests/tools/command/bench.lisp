@@ -20,9 +20,14 @@
                  (routeguide:feature-name
                   (routeguide.route-guide:get-feature
                    channel (examples:place 409146138 -746188906) :timeout 10))))
-    (is (= 100 (length (examples:feature-names
-                        channel (examples:rectangle 400000000 -750000000
-                                                    420000000 -730000000)))))
+    (loop for (count . corners) in '((100 400000000 -750000000 420000000 -730000000)
+                                     (100 420000000 -730000000 400000000 -750000000)
+                                     (1 400000000 -746188906 420000000 -746188906)
+                                     (1 409146138 -750000000 409146138 -730000000)
+                                     (0 409146139 -750000000 409146139 -730000000))
+          do (is (= count (length (examples:feature-names
+                                   channel (apply #'examples:rectangle corners))))
+                 "~S" corners))
     (let ((summary (routeguide.route-guide:record-route
                     channel (list (examples:place 0 0) (examples:place 0 10000000)) :timeout 10)))
       (is (= 2 (routeguide:route-summary-point-count summary)))
