@@ -59,7 +59,7 @@ its own for the rest of the session, and a heartbeat takes that back."
   "A worker that closes its stream has it closed by the node; the session then gets a lease of its
 own."
   (with-idle-node (node 1000000)
-    (let* ((session (open-a-session node :seconds 600)) (shared (lease-of-session node session))
+    (let* ((session (open-a-session node :seconds 120)) (shared (lease-of-session node session))
            (heartbeats (open-heartbeats node)))
       ;; the first is answered by another thread, which goes on for a while
       (loop repeat 100 do (send-beat heartbeats session))
