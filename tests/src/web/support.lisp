@@ -32,6 +32,12 @@
 (defparameter *status* '("-w" " %{http_code}")
   "Has curl print the status.")
 
+(defun message-octets (metrics direction)
+  "How many octets of messages the servers of METRICS have in DIRECTION, sent or rcvd; or nil."
+  (let ((family (find (format nil "grpc.server.call.~A_total_compressed_message_size" direction)
+                      (metrics:collect metrics) :key #'metrics:family-name :test #'string=)))
+    (and family (reduce #'+ (metrics:family-points family) :key #'metrics:point-sum))))
+
 (defun octets-file (octets)
   "The name of a file with OCTETS, as curl takes it."
   (uiop:with-temporary-file (:pathname path :keep t)

@@ -182,3 +182,16 @@ of it comes."
           (is (search "{\"number\":\"2\"}" text))
           (is (null (search "error" text)) "~S" text))
         (is (eq t (sb-thread:join-thread stopping :timeout +patience+ :default nil)))))))
+
+(test octets-of-streams-are-counted
+  "Those of each message, without its envelope."
+  (let ((metrics (grpc:make-metrics)) (texts '("{\"number\":1}" "{\"number\":20}")))
+    (with-web-probe (server :observer metrics) (:collect #'sum-up)
+      (dolist (version *versions*)
+        (is (search "\"21\"" (stream-json server "/lab.Bench/Collect"
+                                          (apply #'concatenate 'octets
+                                                 (mapcar (lambda (text) (enveloped 0 text)) texts))
+                                          version))))
+      (is-true (wait-until (lambda ()
+                             (eql (* 2 (reduce #'+ texts :key #'length))
+                                  (message-octets metrics "rcvd"))))))))

@@ -141,6 +141,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
                       "{\"name\":\"a\"}")))
     (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "-H"
                             "content-type: application/x-ndjson")))
+    (is (search " 415" (ask "/v1/uploads/x" "-d" "{}" "-H" "content-type: text/plain")))
     (is (search " 400" (ask "/v1/uploads/x" "@json" "-d" "[{\"name\":\"a\"}")))
     (is (string= "{} 200" (ask "/v1/uploads/x" "-d" "" "@json")))))
 
