@@ -58,7 +58,7 @@ its own for the rest of the session, and a heartbeat takes that back."
 (test heartbeats-end-with-their-stream
   "A worker that closes its stream has it closed by the node; the session then gets a lease of its
 own."
-  (with-idle-node (node 1000000)
+  (with-memory-node (node)
     (let* ((session (open-a-session node :seconds 120)) (shared (lease-of-session node session))
            (heartbeats (open-heartbeats node)) (done (sb-thread:make-semaphore)))
       ;; the first is answered by a thread that looks at the stream's end as well
