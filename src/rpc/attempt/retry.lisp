@@ -74,10 +74,7 @@ attempts it allows; nil if CONFIG has no policy or OPTIONS, a channel's, turn re
 (defun parse-pushback (text)
   "The value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it is negative or
 not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended without it."
-  (let ((number (and (plusp (length text))
-                     (<= (length text) 11)
-                     (every #'digit-char-p (string-left-trim "-" text))
-                     (ignore-errors (parse-integer text)))))
+  (let ((number (and text (<= (length text) 10) (parse-integer text :junk-allowed t))))
     (cond ((null text) nil)
           ((and number
                 (<= 0 number #x7FFFFFFF)
