@@ -104,49 +104,86 @@ returns its rows. It ends the chapter.")
                         (nth-value 1 (chapter-parts file mark)))
                "~A is not what the code says; (clgrpc.tests.chapters::renew-tables)" file)))
 
-(defun event-at (word more)
-  "The event that a source logs by WORD with MORE, its next tokens: its name and the levels that it
-may have, as texts such as \":goaway\"; nil if it has no level, or a tracer logs it."
-  (cond ((string= word "guarding") (list (first more) ":error"))
-        ((string= word "warn-of") (list (second more)))
-        ((member word '("log-event" "log-condition") :test #'string=)
-         (loop for token in more
-               if (member token '(":debug" ":info" ":warning" ":error") :test #'string=)
-                 collect token into levels
-               else if (string= ":trace" token)
-                      do (return nil)
-               ;; else a variable has the name or the level
-               else if (or levels (char= #\: (char token 0)))
-                      do (return (and levels (char= #\: (char token 0)) (cons token levels)))))))
+(defun logged-at (form)
+  "The event that FORM logs, as three values: the forms of its level and name, and its plist; nil if
+it logs none. The guard of a function of users logs an error."
+  (destructuring-bind (&optional operator a b &rest more)
+      (and (consp form) (symbolp (first form)) (null (cdr (last form))) form)
+    (flet ((with-condition (plist) (list* :condition t :backtrace t plist)))
+      (cond ((string= operator '#:log-event) (values a b more))
+            ((and (eq 'apply operator) (typep a '(cons (eql function) (cons symbol)))
+                  (string= (second a) '#:log-event))
+             (values b (first more) (butlast (rest more)))) ; at the end is a plist
+            ((string= operator '#:log-condition) (values a b (with-condition (rest more))))
+            ((string= operator '#:log-call-event) (values b (first more) (rest more)))
+            ((string= operator '#:warn-of) (values :warning b (list* :listener t more)))
+            ((string= operator '#:tell-failure) (values :warning b (list* :condition more)))
+            ((string= operator '#:tell-recovery) (values :info b more))
+            ((and (string= operator '#:tell) more) ; of an exporter
+             (values b (first more) (list* :signal t :target t (rest more))))
+            ((and (string= operator '#:guarding) (consp a))
+             (values :error (first a) (with-condition (rest a))))))))
+
+(defun keywords-in (form)
+  "The keywords of which FORM, one or an IF, returns one."
+  (cond ((keywordp form) (list form))
+        ((and (consp form) (eq 'if (first form))) (mapcan #'keywords-in (cddr form)))))
 
 (defun logged-events ()
-  "The events that the sources log, but for those of tracers, as lists that EVENT-AT returns."
+  "The events that the sources log, but for those of tracers: a list of the name, the levels and the
+keys for each event of each place."
   (let ((events '()))
-    (dolist (path (mapcan #'clgrpc.tests.architecture:folder-files
-                          (clgrpc.tests.architecture:folders))
-                  events)
-      (loop for (word . more) on (clgrpc.tests.architecture:code-tokens
-                                  (uiop:read-file-string path :external-format :utf-8))
-            for event = (event-at word (subseq more 0 (min 8 (length more))))
-            when (and event (first event) (char= #\: (char (first event) 0)))
-              do (pushnew event events :test #'equal)))))
+    (labels ((look (form)
+               (multiple-value-bind (level name plist) (logged-at form)
+                 (let ((levels (remove :trace (keywords-in level))))
+                   (when levels
+                     (dolist (name (keywords-in name))
+                       (push (list name levels (loop for key in plist by #'cddr collect key))
+                             events)))))
+               (loop for rest = form then (cdr rest)
+                     while (consp rest) do (look (car rest)))))
+      (dolist (folder (clgrpc.tests.architecture:folders) events)
+        (dolist (file (clgrpc.tests.architecture:folder-files folder))
+          (mapc #'look (clgrpc.tests.architecture::source-forms file)))))))
 
-(defun told-level (name lines)
-  "What the row for the event NAME among LINES, those of a chapter, says of its level; nil without
-such a row."
-  (loop with mark = (format nil "`~A`" name)
-        for line in lines
-        for (nil names level) = (and (uiop:string-prefix-p "| `:" line)
-                                     (uiop:split-string line :separator "|"))
-        when (and names (search mark names)) return level))
+(defun event-row (line events)
+  "LINE, a row of the table of events, with the keys that its EVENTS have; in parentheses those that
+not all of them have."
+  (destructuring-bind (start names level keys when end) (uiop:split-string line :separator "|")
+    (declare (ignore keys))
+    (let ((all (sort (remove-duplicates (apply #'append (mapcar #'third events))) #'string<)))
+      (flet ((keys-text (wanted format)
+               (let ((keys (remove wanted all :test-not #'eq
+                                   :key (lambda (key)
+                                          (and (every (lambda (event)
+                                                        (member key (third event)))
+                                                      events)
+                                               t)))))
+                 (if keys (format nil format keys) ""))))
+        (format nil "~A|~A|~A|~A~A |~A|~A" start names level
+                (keys-text t " ~{`:~(~A~)`~^, ~}") (keys-text nil " (~{`:~(~A~)`~^, ~})")
+                when end)))))
+
+(defun events-of-row (line events)
+  "Those of EVENTS that LINE names if it is a row of their table."
+  (let ((cells (uiop:split-string line :separator "|")))
+    (when (and (uiop:string-prefix-p "| `:" line) (= 6 (length cells)))
+      (remove-if-not (lambda (event) (search (format nil "`:~(~A~)`" (first event)) (second cells)))
+                     events))))
 
 (test the-events-of-the-log-are-told
-  "Each has a row of the table, which has the levels with which it is logged."
-  (let ((lines (uiop:read-file-lines (support:root-file "doc/observability.md")
-                                     :external-format :utf-8)))
-    (loop for (name . levels) in (logged-events)
-          for told = (told-level name lines)
-          do (is-true told "doc/observability.md does not tell of the event ~A" name)
-             (dolist (level levels)
-               (is (or (null told) (search (subseq level 1) told))
-                   "doc/observability.md tells that ~A is ~A, not ~A" name told level)))))
+  "Each has a row of the table, which has the levels with which it is logged and its keys."
+  (let* ((events (logged-events)) (told '()))
+    (dolist (line (uiop:read-file-lines (support:root-file "doc/observability.md")
+                                        :external-format :utf-8))
+      (let ((of-row (events-of-row line events)))
+        (when of-row
+          (setf told (append of-row told))
+          (is (string= line (event-row line of-row)))
+          (let ((level (third (uiop:split-string line :separator "|"))))
+            (dolist (each '(:debug :info :warning :error))
+              (is (eq (and (search (string-downcase each) level) t)
+                      (and (find-if (lambda (event) (member each (second event))) of-row) t))
+                  "the level of ~S" line))))))
+    (is (null (set-difference events told)) "doc/observability.md does not tell of ~S"
+        (set-difference events told))))
