@@ -34,6 +34,7 @@ how many attempts it allows, of a channel with OPTIONS."
   (is (= 5 (nth-value 1 (retrying :attempts 9))))
   (is (= 2 (nth-value 1 (hedging :max-attempts 2))))
   (is (null (attempt:find-retry-policy nil (make-channel-options))))
+  (is (null (hedging :retry nil)))
   (is (config:hedging-policy-p (hedging)))
   (is (not (config:hedging-policy-p (retrying))))
   (is (= 500000000 (config:hedging-policy-delay-ns (hedging)))))
@@ -50,6 +51,18 @@ how many attempts it allows, of a channel with OPTIONS."
     (is (not (counts-p nil :unavailable nil)))
     (is (counts-p nil :unavailable :never)))
   (finishes (attempt::count-failure nil (retrying) :unavailable nil)))
+
+(test throttles-last-as-long-as-their-limits
+  "A config with the same limits keeps the tokens that are left; one without has no throttle."
+  (flet ((config (&rest limits)
+           (config:parse-service-config (and limits (list :retry-throttling limits)))))
+    (let ((throttle (throttle-with 10 0.5)))
+      (is (eq throttle (attempt:current-throttle throttle (config :max-tokens 10
+                                                                  :token-ratio 0.5))))
+      (is (not (eq throttle (attempt:current-throttle throttle (config :max-tokens 10
+                                                                       :token-ratio 1)))))
+      (is (null (attempt:current-throttle throttle (config))))
+      (is (null (attempt:current-throttle throttle nil))))))
 
 (test throttles-keep-within-their-limits
   (let ((throttle (throttle-with 2 0.5)))
@@ -95,10 +108,11 @@ how many attempts it allows, of a channel with OPTIONS."
                     (* 1000000000 +ns-per-second+)))))))))
 
 (test pushbacks-are-32-bit-numbers
+  (is (null (attempt:parse-pushback nil)))
   (is (eql 0 (attempt:parse-pushback "0")))
   (is (eql 25000000 (attempt:parse-pushback "25")))
   (is (integerp (attempt:parse-pushback "2147483647")))
-  (dolist (text '("-1" "" "+1" "007" "1.5" "2147483648" "99999999999999" "x" "1 "))
+  (dolist (text '("-1" "" "+1" "007" "1.5" "2147483648" "99999999999999" "x" "1 " "1x"))
     (is (eq :never (attempt:parse-pushback text)) text)))
 
 ;;; What the machine decides
