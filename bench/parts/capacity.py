@@ -84,14 +84,15 @@ def table(results):
                                        ("late", "etcd_cpu", "nodes_cpu", "requests"))]
 
     return "\n".join([
-        "Workflows of echo steps, done by two nodes and two workers of 16 tasks each in one process, "
-        "on %s with its default quota of 2 GB, of which workflows are started until 70 %% are in use. "
-        "The quota is what breaks first: without compaction after so many minutes, and with it after so many "
-        "workflows that are kept." % results["etcd"], "",
+        "Workflows of echo steps, done by two nodes and two workers of 16 tasks each in one "
+        "process, on %s with its default quota of 2 GB, of which workflows are started until 70 "
+        "%% are in use. The quota is exhausted first: without compaction after the minutes of the "
+        "table, with it after the workflows that are kept." % results["etcd"], "",
         markdown.table(["workflows", "a second", "requests", "octets kept", "octets written",
                         "minutes until full", "kept when full"], map(line, results["rows"])),
-        "{:,} timers of one moment; the nodes are processes. How many seconds after it the last is "
-        "done, and the seconds of processor time that took.".format(TIMERS), "",
+        "{:,} timers due at one moment; each node is a process. The seconds from that moment "
+        "until the last timer is done, and the processor time of all in "
+        "seconds.".format(TIMERS), "",
         markdown.table(["nodes", "s", "etcd's CPU s", "the nodes' CPU s", "requests"],
                        map(timers_line, results["timers"]))])
 

@@ -145,14 +145,14 @@ def table(results):
               "grpc-go's", "octets", "grpc-go's", "ratio"]
     objects = results["objects"]
     return "\n".join([
-        "Tables in memory answer on both sides, so this is the price of the transport, not of the services, "
-        "which wait for their store (`make bench-services`). "
-        "Microseconds of wall-clock time per call (with 100 callers, time by the calls of all), CPU "
-        "and octets consed, or allocated, of client and server together. A hundred callers are "
-        "here futures that one thread awaits, and goroutines there. One service, made for this table, "
-        "answers all calls from hash tables, with both programs: the figures of Join, Leave and "
-        "GetWorkflowState are of messages and transport, not of the real services, which ask etcd; those "
-        "of Raft are without a disk, as its transport is.", "",
+        "Tables in memory answer on both sides, so this is the cost of the transport, not of the "
+        "services, which wait for their store (`make bench-services`). Microseconds of wall-clock "
+        "time per call (with 100 callers, the time divided by the calls of all), CPU and octets "
+        "consed, or allocated, of client and server together. A hundred callers are futures that "
+        "one thread awaits for clgrpc, and goroutines for grpc-go. In both programs one service, "
+        "made for this table, answers all calls from hash tables: the figures of Join, Leave and "
+        "GetWorkflowState are of messages and transport, not of the real services, which ask "
+        "etcd; those of Raft include no disk.", "",
         markdown.table(titles, lines(results["rows"], "clgrpc"), text_columns=1),
         "A hundred threads that block, beside a hundred goroutines:", "",
         markdown.table(titles, lines(results["thread_rows"], "clgrpc, threads"), text_columns=1),

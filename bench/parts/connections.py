@@ -247,16 +247,17 @@ def table(results):
     fleet = [[describe(row), *(markdown.figure(row[key]) for key, _ in FLEET_FIGURES)]
              for row in results["fleet"]]
     return "\n".join([
-        "Each connection asks as soon as it is there, again, and once more when all are; the answer "
-        "comes %g s later. Clients on one core, the server on the other; connections from four "
-        "addresses, opened all at once. Octets are those resident in the server's process after a "
-        "full collection, the slope between %s connections and all; lateness is that of the answers "
-        "when all have asked at once." % (results["delay"], "{:,}".format(FEW)), "",
+        "Each connection makes a request as soon as it is open, then another, and a last one when "
+        "all are open; the answer comes %g s later. Clients on one core, the server on the other; "
+        "connections from four addresses, opened all at once. Octets are those resident in the "
+        "server's process after a full collection, the slope between %s connections and all; "
+        "lateness is that of the answers to the requests that all make at "
+        "once." % (results["delay"], "{:,}".format(FEW)), "",
         markdown.comparison(results["rows"], "connections", describe, FIGURES),
         "Three server processes that share a port, and three clients, on the same two cores:", "",
         markdown.table(["connections"] + [name for _, name in FLEET_FIGURES], fleet),
-        "On paper, a million connections to one machine (a client has 28,232 ports for each pair "
-        "of addresses, so at least 36 client addresses are needed):", "",
+        "Computed from these, a million connections to one machine (a client has 28,232 ports for "
+        "each pair of addresses, so at least 36 client addresses are needed):", "",
         *("- " + paper(row) for row in results["rows"]), ""])
 
 

@@ -68,10 +68,10 @@ def comparisons(results):
 
 def table(results):
     return "\n".join([
-        "Connections × messages of 32 octets in flight on each. `clgrpc` is the echo server of the "
-        "examples, which reads its input in place; with fresh vectors the callback gets one for "
-        "each read, as cl-async's does. Both sides do the same most of the time: one recv "
-        "and one send for each connection that has something.", "",
+        "Connections × messages of 32 octets in flight on each. `clgrpc` is the echo server of "
+        "the examples, which reads its input in place; with fresh vectors the callback gets one "
+        "for each read, as cl-async's does. Most of the time both servers make the same system "
+        "calls: one recv and one send for each connection with input.", "",
         markdown.comparison(results["rows"], "connections × messages", describe, FIGURES)])
 
 

@@ -128,12 +128,13 @@ def quantile_table(one):
 def table(results):
     crowd = [find(results, "unary", cores=cores, callers=10, latencies=True) for cores in (1, 2)]
     return "\n".join([
-        "Client and server in one process. Messages of 32 octets if not said otherwise, sent back "
-        "by the handler; a client stream is given as a list, or sent one by one. Nanoseconds of "
-        "wall-clock time per call or, for echoes, per round trip on an open stream; with several "
-        "callers, time by calls of all. The last column is what two threads of a C program need "
-        "to pass a word there and back, by sched_yield or by spinning; the time of two processors "
-        "for it depends on where the host of this machine has put them.", "",
+        "Client and server in one process. Messages have 32 octets unless a row says otherwise, "
+        "and are sent back by the handler; a client stream is given as a list, or sent one by "
+        "one. Nanoseconds of wall-clock time per call or, for echoes, per round trip on an open "
+        "stream; with several callers, the time divided by the calls of all. The last column is "
+        "the time in which two threads of a C program pass a word to each other and back, by "
+        "sched_yield or by spinning; on two processors it depends on where the host of this "
+        "machine has put them.", "",
         tournament(results["rows"] + results["own_rows"], "ns", "ns"),
         "Octets consed, or allocated, per call or round trip, messages included:", "",
         tournament([one for one in results["rows"] if one["cores"] == one["callers"] == 1],

@@ -121,12 +121,12 @@ def comparisons(results):
 
 def table(results):
     return "\n".join([
-        "{:,} records, of which a thread replaces {:,} a second; {:,} small calls a second for {:g} "
-        "s, each timed from when it was due. Clients on one core, the server on the other. A stop is "
-        "one of all threads for the collector: ours in processor time, Go's as its runtime "
-        "says.".format(RECORDS, RENEWALS, RATE, results["seconds"]), "",
+        "{:,} records, of which a thread replaces {:,} a second; {:,} small calls a second for "
+        "{:g} s, each timed from when it was due. Clients on one core, the server on the other. A "
+        "stop is a stop of all threads for the collector: ours in processor time, Go's as its "
+        "runtime reports.".format(RECORDS, RENEWALS, RATE, results["seconds"]), "",
         markdown.comparison(results["rows"], "calls", describe, FIGURES),
-        "Memory before, and after it all:", "",
+        "Memory before and after these loads:", "",
         markdown.comparison(results["rest"], "when", describe, REST_FIGURES)])
 
 

@@ -126,10 +126,10 @@ def table(results):
               for name, side in loops["sides"].items()]
     return "\n".join([
         "Threads that make one blocking call of GetFeature after the other, each on a channel to a "
-        "server of its own, which is held to the same core.",
+        "server of its own, which is pinned to the same core.",
         "", markdown.table(["callers"] + [title for _, title in keys], lines), "",
         "100 calls under way on each of two channels, each of which begins the next on its loop; "
-        "the server answers with the same octets whatever it is asked, and shares the cores with "
+        "the server sends the same octets as every answer, and shares the cores with "
         "the loops. Per second of the client's CPU two loops make %.2f times the calls of one, so "
         "on two cores of their own %.2f times in all." % (cpu_ratio(loops), 2 * cpu_ratio(loops)),
         "", markdown.table(["loops"] + [title for _, title in more], others), ""])

@@ -72,8 +72,8 @@ def comparisons(results):
 
 def table(results):
     return "\n".join([
-        "h2load on one core, the server on the other. The ratio is the median over %d rounds of "
-        "a server's CPU time to its time in the same round without observers."
+        "h2load on one core, the server on the other. The ratio is a server's CPU time to its time "
+        "without observers in the same round, the median over %d rounds."
         % max(2, results["rounds"] * ROUNDS_EACH), "",
         markdown.comparison(results["rows"], "connections × streams", describe, FIGURES)])
 

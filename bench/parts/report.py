@@ -16,10 +16,10 @@ This page is made by `make bench` from the files in `bench/results/`; do not edi
 
 Everything is measured side by side in one run on one machine: the rounds of all servers, or
 clients, take turns, and each figure is the median of the rounds. Read ratios, not absolute figures.
-The load has one core and the server another, and every server is configured for that: one event loop here,
-`GOMAXPROCS=1` for grpc-go, the current-thread flavour for tonic. nghttpd is a file server in C: it
-knows no gRPC and sends the same octets and a trailer, which makes it the price of HTTP/2 alone. CPU
-is user and kernel time of all threads of the process.
+The load has one core and the server another, and every server is configured for that: one event loop for
+clgrpc, `GOMAXPROCS=1` for grpc-go, the current-thread flavour for tonic. nghttpd is a file server in C: it
+sends the same octets and a trailer without knowing gRPC, and so shows the cost of HTTP/2 alone. CPU is user
+and kernel time of all threads of the process.
 """
 
 
@@ -33,7 +33,7 @@ def facts(results):
     if results["rounds"] > 1:
         text += " %d rounds." % results["rounds"]
     if results["absent"]:
-        text += " Not there: %s." % "; ".join(results["absent"])
+        text += " Missing: %s." % "; ".join(results["absent"])
     return text
 
 

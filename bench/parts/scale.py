@@ -102,14 +102,14 @@ def table(results):
     keys = ("began_seconds", "etcd_percent", "etcd_mb", "requests", "streams", "watches",
             "nodes_percent", "nodes_mb")
     return "\n".join([
-        "Two nodes and %s on one machine, one after the other with more that waits. "
-        "Requests are what etcd gets a second, streams those that are begun." % results["etcd"], "",
+        "Two nodes and %s on one machine; each row adds more that waits. Requests are those to "
+        "etcd, streams those begun at it." % results["etcd"], "",
         markdown.table(["", "began in s", "etcd's CPU %", "MB", "requests/s", "streams/s",
                         "watches", "the nodes' CPU %", "MB"],
                        ([row["stage"], *(markdown.figure(row[key]) for key in keys)]
                         for row in results["rows"])),
-        "With all of these a watcher hears of the end of its workflow %s ms after the signal was "
-        "sent, 99 of 100 within %s ms. Calls that failed: %d." % (
+        "With all of these half of the watchers learn of their workflow's end within %s ms after "
+        "the signal was sent, 99 of 100 within %s ms. Calls that failed: %d." % (
             markdown.figure(results["told"]["p50"]), markdown.figure(results["told"]["p99"]),
             results["failures"]), ""])
 

@@ -55,8 +55,8 @@ def table(results):
                         (median["ns"] / 1000, median["p50"], median["p99"]))
 
     return "\n".join([
-        "The table above is of a service of hash tables. This one is of the real services: a node, "
-        "%s and one caller, microseconds of wall-clock time for each call." % results["etcd"], "",
+        "The table above measures a service of hash tables, this one the real services: a node, "
+        "%s and one caller; microseconds of wall-clock time for each call." % results["etcd"], "",
         markdown.table(["call", *("%s %s" % (figure, name) for name in SIDES
                                   for figure in ("µs", "p50", "p99"))],
                        ([CASES[row["case"]], *figures(row)] for row in results["rows"]))])

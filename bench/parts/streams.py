@@ -59,7 +59,7 @@ def table(results):
     shapes = ["%(method)s %(messages)d" % row for row in ROWS]
     return "\n".join([
         "%d clients, each with one call at a time on its own connection, grpc-go's client on one "
-        "core, the server on the other. Messages per call: %s, of RouteChat %d on their way."
+        "core, the server on the other. Messages per call: %s; RouteChat keeps %d on their way."
         % (CLIENTS, ", ".join(shapes), ROWS[2]["outstanding"]), "",
         markdown.comparison(results["rows"], "call", describe, FIGURES)])
 

@@ -199,13 +199,14 @@ def comparisons(results):
 
 def table(results):
     return "\n".join([
-        "A hundred calls in flight, of 36 octets or as JSON, answered with the same: 100 connections "
-        "over HTTP/1.1, ten with ten streams each over HTTP/2.", "",
+        "A hundred calls in flight, whose requests and answers have 36 octets or are JSON: 100 "
+        "connections over HTTP/1.1, ten with ten streams each over HTTP/2.", "",
         markdown.comparison(results["rows"], "calls", describe, FIGURES),
-        "The gateway alone, before a server of grpc-go; both have one worker.", "",
+        "The gateway alone is measured, in front of a server of grpc-go; clgrpc and Envoy have "
+        "one worker each.", "",
         markdown.comparison(results["gateway"], "gateway", describe, FIGURES),
-        "Plain gRPC, GetFeature, at a server with all protocols and at one without; connections × calls "
-        "at once on each.", "",
+        "Plain gRPC, GetFeature, at a server with all protocols and at one without; connections × "
+        "calls at once on each.", "",
         markdown.comparison(results["plain"], "gRPC", unary.describe, FIGURES)])
 
 
