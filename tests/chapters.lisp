@@ -67,13 +67,13 @@
               '("Folder" "Files" "Uses")
               (lambda () (uiop:symbol-call '#:clgrpc.tests.architecture '#:graph-rows)))
         (list "doc/observers.md" "<!-- the table is made from the observations"
-              '("what" "arguments" "told when")
+              '("observation" "arguments" "reported when")
               #'clgrpc.rpc::observation-table)
         (list "doc/monitoring.md" "<!-- the table is made from the sources"
               '("instrument" "kind" "unit" "attributes" "by default" "meaning")
               #'clgrpc.metrics:instrument-table)
         (list "doc/observability.md" "<!-- the table is made from the tracers"
-              '("Tracer" "Also called" "What it tells")
+              '("Tracer" "Also called" "Events")
               (lambda ()
                 (loop for tracer in (grpc:tracer-table)
                       collect (list (format nil "`~A`" (grpc:tracer-text tracer))

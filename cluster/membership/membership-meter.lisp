@@ -23,7 +23,7 @@
      :members (gauge "clgrpc.cluster.members" "{member}" "Members that the node knows of."
                      "clgrpc.cluster" "clgrpc.node")
      :changes (counter "clgrpc.cluster.changes" "{change}"
-                       "Members that have joined, changed, left, or were lost."
+                       "Changes of members: joined, changed, left or lost."
                        "clgrpc.cluster" "clgrpc.node" "clgrpc.change")
      :losses (counter "clgrpc.cluster.lease_losses" "{lease}"
                       "How often the node's own lease has ended, or may have."
@@ -31,7 +31,7 @@
      :joined (gauge "clgrpc.cluster.joined" "{member}" "1 while the node is a member, else 0."
                     "clgrpc.cluster" "clgrpc.node")
      :generation (gauge "clgrpc.cluster.generation" "{generation}"
-                        "The generation that the node has, or had."
+                        "The node's generation, or its last one."
                         "clgrpc.cluster" "clgrpc.node")
      :watchers (gauge "clgrpc.cluster.watchers" "{call}" "Calls that watch the members."
                       "clgrpc.cluster" "clgrpc.node"))))

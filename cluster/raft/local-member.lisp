@@ -4,14 +4,13 @@
 (in-package #:clgrpc.raft)
 
 (defstruct (local-member (:constructor make-local-member (group name state)) (:copier nil))
-  "A member of a group, which is served here."
-  (group "" :type string :read-only t)  ; by its name
-  (name "" :type string :read-only t)   ; by which others address it
+  "A member of a group that this process serves."
+  (group "" :type string :read-only t)  ; the group's name
+  (name "" :type string :read-only t)   ; the name by which others address it
   (state nil :read-only t)              ; its state machine, the user's
   (removed nil :type boolean)           ; REMOVE-GROUP was called: the member is not served any more
   (snapshot-receiver nil :type (or null snapshot-receiver)) ; of the snapshot under way
-  ;; the result of OCCUPY-SNAPSHOT-RECEIVER of the thread that changes SNAPSHOT-RECEIVER or keeps it
-  ;; as it is, or nil
+  ;; the claim of the thread that has reserved SNAPSHOT-RECEIVER, or nil
   (busy nil :type list)
   (lock (sb-thread:make-mutex :name "clgrpc raft") :read-only t) ; of BUSY
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t)) ; it is no longer busy
@@ -23,7 +22,7 @@
   (local-member-snapshot-receiver member))
 
 (defconstant +longest-keeping-seconds+ 10
-  "How long a stream waits until the part of another stream is kept or installed.")
+  "How long a stream waits until the part of another stream is stored or installed.")
 
 (defun occupy-snapshot-receiver (member snapshot-receiver claim)
   "Reserve the snapshot receiver of MEMBER for this thread, until RELEASE-SNAPSHOT-RECEIVER gets
@@ -35,10 +34,10 @@ this is nil, or if another thread keeps the reservation for too long."
             do (unless (and (loop:prepare-to-wait)
                             (loop:await-notice (local-member-waitqueue member)
                                                (local-member-lock member) end))
-                 (refuse :unavailable "an earlier part is still being kept")))
+                 (refuse :unavailable "an earlier part of the snapshot is still being stored")))
       (unless (or (null snapshot-receiver)
                   (eq snapshot-receiver (local-member-snapshot-receiver member)))
-        (refuse :aborted "the snapshot is received from another stream by now"))
+        (refuse :aborted "the snapshot now comes on another stream"))
       (setf (local-member-busy member) claim))))
 
 (defun release-snapshot-receiver (member claim)

@@ -31,10 +31,10 @@
                                     :text "Time from sending a message to its answer.")
    :queued-entries (metrics:make-up-down-counter metrics "clgrpc.raft.queued_entries"
                                                  :unit "{entry}" :attributes '("clgrpc.peer")
-                                                 :text "Entries that are not answered.")
+                                                 :text "Entries without an answer so far.")
    :queued-octets (metrics:make-up-down-counter metrics "clgrpc.raft.queued_octets"
                                                 :unit "By" :attributes '("clgrpc.peer")
-                                                :text "Octets of data that are not answered.")))
+                                                :text "Octets of data without an answer so far.")))
 
 (defstruct (meter (:constructor make-meter (name instruments)) (:copier nil))
   "The messages sent to a peer."

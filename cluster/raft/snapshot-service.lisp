@@ -80,7 +80,7 @@ response, and whether the snapshot is wanted."
         (setf (local-member-snapshot-receiver member) snapshot-receiver)
         (when before
           (end-snapshot-delivery (snapshot-receiver-snapshot-delivery before)
-                                 "the snapshot is received from another stream by now")))
+                                 "the snapshot now comes on another stream")))
       (values snapshot-receiver response wanted))))
 
 (defun keep-chunk (member snapshot-receiver chunk)

@@ -44,22 +44,23 @@ was opened last, and the namespace."
       (setf instruments
             (make-instruments
              :workflows (counter "clgrpc.workflow.workflows" "{workflow}"
-                                 "Workflows that were started and have ended through this node."
+                                 "Workflows that this node has started or ended, by outcome."
                                  "clgrpc.workflow.outcome")
              :steps (counter "clgrpc.workflow.steps" "{step}"
-                             "Outcomes of steps through this node."
+                             "Outcomes of steps that this node has recorded."
                              "clgrpc.workflow.event" "clgrpc.workflow.kind")
              :refused (counter "clgrpc.workflow.refused" "{call}" "Calls that were refused."
                                "clgrpc.workflow.reason")
              :changes (counter "clgrpc.workflow.changes" "{change}"
-                               "Changes put into the store, and those that conflicted with another
-one."
+                               "Changes put into the store, and changes that conflicted with
+another one."
                                "clgrpc.workflow.outcome")))
       (gauge "clgrpc.workflow.running" "{workflow}" "Workflows that have not ended."
              #'store-counts #'node-running)
       (gauge "clgrpc.workflow.ready" "{task}" "Tasks that no worker has claimed."
              #'store-counts #'node-ready)
-      (gauge "clgrpc.workflow.waiting_claims" "{call}" "Claims that wait for a task here."
+      (gauge "clgrpc.workflow.waiting_claims" "{call}"
+             "Claims that wait for a task at this process."
              #'namespace-sums (lambda (node) (task-queue-parked (node-task-queue node))))
       (gauge "clgrpc.workflow.stuck" "{workflow}" "Workflows that this process cannot change."
              #'namespace-sums #'count-stuck)

@@ -16,7 +16,7 @@
 
 (defstruct (waiter (:constructor nil) (:copier nil))
   "A place in a queue."
-  (etcd nil :type etcd :read-only t)    ; whose
+  (etcd nil :type etcd :read-only t)    ; the client that it belongs to
   (name "" :type string :read-only t)   ; of the queue
   (lease nil :type lease :read-only t)  ; the lease with which it ends
   (own-lease nil :type boolean :read-only t) ; true if the lease is for this place alone
@@ -25,9 +25,9 @@
   (asked nil :type boolean)             ; its key was perhaps made
   (cleanup nil :type list)              ; of its lease, which removes its key; see ADD-CLEANUP
   (on-loss nil :type (or null function) :read-only t) ; a function that is called when it is lost
-  (loss-callback nil :type (or null function)) ; hears of its lease's loss
+  (loss-callback nil :type (or null function)) ; called at its lease's loss
   (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of the slots below
-  (waitqueue (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any of that has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; a slot has changed
   ;; :held at the head of the queue; :lost since its lease has ended; :left by its user
   (state :waiting :type (member :waiting :held :lost :left))
   (stirred nil :type boolean))          ; the key before its own may be gone
@@ -81,12 +81,12 @@ it is lost."
       (lost-error waiter)))
 
 (defun check-waiting (waiter end-ns)
-  "Signal the reason if WAITER waits no longer: it has left or is lost, or END-NS is past."
+  "Signal an error if WAITER must stop waiting: it has left or is lost, or END-NS is past."
   (unless (and (member (waiter-state waiter) '(:waiting :held))
                (lease-alive-p (waiter-lease waiter)))
     (error (gone-error waiter)))
   (when (<= end-ns (loop:world-now))
-    (error 'not-obtained :text (format nil "others were still before ~A when the time was over"
+    (error 'not-obtained :text (format nil "others were still ahead of ~A at the end of the timeout"
                                        (waiter-key waiter)))))
 
 (defun pause-waiter (waiter end-ns)
@@ -105,7 +105,7 @@ it is lost."
   (min (etcd-timeout (waiter-etcd waiter)) (loop:seconds-until end-ns)))
 
 (defun call-patiently (waiter end-ns function)
-  "Call FUNCTION, again while members are missing, and return its value; until END-NS."
+  "Call FUNCTION, again while members do not answer, until END-NS; return its value."
   (loop with pauses = (loop:make-pauses +waiter-pause-seconds+ +waiter-pause-seconds+)
         do (handler-case (return (funcall function (step-timeout waiter end-ns)))
              (etcd-error (error)
@@ -117,7 +117,7 @@ it is lost."
 ;;; Joining the queue, and leaving it
 
 (defun note-waiter (waiter)
-  "The lease of WAITER has its key."
+  "Note that the key of WAITER belongs to its lease."
   (let ((lease (waiter-lease waiter)))
     (with-lease (lease)
       (pushnew waiter (lease-waiters lease)))))
@@ -208,7 +208,7 @@ Signal an ETCD-ERROR if that fails."
   nil)
 
 (defun leave-queue (waiter timeout)
-  "Leave WAITER, see LEAVE-PLACE and REMOVE-PLACE. Signal an ETCD-ERROR if etcd does not know it."
+  "Make WAITER leave its queue, also in etcd. Signal an ETCD-ERROR if etcd may not have noted it."
   (leave-place waiter)
   (remove-place waiter timeout))
 
@@ -225,7 +225,7 @@ KEEP is true, do that only if this thread is unwound out of FUNCTION."
           (etcd-error ()))))))
 
 (defmacro with-waiter-kept ((waiter) &body body)
-  "Evaluate BODY; if an error of WAITER's leaves it, leave the queue, as far as that is possible."
+  "Evaluate BODY. If it is unwound, make WAITER leave its queue, as far as possible."
   `(call-with-waiter (lambda () ,@body) ,waiter :keep t))
 
 ;;; Waiting

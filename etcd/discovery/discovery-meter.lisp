@@ -36,14 +36,14 @@
     (let ((meter
             (make-meter
              :servers (instrument #'metrics:make-gauge "clgrpc.discovery.servers" "{server}"
-                                  "Servers of the service that etcd has." "clgrpc.state")
+                                  "Servers of the service in etcd, by state." "clgrpc.state")
              :changes (instrument #'metrics:make-counter "clgrpc.discovery.changes" "{change}"
                                   "Changes of the service that etcd has reported." "clgrpc.change")
              :ignored (instrument #'metrics:make-counter "clgrpc.discovery.ignored" "{entry}"
                                   "Entries of the service that do not describe a server.")
              :failures (instrument #'metrics:make-counter "clgrpc.discovery.failures" "{failure}"
-                                   "Attempts to read the service from etcd, and to look up the ~
-                                    names of its hosts, that have failed."
+                                   "Failed attempts to read the service from etcd, or to look ~
+                                    up the names of its hosts."
                                    "clgrpc.operation")
              :registered (instrument #'metrics:make-up-down-counter
                                      "clgrpc.registration.registered" "{server}"

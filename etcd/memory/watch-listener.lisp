@@ -21,7 +21,7 @@
 (defstruct (watch (:include range) (:copier nil))
   "A watch of a stream, of the changes in its range."
   (listener nil :type listener :read-only t) ; that sends its changes
-  (number 0 :type (signed-byte 64) :read-only t) ; its number for the stream's client
+  (number 0 :type (signed-byte 64) :read-only t) ; the id by which the client knows it
   (filters '() :type list :read-only t) ; :noput and :nodelete, the omitted kinds
   (previous nil :type boolean :read-only t) ; send the entry before a change, too
   (fragment nil :type boolean :read-only t) ; a revision may be sent in several responses

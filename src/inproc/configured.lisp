@@ -191,7 +191,7 @@ allows."
                                                 :server-operations server-operations)))
 
 (defun relay-callee (inproc-core)
-  "The callee of calls on INPROC-CORE that lead to relays. The limits are those of the attempts."
+  "The callee of calls that INPROC-CORE makes through relays. It sets no limits: the attempts do."
   (make-callee :name (inproc-core-target inproc-core) :relays t
                :options (make-server-options :max-calls 10000000
                                              :max-receive-octets 2147483647)))

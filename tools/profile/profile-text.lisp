@@ -66,13 +66,13 @@ process chooses the names of threads and functions, so control characters are es
             (and calls (plusp calls) (microseconds (/ kernel-ns calls)))
             calls)
     (if (string= "perf" (member-of cpu "source"))
-        (format stream "~:D samples make ~A of it; ~A lies between samples, in ~:D switches of ~
-                        thread.~%"
+        (format stream "~:D samples cover ~A of it; another ~A passed between samples, in ~:D ~
+                        switches of thread.~%"
                 (member-of cpu "samples")
                 (percent (share (member-of cpu "sampledNs") kernel-ns))
                 (percent (share (member-of cpu "betweenNs") kernel-ns))
                 switches)
-        (format stream "~:D samples by ~A, which share it out; ~:D switches of thread.~%"
+        (format stream "~:D samples by ~A divide it among functions; ~:D switches of thread.~%"
                 (member-of cpu "samples") (member-of cpu "source") switches))
     (format stream "Explained: ~A of the samples; ~:D of ~:D frames are unknown (~A).~2%"
             (percent (member-of cpu "explained"))
@@ -124,7 +124,7 @@ process chooses the names of threads and functions, so control characters are es
                                           ("octets consed a call" "octetsPerCall")
                                           ("collections" "collections"))
                     collect (list title (figure (member-of counters name)))))
-  (format stream "  Collections stopped the threads for ~A ms in all, the longest yet ~A ms.~2%"
+  (format stream "  Collections stopped the threads for ~A ms in all, the longest so far ~A ms.~2%"
           (milliseconds (member-of counters "collectionNs"))
           (milliseconds (member-of counters "longestCollectionNs"))))
 

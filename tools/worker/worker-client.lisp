@@ -12,8 +12,8 @@
   "A channel of a worker's client, and the results of its calls."
   (channel nil :type grpc:channel :read-only t) ; that the calls are made on
   (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of the slots below
-  (latencies (load:make-histogram) :type load:histogram) ; of calls that ended well, or round trips
-  (results '() :type list)              ; an alist from the numbers of statuses to how many calls
+  (latencies (load:make-histogram) :type load:histogram) ; of calls with status ok, or round trips
+  (results '() :type list)              ; an alist of numbers of statuses and counts of calls
   (running 0 :type fixnum))             ; calls under way, of an open loop
 
 (defstruct (load-client (:copier nil))
@@ -25,7 +25,7 @@
   (pacer nil :type (or null sb-thread:thread))) ; the thread that begins the calls of an open loop
 
 (defun request-of (config)
-  "The request that CONFIG, a ClientConfig, wants to be made."
+  "The request for which CONFIG, a ClientConfig, asks."
   (let* ((payload (testing:client-config-payload-config config))
          (params (and payload (testing:payload-config-simple-params payload))))
     (when (and payload (not params))
@@ -115,8 +115,8 @@ stopped. Latencies count from when a call was due."
                                 (decf (worker-channel-running worker-channel))))))))))
 
 (defun offered-rate (poisson)
-  "How many calls a second POISSON, a driver's PoissonParams, asks for, in a range that can be
-computed with."
+  "The calls per second that POISSON, a driver's PoissonParams, asks for, limited to a range that
+the arithmetic can handle."
   (let ((rate (testing:poisson-params-offered-load poisson)))
     (unless (and (finite-p rate) (plusp rate))
       (grpc:fail :invalid-argument "offered_load must be positive and finite."))

@@ -101,7 +101,7 @@ nothing except the timeout of an SB-EXT:WITH-TIMEOUT around this. From any threa
           (mapc #'tell listeners)))))
   (values))
 
-;;; Backtraces: a line for each frame, with text from peers as bounded and as visible as elsewhere
+;;; Backtraces: a line for each frame. Texts from peers are bounded and escaped as elsewhere
 
 (defconstant +backtrace-frames+ 60
   "The most frames of a backtrace in the log.")

@@ -449,9 +449,9 @@ server together hold half of max-total-held-octets, each is limited to 64 KB.")
 (reserve-idle-seconds). A connection may take another thread while it has at most 4 times the number
 of threads that are free beyond a quarter: of 256 threads, one connection alone may have 110, and
 with more connections each gets fewer. A quarter is kept for connections without a thread, a
-sixteenth for peers without one, and a sixteenth for handlers that begin on the loop; fewer than 16
-threads are all for the others, and one more may be started for these. For each loop that one of
-them has taken over for good there may be one more.")
+sixteenth for peers without one, and a sixteenth for handlers that begin on the loop. With fewer
+than 16 threads none is kept for these handlers, but one more may be started for them. One more may
+also run for each loop that a reserve thread has taken over for good.")
    (reserve-queue 10000 0 1000000 "calls"
     "Calls that may wait for a reserve thread. A further one is refused with :resource-exhausted.")
    (reserve-wait-seconds 5 0.001 3600 "seconds"

@@ -42,7 +42,7 @@
 (defun new-export-counter (metrics)
   "A counter of how exports have ended, among METRICS."
   (zeroed-counter metrics "clgrpc.otlp.exports" '(:succeeded :failed) :unit "{export}"
-                  :text "Exports to the collector that were tried, by how they ended."))
+                  :text "Exports to the collector, by outcome."))
 
 (defun new-board (metrics)
   "Make a gauge, in METRICS, of items that wait for a collector; return a list whose first element,

@@ -5,13 +5,12 @@
 ;;;; - All connections together hold an eighth more than max-total-held-octets, since octets are
 ;;;;   measured after they have arrived. The peer that holds most gives up the connection that holds
 ;;;;   most, until all together hold no more than the limit.
-;;;; - Memory pressure: live objects fill the heap. This is the last resort after all accounts, and
-;;;; measures the live objects of
-;;;;   the heap. The first new call after each collection examines the heap. If a collection of all
+;;;; - Memory pressure: live objects fill the heap. This is the last resort after all accounts. The
+;;;;   first new call after each collection measures the live objects. If a collection of all
 ;;;;   generations would leave less than a fifth of the heap free at its worst moment, a reserve
-;;;;   thread collects all garbage. If that does not help, no new call begins. Below a tenth, a
-;;;;   connection ends as above, if connections hold enough to matter. For a heap of small objects,
-;;;;   which are copied, these limits are 40 and 45 per cent of it.
+;;;;   thread collects all garbage. If that does not free enough, no new call begins. Below a tenth,
+;;;;   a connection ends as above, if connections hold enough to matter. A heap of small objects,
+;;;;   which are copied, reaches these limits when 40 and 45 per cent of it are live.
 ;;;;   Under memory pressure each refused call examines the heap as well, since few objects are
 ;;;;   made then and the next collection may be far off. If the pressure remains after a second
 ;;;;   collection of all garbage, and connections hold the missing octets, a connection ends too.
