@@ -209,9 +209,9 @@ nodes."
     (wake-keeper node (lambda (wakeup) (setf (wakeup-newcomer wakeup) t)))))
 
 (defun note-node-change (node name put entry)
-  "The ENTRY of the node NAME was PUT or removed."
-  (cond ((not put) (note-node node name nil))
-        ((node-entry-p entry name) (note-node node name entry))))
+  "The ENTRY of the node NAME was PUT or removed. An entry that was put without the node's lease, as
+when a store is restored, does not end with the node, so it counts as removed."
+  (note-node node name (and put (node-entry-p entry name) entry)))
 
 (defun note-nodes (node)
   "Note the nodes that exist now."

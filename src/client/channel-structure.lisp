@@ -400,11 +400,11 @@ oldest attempt under way."
 
 (defstruct (identity-wait (:constructor make-identity-wait (call taker)) (:copier nil))
   "The wait of an attempt for its call credentials; see caller-identity.lisp."
-  (call nil :type (or null client-call)) ; whose attempt it is; nil once it has ended
-  (taker nil :type function :read-only t) ; that continues the attempt
+  (call nil :type (or null client-call)) ; the attempt's call; nil once the call has ended
+  (taker nil :type function :read-only t) ; continues the attempt
   (stage :asking :type symbol)          ; :answered or :waiting, by what came first
   (metadata '() :type list)             ; the answer
-  (error nil))                          ; that RPC-ERROR in place of an answer, or nil
+  (error nil))                          ; the RPC-ERROR of the credentials, or nil
 
 (declaim (sb-ext:freeze-type identity-wait))
 

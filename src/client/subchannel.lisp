@@ -176,16 +176,16 @@ SUBCHANNEL moves to another connection set."
   "A new stream of LINK, or nil if no stream is free now. If LINK has used up its identifiers, mark
 it as draining."
   (let ((http2 (client-link-http2 link)))
-    (or (let ((stream (http2:open-stream http2)))
-          (when stream
-            (setf (client-link-stream-ns link) (loop:event-loop-now (client-link-loop link))))
-          stream)
-        (progn
-          (when (and (http2:connection-ready-p http2)
-                     (< (http2:connection-stream-count http2)
-                        (http2:connection-peer-max-streams http2)))
-            (setf (client-link-draining link) t))
-          nil))))
+    (cond ((client-link-broken link) nil) ; it is about to end
+          ((let ((stream (http2:open-stream http2)))
+             (when stream
+               (setf (client-link-stream-ns link) (loop:event-loop-now (client-link-loop link))))
+             stream))
+          (t (when (and (http2:connection-ready-p http2)
+                        (< (http2:connection-stream-count http2)
+                           (http2:connection-peer-max-streams http2)))
+               (setf (client-link-draining link) t))
+             nil))))
 
 (define-hot free-stream ((subchannel subchannel)) (values (or null http2:stream) (or null link))
   "Two values: a new stream of the first link of SUBCHANNEL with a free stream, and that link; or

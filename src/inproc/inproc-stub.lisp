@@ -13,9 +13,10 @@
            (when call-credentials
              (credentials:credentials-metadata
               channel call-credentials method
-              :timeout (and (plusp deadline)
-                            (/ (- deadline (inproc-core-now (channel-inproc-core channel)))
-                               +ns-per-second+)))))))
+              :remaining (lambda ()
+                           (and (plusp deadline)
+                                (/ (- deadline (inproc-core-now (channel-inproc-core channel)))
+                                   +ns-per-second+))))))))
 
 (defmethod method:invoke ((channel inproc-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials

@@ -301,7 +301,10 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
   (closed (constantly nil) :type function :read-only t)
   ;; (connection octets start end), if not nil, is called with the octets that were sent while a
   ;; tracer of HTTP/2 frames is on.
-  (sent nil :type (or null function) :read-only t))
+  (sent nil :type (or null function) :read-only t)
+  ;; (connection), if not nil, is called when a write has failed. CONNECTION is then read until no
+  ;; octets are left that the peer sent before, and aborted. Without BROKEN it is aborted at once.
+  (broken nil :type (or null function) :read-only t))
 
 (declaim (sb-ext:freeze-type handler))
 
@@ -359,7 +362,7 @@ many instances: each boolean slot would take a word. Only one thread at a time m
   postponed                             ; the handler has left input that it could have consumed
   blocked                               ; the last write would block, or was taken in part
   read-wants-write                      ; reading goes on once the descriptor can be written
-  broken                                ; a write has failed; what the peer has sent before is read
+  broken                                ; a write has failed; octets that came before are read
   write-wants-read)                     ; writing goes on once the descriptor can be read
 
 (document-functions

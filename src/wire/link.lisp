@@ -32,6 +32,7 @@ protocol. All run on its loop. A server includes this structure."
   (arriving '() :type list)             ; calls for which the read under way has brought messages
   (held-up nil :type (or null fifo))    ; a server's calls that wait for output to leave
   (draining nil :type boolean)          ; it gets no more calls
+  (broken nil :type boolean)            ; it sends no more, and ends when it has been read
   (stopped nil :type boolean)           ; the core reads no more until output has left
   (last-fields #() :type simple-vector) ; the metadata of the last call, to be shared
   (last-octets 0 :type index)           ; their memory, about

@@ -153,9 +153,23 @@ links."
 
 ;;; Opening a link
 
-(define-load-time-global **link-handler**
+(defun note-broken (socket)
+  "The handler's BROKEN."
+  (setf (link-broken (loop:connection-user socket)) t))
+
+(define-load-time-global **server-link-handler**
     (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
                        :sent #'link-sent))
+
+(define-load-time-global **client-link-handler**
+    (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
+                       :sent #'link-sent :broken #'note-broken))
+
+(defun link-handler (role)
+  "The handler of links in ROLE, :client or :server."
+  (ecase role
+    (:client **client-link-handler**)
+    (:server **server-link-handler**)))
 
 (defun speak-http2 (link role sink pool)
   "LINK speaks HTTP/2 from now on, in ROLE. The link shares http2's POOL with its owner's other
@@ -163,7 +177,7 @@ links."
   (let ((http2 (http2:make-connection role sink (link-options link) :user link :pool pool)))
     (setf (link-http2 link) http2
           (link-protocol link) nil
-          (loop:connection-handler (link-socket link)) **link-handler**)
+          (loop:connection-handler (link-socket link)) (link-handler role))
     (measure-link link)
     ;; the time-outs begin when the link was opened
     (http2:start-connection http2 (link-born-ns link))
@@ -187,7 +201,7 @@ has PROTOCOL and the loop's HANDLER until SPEAK-HTTP2 is called."
           (link-keepalive-timeout-ns link) keepalive-timeout-ns
           (link-protocol link) protocol
           (link-socket link) (loop:make-connection
-                              loop byte-channel (or handler **link-handler**)
+                              loop byte-channel (or handler (link-handler role))
                               :user link
                               :account (link-account link)
                               :max-unsent-octets (options-max-unsent-octets options)))

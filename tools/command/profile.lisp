@@ -97,6 +97,9 @@ system calls, waits and switches of thread, batons, allocation and collections. 
           (profile (call-for-profile #'profile:profile
                                      :pid pid :command command :in-flight in-flight
                                      :seconds seconds :rounds rounds :sampler sampler :load load)))
-      (when stacks-only (profile:write-missing *error-output* profile))
-      (call-for-profile #'write-profile-as output profile before stacks *standard-output*)))
+      (call-for-profile #'write-profile-as output profile before stacks *standard-output*)
+      (when stacks-only
+        (finish-output)
+        (handler-case (profile:write-missing *error-output* profile)
+          (stream-error ())))))         ; nobody reads it
   0)

@@ -115,7 +115,8 @@ put it."
   "True if ENTRY is that of the node NAME, so that it ends with this node. A copy of an entry, such
 as of a store that was copied, has no lease, or another: it would stand for ever for a node that
 does not exist."
-  (equal name (lease-name (etcd:entry-lease entry))))
+  (and (plusp (etcd:entry-lease entry))
+       (equal name (lease-name (etcd:entry-lease entry)))))
 
 (defun node-entry-name (entry prefix)
   "The name of the node whose entry is ENTRY, one after PREFIX; nil if it is not that of a node."

@@ -47,7 +47,10 @@
   "The KEY-FORMS of KEY, a symbol, which keeps them, or a string."
   (if (symbolp key)
       (or (get key 'key-forms)
-          (setf (get key 'key-forms) (make-forms-of-key key)))
+          (let ((forms (make-forms-of-key key)) (properties (symbol-plist key)))
+            ;; another thread may add a property; then this one is added at the next line
+            (compare-and-swap (symbol-plist key) properties (list* 'key-forms forms properties))
+            forms))
       (make-forms-of-key key)))
 
 (defun name-text (name)
@@ -71,8 +74,9 @@
   (multiple-value-bind (seconds rest) (floor ns +ns-per-second+)
     (let ((known **known-second**))
       (unless (eql seconds (car known))
-        (setf known (cons seconds (second-text seconds))
-              **known-second** known))
+        (setf known (cons seconds (second-text seconds)))
+        (sb-thread:barrier (:write))    ; the text is there before others see it
+        (setf **known-second** known))
       (append-ascii buffer (cdr known))
       (let ((octets (ensure-buffer-room buffer 8)) (at (buffer-end buffer))
             (micros (floor rest 1000)))
@@ -147,7 +151,7 @@ DEPTH levels deep."
     (loop for rest = list then (rest rest)
           for last = (atom (rest rest))
           do (unless (and (append-word buffer (first rest))
-                          (<= (- (buffer-end buffer) start) +visible-characters+)
+                          (< (- (buffer-end buffer) start) +visible-characters+)
                           (listp (rest rest)))
                (setf (buffer-end buffer) start)
                (return nil))

@@ -212,18 +212,24 @@ FUNCTION are ignored. The returned function may be called from any thread. See F
 
 ;;; Writers of lines
 
-(defconstant +joined-octets+ 65536
-  "Lines of about so many octets are written at once: some streams write each line to the system.")
+(defconstant +joined-octets+ 4096
+  "Lines of at most so many octets are written at once: some streams write each line to the system.
+Processes that share a pipe do not tear what each writes at once up to this length (PIPE_BUF).")
 
 (defun write-lines (lines stream)
   "Write LINES, simple strings, to STREAM."
   (let ((buffer (make-buffer :size 4096)))
-    (dolist (line lines)
-      (append-text buffer line)
-      (when (<= +joined-octets+ (buffer-fill buffer))
-        (write-string (buffer-string buffer) stream)
-        (clear-buffer buffer)))
-    (write-string (buffer-string buffer) stream)))
+    (flet ((write-joined ()
+             (write-string (buffer-string buffer) stream)
+             (clear-buffer buffer)))
+      (dolist (line lines)
+        (let ((before (buffer-fill buffer)))
+          (append-text buffer line)
+          (when (and (plusp before) (< +joined-octets+ (buffer-fill buffer)))
+            (setf (buffer-end buffer) (+ (buffer-start buffer) before))
+            (write-joined)
+            (append-text buffer line))))
+      (write-joined))))
 
 (defparameter *log-levels* '(:debug :info :warning :error :none)
   "The levels that a writer can begin with; events of tracers are written with any of them.")

@@ -27,9 +27,9 @@
 
 (in-package #:clgrpc.base)
 
-(defconstant +least-nursery-octets+ (* 64 1024 1024)
+(defconstant +least-nursery-octets+ (+ 32768 (* 64 1024 1024))
   "The octets consed between two collections while collections are quick.")
-(defconstant +most-nursery-octets+ (* 200 1024 1024)
+(defconstant +most-nursery-octets+ (+ 32768 (* 200 1024 1024))
   "The octets consed between two collections while these take long.")
 (defconstant +young-octets+ (* 64 1024 1024)
   "The most octets of objects that, after they have survived one or two collections, are copied once
@@ -52,7 +52,8 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
 
 (declaim (type heap-octets **live** **nursery**))
 (defglobal **live** 0)                  ; octets allocated after the last full collection of ours
-(defglobal **nursery** 0)               ; the size that we gave the nursery last
+(defglobal **nursery** 0)               ; the size that we gave the nursery last, one that no user
+                                        ; would choose
 
 (defun set-nursery (octets)
   "Have OCTETS consed between two collections, or a tenth of the heap if that is less. It applies
@@ -216,12 +217,24 @@ stopped, only those of the C library."
        0)))
   (note-given))
 
+(declaim (type unsigned-byte **time-aside**))
+(defglobal **time-aside** 0)            ; see COLLECT-ASIDE
+
+(defun collect-aside (&rest arguments)
+  "Collect garbage, with the ARGUMENTS of GC, in a process that has nothing else to do. The time is
+added to **TIME-ASIDE**, in the unit of *GC-RUN-TIME*, so that FIT-NURSERY does not count it."
+  (let ((before sb-ext:*gc-run-time*))
+    (apply #'sb-ext:gc arguments)
+    (incf **time-aside** (max 0 (- sb-ext:*gc-run-time* before)))))
+
 (defun give-memory-back ()
   "Collect the young objects, and return all free pages to the system, those of the store among
 them. From any thread that holds no lock. All threads stop while young, living objects are copied,
 and for some milliseconds at a time after that."
   (clear-store)
-  (sb-ext:gc :gen 2)
+  ;; the calls that end the silence get memory from the system anew
+  (when (= **nursery** (sb-ext:bytes-consed-between-gcs)) (set-nursery +least-nursery-octets+))
+  (collect-aside :gen 2)
   (return-free-pages))
 
 (defun full-collection-due-p (&key quick)
@@ -239,7 +252,7 @@ room for the copies."
 
 (defun collect-everything ()
   "Make a full collection, and give all free pages back to the system. As GIVE-MEMORY-BACK."
-  (sb-ext:gc :full t)
+  (collect-aside :full t)
   (setf **live** (heap-used))
   (return-free-pages))
 
@@ -297,7 +310,7 @@ takes a third of the share, so after a change the size stays."
   "What one thread knows that calls RETUNE-COLLECTOR now and then."
   (quiet-period (make-quiet-period) :type quiet-period :read-only t) ; see QUIET-P
   (ns 0 :type nanoseconds)              ; when it last found that garbage had been collected
-  (run-time 0 :type unsigned-byte)      ; *GC-RUN-TIME* then
+  (run-time 0 :type integer)            ; *GC-RUN-TIME* then, less **TIME-ASIDE**
   (epoch nil))                          ; of the last collection before
 
 (document-functions
@@ -306,12 +319,13 @@ takes a third of the share, so after a change the size stays."
 (defun fit-nursery (watch)
   "If garbage was collected since the last call with WATCH, adapt the nursery, unless the user has
 set another size."
-  (let ((now (monotonic-ns)) (run-time sb-ext:*gc-run-time*) (epoch (collection-epoch)))
+  (let ((now (monotonic-ns)) (run-time (- sb-ext:*gc-run-time* **time-aside**))
+        (epoch (collection-epoch)))
     (unless (eq epoch (collector-watch-epoch watch))
       (when (and (collector-watch-epoch watch) (= **nursery** (sb-ext:bytes-consed-between-gcs)))
         (set-nursery (fitting-nursery
                       **nursery**
-                      (/ (seconds-ns (/ (- run-time (collector-watch-run-time watch))
+                      (/ (seconds-ns (/ (max 0 (- run-time (collector-watch-run-time watch)))
                                         internal-time-units-per-second))
                          (max 1 (- now (collector-watch-ns watch)))))))
       (setf (collector-watch-ns watch) now

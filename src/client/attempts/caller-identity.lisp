@@ -45,7 +45,7 @@ an error of theirs, or :deadline-exceeded. In the caller's thread."
                      (credentials-metadata
                       channel credentials (call-rpc-method call)
                       :authority (hpack:field-value-string (authority-field call))
-                      :timeout (rpc:time-remaining call)))
+                      :remaining (lambda () (rpc:time-remaining call))))
       (setf (caller-identity-asked identity) t))
     (setf (client-parts-identity (ensure-client-parts call)) identity)))
 

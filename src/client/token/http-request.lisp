@@ -125,7 +125,7 @@ form, or names a user."
                                             "the server closed it"))))))))
 
 (sb-ext:define-load-time-global **exchange-handler**
-  (loop:make-handler :input #'take-input :closed #'connection-closed))
+  (loop:make-handler :input #'take-input :closed #'connection-closed :broken #'identity))
 
 (defun begin-exchange (exchange loop byte-channel url credentials)
   "Send the request of EXCHANGE over BYTE-CHANNEL, which is connected to URL, on LOOP."

@@ -10,6 +10,10 @@
 ;;;; and the flush at the end of the turn closes it and notifies the owner. A buffer is returned to
 ;;;; the pool only after FILL, with which the owner gives it up; otherwise it is left to the
 ;;;; collector.
+;;;;
+;;;; When a write fails the peer may have sent octets that say why, such as an answer and GOAWAY.
+;;;; They can still be read: a handler with a function BROKEN gets them before its connection is
+;;;; aborted. Clients have one; a server's answers to such octets would reach nobody.
 
 (in-package #:clgrpc.loop)
 
@@ -228,20 +232,25 @@ more."
              :failed))))
 
 (defun end-output (connection result)
-  "A write of CONNECTION has failed with RESULT: drop its output, and abort it once it is read to
-the end. A byte channel that is broken itself, such as by a wrong record of TLS, is not read
-further."
-  (cond ((or (= result +broken+)
-             (connection-stopped connection)
-             (not (eq :open (connection-state connection))))
-         (abort-connection connection (failure-reason connection result)))
-        (t (clear-buffer (connection-buffer connection))
+  "A write of CONNECTION has failed with RESULT: drop its output. If its handler has a function
+BROKEN, abort it once it is read to the end, or after +LINGER-NS+; else at once. A byte channel that
+is broken itself, such as by a wrong record of TLS, is not read further."
+  (let ((broken (handler-broken (connection-handler connection))))
+    (cond ((or (null broken)
+               (= result +broken+)
+               (connection-stopped connection)
+               (not (eq :open (connection-state connection))))
+           (abort-connection connection (failure-reason connection result)))
+          (t
+           (clear-buffer (connection-buffer connection))
            (setf (connection-reason connection) (failure-reason connection result)
                  (connection-broken connection) t
                  (connection-blocked connection) t
                  (connection-throttled connection) nil
                  (connection-readable connection) t)
-           (mark-ready connection)))
+           (start-linger-timer connection)
+           (mark-ready connection)
+           (funcall broken connection))))
   nil)
 
 (defun failure-reason (connection result)
@@ -352,7 +361,9 @@ flush phase."
   (trace-event :tcp :octets-read :peer (connection-peer connection) :result result)
   (cond ((plusp result)
          (incf (event-loop-octets-received (connection-loop connection)) result)
-         (when (and (< result room) (not (connection-ended connection))
+         (when (and (< result room)
+                    (not (connection-ended connection))
+                    (not (connection-broken connection)) ; it is read until nothing is left
                     (not (byte-channel-more (connection-byte-channel connection))))
            (setf (connection-readable connection) nil))
          t)
@@ -444,9 +455,10 @@ flush phase."
             (return-from read-connection nil))
            ((and (> (connection-unsent connection) (connection-max-unsent connection))
                  ;; nothing leaves before the handshake is over
-                 (not (byte-channel-handshaking-p (connection-byte-channel connection)))
-                 (not (connection-broken connection)))
-            (setf (connection-throttled connection) t)
+                 (not (byte-channel-handshaking-p (connection-byte-channel connection))))
+            (if (connection-broken connection) ; its output will never leave
+                (abort-connection connection (connection-reason connection))
+                (setf (connection-throttled connection) t))
             (return-from read-connection nil)))
      (let ((leftover (connection-leftover connection)))
        (cond ((null leftover) (read-into-area connection))
@@ -553,8 +565,10 @@ handshake, whose octets had arrived in an earlier turn, no further event would c
 (defun close-connection (connection &key abort)
   "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
 that accepts none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
-that is done. Closing a closed connection does nothing, except with ABORT. On the loop."
-  (cond ((or abort (connection-broken connection)) (abort-connection connection nil))
+that is done; if a write has failed before, with the reason of that. Closing a closed connection
+does nothing, except with ABORT. On the loop."
+  (cond ((or abort (connection-broken connection))
+         (abort-connection connection (if abort nil (connection-reason connection))))
         ((eq :open (connection-state connection))
          (setf (connection-state connection) :closing)
          (start-linger-timer connection)
@@ -570,7 +584,7 @@ that is done. Closing a closed connection does nothing, except with ABORT. On th
     (start-timer loop timer (+ (event-loop-now loop) +linger-ns+))))
 
 (defun give-up-lingering (connection)
-  (abort-connection connection nil))
+  (abort-connection connection (connection-reason connection)))
 
 (defun bound-lingering (loop most)
   "Reduce the lingering connections of LOOP to MOST; those that have lingered longest end first."

@@ -205,13 +205,14 @@ channel has no such thread any more."
                                               :message "the channel is closed")))))
   nil)
 
-(defun credentials-metadata (channel credentials method &key authority timeout)
+(defun credentials-metadata (channel credentials method &key authority remaining)
   "Return the metadata that CREDENTIALS give for a call of METHOD on CHANNEL, and wait for them.
-AUTHORITY is the :authority of the call, or nil for the channel's target. TIMEOUT is the seconds
-until the call's deadline, or nil: a future is not awaited longer, but a function among CREDENTIALS
-is not interrupted. Signal MISUSE if CREDENTIALS are not call credentials, and :unauthenticated if
-CHANNEL is not secure. Signal an RPC-ERROR if they fail: with their status, or :internal for a
-status that only applications may give; :deadline-exceeded after TIMEOUT."
+AUTHORITY is the :authority of the call, or nil for the channel's target. REMAINING, a function or
+nil, returns the seconds until the call's deadline, or nil: a future is not awaited longer, but a
+function among CREDENTIALS is not interrupted. Signal MISUSE if CREDENTIALS are not call
+credentials, and :unauthenticated if CHANNEL is not secure. Signal an RPC-ERROR if they fail: with
+their status, or :internal for a status that only applications may give; :deadline-exceeded after
+the deadline."
   (check-credentials credentials channel)
   (let ((future (loop:make-future)))
     (ask-credentials credentials channel method (or authority (channel-target channel))
@@ -220,7 +221,7 @@ status that only applications may give; :deadline-exceeded after TIMEOUT."
                        (if error
                            (loop:reject-future future error)
                            (loop:resolve-future future metadata))))
-    (handler-case (values (await future :timeout timeout))
+    (handler-case (values (await future :timeout (and remaining (funcall remaining))))
       (loop:await-timeout ()
         (error (make-rpc-error
                 :deadline-exceeded :ended-by :local :sent nil

@@ -422,3 +422,15 @@ over."
       (grpc:close-channel first)
       (is (typep (caught (grpc:receive call)) 'grpc:cancelled))
       (is (= 4 (number-of (ask second (note 2))))))))
+
+(test no-call-begins-on-a-broken-connection
+  "Its next write has failed, and it ends once it is read: a call waits for another connection."
+  (with-probe (channel) (:ask #'double)
+    (is (= 2 (number-of (ask channel (note 1)))))
+    (setf (client::client-link-broken (first (links-of channel))) t)
+    (let ((error (handler-case (ask channel (note 1) :timeout 0.3)
+                   (grpc:rpc-error (error) error))))
+      (is (typep error 'grpc:deadline-exceeded))
+      (is (not (grpc:rpc-error-sent-p error))))
+    (setf (client::client-link-broken (first (links-of channel))) nil)
+    (is (= 2 (number-of (ask channel (note 1)))))))

@@ -265,7 +265,8 @@ fails. They come all the same, and then the end with the reason."
                                   :closed (lambda (connection why)
                                             (declare (ignore connection))
                                             (setf reason why)
-                                            (sb-thread:signal-semaphore ended)))))
+                                            (sb-thread:signal-semaphore ended))
+                                  :broken #'identity)))
       (call-with-counted-server
        loop handler
        (lambda (connection client writes)
@@ -287,7 +288,55 @@ fails. They come all the same, and then the end with the reason."
          (is (typep reason 'socket-error)))))))
 
 (test what-a-peer-sent-before-a-reset-is-read
-  (mapc #'check-last-words '(0 10 30000)))
+  (mapc #'check-last-words '(0 10 30000 100000)))
+
+(defun check-deaf-peer (poller broken)
+  "A peer on a unix socket receives no more, and sends on: a connection whose handler has the function
+BROKEN, or nil, ends when it has been read, with both pollers."
+  (let* ((loop (make-event-loop :poller (funcall poller))) (ended (sb-thread:make-semaphore))
+         (path (format nil "~Aclgrpc-deaf-~36R" (uiop:temporary-directory)
+                       (random most-positive-fixnum (make-random-state t))))
+         (reason nil) (most 0)
+         (handler (make-handler :input (lambda (connection octets start end)
+                                         (append-octets (connection-output connection) octets
+                                                        :start start :end end)
+                                         (setf most (max most (connection-unsent connection)))
+                                         end)
+                                :closed (lambda (connection why)
+                                          (declare (ignore connection))
+                                          (setf reason why)
+                                          (sb-thread:signal-semaphore ended))
+                                :broken broken))
+         (address (format nil "unix:~A" path)))
+    (launch-event-loop loop)
+    (unwind-protect
+         (progn
+           (listen-on address (make-server-options) (list loop)
+                      (lambda (loop byte-channel peer)
+                        (declare (ignore peer))
+                        (make-connection loop byte-channel handler)))
+           (let ((socket (make-instance 'sb-bsd-sockets:local-socket :type :stream))
+                 (piece (pattern 1000)))
+             (sb-bsd-sockets:socket-connect socket path)
+             (unwind-protect
+                  (progn
+                    (sb-bsd-sockets:socket-shutdown socket :direction :input)
+                    (handler-case
+                        (loop repeat 20000
+                              until reason
+                              do (sb-bsd-sockets:socket-send socket piece 1000 :nosignal t)
+                              finally (is-true (await ended)))
+                      (sb-bsd-sockets:socket-error () (is-true (await ended))))
+                    (is (typep reason 'socket-error))
+                    (is (< most 4000000)))
+               (sb-bsd-sockets:socket-close socket))))
+      (stop-event-loop loop)
+      (uiop:delete-file-if-exists path))))
+
+(test peers-that-receive-no-more-are-left
+  (dolist (poller '(make-epoll-poller make-poll-poller))
+    (dolist (broken (list nil #'identity))
+      (check-deaf-peer poller broken))))
 
 (test large-output-is-sent-within-the-turn
   (with-loops (loop) ()

@@ -35,3 +35,25 @@
     (dolist (class '(secure-channel test-channel))
       (signals misuse (credentials:credentials-metadata (make-instance class) "token"
                                                         *test-method*)))))
+
+(defclass silent-credentials (credentials:call-credentials) ())
+
+(defmethod credentials:get-request-metadata ((credentials silent-credentials) request)
+  (declare (ignore request))
+  (loop:make-future))
+
+(test functions-use-up-the-time-of-a-deadline
+  "A future is awaited for as long as is left after the functions among the credentials have run."
+  (let* ((left 1000)
+         (credentials (credentials:compose-credentials
+                       (lambda (&rest arguments)
+                         (declare (ignore arguments))
+                         (setf left 0)
+                         '())
+                       (make-instance 'silent-credentials))))
+    (handler-case (progn (credentials:credentials-metadata
+                          (make-instance 'secure-channel) credentials *test-method*
+                          :remaining (lambda () left))
+                         (fail "No error"))
+      (status:deadline-exceeded (error)
+        (is (not (status:rpc-error-sent-p error)))))))
