@@ -239,12 +239,12 @@ Processes that share a pipe do not tear what each writes at once up to this leng
        (level :warning) (limit +journal-entries+))
   "Return a function for *LOG-FUNCTION* that writes each event of LEVEL (:debug, :info, :warning or
 :error; :none for no others) or above, and all events of tracers, as a line to STREAM: with the
-FORMAT :text for people, with :json an object for programs. A thread of its own writes, so that
-threads that log do not wait for STREAM. At most LIMIT lines, and 16 MB of them, wait to be written;
-further ones are dropped, and a line with the event events-dropped gives their number. A line shows
-at most 1,000 characters of a value, 16,384 in all, and 40,000 of a backtrace; characters that might
-move a cursor or look like another line are escaped. See FLUSH-LOG. Signal MISUSE for another level
-or format. From any thread."
+FORMAT :text for people, with :json an object for programs. A thread of its own writes, several
+lines at once, so that threads that log do not wait for STREAM. At most LIMIT lines, and 16 MB of
+them, wait to be written; further ones are dropped, and a line with the event events-dropped gives
+their number. A line shows at most 1,000 characters of a value, 16,384 in all, and 40,000 of a
+backtrace; characters that might move a cursor or look like another line are escaped. See FLUSH-LOG.
+Signal MISUSE for another level or format. From any thread."
   (check-choice :level level *log-levels*)
   (check-choice :format format '(:text :json))
   (check-type limit (integer 1 *))

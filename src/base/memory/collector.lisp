@@ -232,7 +232,7 @@ added to **TIME-ASIDE**, in the unit of *GC-RUN-TIME*, so that FIT-NURSERY does 
 them. From any thread that holds no lock. All threads stop while young, living objects are copied,
 and for some milliseconds at a time after that."
   (clear-store)
-  ;; the calls that end the silence get memory from the system anew
+  ;; the first work afterwards must get all memory that it uses from the system
   (when (= **nursery** (sb-ext:bytes-consed-between-gcs)) (set-nursery +least-nursery-octets+))
   (collect-aside :gen 2)
   (return-free-pages))

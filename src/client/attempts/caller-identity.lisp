@@ -12,8 +12,8 @@
 ;;;; fail, the attempt counts as one for which no server was found, and the policy of its method
 ;;;; decides the next step. A call whose attempt waits for credentials is in the table ASKING of its
 ;;;; core; it ends by its deadline, or with its channel. Credentials that have not answered by then
-;;;; keep an IDENTITY-WAIT, but not the call and its request, since they may keep very many. All but
-;;;; BEGIN-IDENTITY is on the loop.
+;;;; hold an IDENTITY-WAIT, which no longer refers to the call: requests of very many ended calls
+;;;; would fill the heap. All functions but BEGIN-IDENTITY are called on the loop.
 
 (in-package #:clgrpc.client)
 
@@ -36,8 +36,8 @@
 
 (defun begin-identity (call channel credentials)
   "Give the attempts of CALL, a new call on CHANNEL, the metadata of CREDENTIALS. Signal
-:unauthenticated if these must not be sent on CHANNEL; where a function is among CREDENTIALS, also
-an error of theirs, or :deadline-exceeded. In the caller's thread."
+:unauthenticated if CREDENTIALS must not be sent on CHANNEL. If a function is among CREDENTIALS,
+they are asked now: signal their error, or :deadline-exceeded. In the caller's thread."
   (let ((waiting (nth-value 1 (credentials:check-credentials credentials channel)))
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
