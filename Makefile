@@ -10,9 +10,9 @@ SOURCES := $(filter-out clgrpc-tests.asd,$(wildcard *.asd)) scripts/load.lisp sc
              -o -name '*.json' -o -name 'console.*' -o -name 'page.css' -o -path 'examples/chat/*' -type f)
 TESTS := clgrpc-tests.asd $(shell find tests \( -name '*.lisp' -o -name '*.proto' -o -name '*.txt' -o -path '*/vectors/*' \) -type f)
 
-BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \
+BENCH_PARTS := unary streams client matrix single mixed openloop bulk allocation protobuf tls connections \
                live echo http web inproc cluster services scale capacity \
-               loops
+               loops observed tool start
 
 .DEFAULT_GOAL := bin/clgrpc
 .PHONY: FORCE install install-test test endurance demo demo-cluster conformance manual simulate soak storm faults bench report truth profile clean help $(BENCH_PARTS:%=bench-%)
@@ -131,8 +131,8 @@ help:
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 25 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'
-	@echo '                  connections, live, echo, http, web, inproc, cluster,'
-	@echo '                  services, scale or capacity'
+	@echo '                  single, mixed, connections, live, echo, http, web, inproc, cluster, services,'
+	@echo '                  scale, capacity, loops, observed, tool or start'
 	@echo 'make report       5,000 calls a second to our server, grpc-go and tonic from ghz and clgrpc load, and'
 	@echo '                  what these cost beside h2load: bench/results/report.*; REPORT="--short" is quick'
 	@echo 'make truth        what clgrpc load, ghz and k6 say of a server of known delays, beside theory (needs Go);'

@@ -83,8 +83,8 @@ def cores():
 
 
 def pinned(core, command):
-    """COMMAND held to CORE."""
-    return ["taskset", "-c", str(core), *command]
+    """COMMAND held to CORE, or as it is if that is None."""
+    return list(command) if core is None else ["taskset", "-c", str(core), *command]
 
 
 def _thread_times(pid):

@@ -6,6 +6,8 @@ import statistics
 
 import support
 
+FLOOR = "C"  # the side that makes the system calls of a server, or a load, and does nothing else
+
 
 def medians(runs):
     """The median of each figure that all RUNS, a list of dictionaries, have."""
@@ -66,7 +68,7 @@ def interleaved(rows, sides, rounds, run, warm_up=None):
 
 
 def comparisons(rows, describe, figures, us="clgrpc"):
-    """How US stands against each other side: a list of dictionaries for every row and each of
+    """How US stands against each other side but FLOOR: a list of dictionaries for every row and each of
     FIGURES, which are (key, name, whether less is better, or None if neither is)."""
     found = []
     for row in rows:
@@ -77,5 +79,5 @@ def comparisons(rows, describe, figures, us="clgrpc"):
                        "theirs": theirs[key],
                        "lost": (ours[key] > theirs[key]) == less and ours[key] != theirs[key]}
                       for key, title, less in figures
-                      if less is not None and name != us and key in ours and key in theirs]
+                      if less is not None and name not in (us, FLOOR) and key in ours and key in theirs]
     return found

@@ -1,5 +1,6 @@
 """The servers that are compared, each held to one core with one loop: ours, grpc-go, tonic on its
-current-thread flavour, and nghttpd, which knows no gRPC but sends the same octets and a trailer."""
+current-thread flavour, nghttpd, which knows no gRPC but sends the same octets and a trailer, and
+bench/peers/canned.c, which shows how much of the cost is the kernel's."""
 
 import contextlib
 import os
@@ -9,6 +10,7 @@ import socket
 import time
 
 import machine
+import series
 import support
 
 FEATURES = os.path.join(support.ROOT, "examples", "features.json")
@@ -66,10 +68,11 @@ class Contender:
 
 
 class Contenders:
-    """The servers of one part, alive inside the `with` block."""
+    """The servers of one part, alive inside the `with` block; they may use all cores if they are
+    not PINNED."""
 
-    def __init__(self, options):
-        self.core = machine.cores()[1]
+    def __init__(self, options, pinned=True):
+        self.core = machine.cores()[1] if pinned else None
         self.options = options
         self.members = []
         self.absent = []
@@ -119,6 +122,9 @@ class Contenders:
         else:
             self.add("nghttpd", ["nghttpd", "--no-tls", *options], kind=FileServer)
         self.members[-1].command = self.members[-1].command.replace(root, "ROOT")
+
+    def add_floor(self):
+        self.add(series.FLOOR, [support.c_build("canned")])
 
     def commands(self):
         return {member.name: member.command for member in self.members}

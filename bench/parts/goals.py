@@ -1,6 +1,7 @@
-"""The project's goals, and their state: for each goal a bound and the figure that must not exceed
-it. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is better
-everywhere."""
+"""The project's goals, and their state: for each goal a text, a bound, the figure that must not
+exceed it and, where that is measured, the figure of a C program that makes the same system calls and
+does nothing else. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is
+better everywhere."""
 
 import re
 
@@ -10,7 +11,10 @@ import echo
 import inproc
 import live
 import loops
+import mixed
 import protobuf
+import series
+import single
 import streams
 import unary
 import web
@@ -18,37 +22,52 @@ import web
 MORE_IS_BETTER = {"requests_per_second", "calls_per_second", "messages_per_second"}
 
 
-def ratio(row, key, peer):
-    """Ours to PEER's, or the other way round where more is better; None if the peer was absent."""
+def ratio(row, key, peer, us="clgrpc"):
+    """Ours to PEER's, or the other way round where more is better; None if either was absent."""
     sides = row["sides"]
-    if peer not in sides:
+    if peer not in sides or us not in sides:
         return None
-    ours, theirs = sides["clgrpc"]["median"][key], sides[peer]["median"][key]
+    ours, theirs = sides[us]["median"][key], sides[peer]["median"][key]
     return theirs / ours if key in MORE_IS_BETTER else ours / theirs
 
 
+def ratios(row, key, peer):
+    """The ratio of ROW, and that of the C program."""
+    return ratio(row, key, peer), ratio(row, key, peer, series.FLOOR)
+
+
 def worst(rows, key, peer):
-    """The largest ratio of ROWS."""
-    ratios = [ratio(row, key, peer) for row in rows]
-    return max((value for value in ratios if value is not None), default=None)
+    """The ratios of the one of ROWS whose own is the largest."""
+    return max((ratios(row, key, peer) for row in rows if ratio(row, key, peer) is not None),
+               default=(None, None), key=lambda pair: pair[0])
 
 
 def unary_goals(results):
     rows = {unary.describe(row): row for row in results["rows"]}
     cpu = "cpu_us_per_call"
     for name, bound in [("10 × 100", 0.1), ("10 × 10", 0.2), ("10 × 1", 0.55), ("1 × 1", 0.65)]:
-        yield "server CPU at %s, to grpc-go" % name, bound, ratio(rows[name], cpu, "grpc-go")
-    yield "server CPU at 10 × 100, to tonic", 1 / 3, ratio(rows["10 × 100"], cpu, "tonic")
-    yield "server CPU at 10 × 100, to nghttpd", 1, ratio(rows["10 × 100"], cpu, "nghttpd")
+        yield "server CPU at %s, to grpc-go" % name, bound, *ratios(rows[name], cpu, "grpc-go")
+    yield "server CPU at 10 × 100, to tonic", 1 / 3, *ratios(rows["10 × 100"], cpu, "tonic")
+    yield "server CPU at 10 × 100, to nghttpd", 1, *ratios(rows["10 × 100"], cpu, "nghttpd")
     for key, text in [("requests_per_second", "throughput"), ("mean_latency_us", "mean latency")]:
-        yield text + ", worst row, to grpc-go", 1, worst(rows.values(), key, "grpc-go")
+        yield text + ", worst row, to grpc-go", 1, *worst(rows.values(), key, "grpc-go")
 
 
 def streams_goals(results):
     for row in results["rows"]:
-        for peer, bound in [("grpc-go", 1 / 3), ("tonic", 1)]:
+        for peer, bound in [("grpc-go", 1 / 3),
+                            ("tonic", 1 if row["method"] == "RecordRoute" else 0.65)]:
             yield ("server CPU per message of %s, to %s" % (streams.describe(row), peer), bound,
-                   ratio(row, "server_cpu_us_per_message", peer))
+                   *ratios(row, "server_cpu_us_per_message", peer))
+
+
+def single_goals(results):
+    for row in results["rows"]:
+        yield ("server CPU of %s, to tonic" % single.describe(row), 0.75,
+               *ratios(row, "server_cpu_us_per_call", "tonic"))
+        for peer in ("grpc-go", "tonic"):
+            yield ("p50 of %s, to %s" % (single.describe(row), peer), 1,
+                   *ratios(row, "p50_us", peer))
 
 
 def client_goals(results):
@@ -59,17 +78,26 @@ def client_goals(results):
         yield text + ", to grpc-go", bound, ratio(row, key, "grpc-go")
 
 
+def mixed_goals(results):
+    for row in results["rows"]:
+        if row["computing"]:
+            name = mixed.describe(row)
+            yield ("p99 of short calls %s of up to %d ms, ms" % (name, mixed.LONGEST_MS),
+                   2 * mixed.LONGEST_MS, row["sides"]["clgrpc"]["median"]["p99_ms"])
+            yield ("p99.9 of short calls %s, to grpc-go" % name, 1, ratio(row, "p999_ms", "grpc-go"))
+
+
 def matrix_goals(results):
     rows = results["rows"]
     cpu, rate = "server_cpu_us_per_call", "calls_per_second"
     yield ("server CPU with one client, worst cell, to grpc-go", 0.75,
-           worst([row for row in rows if row["clients"] == 1], cpu, "grpc-go"))
+           *worst([row for row in rows if row["clients"] == 1], cpu, "grpc-go"))
     yield ("server CPU with more clients, worst cell, to grpc-go", 0.5,
-           worst([row for row in rows if row["clients"] > 1], cpu, "grpc-go"))
+           *worst([row for row in rows if row["clients"] > 1], cpu, "grpc-go"))
     for bound, text, group in [(1, "free", False), (1 / 0.95, "bound by the client", True)]:
         cells = [row for row in rows if row["client_bound"] == group]
         yield ("throughput in cells %s, worst of %d, to grpc-go" % (text, len(cells)), bound,
-               worst(cells, rate, "grpc-go"))
+               *worst(cells, rate, "grpc-go"))
 
 
 def openloop_goals(results):
@@ -82,7 +110,7 @@ def openloop_goals(results):
 def bulk_goals(results):
     rows = [row for row in results["beside"] if row["scenario"] != "none"]
     yield ("p99 of small calls beside messages of 16 MB, worst row, to grpc-go", 1,
-           worst(rows, "bystander_p99_us", "grpc-go"))
+           *worst(rows, "bystander_p99_us", "grpc-go"))
 
 
 def allocation_goals(results):
@@ -96,13 +124,13 @@ def allocation_goals(results):
 
 def protobuf_goals(results):
     free = {"blob", "maps", "unicode"}
-    ratios = sorted(ratio(row, "ns", "Go") for row in results["rows"]
+    judged = sorted(ratio(row, "ns", "Go") for row in results["rows"]
                     if row["message"] not in free)
     for row in results["rows"]:
         yield (protobuf.describe(row) + ", to Go", 1 if row["message"] in free else 0.5,
                ratio(row, "ns", "Go"))
     yield ("half of the rows of scalars, lists, packed fields and ASCII, to Go", 0.33,
-           ratios[(len(ratios) - 1) // 2])
+           judged[(len(judged) - 1) // 2])
 
 
 def tls_goals(results):
@@ -188,7 +216,7 @@ def echo_goals(results):
     for row in results["rows"]:
         if echo.describe(row) == "10 × 100":
             yield ("server CPU at 10 × 100, to epoll in C", 1.3,
-                   ratio(row, "cpu_ns_per_message", echo.C))
+                   ratio(row, "cpu_ns_per_message", echo.C), 1)
 
 
 def http_goals(results):
@@ -218,6 +246,21 @@ def observed_goals(results):
                sides["clgrpc, " + name]["median"]["ratio"])
 
 
+def tool_goals(results):
+    *paced, full = results["rows"]
+    for row in paced:
+        yield ("CPU of a call, %s, to C" % row["load"], 1.1,
+               ratio(row, "cpu_us_per_call", series.FLOOR), 1)
+    yield "CPU of a call at full speed, to h2load", 0.34, ratio(full, "cpu_us_per_call", "h2load")
+
+
+def start_goals(results):
+    bounds = {"compiled and loaded, s": 15, "loaded, s": 0.4, "first call of a program, ms": 20,
+              "executable, MB": 45}
+    for row in results["rows"]:
+        yield row["what"], bounds[row["what"]], row["sides"]["clgrpc"]["median"]["figure"]
+
+
 def services_goals(_):
     return []
 
@@ -238,10 +281,11 @@ def capacity_goals(results):
 
 
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
-         "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
+         "matrix": matrix_goals, "single": single_goals, "mixed": mixed_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
          "connections": connections_goals, "live": live_goals, "echo": echo_goals,
          "http": http_goals, "web": web_goals, "cluster": cluster_goals,
          "services": services_goals, "scale": scale_goals, "capacity": capacity_goals,
-         "loops": loops_goals, "observed": observed_goals}
+         "loops": loops_goals, "observed": observed_goals,
+         "tool": tool_goals, "start": start_goals}

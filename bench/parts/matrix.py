@@ -31,16 +31,17 @@ def measure(options):
     peer = servers.peer()
 
     def run(row, server):
-        words = streams.load_command(row, row["clients"], options.seconds)
+        words = streams.load_command(row, options.seconds)
         with driven.Load([peer, *words[1:], server.address], core, {"GOMAXPROCS": "1"}) as load:
             return driven.measured(load, server)
 
     with servers.Contenders(options) as contenders:
         contenders.add_ours()
         contenders.add_grpc_go()
+        contenders.add_floor()
         rows = series.interleaved(ROWS, contenders.members, options.rounds, run)
         add_scaling(rows)
-        shown = " ".join(streams.load_command(ROWS[-1], 100, options.seconds))
+        shown = " ".join(streams.load_command(ROWS[-1], options.seconds))
         return {"commands": {**contenders.commands(),
                              "load": "GOMAXPROCS=1 taskset -c %d %s ADDRESS" % (core, shown)},
                 "absent": contenders.absent, "rows": rows}
@@ -52,7 +53,7 @@ def add_scaling(rows):
              for row in rows if row["clients"] == 1 for name, side in row["sides"].items()}
     for row in rows:
         row["client_bound"] = all(side["median"]["client_core_percent"] > BOUND_PERCENT
-                                  for side in row["sides"].values())
+                                  for name, side in row["sides"].items() if name != series.FLOOR)
         for name, side in row["sides"].items():
             median = side["median"]
             median["scaling_efficiency"] = (median["calls_per_second"] / row["clients"]

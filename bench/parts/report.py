@@ -5,6 +5,7 @@ import os
 
 import goals
 import markdown
+import series
 import support
 
 RESULTS = os.path.join(support.ROOT, "bench", "results")
@@ -64,12 +65,15 @@ def aims(parts, found):
     """A table of the goals and how far they are."""
     lines = []
     for name, results in found.items():
-        for text, bound, value in goals.GOALS[name](results):
+        for text, bound, value, *floor in goals.GOALS[name](results):
             verdict = "–" if value is None else "met" if value <= bound else "**missed**"
             lines.append([parts[name].TITLE, text, markdown.figure(bound),
-                          markdown.figure(value), verdict])
-    return markdown.table(["part", "goal", "at most", "measured", ""], lines,
-                          text_columns=2)
+                          markdown.figure(value), verdict,
+                          "".join(markdown.figure(figure) for figure in floor if figure)])
+    return ("In the column C stands the figure of a C program that makes the same system calls and "
+            "does nothing else, where it is measured: nothing that uses these can be below it.\n\n"
+            + markdown.table(["part", "goal", "at most", "measured", "", series.FLOOR], lines,
+                             text_columns=2))
 
 
 def write(parts):

@@ -9,10 +9,10 @@ import servers
 import svg
 
 TITLE = "Server CPU per message of a stream"
-CLIENTS = 10
-ROWS = [{"method": "ListFeatures", "messages": 100, "outstanding": 1},
-        {"method": "RecordRoute", "messages": 1000, "outstanding": 1},
-        {"method": "RouteChat", "messages": 1000, "outstanding": 100}]
+ROWS = [{"method": "ListFeatures", "messages": 100, "outstanding": 1, "clients": 10},
+        {"method": "RecordRoute", "messages": 1000, "outstanding": 1, "clients": 10},
+        {"method": "RouteChat", "messages": 1000, "outstanding": 100, "clients": 10}]
+ROWS += [dict(row, clients=100) for row in ROWS]
 FIGURES = [("server_cpu_us_per_message", "CPU µs/message", True),
            ("messages_per_second", "messages/s", False),
            ("mean_latency_us", "mean latency of a call µs", None)]
@@ -20,9 +20,9 @@ METHODS = {"GetFeature": "get-feature", "ListFeatures": "list-features",
            "RecordRoute": "record-route", "RouteChat": "route-chat"}
 
 
-def load_command(row, clients, seconds):
-    """The load that ROW, a dictionary with method, messages and outstanding, describes."""
-    return ["peer", "load", "-method", METHODS[row["method"]], "-clients", str(clients),
+def load_command(row, seconds):
+    """The load that ROW, a dictionary with method, messages, outstanding and clients, describes."""
+    return ["peer", "load", "-method", METHODS[row["method"]], "-clients", str(row["clients"]),
             "-messages", str(row["messages"]), "-outstanding", str(row["outstanding"]),
             "-duration", "%gs" % seconds]
 
@@ -32,7 +32,7 @@ def measure(options):
     peer = servers.peer()
 
     def run(row, server):
-        command = [peer, *load_command(row, CLIENTS, options.seconds)[1:], server.address]
+        command = [peer, *load_command(row, options.seconds)[1:], server.address]
         with driven.Load(command, core, {"GOMAXPROCS": "1"}) as load:
             return driven.measured(load, server)
 
@@ -40,15 +40,16 @@ def measure(options):
         contenders.add_ours()
         contenders.add_grpc_go()
         contenders.add_tonic()
+        contenders.add_floor()
         rows = series.interleaved(ROWS, contenders.members, options.rounds, run)
         return {"commands": {**contenders.commands(),
                              "load": "GOMAXPROCS=1 taskset -c %d %s ADDRESS" % (core, " ".join(
-                                 load_command(ROWS[2], CLIENTS, options.seconds)))},
+                                 load_command(ROWS[2], options.seconds)))},
                 "absent": contenders.absent, "rows": rows}
 
 
 def describe(row):
-    return row["method"]
+    return "%(method)s, %(clients)d" % row
 
 
 def comparisons(results):
@@ -56,12 +57,12 @@ def comparisons(results):
 
 
 def table(results):
-    shapes = ["%(method)s %(messages)d" % row for row in ROWS]
+    shapes = ["%(method)s %(messages)d" % row for row in ROWS if row["clients"] == 10]
     return "\n".join([
-        "%d clients, each with one call at a time on its own connection, grpc-go's client on one "
-        "core, the server on the other. Messages per call: %s; RouteChat keeps %d on their way."
-        % (CLIENTS, ", ".join(shapes), ROWS[2]["outstanding"]), "",
-        markdown.comparison(results["rows"], "call", describe, FIGURES)])
+        "10 and 100 clients, each with one call at a time on its own connection, grpc-go's client on "
+        "one core, the server on the other. Messages per call: %s; RouteChat keeps %d on their way."
+        % (", ".join(shapes), ROWS[2]["outstanding"]), "",
+        markdown.comparison(results["rows"], "call, clients", describe, FIGURES)])
 
 
 def plots(results):

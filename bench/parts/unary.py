@@ -66,6 +66,7 @@ def measure(options):
         contenders.add_grpc_go()
         contenders.add_tonic()
         contenders.add_nghttpd(load.METHOD, call.answer, directory)
+        contenders.add_floor()
         core = machine.cores()[0]
         runs = Runs(call, options.seconds, core)
         rows = series.interleaved(ROWS, contenders.members, options.rounds, runs.run,

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"math/rand"
 	"os"
 	"sort"
 	"sync"
@@ -12,15 +13,18 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	routepb "google.golang.org/grpc/examples/route_guide/routeguide"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
 // runPaced makes small calls at fixed times, whatever the answers do, and prints a line of JSON: the
-// quantiles of their latencies, each from when it was due.
+// quantiles of their latencies, each from when it was due. With -burn they are calls that take 0.2 to
+// 3 ms of the server's CPU (see burningRouteGuide), by chance.
 func runPaced(arguments []string) int {
 	set := flag.NewFlagSet("paced-client", flag.ExitOnError)
 	rate := set.Int("rate", 1000, "calls a second")
 	duration := set.Duration("time", 5*time.Second, "how long")
+	burn := set.Bool("burn", false, "make calls of GetFeature whose handlers burn CPU")
 	set.Parse(arguments)
 	connection, err := grpc.NewClient(set.Arg(0),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -29,7 +33,17 @@ func runPaced(arguments []string) int {
 	}
 	defer connection.Close()
 	client, request := testpb.NewBenchmarkServiceClient(connection), bulkRequest(10, 10)
-	if _, err := client.UnaryCall(context.Background(), request); err != nil {
+	guide := routepb.NewRouteGuideClient(connection)
+	call := func() error {
+		if *burn {
+			_, err := guide.GetFeature(context.Background(),
+				&routepb.Point{Latitude: 200 + rand.Int31n(2801), Longitude: 1})
+			return err
+		}
+		_, err := client.UnaryCall(context.Background(), request)
+		return err
+	}
+	if err := call(); err != nil {
 		return complain(err)
 	}
 	count := int(duration.Seconds() * float64(*rate))
@@ -42,7 +56,7 @@ func runPaced(arguments []string) int {
 		calls.Add(1)
 		go func() {
 			defer calls.Done()
-			_, failures[i] = client.UnaryCall(context.Background(), request)
+			failures[i] = call()
 			latencies[i] = float64(time.Since(due).Nanoseconds()) / 1e6
 		}()
 	}

@@ -133,6 +133,7 @@ func serveBench(arguments []string) int {
 	records := f.set.Int("records", 0, "keep a table of so many small records")
 	renewals := f.set.Int("renewals", 1, "replace so many of them a second")
 	metrics := f.set.String("metrics", "", "where to tell Prometheus what OpenTelemetry has counted")
+	burn := f.set.Bool("burn", false, "have handlers of GetFeature burn CPU")
 	f.set.Parse(arguments)
 	if *records > 0 {
 		go live(*records, *renewals)
@@ -153,7 +154,11 @@ func serveBench(arguments []string) int {
 	if err != nil {
 		return complain(err)
 	}
-	routepb.RegisterRouteGuideServer(server, &benchRouteGuide{features: features})
+	if *burn {
+		routepb.RegisterRouteGuideServer(server, newBurningRouteGuide())
+	} else {
+		routepb.RegisterRouteGuideServer(server, &benchRouteGuide{features: features})
+	}
 	testpb.RegisterBenchmarkServiceServer(server, benchmarkService{})
 	return f.serve(server)
 }

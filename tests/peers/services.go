@@ -156,6 +156,37 @@ func (s *benchRouteGuide) GetFeature(_ context.Context, point *routepb.Point) (*
 	return featureOrNameless(s.features, point), nil
 }
 
+// burningRouteGuide computes as many microseconds as the latitude of the point says.
+type burningRouteGuide struct {
+	routepb.UnimplementedRouteGuideServer
+	rounds int // of a microsecond
+}
+
+var burned uint64 // so that the compiler must compute it
+
+func burn(rounds int) {
+	word := uint64(88172645463325252)
+	for range rounds {
+		word ^= word << 13
+		word ^= word >> 7
+		word ^= word << 17
+	}
+	burned = word
+}
+
+// newBurningRouteGuide finds out how fast this processor is.
+func newBurningRouteGuide() *burningRouteGuide {
+	const rounds = 20000000
+	begin := time.Now()
+	burn(rounds)
+	return &burningRouteGuide{rounds: int(rounds / time.Since(begin).Microseconds())}
+}
+
+func (s *burningRouteGuide) GetFeature(_ context.Context, point *routepb.Point) (*routepb.Feature, error) {
+	burn(int(point.Latitude) * s.rounds)
+	return &routepb.Feature{Location: point}, nil
+}
+
 func (s *benchRouteGuide) ListFeatures(area *routepb.Rectangle, stream grpc.ServerStreamingServer[routepb.Feature]) error {
 	return (&routeGuide{features: s.features}).ListFeatures(area, stream)
 }
