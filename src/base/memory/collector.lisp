@@ -3,7 +3,10 @@
 ;;;; before, so fewer collections are less work. But all memory that is consed between two
 ;;;; collections is written: a process that was idle must get it from the system again, and less of
 ;;;; it stays in the processor's caches. So the nursery, the octets consed between two collections,
-;;;; is small, and large while collections take more than a hundredth of the time.
+;;;; has 64 MB, and 200 MB while collections take more than a hundredth of the time. A process that
+;;;; keeps what it conses (a large table whose entries are replaced) has long collections, the
+;;;; longer the larger the nursery, and all threads wait for them: its nursery becomes smaller, as
+;;;; long as collections take less than a hundredth of the time.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
 ;;;; functions). It is QUIET if it conses little, or idle. Such a process collects young objects and
@@ -27,13 +30,18 @@
 
 (in-package #:clgrpc.base)
 
-(defconstant +least-nursery-octets+ (+ 32768 (* 64 1024 1024))
-  "The octets consed between two collections while collections are quick.")
+(defconstant +nursery-octets+ (+ 32768 (* 64 1024 1024))
+  "The octets consed between two collections at first, and while collections are quick and rare.")
 (defconstant +most-nursery-octets+ (+ 32768 (* 200 1024 1024))
-  "The octets consed between two collections while these take long.")
+  "The octets consed between two collections while these take much of the time.")
+(defconstant +least-nursery-octets+ (* 8 1024 1024)
+  "The octets consed between two collections while each of these takes long.")
+(defconstant +long-collection-ns+ 10000000
+  "A collection that takes longer should be divided.")
 (defconstant +young-octets+ (* 64 1024 1024)
   "The most octets of objects that, after they have survived one or two collections, are copied once
-more before they count as old; the copying takes a fifteenth of a second.")
+more before they count as old, with a nursery of +NURSERY-OCTETS+; the copying takes a fifteenth of
+a second.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
@@ -56,27 +64,32 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
                                         ; would choose
 
 (defun set-nursery (octets)
-  "Have OCTETS consed between two collections, or a tenth of the heap if that is less. It applies
-after the next collection."
+  "Have OCTETS consed between two collections, or a tenth of the heap if that is less, and at most
+as many survivors copied at once. It applies after the next collection."
   (setf **nursery** (min octets (floor (sb-ext:dynamic-space-size) 10))
-        (sb-ext:bytes-consed-between-gcs) **nursery**))
+        (sb-ext:bytes-consed-between-gcs) **nursery**
+        (sb-ext:generation-bytes-consed-between-gcs 1)
+        (min octets +young-octets+ (floor (sb-ext:dynamic-space-size) 16))))
+
+(defun nursery-ours-p ()
+  "True unless the user has set another size."
+  (= **nursery** (sb-ext:bytes-consed-between-gcs)))
 
 (defun tune-collector ()
   "Make this process collect garbage less often, and keep its memory until a full collection. This
 is for servers, and for clients with much work; a library should not call it. Between two
 collections 64 MB are consed, or 200 MB in a process whose collections take more than a hundredth
-of its time, but never more than a tenth of the heap; a size that the user sets afterwards stays.
-Objects that have survived one or two collections may occupy 64 MB more, and older ones an
-eighth of the heap, before they are collected again. When the process has consed less than 4 MB a
+of its time, or down to 8 MB in one whose collections take more than 10 ms each, but never more than
+a tenth of the heap; a size that the user sets afterwards stays. Objects that have survived one or
+two collections may occupy as much more, but at most 64 MB, and older ones an eighth of the heap,
+before they are collected again. When the process has consed less than 4 MB a
 second for five seconds, or its event loops have had no work for eight seconds, it returns memory to
 the system, in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full
 collection, which takes half a second for each living gigabyte, so that objects that live then are
 not copied again: call it once the permanent data is loaded. From any thread."
   (keep-free-memory)
-  (set-nursery +least-nursery-octets+)
-  (setf (sb-ext:generation-bytes-consed-between-gcs 1)
-        (min +young-octets+ (floor (sb-ext:dynamic-space-size) 16))
-        ;; an object is copied once
+  (set-nursery +nursery-octets+)
+  (setf ;; an object is copied once
         (sb-ext:generation-number-of-gcs-before-promotion 1) 0
         (sb-ext:generation-bytes-consed-between-gcs 2)
         (floor (sb-ext:dynamic-space-size) 8))
@@ -233,7 +246,8 @@ them. From any thread that holds no lock. All threads stop while young, living o
 and for some milliseconds at a time after that."
   (clear-store)
   ;; the first work afterwards must get all memory that it uses from the system
-  (when (= **nursery** (sb-ext:bytes-consed-between-gcs)) (set-nursery +least-nursery-octets+))
+  (when (and (nursery-ours-p) (< +nursery-octets+ **nursery**))
+    (set-nursery +nursery-octets+))
   (collect-aside :gen 2)
   (return-free-pages))
 
@@ -299,12 +313,19 @@ QUIET-PERIOD see QUIET-P."
 
 ;;; The size of the nursery
 
-(defun fitting-nursery (octets share)
-  "The size for a nursery of OCTETS if collections take SHARE of the time, a real. The larger size
-takes a third of the share, so after a change the size stays."
-  (cond ((< 1/100 share) +most-nursery-octets+)
-        ((< share 1/400) +least-nursery-octets+)
-        (t octets)))
+(defun fitting-nursery (octets share ns)
+  "The size for a nursery of OCTETS if collections take SHARE of the time, a real, and the last one
+took NS. Half the nursery takes at most twice the share, and the largest a third, so that after a
+change the size stays."
+  (let ((long (< +long-collection-ns+ ns)) (larger (< +nursery-octets+ octets)))
+    (cond ((< 1/100 share)
+           (cond ((and long (<= share 1/50)) octets)
+                 ((< octets +nursery-octets+) (min +nursery-octets+ (* 2 octets)))
+                 (t +most-nursery-octets+)))
+          (larger (if (< share (if long 1/200 1/400)) +nursery-octets+ octets))
+          (long (max +least-nursery-octets+ (ash octets -1)))
+          ((and (< share 1/400) (< ns (floor +long-collection-ns+ 4))) +nursery-octets+)
+          (t octets))))
 
 (defstruct (collector-watch (:copier nil) (:predicate nil))
   "What one thread knows that calls RETUNE-COLLECTOR now and then."
@@ -322,12 +343,12 @@ set another size."
   (let ((now (monotonic-ns)) (run-time (- sb-ext:*gc-run-time* **time-aside**))
         (epoch (collection-epoch)))
     (unless (eq epoch (collector-watch-epoch watch))
-      (when (and (collector-watch-epoch watch) (= **nursery** (sb-ext:bytes-consed-between-gcs)))
-        (set-nursery (fitting-nursery
-                      **nursery**
-                      (/ (seconds-ns (/ (max 0 (- run-time (collector-watch-run-time watch)))
-                                        internal-time-units-per-second))
-                         (max 1 (- now (collector-watch-ns watch)))))))
+      (when (and (collector-watch-epoch watch) (nursery-ours-p))
+        (let* ((ns (seconds-ns (/ (max 0 (- run-time (collector-watch-run-time watch)))
+                                  internal-time-units-per-second)))
+               (share (/ ns (max 1 (- now (collector-watch-ns watch)))))
+               (octets (fitting-nursery **nursery** share ns)))
+          (unless (= octets **nursery**) (set-nursery octets))))
       (setf (collector-watch-ns watch) now
             (collector-watch-run-time watch) run-time
             (collector-watch-epoch watch) epoch))))

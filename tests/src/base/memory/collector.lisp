@@ -156,7 +156,7 @@ is due when there is twice as much."
   "It has its sizes, keeps what it frees, and gives that back when it collects everything."
   (with-tuned-collector
     (tune-collector)
-    (is (<= (sb-ext:bytes-consed-between-gcs) clgrpc.base::+least-nursery-octets+))
+    (is (<= (sb-ext:bytes-consed-between-gcs) clgrpc.base::+nursery-octets+))
     (is (= (floor (sb-ext:dynamic-space-size) 8)
            (sb-ext:generation-bytes-consed-between-gcs 2)))
     (dotimes (i 100) (fill (make-octets 1000000) 1))
@@ -166,12 +166,21 @@ is due when there is twice as much."
       (is (< (resident-octets) (- kept 50000000))))))
 
 (test nurseries-fit
-  "A nursery is large if collections take more than a hundredth of the time, small if they take less
-than a four-hundredth; one that the user has set stays."
-  (flet ((fitting (megabytes share)
-           (floor (clgrpc.base::fitting-nursery (* megabytes 1024 1024) share) (* 1024 1024))))
-    (is (equal '(64 64 100 100 200)
-               (mapcar (lambda (share) (fitting 100 share)) '(0 1/401 1/400 1/100 11/1000)))))
+  "A nursery is large if collections take more than a hundredth of the time, small again if they take
+less than a four-hundredth, and smaller than that while each of them takes more than 10 ms; one that
+the user has set stays."
+  (flet ((fitting (megabytes ms &rest shares)
+           (mapcar (lambda (share)
+                     (floor (clgrpc.base::fitting-nursery (* megabytes 1024 1024) share
+                                                          (* ms 1000000))
+                            (* 1024 1024)))
+                   shares)))
+    (is (equal '(64 64 100 100 200) (fitting 100 10 0 1/401 1/400 1/100 11/1000)))
+    (is (equal '(64 64 100 100 100 200) (fitting 100 11 0 1/201 1/200 1/100 1/50 21/1000)))
+    (is (equal '(64 40 40 64) (fitting 40 2 0 1/400 1/100 11/1000)))
+    (is (equal '(40 40 64) (fitting 40 3 0 1/100 11/1000)))
+    (is (equal '(20 20 40 64) (fitting 40 11 0 1/100 1/50 21/1000)))
+    (is (equal '(8 8 8 16) (fitting 8 11 0 1/100 1/50 21/1000))))
   (with-tuned-collector
     (tune-collector)
     (let ((least (sb-ext:bytes-consed-between-gcs))
@@ -183,7 +192,7 @@ than a four-hundredth; one that the user has set stays."
                (sb-ext:gc :gen 1)
                (retune-collector watch)
                (sb-ext:bytes-consed-between-gcs)))
-        (is (<= least clgrpc.base::+least-nursery-octets+))
+        (is (<= least clgrpc.base::+nursery-octets+))
         (is (= least (collect)))        ; nothing is known yet
         (decf (clgrpc.base::collector-watch-ns watch) (seconds-ns 1000))
         (is (= least (collect)))        ; a thousand seconds, and nearly none for collections
