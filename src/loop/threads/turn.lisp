@@ -2,7 +2,9 @@
 ;;;; inbox → timers → functions of CALL-BEFORE-FLUSH → one send for each connection that has output
 ;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
 ;;;; Each phase does the work that existed when it began. Work that a phase causes is left to later
-;;;; phases, or to the next turn, which then does not wait. Nothing here allocates. In the middle of
+;;;; phases, or to the next turn, which then does not wait. But if a few deferred functions defer a
+;;;; few others, these run in the same turn: a handler that has just begun answers the messages that
+;;;; came with its call, and the answer shares the send. Nothing here allocates. In the middle of
 ;;;; a long turn timers run as well, and newcomers are admitted: connections with new input are
 ;;;; read, and what they defer runs before what was deferred earlier. They get at most half of the
 ;;;; time, so neither they nor the deferred functions wait for all of the others.
@@ -22,6 +24,8 @@
 should be sent, a timer is due or newcomers should be admitted. It begins with
 +FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. Once the watchdog has found
 the turn long, the loop checks after each function.")
+(defconstant +functions-caused+ 16
+  "Deferred functions that others have deferred run in the same turn if both are no more than this.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
@@ -346,6 +350,7 @@ that are deferred for them run next. Return how many these are."
   "Run the deferred functions. Return false if user code in them has lost the baton."
   (let ((count (event-loop-ring-count loop))
         (done 0)
+        (caused-p nil)                  ; those run now that others have deferred in this phase
         ;; the functions called before DONE reaches this number are newcomers'
         (admitted 0)
         (admitted-at 0)                 ; when these began, or 0
@@ -371,18 +376,23 @@ that are deferred for them run next. Return how many these are."
                               admitted (+ done more)
                               admitted-at now)))))))
       (declare (inline look-around))
-      (loop while (< done count)
-            do (guarding (:deferred-function-error :loop loop)
-                 (loop while (< done count)
-                       do (incf done)
-                          (run-next-deferred loop)
-                          (unless (in-event-loop-p loop) (return-from deferred-phase nil))
-                          (when (and (or (<= look done) ; above after an error
-                                         (= (event-loop-long-turn loop) (event-loop-turns loop)))
-                                     (< done count))
-                            (look-around))))
-               (unless (in-event-loop-p loop) (return-from deferred-phase nil))))
-    t))
+      (loop
+        (loop while (< done count)
+              do (guarding (:deferred-function-error :loop loop)
+                   (loop while (< done count)
+                         do (incf done)
+                            (run-next-deferred loop)
+                            (unless (in-event-loop-p loop) (return-from deferred-phase nil))
+                            (when (and (or (<= look done) ; above after an error
+                                           (= (event-loop-long-turn loop) (event-loop-turns loop)))
+                                       (< done count))
+                              (look-around))))
+                 (unless (in-event-loop-p loop) (return-from deferred-phase nil)))
+        (let ((caused (event-loop-ring-count loop)))
+          (when (or caused-p (zerop caused) (< +functions-caused+ (+ done caused)))
+            (return t))
+          (setf caused-p t
+                count (+ done caused)))))))
 
 (define-hot inbox-phase ((loop event-loop)) null
   "Call the posted functions."

@@ -14,15 +14,23 @@
         (make-turn-of loop)
         (is (equal (loop for i below 1000 collect i) (reverse ran)))))))
 
-(test a-deferred-function-defers-for-the-next-turn
-  (with-still-loop (loop)
-    (let ((turns '()))
-      (labels ((again (left)
-                 (push (clgrpc.loop:event-loop-turns loop) turns)
-                 (when (plusp left) (defer loop #'again (1- left)))))
-        (defer loop #'again 2)
-        (loop repeat 4 do (make-turn-of loop)))
-      (is (equal '(1 2 3) (reverse turns))))))
+(test few-deferred-functions-run-in-the-turn-of-those-that-defer-them
+  "The functions that they defer in turn are left to the next turn, and so are those of more than
+sixteen functions together."
+  (flet ((turns (times count)
+           "The turns in which COUNT functions run that defer themselves TIMES times."
+           (with-still-loop (loop)
+             (let ((turns '()))
+               (labels ((again (left)
+                          (push (clgrpc.loop:event-loop-turns loop) turns)
+                          (when (plusp left) (defer loop #'again (1- left)))))
+                 (loop repeat count do (defer loop #'again times))
+                 (loop repeat 6 do (make-turn-of loop)))
+               (reverse turns)))))
+    (is (equal '(1 1 2 2) (turns 3 1)))
+    (is (equal (make-list 16 :initial-element 1) (turns 1 8)))
+    (is (equal (append (make-list 9 :initial-element 1) (make-list 9 :initial-element 2))
+               (turns 1 9)))))
 
 (test errors-keep-no-other-task-from-its-turn
   (with-still-loop (loop)
