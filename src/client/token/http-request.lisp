@@ -38,11 +38,12 @@
 
 (defun parse-url (url)
   "The parts of URL, a text http://HOST[:PORT][/PATH] or https://…. Signal MISUSE if URL has neither
-form, or names a user."
+form, or names a user. The error does not show URL, which may have a password or a secret path."
   (multiple-value-bind (host port path scheme user) (split-url url)
     (let ((default (rest (assoc scheme '(("http" . 80) ("https" . 443)) :test #'equal))))
       (unless (and host default (null user))
-        (misuse "~S is not a URL http://HOST[:PORT]/PATH or https://…" url))
+        (misuse "The URL must be http://HOST[:PORT]/PATH or https://…~:[~;, without a user~]."
+                user))
       (let ((port (or port default)))
         (make-url (format nil "~A://~A" scheme (host-and-port host port)) (= 443 default)
                   host port path)))))

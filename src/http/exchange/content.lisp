@@ -59,15 +59,15 @@
 
 (defun sound-header (entry)
   "ENTRY of a handler's headers with its name in lower case and without blanks around its value.
-Signal an error if it cannot be a header."
+Signal an error if it cannot be a header; the error does not show ENTRY, which may be secret."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
-    (error "Headers are an alist from strings to strings; ~S is not such an entry." entry))
+    (error "Headers are an alist from strings to strings; one entry is not."))
   (let ((name (coerce (string-downcase (car entry)) 'text))
         (value (coerce (string-trim '(#\Space #\Tab) (cdr entry)) 'text)))
     (unless (http1:header-name-p name)
-      (error "~S is not the name of a header." (car entry)))
+      (error "One entry has the name of no header, which is a token (RFC 9110, 5.6.2)."))
     (unless (sound-value-p value)
-      (error "The value of the header ~A must be printable ASCII, not ~S." name value))
+      (error "The value of the header ~A must be printable ASCII." name))
     (cons name value)))
 
 (defun check-header (entry)

@@ -198,7 +198,10 @@ Sessions are resumed only under the credentials that they began with, and while 
 that vouched for the peer are valid. Signal MISUSE for a wrong argument. Files are first read when
 a channel or server is made, which signals TLS-ERROR if they cannot be used. From any thread."
   (flet ((check (value type name)
-           (unless (typep value type) (misuse "~S of TLS credentials cannot be ~S." name value))))
+           (unless (typep value type)
+             (if (member name '(:key :password)) ; secrets are not shown
+                 (misuse "~S of TLS credentials cannot be of the type ~S." name (type-of value))
+                 (misuse "~S of TLS credentials cannot be ~S." name value)))))
     (check certificate '(or null string pathname) :certificate)
     (check key '(or null string pathname) :key)
     (check password '(or null string) :password)

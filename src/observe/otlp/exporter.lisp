@@ -166,7 +166,9 @@ the reason."
   (flet ((check (name type)
            (let ((value (getf options name)))
              (unless (typep value type)
-               (misuse "~S of an exporter cannot be ~S." name value)))))
+               ;; headers may be secret
+               (misuse "~S of an exporter cannot be ~:[~S~;of the type ~S~]."
+                       name (eq :headers name) (if (eq :headers name) (type-of value) value))))))
     (unless (typep metrics '(or null metrics:metrics))
       (misuse "METRICS of an exporter are a value of MAKE-METRICS, not ~S." metrics))
     (unless (typep tracing '(or null trace:tracing))

@@ -10,11 +10,11 @@
   (let ((start (- (length name) 4)))
     (and (plusp start) (string= "-bin" name :start2 start))))
 
+(defun name-char-p (char)
+  (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char "_-.")))
+
 (defun valid-name-p (name)
-  (and (stringp name) (plusp (length name))
-       (every (lambda (char)
-                (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char "_-.")))
-              name)))
+  (and (stringp name) (plusp (length name)) (every #'name-char-p name)))
 
 (defun reserved-name-p (name)
   (or (and (> (length name) 5) (string= "grpc-" name :end2 5)
@@ -27,35 +27,38 @@
 (defun sendable-char-p (char)
   (char<= #\Space char #\~))
 
-(defun refuse-value (name value)
-  "Signal MISUSE, since VALUE, of the metadata NAME, may not be sent. The error does not show VALUE:
-it may be secret, such as a token that was read with the end of its line."
-  (if (stringp value)
-      (let ((at (position-if-not #'sendable-char-p value)))
-        (misuse "The value of ~S must be a string of printable ASCII, but has ~S at ~D of ~D."
-                name (char value at) at (length value)))
-      (misuse "The value of ~S must be a string of printable ASCII, not a value of the type ~S."
-              name (type-of value))))
+(defun refuse-text (what kind text test)
+  "Signal MISUSE, since TEXT, WHAT of metadata, is no string, or one with a character for which TEST
+is false; KIND says what it should be. The error does not show TEXT: it may be secret, such as a
+token that was read with the end of its line, or given in place of the name."
+  (if (stringp text)
+      (let ((at (position-if-not test text)))
+        (misuse "~A must be ~A, but has ~:[no characters~;~:*~S at ~D of ~D~]."
+                what kind (and at (char text at)) at (length text)))
+      (misuse "~A must be ~A, not a value of the type ~S." what kind (type-of text))))
 
 (defun check-metadata (metadata)
   "Return METADATA if it is an alist that may be sent; else signal MISUSE, which names the entry and
-shows no value."
+shows neither its value nor a name that is none."
   (unless (listp metadata)
     (misuse "Metadata are an alist, not a value of the type ~S." (type-of metadata)))
   (loop for entry in metadata
+        for number from 0
         do (unless (consp entry)
              (misuse "Metadata are an alist; an element of the type ~S is not a pair."
                      (type-of entry)))
            (destructuring-bind (name . value) entry
              (unless (valid-name-p name)
-               (misuse "~S is not a valid name of metadata, which has only lower-case letters, ~
-                        digits, and _ - ." name))
+               (refuse-text (format nil "The name in entry ~D of metadata" number)
+                            "a string of lower-case letters, digits, and _ - ."
+                            name #'name-char-p))
              (when (reserved-name-p name) (misuse "The metadata name ~S belongs to gRPC." name))
              (cond ((binary-name-p name)
                     (unless (typep value '(vector octet))
                       (misuse "The value of ~S must be octets, since its name ends in -bin." name)))
                    ((not (and (stringp value) (every #'sendable-char-p value)))
-                    (refuse-value name value)))))
+                    (refuse-text (format nil "The value of ~S" name)
+                                 "a string of printable ASCII" value #'sendable-char-p)))))
   metadata)
 
 (defun sendable-metadata (metadata)

@@ -49,6 +49,13 @@
                "~S" entry))
   (is (eq :wrong (answered 200 "x" nil))))
 
+(test wrong-headers-are-not-shown
+  "They may be secret, as a cookie is, and the log shows the error."
+  (dolist (entry '(("set-cookie" . "s3cret
+") ("s3cret key" . "x") ("x" . (s3cret)) "s3cret"))
+    (handler-case (fail "~S" (exchange:fixed-answer 200 (list entry) nil))
+      (error (error) (is (not (search "s3cret" (string-downcase (princ-to-string error)))))))))
+
 (test heads-that-are-written-once
   "That of an answer without a date of its own, and with a body, whose length it has."
   (flet ((head-p (&rest arguments)

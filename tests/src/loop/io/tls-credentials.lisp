@@ -34,6 +34,10 @@
   (dolist (arguments '((:certificate 1) (:key "x") (:roots nil) (:client-certificates :perhaps)
                        (:server-name 5) (:check-seconds -1) (:verify :none)))
     (signals misuse (apply #'tls-credentials arguments)))
+  ;; secrets are not shown
+  (dolist (arguments '((:certificate "c" :key ("s3cret")) (:password ("s3cret"))))
+    (handler-case (fail "~S" (apply #'tls-credentials arguments))
+      (misuse (error) (is (not (search "s3cret" (princ-to-string error)))))))
   (signals misuse (check-credentials :tls :client))
   (signals misuse (check-credentials (tls-credentials) :server))
   (check-credentials (tls-credentials) :client))

@@ -29,11 +29,17 @@
     (signals misuse (status:check-metadata bad))))
 
 (test what-is-refused-is-not-shown
-  "A value may be secret, such as a token that was read with the end of its line."
+  "A value may be secret, such as a token that was read with the end of its line; so may a name,
+which may have been given in place of the value."
   (flet ((text (metadata)
            (misuse-text (nth-value 1 (ignore-errors (status:check-metadata metadata))))))
     (dolist (bad '("s3cret" ("s3cret") (("x" . "s3cret
-")) (("x" . ("s3cret"))) (("x" . #(s3cret))) (("x-bin" . "s3cret"))))
+")) (("x" . ("s3cret"))) (("x" . #(s3cret))) (("x-bin" . "s3cret"))
+                   (("Bearer s3cret" . "authorization")) ((|s3cret| . "x"))))
       (is (null (search "s3cret" (string-downcase (text bad)))) "~S" (text bad)))
+    (is (search "name in entry 1 of metadata must be a string of lower-case letters, digits,"
+                (text '(("a" . "") ("B" . "")))))
+    (is (search "has #\\B at 0 of 6" (text '(("Bearer" . "")))))
+    (is (search "has no characters" (text '(("" . "")))))
     (is (search "#\\Newline at 6 of 7" (text '(("x" . "s3cret
 ")))))))
