@@ -7,7 +7,7 @@
   (:import-from #:clgrpc.base
                 #:clgrpc-error #:misuse #:limit-exceeded #:limit-exceeded-option
                 #:limit-exceeded-limit #:limit-exceeded-actual #:*log-function*
-                #:add-log-listener #:remove-log-listener
+                #:*backtrace-arguments* #:add-log-listener #:remove-log-listener
                 #:log-writer #:log-errors #:log-in-background #:flush-log #:tracers #:tracer-table
                 #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning #:tune-collector)
   (:import-from #:clgrpc.option #:option-table)

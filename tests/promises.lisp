@@ -558,6 +558,9 @@ status 415"
    "src/observe/trace/trace-header.lisp" "(when context (return context))" "(return context)"))
 
 (define-promises "doc/observability.md"
+  ("Of the arguments in a backtrace it shows the classes"
+   "base" "backtraces-show-no-values"
+   "src/base/log/log.lisp" "(typep argument '(or boolean keyword))" "argument")
   ("at most ten a second of a peer on each loop"
    "logs" "failures-of-a-peer-are-logged-ten-times-a-second"
    "src/observe/logs/access-log.lisp" "(gethash host counts 0))) +failures-per-second+)"

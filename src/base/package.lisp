@@ -36,7 +36,7 @@
    ;; hash-seed.lisp
    #:hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp
-   #:heap-full #:heap-condition-p #:heap-used
+   #:heap-condition-p #:heap-used
    #:heap-size #:heap-spare #:collection-epoch #:search-due-p
    #:search-for-garbage
    #:promise-octets #:settle-octets #:collect-for-room #:known-heap-p
@@ -86,7 +86,7 @@
    #:channel-event-child-name
    #:make-registry #:enter-registry #:quit-registry #:registered
    ;; log.lisp, trace.lisp, journal.lisp
-   #:*log-function* #:add-log-listener #:remove-log-listener #:log-event
+   #:*log-function* #:*backtrace-arguments* #:add-log-listener #:remove-log-listener #:log-event
    #:**log-context** #:log-condition
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning
    #:tracing-p #:trace-event

@@ -103,10 +103,25 @@ nothing except the timeout of an SB-EXT:WITH-TIMEOUT around this. From any threa
 
 ;;; Backtraces: a line for each frame. Texts from peers are bounded and escaped as elsewhere
 
+(defvar *backtrace-arguments* nil
+  "If false, the default, a backtrace in the log shows the classes of arguments, and only those
+arguments themselves that are keywords, T or NIL: others may be secret, such as a message, or the
+metadata with a token. If true, it shows all arguments. Set it globally.")
+
 (defconstant +backtrace-frames+ 60
   "The most frames of a backtrace in the log.")
 (defconstant +frame-characters+ 600
   "The most characters of a frame's line; one of its arguments may have a fifth of them.")
+
+(defun shown-argument (argument)
+  "ARGUMENT of a frame, as the log may show it. In place of one that is not known any more SBCL
+gives an object of a class of its own."
+  (let ((class (class-name (class-of argument))))
+    (if (or *backtrace-arguments*
+            (typep argument '(or boolean keyword))
+            (string= '#:unprintable-object class))
+        argument
+        class)))
 
 (defun write-frame (frame stream)
   "Write FRAME, a list of a function's name and its arguments."
@@ -117,7 +132,8 @@ nothing except the timeout of an SB-EXT:WITH-TIMEOUT around this. From any threa
                     (write-string (text (first frame) 200) stream)
                     (dolist (argument (rest frame))
                       (write-char #\Space stream)
-                      (write-string (text argument (floor +frame-characters+ 5)) stream))
+                      (write-string (text (shown-argument argument) (floor +frame-characters+ 5))
+                                    stream))
                     (write-char #\) stream))
                   stream)))
 

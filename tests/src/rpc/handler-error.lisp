@@ -9,5 +9,7 @@
     (is (typep (rpc:with-user-code (call) (error "x")) 'status:internal))
     (is (typep (rpc:with-user-code (call) (status:fail :aborted "")) 'status:aborted))
     (is (typep (rpc:with-user-code (call) (error 'storage-condition)) 'status:internal))
-    (is (typep (rpc:with-user-code (call) (error 'heap-full :octets 1)) 'status:resource-exhausted))
+    (is (typep (rpc:with-user-code (call)
+                 (error (find-symbol "HEAP-FULL" '#:clgrpc.base) :octets 1))
+               'status:resource-exhausted))
     (is (null (rpc:with-user-code (call) (signal 'simple-condition))))))

@@ -208,9 +208,11 @@ keeps it: each later backtrace waits for ever, as does the end of each thread of
   (error "broken")
   argument)
 
-(defun backtrace-of (argument)
-  "The :backtrace that is logged of an error in a function that was given ARGUMENT."
+(defun backtrace-of (argument &key arguments)
+  "The :backtrace that is logged of an error in a function that was given ARGUMENT; it is shown if
+ARGUMENTS is true."
   (let* ((logged nil)
+         (*backtrace-arguments* arguments)
          (*log-function* (lambda (level event &key backtrace &allow-other-keys)
                            (declare (ignore level event))
                            (setf logged backtrace))))
@@ -221,15 +223,26 @@ keeps it: each later backtrace waits for ever, as does the end of each thread of
         (fail-with argument)))
     logged))
 
+(test backtraces-show-no-values
+  "An argument may be secret, or contain a secret: its class is shown. A keyword is the program's."
+  (loop for (argument shown) in '(("Bearer secret" "SB-KERNEL:SIMPLE-CHARACTER-STRING")
+                                  ((("authorization" . "Bearer secret")) "CONS") (4711 "FIXNUM")
+                                  (:key ":KEY") (nil "NIL"))
+        for backtrace = (backtrace-of argument)
+        do (is (search (format nil "(BACKTRACE-OF ~A :ARGUMENTS NIL)" shown) backtrace))
+           (is (not (search "secret" backtrace)))
+           (is (not (search "4711" backtrace)))))
+
 (test backtraces-are-bounded-and-visible
   "A frame is one line whatever its arguments are; peers have sent some of them."
   (let* ((forged (format nil "x~%ERROR forged~C~C[31m~C" #\Return (code-char 27)
                          (code-char #x202E)))
-         (backtrace (backtrace-of forged)))
+         (backtrace (backtrace-of forged :arguments t)))
     (is (search "\"x\\nERROR forged\\r\\x1b[31m\\u{202e}\"" backtrace))
     (is (every (lambda (char) (or (char= char #\Newline) (not (unsafe-char-p char)))) backtrace))
     (is (<= (count #\Newline backtrace) 60)))
-  (let ((backtrace (backtrace-of (make-string 4000000 :initial-element #\y))))
+  (let ((backtrace (backtrace-of (make-string 4000000 :initial-element #\y)
+                                 :arguments t)))
     (is (search "FAIL-WITH" backtrace))
     (is (search "yyyyy" backtrace))
     (is (< (length backtrace) 40000))))
