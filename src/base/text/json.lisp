@@ -435,7 +435,9 @@ must be room for six octets each. Return the position after the last octet."
                              (declare (type (unsigned-byte 21) code))
                              (cond ((and (<= 32 code 126) (/= code 34) (/= code 92)) (put code))
                                    ((or (< code 128)
-                                        (and (< code #x10000) (unsafe-code-p code)))
+                                        (and (< code #x10000)
+                                             (unsafe-code-p code)
+                                             (not (<= #xD800 code #xDFFF)))) ; no character
                                     (setf at (append-escape code octets at)))
                                    (t (put-utf8 code put))))))))
     (etypecase text

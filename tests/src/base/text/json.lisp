@@ -78,7 +78,9 @@
                                   \"e\": true, \"f\": false }")))
   (is (string= "\"\\\"\\\\\\n\\r\\t\\u0001\\u001F\""
                (write-json (map 'string #'code-char '(34 92 10 13 9 1 31)))))
-  (is (string= "\"\\uD800\"" (write-json (string (code-char #xD800)))))
+  ;; a lone surrogate, which JSON does not have
+  (is (string= (format nil "\"~C\"" (code-char #xFFFD))
+               (write-json (string (code-char #xD800)))))
   (is (string= "[1,2]" (write-json (make-array 2 :element-type 'octet :initial-contents '(1 2)))))
   (let ((*print-base* 16) (*print-radix* t) (*print-pretty* t))
     (is (string= "[255,\"x\"]" (write-json #(255 "x")))))
