@@ -252,12 +252,17 @@ Signal MISUSE for another level or format. From any thread."
          (rank (position level *log-levels*))
          (journal (open-journal
                    (lambda (entries dropped)
-                     (when (plusp dropped)
-                       (note-lost-entries :events dropped)
-                       (write-string (funcall line :warning :events-dropped (list :count dropped))
-                                     stream))
-                     (write-lines entries stream)
-                     (finish-output stream))
+                     (let ((lost (+ dropped (length entries))))
+                       (unwind-protect
+                            (progn
+                              (when (plusp dropped)
+                                (write-string (funcall line :warning :events-dropped
+                                                       (list :count dropped))
+                                              stream))
+                              (write-lines entries stream)
+                              (finish-output stream)
+                              (setf lost dropped))
+                         (when (plusp lost) (note-lost-entries :events lost)))))
                    limit)))
     (lambda (level event &rest plist)
       (when (or (eq :trace level) (<= rank (position level *log-levels*)))

@@ -133,6 +133,8 @@
     (is (string= (format nil "~A…" (long clgrpc.base::+visible-characters+))
                  (member-of "a" :a (long (1+ clgrpc.base::+visible-characters+)))))
     (is (= 3000 (length (member-of "backtrace" :backtrace (long 3000)))))
+    (is (string= (format nil "a~Cb" (code-char #xFFFD))
+                 (member-of "a" :a (format nil "a~Cb" (code-char #xD800)))) "a lone surrogate")
     (is (stringp (member-of "a" :a sb-ext:double-float-positive-infinity)))
     (is (equalp #(1 2 3) (member-of "a" :a '(1 2 3))))
     (is (equalp #("a" 1 2) (member-of "a" :a '(:a 1 2))))))
@@ -210,12 +212,14 @@ as elsewhere."
 
 (test streams-that-fail-are-survived
   (let* ((stream (make-string-output-stream))
+         (lost (lost-entries :events))
          (*log-function* (log-writer :stream stream :level :info)))
     (close stream)
     (finishes (log-event :info :lost))
     (let ((begin (monotonic-ns)))
       (flush-log :timeout 60)
-      (is (> (seconds-ns 50) (- (monotonic-ns) begin)) "nobody waits for what cannot be written"))))
+      (is (> (seconds-ns 50) (- (monotonic-ns) begin)) "nobody waits for what cannot be written"))
+    (is (= 1 (- (lost-entries :events) lost)) "and it is counted")))
 
 (test threads-that-are-made-to-leave-do-not-end-a-journal
   "As by a time-out, when they have said that the journal's thread runs."
