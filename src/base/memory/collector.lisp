@@ -77,6 +77,17 @@ as many survivors copied at once. It applies after the next collection."
   "True unless the user has set another size."
   (= **nursery** (sb-ext:bytes-consed-between-gcs)))
 
+(defun set-collector ()
+  "Make the settings of TUNE-COLLECTOR."
+  (keep-free-memory)
+  (set-nursery +least-nursery-octets+)
+  (setf (sb-ext:generation-bytes-consed-between-gcs 1)
+        (min +young-octets+ (floor (sb-ext:dynamic-space-size) 16))
+        ;; an object is copied once
+        (sb-ext:generation-number-of-gcs-before-promotion 1) 0
+        (sb-ext:generation-bytes-consed-between-gcs 2)
+        (floor (sb-ext:dynamic-space-size) 8)))
+
 (defun tune-collector ()
   "Make this process collect garbage less often, and keep its memory until a full collection. This
 is for servers, and for clients with much work; a library should not call it. Between two
@@ -88,17 +99,19 @@ before they are collected again. When the process has consed less than 4 MB a
 second for five seconds, or its event loops have had no work for eight seconds, it returns memory to
 the system, in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full
 collection, which takes half a second for each living gigabyte, so that objects that live then are
-not copied again: call it once the permanent data is loaded. From any thread."
-  (keep-free-memory)
-  (set-nursery +nursery-octets+)
-  (setf ;; an object is copied once
-        (sb-ext:generation-number-of-gcs-before-promotion 1) 0
-        (sb-ext:generation-bytes-consed-between-gcs 2)
-        (floor (sb-ext:dynamic-space-size) 8))
+not copied again: call it once the permanent data is loaded. An image that is saved afterwards
+begins tuned. From any thread."
+  (set-collector)
   (sb-ext:gc :full t)
   (setf **live** (heap-used)
         **tuned** t)
   nil)
+
+(defun set-collector-again ()
+  "In a new process, whose SBCL has its own settings, make those of a tuned image."
+  (when **tuned** (set-collector)))
+
+(pushnew 'set-collector-again sb-ext:*init-hooks*)
 
 ;;; Early collections
 

@@ -30,7 +30,7 @@
         (when (eql 0 code)
           (let ((reports (loop repeat 2 collect (core-report core))))
             (dolist (report reports)
-              (is (equal '(:greeting "Hello, Ada!" :old-server nil :old-channel :shutdown
+              (is (equal '(:greeting "Hello, Ada!" :tuned t :old-server nil :old-channel :shutdown
                            :old-call :misuse)
                          (cddr report))))
             (is (/= (getf (first reports) :seed) (getf (second reports) :seed)))))))))

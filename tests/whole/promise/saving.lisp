@@ -24,6 +24,7 @@
       (with-standard-io-syntax
         (print (list :seed (clgrpc.base:hash-seed)
                      :greeting (greet channel)
+                     :tuned (< (* 64 1024 1024) (sb-ext:bytes-consed-between-gcs))
                      :old-server (clgrpc:server-running-p *server*)
                      :old-channel (clgrpc:channel-state *channel*)
                      :old-call (handler-case (greet *channel*)
@@ -31,6 +32,7 @@
     (clgrpc:stop-server server)))
 
 (greet *channel*)
+(clgrpc:tune-collector)
 (sb-ext:save-lisp-and-die (sb-ext:posix-getenv "CLGRPC_OUTPUT")
                           :executable t :save-runtime-options t
                           :toplevel (lambda () (greet-anew) (sb-ext:exit)))
