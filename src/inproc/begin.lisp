@@ -96,9 +96,10 @@ channel."
   (when (eq :waiting (call-pair-phase call-pair)) (begin-now-elsewhere call-pair))
   nil)
 
-(defun begin-now-elsewhere (call-pair)
+(defun begin-now-elsewhere (call-pair &optional (phase :waiting))
+  "As BEGIN-ELSEWHERE, if CALL-PAIR has PHASE."
   (sb-sys:without-interrupts            ; the thread that takes the phase makes the call begin
-    (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting :elsewhere))
+    (when (eq phase (compare-and-swap (call-pair-phase call-pair) phase :elsewhere))
       (take-held call-pair)
       (open-mailboxes call-pair)
       (let* ((call (call-pair-server call-pair))

@@ -209,4 +209,7 @@ counted."
 (defun call-pair-stage (call)
   "The operation STAGE."
   (let ((call-pair (inproc-call-call-pair call)))
-    (if (and call-pair (eq :waiting (call-pair-phase call-pair))) :queue :answer)))
+    (case (and call-pair (call-pair-phase call-pair))
+      (:waiting :queue)
+      (:asking :credentials)
+      (t :answer))))

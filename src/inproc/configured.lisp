@@ -98,12 +98,14 @@ which is called with the handler's end."
     (await-relay relay (call-pair-client call-pair))
     (finish-blocking call-pair channel method request options)))
 
-(defun invoke-at-once (relay method deadline request wait channel options)
-  "INVOKE of METHOD for RELAY. The call begins at once; if WAIT is true, return its answer."
+(defun invoke-at-once (relay method deadline request wait channel asked options)
+  "INVOKE of METHOD for RELAY. The call begins at once, or when ASKED, call credentials or nil, have
+answered; if WAIT is true, return its answer."
   (with-call-pair (call-pair (relayed-call-pair relay (plan-outer-channel (relay-plan relay)) method
                                                 deadline options))
     (let* ((client (call-pair-client call-pair))
            (over (relay-closed relay)))
+      (when asked (await-credentials call-pair))
       (when over (setf (inproc-call-half-closed (call-pair-server call-pair)) t))
       (cond ((or over (eq :open request))
              (setf (call-pair-queued-reply call-pair)
@@ -114,6 +116,9 @@ which is called with the handler's end."
             ;; the user code that makes the requests may wait for something
             (t (setf (call-pair-source call-pair) (calling:request-generator request))
                (begin-elsewhere call-pair)))
+      (when asked
+        (ask-credentials call-pair channel asked
+                         (lambda (fields) (setf (relay-fields relay) fields))))
       (if wait
           (finish-blocking call-pair channel method request options)
           client))))
@@ -136,15 +141,16 @@ which is called with the handler's end."
                       (not (eq :open request))))
            (on-caller (and wait at-hand (one-by-one-p plan)
                            (eq :caller (inproc-core-execution inproc-core))))
+           (asked (and async call-credentials))
            (relay (make-relay (when at-hand (requests-at-hand channel method request on-caller))
                               at-hand
                               :channel channel :plan plan :began-ns now
                               :caller (and on-caller sb-thread:*current-thread*)
                               :fields (call-fields-of channel method deadline metadata
-                                                      call-credentials))))
+                                                      (if asked nil call-credentials)))))
       (if on-caller
           (invoke-on-caller relay method deadline request channel options)
-          (invoke-at-once relay method deadline request wait channel options)))))
+          (invoke-at-once relay method deadline request wait channel asked options)))))
 
 (defmethod method:invoke ((channel configured-inproc-channel) method request &rest options)
   (let ((plan (and (typep method 'rpc-method) ; CALL-NEXT-METHOD refuses any other METHOD

@@ -110,8 +110,9 @@ which that function runs."
   (request nil)                         ; the only request of a method that takes one
   (client nil :type (or null call))     ; the caller's end
   (server nil :type (or null call))     ; the handler's end
-  ;; :waiting until the handler begins; then its thread, if that is the caller's or the consumer's,
-  ;; or :elsewhere; :over once it has returned
+  ;; :waiting until the handler begins, or :asking while the call waits for its credentials; then
+  ;; the handler's thread, if that is the caller's or the consumer's, or :elsewhere; :over once it
+  ;; has returned
   (phase :waiting)
   (consumer nil :type (or null consumer)) ; of the handler's messages
   (source nil :type (or null function)) ; user code: returns a request when the handler asks for one

@@ -18,6 +18,47 @@
                                 (/ (- deadline (inproc-core-now (channel-inproc-core channel)))
                                    +ns-per-second+))))))))
 
+(defun begin-asked (call-pair take metadata error)
+  "Begin the handler of CALL-PAIR, whose call waits for its credentials: they have answered with
+METADATA, or ERROR. Call TAKE, a function or nil, with all metadata of the call before."
+  (let ((server (call-pair-server call-pair)))
+    (cond ((call-pair-claim call-pair)) ; the call has ended
+          (error (multiple-value-bind (status text) (rpc:verdict :caller-gone)
+                   (end-call-pair call-pair
+                                  (list (status:rpc-error-status error)
+                                        :message (status:rpc-error-message error)
+                                        :ended-by :local :sent nil)
+                                  (list status :message text :ended-by :transport)
+                                  nil)))
+          (t (setf (call-fields server)
+                   (concatenate 'simple-vector (call-fields server) (metadata-entries metadata)))
+             (when take (funcall (the function take) (call-fields server)))
+             (begin-now-elsewhere call-pair :asking)))))
+
+(defun await-credentials (call-pair)
+  "Let no thread begin the handler of CALL-PAIR before ASK-CREDENTIALS."
+  (compare-and-swap (call-pair-phase call-pair) :waiting :asking))
+
+(defun ask-credentials (call-pair channel credentials take)
+  "Let the handler of CALL-PAIR begin when CREDENTIALS have answered. CHANNEL is that of the call,
+whose client does not wait; for TAKE see BEGIN-ASKED. Functions among CREDENTIALS are called here;
+if one fails, signal its error."
+  (let ((client (call-pair-client call-pair)) (called nil) (failure nil))
+    (unless (call-status client)
+      (open-mailboxes call-pair)
+      (register call-pair)
+      (let ((leave (credentials:ask-credentials
+                    credentials channel (call-rpc-method client) (method:channel-target channel)
+                    (lambda (function)
+                      (setf called t)
+                      (funcall (the function function))
+                      t)
+                    (lambda (metadata error)
+                      (setf failure error)
+                      (begin-asked call-pair take metadata error)))))
+        (when leave (rpc:on-end client leave))
+        (when (and called failure) (error failure))))))
+
 (defmethod method:invoke ((channel inproc-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
                          compression authority max-send-octets max-receive-octets values)
@@ -33,8 +74,10 @@
                                                   (if (or timeout deadline)
                                                       (inproc-core-now inproc-core) 0))
                        0))
+         (asked (and async call-credentials))
          (fields (if (or metadata call-credentials)
-                     (call-fields-of channel method deadline metadata call-credentials)
+                     (call-fields-of channel method deadline metadata
+                                     (if asked nil call-credentials))
                      (load-time-value (vector)))))
     (unless (inproc-core-open inproc-core) (misuse "~A is closed." channel))
     (if (and (eq :unary (rpc-method-kind method))
@@ -46,7 +89,7 @@
           (if (eq :ok (call-status call))
               (values reply call)
               (calling:fail-or-retry call channel method request (copy-list options))))
-        (invoke-call-pair channel inproc-core method request deadline fields async
+        (invoke-call-pair channel inproc-core method request deadline fields asked
                           (copy-list options)))))
 
 (define-hot call-unary
@@ -227,8 +270,8 @@ exit, the call has ended."
             ;; own limit is the caller's error
             (if (call-status client) (setf passed t) (error error))))))))
 
-(defun invoke-call-pair (channel inproc-core method request deadline fields async options)
-  "INVOKE for all but the plainest calls."
+(defun invoke-call-pair (channel inproc-core method request deadline fields asked options)
+  "INVOKE for all but the plainest calls. ASKED are the call credentials to be asked, or nil."
   (let* ((kind (rpc-method-kind method))
          (generator (and (member kind '(:client-streaming :bidi))
                          (not (eq request :open))
@@ -237,8 +280,11 @@ exit, the call has ended."
     (with-call-pair (call-pair (call-pair-to inproc-core callee
                                              (and callee (route-to callee method))
                                              method deadline fields options))
-      (setf (call-pair-unattended call-pair) (and async t))
-      (begin-kind call-pair kind channel method request generator options))))
+      (setf (call-pair-unattended call-pair) (and (getf options :async) t))
+      (when asked (await-credentials call-pair))
+      (multiple-value-prog1
+          (begin-kind call-pair kind channel method request generator options)
+        (when asked (ask-credentials call-pair channel asked nil))))))
 
 (defun begin-kind (call-pair kind channel method request generator options)
   "Begin the call of CALL-PAIR, of KIND; GENERATOR, if it is not nil, returns its requests. The

@@ -74,7 +74,7 @@
 The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
   (channel nil :type configured-inproc-channel :read-only t) ; that the call was made on
   (plan nil :type plan :read-only t)    ; of its method
-  (fields nil :type simple-vector :read-only t) ; the metadata of the call
+  (fields nil :type simple-vector)      ; the metadata of the call
   (began-ns 0 :type nanoseconds :read-only t) ; when the call did
   ;; the waiting thread on which attempts run, if there is one
   (caller nil :type (or null sb-thread:thread) :read-only t)

@@ -170,6 +170,10 @@ run users' functions.")
   "A function that wraps each function attached to a future, so that it runs in the context, such as
 tracing's, in which it was attached; or nil.")
 
+(defun carried (function)
+  "FUNCTION, wrapped by the carrier."
+  (if **carrier** (funcall (the function **carrier**) function) function))
+
 (defun add-unless-settled (future function)
   "Attach FUNCTION to FUTURE and return true; return false if FUTURE is settled."
   (loop for old = (future-completions future)
@@ -207,12 +211,26 @@ wrong arguments. From any thread."
   (unless (or (functionp function)
               (and function (symbolp function) (fboundp function)))
     (misuse "ATTACH takes a future and a function of its value and its error, not ~S." function))
-  (let* ((function (if **carrier** (funcall (the function **carrier**) function) function))
+  (let* ((function (carried function))
          (function (if on
                        (completion-on on future function)
                        (lambda (value error)
                          (sb-sys:with-interrupts (funcall function value error))))))
     (add-completion future function)))
+
+(defgeneric leave-future (giver future function)
+  (:documentation "FUNCTION, which ATTACH-FOR has attached to FUTURE, an answer of GIVER, is not
+needed any more. From any thread.")
+  (:method (giver future function)
+    (declare (ignore giver))
+    (detach future function)))
+
+(defun attach-for (giver future function)
+  "ATTACH FUNCTION to FUTURE, an answer of GIVER. Return a function that undoes this, by
+LEAVE-FUTURE: nothing keeps FUNCTION then until FUTURE is settled."
+  (let ((function (carried function)))
+    (add-completion future function)
+    (lambda () (leave-future giver future function))))
 
 (defun await-settlement (future timeout-seconds)
   "Wait until FUTURE is settled, but at most TIMEOUT-SECONDS if that is not nil; then signal

@@ -108,7 +108,7 @@
    ;; future.lisp
    #:cancel #:future #:**carrier**
    #:make-future #:future-done-p #:future-values #:resolve-future #:reject-future #:await
-   #:attach
+   #:attach #:attach-for #:leave-future
    #:completions #:future-completions #:define-completions
    #:all #:any #:call-in-loop #:call-and-wait
    #:future-cancelled #:future-cancelled-text #:await-timeout #:await-timeout-future

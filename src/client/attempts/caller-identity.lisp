@@ -12,8 +12,9 @@
 ;;;; fail, the attempt counts as one for which no server was found, and the policy of its method
 ;;;; decides the next step. A call whose attempt waits for credentials is in the table ASKING of its
 ;;;; core; it ends by its deadline, or with its channel. Credentials that have not answered by then
-;;;; hold an IDENTITY-WAIT, which no longer refers to the call: requests of very many ended calls
-;;;; would fill the heap. All functions but BEGIN-IDENTITY are called on the loop.
+;;;; forget it; a function that has not returned holds an IDENTITY-WAIT, which does not refer to an
+;;;; ended call: the requests of very many would fill the heap. All functions but BEGIN-IDENTITY are
+;;;; called on the loop.
 
 (in-package #:clgrpc.client)
 
@@ -39,8 +40,12 @@
 :unauthenticated if CREDENTIALS must not be sent on CHANNEL. If a function is among CREDENTIALS,
 they are asked now: signal their error, or :deadline-exceeded. In the caller's thread."
   (let ((waiting (nth-value 1 (credentials:check-credentials credentials channel)))
+        (core (client-call-core call))
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
+      (when (zerop (client-call-born-ns call)) ; the time of functions counts
+        (setf (client-call-born-ns call) (loop:read-clock (core-loop core))))
+      (when (core-methods core) (limit-time call))
       (take-identity call identity
                      (credentials-metadata
                       channel credentials (call-rpc-method call)
@@ -92,8 +97,9 @@ on any thread."
   (let ((wait (make-identity-wait call taker))
         (loop (core-loop (client-call-core call))))
     (setf (caller-identity-awaited identity) t)
-    (ask-of call (caller-identity-credentials identity)
-            (lambda (metadata error) (tell-identity wait loop metadata error)))
+    (setf (identity-wait-leave wait)
+          (ask-of call (caller-identity-credentials identity)
+                  (lambda (metadata error) (tell-identity wait loop metadata error))))
     (cond ((eq :asking (identity-wait-stage wait))
            (when request
              (setf (client-call-request call) (wire:encode-message call request nil)))

@@ -45,7 +45,8 @@
   "CALL, which has ended, does not wait for its credentials any more, nor do they keep it."
   (let ((asking (core-asking (client-call-core call))))
     (dolist (wait (gethash call asking))
-      (setf (identity-wait-call wait) nil))
+      (setf (identity-wait-call wait) nil)
+      (when (identity-wait-leave wait) (funcall (the function (identity-wait-leave wait)))))
     (remhash call asking)))
 
 ;;; Errors of the library, of a balancer or of a policy in the code for a call

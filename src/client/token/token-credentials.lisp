@@ -40,7 +40,8 @@ take time.")
 (defclass token-credentials (credentials:call-credentials)
   ((lock :initform (sb-thread:make-mutex :name "clgrpc token") :reader token-lock) ; of the others
    (kept :initform nil :accessor token-kept) ; a KEPT-TOKEN, or nil
-   (waiting :initform '() :accessor token-waiting) ; futures that the fetch will settle
+   ;; futures that the fetch will settle, as keys
+   (waiting :initform (make-hash-table :test 'eq) :accessor token-waiting)
    (fetching :initform nil :accessor token-fetching) ; true while a fetch is under way
    (failure :initform nil :accessor token-failure) ; the RPC-ERROR of the last fetch, if it failed
    (retry-ns :initform 0 :accessor token-retry-ns) ; the next fetch, by WORLD-NOW
@@ -90,6 +91,15 @@ expired."
 
 ;;; The end of a fetch
 
+(defun take-waiting (credentials)
+  "The futures that wait for CREDENTIALS, which none does from now on. With the lock held."
+  (alexandria:hash-table-keys (shiftf (token-waiting credentials) (make-hash-table :test 'eq))))
+
+(defmethod loop:leave-future ((credentials token-credentials) future function)
+  (declare (ignore function))           ; no other request has FUTURE
+  (sb-thread:with-mutex ((token-lock credentials))
+    (remhash future (token-waiting credentials))))
+
 (defun take-token (credentials kept)
   "End the fetch of CREDENTIALS with KEPT, a KEPT-TOKEN, and give that to the attempts that wait."
   (dolist (future (sb-thread:with-mutex ((token-lock credentials))
@@ -97,7 +107,7 @@ expired."
                     (setf (token-kept credentials) kept
                           (token-failure credentials) nil
                           (token-fetching credentials) nil)
-                    (reverse (shiftf (token-waiting credentials) '()))))
+                    (take-waiting credentials)))
     (loop:resolve-future future (token-metadata (kept-token-text kept)))))
 
 (defun take-failure (credentials error)
@@ -111,7 +121,7 @@ Later attempts fail with it, too, until the back-off is over, unless a valid tok
                           (+ (loop:world-now)
                              (seconds-ns (loop:next-pause (token-pauses credentials))))
                           (token-fetching credentials) nil)
-                    (reverse (shiftf (token-waiting credentials) '()))))
+                    (take-waiting credentials)))
     (loop:reject-future future error)))
 
 (defun fetched-token (credentials)
@@ -157,7 +167,9 @@ The second value is true if the caller must begin a fetch."
       (when begins (setf (token-fetching credentials) t))
       (values (cond (good kept)
                     (failure)
-                    (t (first (push (loop:make-future) (token-waiting credentials)))))
+                    (t (let ((future (loop:make-future)))
+                         (setf (gethash future (token-waiting credentials)) t)
+                         future)))
               begins))))
 
 (defmethod credentials:get-request-metadata ((credentials token-credentials) request)

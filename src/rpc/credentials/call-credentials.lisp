@@ -142,10 +142,9 @@ why they cannot be sent."
     (multiple-value-bind (answer error)
         (handler-case (get-request-metadata credentials request)
           ((or error storage-condition) (error) (values nil error)))
-      (if (typep answer 'loop:future)
-          (attach answer #'deliver)
-          (deliver answer error))))
-  nil)
+      (cond ((typep answer 'loop:future) (loop:attach-for credentials answer #'deliver))
+            (t (deliver answer error)
+               nil)))))
 
 (defun ask-function (function request deliver)
   "As ASK-CREDENTIALS, for FUNCTION, a function of a method's path, which may wait."
@@ -161,7 +160,8 @@ why they cannot be sent."
                       (make-rpc-error :unavailable :ended-by :local :sent nil
                                       :message "the call credentials have not returned")))
             (error (funcall deliver nil (credentials-failure error)))
-            (t (multiple-value-call deliver (fit-metadata metadata)))))))
+            (t (multiple-value-call deliver (fit-metadata metadata))))))
+  nil)
 
 (defun ask-parts (parts request run deliver)
   "As ASK-CREDENTIALS, for PARTS, all of which are asked at once."
@@ -169,25 +169,28 @@ why they cannot be sent."
          (answers (make-list (length parts)))
          (failure nil))
     (when (null parts) (funcall (the function deliver) nil nil))
-    (loop for part in parts
-          for place on answers
-          do (let ((place place))
-               (ask part request run
-                    (lambda (metadata error)
-                      (setf (first place) metadata)
-                      (when error (setf failure error))
-                      (when (= 1 (sb-ext:atomic-decf (car left)))
-                        (if failure
-                            (funcall (the function deliver) nil failure)
-                            (funcall (the function deliver)
-                                     (apply #'append answers) nil)))))))))
+    (flet ((ask-part (part place)
+             (ask part request run
+                  (lambda (metadata error)
+                    (setf (first place) metadata)
+                    (when error (setf failure error))
+                    (when (= 1 (sb-ext:atomic-decf (car left)))
+                      (if failure
+                          (funcall (the function deliver) nil failure)
+                          (funcall (the function deliver)
+                                   (apply #'append answers) nil)))))))
+      (let ((undoings (remove nil (loop for part in parts
+                                        for place on answers
+                                        collect (ask-part part place)))))
+        (and undoings (lambda () (mapc #'funcall undoings)))))))
 
 (defun ask-credentials (credentials channel method authority run deliver)
   "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, a channel or core, with
 AUTHORITY, its :authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is
 nil, or the RPC-ERROR of a failure; METADATA is nil then. RUN is called with a function that may
 wait. It calls that function on a thread that may wait and returns true; it returns false if the
-channel has no such thread any more."
+channel has no such thread any more. Return nil, or a function for a call that ends before the
+answer: (FUNCTION) makes the credentials forget it."
   (ask credentials
        (make-credentials-request (rpc-method-path method) authority
                                  (and (channel-secure-p channel) t))
@@ -200,10 +203,11 @@ channel has no such thread any more."
     (composite-credentials
      (ask-parts (composite-credentials-parts credentials) request run deliver))
     (call-credentials (ask-object credentials request deliver))
-    (t (unless (funcall run (lambda () (ask-function credentials request deliver)))
+    (t (check-credentials credentials)
+       (unless (funcall run (lambda () (ask-function credentials request deliver)))
          (funcall deliver nil (make-rpc-error :unavailable :ended-by :local :sent nil
-                                              :message "the channel is closed")))))
-  nil)
+                                              :message "the channel is closed")))
+       nil)))
 
 (defun credentials-metadata (channel credentials method &key authority remaining)
   "Return the metadata that CREDENTIALS give for a call of METHOD on CHANNEL, and wait for them.
@@ -214,14 +218,16 @@ credentials, and :unauthenticated if CHANNEL is not secure. Signal an RPC-ERROR 
 their status, or :internal for a status that only applications may give; :deadline-exceeded after
 the deadline."
   (check-credentials credentials channel)
-  (let ((future (loop:make-future)))
-    (ask-credentials credentials channel method (or authority (channel-target channel))
-                     (lambda (function) (funcall function) t)
-                     (lambda (metadata error)
-                       (if error
-                           (loop:reject-future future error)
-                           (loop:resolve-future future metadata))))
-    (handler-case (values (await future :timeout (and remaining (funcall remaining))))
+  (let* ((future (loop:make-future))
+         (leave (ask-credentials credentials channel method (or authority (channel-target channel))
+                                 (lambda (function) (funcall function) t)
+                                 (lambda (metadata error)
+                                   (if error
+                                       (loop:reject-future future error)
+                                       (loop:resolve-future future metadata))))))
+    (handler-case (unwind-protect
+                       (values (await future :timeout (and remaining (funcall remaining))))
+                    (when leave (funcall (the function leave))))
       (loop:await-timeout ()
         (error (make-rpc-error
                 :deadline-exceeded :ended-by :local :sent nil

@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.credentials
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop))
-  (:import-from #:clgrpc.loop #:await #:attach)
+  (:import-from #:clgrpc.loop #:await)
   (:import-from #:clgrpc.method #:channel #:channel-target #:rpc-method-path)
   (:import-from #:clgrpc.status
                 #:check-metadata #:control-status #:make-rpc-error #:rpc-error #:rpc-error-message

@@ -117,6 +117,29 @@
       (check (lambda () (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
                                                      :timeout 0)))))))
 
+(defclass promised-credentials (grpc:call-credentials)
+  ((future :initarg :future)))
+
+(defmethod grpc:get-request-metadata ((credentials promised-credentials) request)
+  (declare (ignore request))
+  (slot-value credentials 'future))
+
+(test attempts-wait-for-credentials
+  "CALL-ASYNC does not; each attempt has the metadata once they have come."
+  (let ((future (grpc:make-future)) (seen '()))
+    (with-inproc (channel :channel-options *retrying*)
+        (:ask (lambda (note call)
+                (push (cdr (assoc "x-late" (grpc:call-metadata call) :test #'string=)) seen)
+                (unless (rest seen) (grpc:fail :unavailable "not yet"))
+                note))
+      (let ((call (grpc:call-async #'lab.bench:ask channel (note 1)
+                                   :call-credentials (make-instance 'promised-credentials
+                                                                    :future future))))
+        (is (null seen))
+        (grpc:resolve-future future '(("x-late" . "yes")))
+        (is (= 1 (number-of (grpc:await call :timeout 20))))
+        (is (equal '("yes" "yes") seen))))))
+
 (test bad-service-configs-are-refused
   (with-inproc (channel :server server) ()
     (signals grpc:service-config-error

@@ -66,6 +66,22 @@
       (is (eq sb-thread:*current-thread* (second threads)))
       (is (not (eq sb-thread:*current-thread* (first threads)))))))
 
+(test functions-use-up-the-time-of-a-service-config
+  "A function among the credentials takes longer than the service config allows: nothing is sent."
+  (let ((calls 0))
+    (with-told-probe (channel :service-config (policy-config "\"timeout\":\"0.05s\""))
+        (:ask (lambda (note) (incf calls) note))
+      (let ((error (caught (lab.bench:ask channel (note 1) ; without a time-out of its own
+                                          :call-credentials
+                                          (lambda (path)
+                                            (declare (ignore path))
+                                            (let ((end (+ (monotonic-ns) 100000000)))
+                                              (wait-until (lambda () (> (monotonic-ns) end))))
+                                            '())))))
+        (is (typep error 'grpc:deadline-exceeded))
+        (is (not (grpc:rpc-error-sent-p error)))
+        (is (zerop calls))))))
+
 (test what-credentials-are-asked-for
   (let ((credentials (numbered-credentials)))
     (with-told-probe (channel :authority "greeters.example:443" :call-credentials credentials)

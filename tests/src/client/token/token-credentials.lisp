@@ -150,6 +150,36 @@ said."
       (is (equal "Bearer t1" (lab:note-text (ask channel (note 1)))))
       (is (= 2 (fetches credentials))))))
 
+(test calls-that-have-ended-are-forgotten
+  "While a fetch hangs, nothing is kept of a call whose deadline has passed, over the network and
+within the image; one that still waits gets the token."
+  (let* ((gate (sb-thread:make-semaphore))
+         (credentials (test-credentials (lambda (number)
+                                          (declare (ignore number))
+                                          (sb-thread:wait-on-semaphore gate :timeout 20)
+                                          (values "t" 3600))))
+         (composed (grpc:compose-credentials (grpc:bearer-token "own") credentials)))
+    (flet ((waiting () (hash-table-count (token::token-waiting credentials))))
+      (with-probe (channel :server server :channel-options '(:plaintext-credentials t))
+          (:ask #'double)
+        (let ((inner (grpc:server-channel server)))
+          (let ((last (grpc:call-async #'lab.bench:ask channel (note 1)
+                                       :call-credentials credentials)))
+            (dolist (channel (list channel inner))
+              (dolist (credentials (list credentials composed))
+                (is (typep (caught (ask channel (note 1) :timeout 0.05
+                                                         :call-credentials credentials))
+                           'grpc:deadline-exceeded))
+                (is (typep (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
+                                                                :timeout 0.05
+                                                                :call-credentials credentials)))
+                           'grpc:deadline-exceeded))))
+            (is (wait-until (lambda () (= 1 (waiting)))) "~D wait" (waiting))
+            (sb-thread:signal-semaphore gate)
+            (is (= 2 (number-of (grpc:await last :timeout 20))))
+            (is (= 1 (fetches credentials))))
+          (grpc:close-channel inner))))))
+
 (test fetches-that-do-not-return
   "A thread that is ended, or an error that cannot be printed, fails those that wait; the next fetch
 begins after the back-off as after any failure."
