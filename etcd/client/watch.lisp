@@ -123,6 +123,25 @@ revision."
           (values (subseq changes 0 at) (nthcdr at changes))
           (values '() '())))))
 
+(defun most-fragment-octets ()
+  "About how many octets the changes of one revision may take: some revisions remove a whole store."
+  (values (floor (sb-ext:dynamic-space-size) 8)))
+
+(defun keep-fragments (watch changes)
+  "Keep CHANGES, of a revision of which more may follow, for WATCH. Signal INVALID-REQUEST if they
+are too many."
+  (flet ((octets (entry)
+           (if entry (+ 200 (length (entry-key-octets entry)) (length (entry-value entry))) 0)))
+    (let ((octets (loop for change in changes
+                        sum (+ (octets (change-entry change))
+                               (octets (change-previous change))))))
+      (when (> octets (most-fragment-octets))
+        (error 'invalid-request :text (format nil "the changes of revision ~D take more than ~D ~
+                                                   octets, an eighth of the heap"
+                                              (entry-changed (change-entry (first changes)))
+                                              (most-fragment-octets))))
+      (setf (watch-fragments watch) changes))))
+
 (defun note-response (watch response)
   "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in it that WATCH's user has not got
 before, a list. Signal COMPACTED if etcd has compacted the next changes, or another ETCD-ERROR if it
@@ -133,7 +152,9 @@ has ended the stream."
                             (map 'list #'change-of (pb:watch-response-events response))))
          (changes (append (shiftf (watch-fragments watch) '()) events)))
     (cond ((pb:watch-response-fragment response)
-           (setf (values changes (watch-fragments watch)) (split-last-revision changes))
+           (multiple-value-bind (whole more) (split-last-revision changes)
+             (keep-fragments watch more)
+             (setf changes whole))
            (note-changes watch changes))
           ((plusp (pb:watch-response-compact-revision response))
            (error 'compacted :text (format nil "the changes from revision ~D on are compacted" next)
