@@ -82,6 +82,18 @@ that is not done by END-NS."
   (or (rpc:receive call)
       (error (local-error :unavailable "~A has ended the stream" (peer-name peer)))))
 
+(defun refused-p (response header)
+  "True if RESPONSE has a term above that of HEADER, of a snapshot."
+  (> (v1:install-snapshot-response-term response) (v1:snapshot-header-term header)))
+
+(defun check-end (peer header response)
+  "Return RESPONSE, PEER's to the last chunk of HEADER's snapshot. Signal an RPC-ERROR if PEER has
+neither installed nor refused the snapshot."
+  (unless (or (v1:install-snapshot-response-installed response) (refused-p response header))
+    (error (local-error :internal "~A has received the snapshot and has not installed it"
+                        (peer-name peer))))
+  response)
+
 (defun send-snapshot (peer header source chunk-octets seconds)
   "Send SOURCE on one stream, within SECONDS; return the last response."
   (rpc:with-call (call (methods:install-snapshot (peer-channel peer) :open
@@ -89,8 +101,7 @@ that is not done by END-NS."
     (send-part call :header header)
     (let ((response (receive-response peer call))
           (octets (v1:snapshot-header-octets header)))
-      (cond ((or (v1:install-snapshot-response-installed response)
-                 (> (v1:install-snapshot-response-term response) (v1:snapshot-header-term header)))
+      (cond ((or (v1:install-snapshot-response-installed response) (refused-p response header))
              response)
             ((> (v1:install-snapshot-response-offset response) octets)
              (error (local-error :internal "~A claims to have more octets of the snapshot than ~
@@ -99,7 +110,7 @@ that is not done by END-NS."
             (t (send-chunks peer call source (v1:install-snapshot-response-offset response) octets
                             chunk-octets)
                (rpc:close-send call)
-               (receive-response peer call))))))
+               (check-end peer header (receive-response peer call)))))))
 
 ;;; Again and again
 

@@ -42,6 +42,25 @@
       (is (equal '(0 0 0) (member-begins member)))
       (is (zerop (member-installed member))))))
 
+(defclass idle-service (v1:raft) ()
+  (:documentation "A service that takes a snapshot and installs nothing."))
+
+(defmethod clgrpc.raft.v1.raft:install-snapshot ((service idle-service) stream &key call)
+  (flet ((answer () (grpc:send call (v1:make-install-snapshot-response :term 1))))
+    (grpc:receive stream)
+    (answer)
+    (loop while (grpc:receive stream))
+    (answer)))
+
+(test a-snapshot-that-is-not-installed
+  "The last response must say that it is, or refuse it."
+  (let* ((server (grpc:start-server (make-instance 'idle-service)))
+         (peer (raft:make-peer "B" (grpc:server-address server) :group "G" :sender "A")))
+    (unwind-protect (signals grpc:internal
+                      (raft:install-snapshot peer (header 1) (some-octets 10)))
+      (raft:close-peer peer)
+      (grpc:stop-server server :drain 0))))
+
 (defclass busy (member)
   ((refusals :initform '("the server's queue of calls is full" "no thread was free in time")
              :accessor busy-refusals)) ; texts of refusals that are to come
