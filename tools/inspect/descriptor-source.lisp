@@ -73,9 +73,9 @@
     (grpc:close-send call)
     (or (grpc:receive call) (fail-command "the server's reflection does not answer"))))
 
-(defun ask (reflector field value)
-  "The response to the question VALUE in FIELD. Signal a FAILURE with the text of the server's error
-if it answers with one."
+(defun ask (reflector field value answer)
+  "The message in the field ANSWER of the response to the question VALUE in FIELD. Signal a FAILURE
+if the response has no such field, with the text of the server's error if it has one."
   (let ((response
           (handler-case (ask-version reflector (reflector-version reflector) field value)
             (grpc:unimplemented (error)
@@ -89,7 +89,8 @@ if it answers with one."
       (fail-command "reflection says: ~A"
                     (protobuf:field-value (protobuf:field-value response "error_response")
                                           "error_message")))
-    response))
+    (or (protobuf:field-value response answer)
+        (fail-command "the server's reflection answers another question than ~A" field))))
 
 (defun ask-files (reflector field value)
   "The google.protobuf.FileDescriptorProtos that answer VALUE in FIELD."
@@ -97,9 +98,8 @@ if it answers with one."
                (when (minusp (decf (reflector-octets-left reflector) (length octets)))
                  (fail-command "the server's files have more than ~D octets" *most-file-octets*))
                (protobuf:parse-message "google.protobuf.FileDescriptorProto" octets))
-       (protobuf:field-value
-        (protobuf:field-value (ask reflector field value) "file_descriptor_response")
-        "file_descriptor_proto")))
+       (protobuf:field-value (ask reflector field value "file_descriptor_response")
+                             "file_descriptor_proto")))
 
 (defun every-image-has-p (name)
   "True if NAME is a file that each image of clgrpc contains: one of Protocol Buffers itself or of
@@ -152,11 +152,10 @@ SERVICE signal a FAILURE that lists its services."
             (error failure))))))
 
 (defun ask-for-services (reflector)
-  (let ((response (protobuf:field-value (ask reflector "list_services" "*")
-                                        "list_services_response")))
-    (sort (map 'list (lambda (service) (protobuf:field-value service "name"))
-               (protobuf:field-value response "service"))
-          #'string<)))
+  (sort (map 'list (lambda (service) (protobuf:field-value service "name"))
+             (protobuf:field-value (ask reflector "list_services" "*" "list_services_response")
+                                   "service"))
+        #'string<))
 
 ;;; Both
 

@@ -248,6 +248,19 @@
     (prints-p (lines "a.B") "list" address "-H" "x-key: k")
     (fails-p 1 "no key" "list" address)))
 
+(defclass confused-reflection (grpc.reflection.v1:server-reflection) ())
+
+(defmethod grpc.reflection.v1.server-reflection:server-reflection-info
+    ((service confused-reflection) requests &key call)
+  (grpc:do-messages (request requests)
+    (grpc:send call (grpc.reflection.v1:make-server-reflection-response))))
+
+(test answers-of-reflection-to-other-questions
+  "Are the server's fault, not ours."
+  (with-reflected (address :reflection (list (make-instance 'confused-reflection)))
+    (fails-p 1 "answers another question than list_services" "list" address)
+    (fails-p 1 "answers another question than file_containing_symbol" "describe" address "a.B")))
+
 (test what-a-status-says-does-not-reach-the-terminal
   (with-reflected (address :services (make-instance 'testee:interop-service))
     (multiple-value-bind (code output error-output)
