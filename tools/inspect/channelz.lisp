@@ -26,7 +26,7 @@ seconds, that returns a response; ITEMS returns the items of a response, NUMBER 
 and END true for the last response. Signal a FAILURE if there are more than *MOST-ITEMS*, or the
 server takes more than *LIST-SECONDS*."
   (declare (type function ask items number end))
-  (loop with start = 0 and count = 0
+  (loop with start = 0 and count = 0 and next = 0
         with deadline = (+ (monotonic-ns) (seconds-ns *list-seconds*))
         for left = (- deadline (monotonic-ns))
         for response = (if (plusp left)
@@ -39,8 +39,10 @@ server takes more than *LIST-SECONDS*."
              (fail-command "the server's channelz lists more than ~D objects" *most-items*))
         ;; otherwise a server that gives no new items would be asked for ever
         until (or (funcall end response) (null page)
-                  (< (funcall number (first (last page))) start))
-        do (setf start (1+ (funcall number (first (last page)))))))
+                  (not (< start
+                          (setf next (1+ (funcall number (first (last page)))))
+                          (ash 1 63))))
+        do (setf start next)))
 
 (defun channel-id (channel)
   (channelz:channel-ref-channel-id (told (channelz:channel-ref channel) "the id of a channel")))
@@ -111,7 +113,8 @@ server takes more than *LIST-SECONDS*."
 aligned to the right; the last column is not padded."
   (let* ((texts (loop for row in (cons header rows)
                       collect (loop for cell in row collect (shown (princ-to-string cell)))))
-         (widths (apply #'mapcar (lambda (&rest cells) (reduce #'max cells :key #'length)) texts))
+         (widths (loop for column below (length header)
+                       collect (loop for row in texts maximize (length (nth column row)))))
          (kinds (if rows (mapcar #'numberp (first rows)) (mapcar (constantly nil) header))))
     (dolist (row texts)
       (write-line (string-right-trim
@@ -129,11 +132,11 @@ omitted."
         when value do (format t "~14A ~A~%" name (shown (princ-to-string value)))))
 
 (defun time-text (timestamp)
-  "TIMESTAMP, or nil, in UTC."
+  "TIMESTAMP, or nil, in UTC; a time before 1900, which no object can have, as that year's begin."
   (and timestamp
        (multiple-value-bind (universal nanoseconds) (grpc:timestamp-universal-time timestamp)
          (multiple-value-bind (second minute hour day month year)
-             (decode-universal-time universal 0)
+             (decode-universal-time (max 0 universal) 0)
            (format nil "~4D-~2,'0D-~2,'0D ~2,'0D:~2,'0D:~2,'0D.~3,'0DZ" year month day hour minute
                    second (floor nanoseconds 1000000))))))
 

@@ -121,6 +121,22 @@ failures, without a backtrace in which its text would be. So do errors that nobo
             "its own errors are shown without such sequences")
         (signals error (complaint '()))))))
 
+(test channelz-takes-what-a-server-may-say
+  "As many objects as it may list, the greatest number, and a time that has no date."
+  (is (= (1+ tools::*most-items*)
+         (count #\Newline (with-output-to-string (*standard-output*)
+                            (tools::write-table '("ID" "NAME")
+                                                (loop for i below tools::*most-items*
+                                                      collect (list i "x")))))))
+  (let ((starts '()))
+    (tools::all-pages (lambda (start timeout)
+                        (declare (ignore timeout))
+                        (push start starts))
+                      (constantly (list (1- (ash 1 63)))) #'identity (constantly nil))
+    (is (equal '(0) starts)))
+  (is (string= "1900-01-01 00:00:00.000Z"
+               (tools::time-text (google.protobuf:make-timestamp :seconds (- (expt 10 12)))))))
+
 (test channelz-has-one-deadline-for-all-pages
   "A server that always has one more object is asked for so long in all, and each time for no longer
 than is left of that."
