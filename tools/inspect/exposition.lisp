@@ -71,6 +71,13 @@ nil if JSON has no such number, as for NaN."
     ("grpc_client_call_duration_seconds_bucket" "client" :bucket))
   "Rows for metrics: name, the side that counts, server or client, and the counted thing.")
 
+(defparameter *most-methods* 2000 "The most methods whose metrics are read of a process.")
+(defparameter *most-buckets* 500 "The most buckets that are read of a method.")
+
+(defun check-most (most count what)
+  "Signal a FAILURE if COUNT, the number of WHAT so far, is MOST: readings are compared one by one."
+  (when (= most count) (fail-command "the metrics have more than ~D ~A" most what)))
+
 (defun add-sample (reading what labels number)
   "Add NUMBER, a sample with LABELS, to the count WHAT of READING."
   (flet ((label (name) (cdr (assoc name labels :test #'string=))))
@@ -81,9 +88,10 @@ nil if JSON has no such number, as for NaN."
        (unless (equal "OK" (label "grpc_status")) (incf (method-reading-failed reading) number)))
       (:bucket (let* ((bound (parse-number (or (label "le") "")))
                       (entry (assoc bound (method-reading-buckets reading) :test #'eql)))
-                 (if entry
-                     (incf (cdr entry) number)
-                     (push (cons bound number) (method-reading-buckets reading))))))))
+                 (cond (entry (incf (cdr entry) number))
+                       (t (check-most *most-buckets* (length (method-reading-buckets reading))
+                                      "buckets of a method")
+                          (push (cons bound number) (method-reading-buckets reading)))))))))
 
 (defun read-methods (octets)
   "The METHOD-READINGs in OCTETS, a text for Prometheus, in their order."
@@ -102,6 +110,7 @@ nil if JSON has no such number, as for NaN."
                                            (let ((reading (make-method-reading
                                                            :role (first key) :name (second key)
                                                            :target (third key))))
+                                             (check-most *most-methods* (length order) "methods")
                                              (push reading order)
                                              (setf (gethash key readings) reading)))
                                        (third row) labels number))))))))

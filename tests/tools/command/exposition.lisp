@@ -51,6 +51,18 @@ and one of up to 0.1 that failed."
     (is (equal '(10 10 5) (mapcar #'cdr (tools::buckets-since method nil))))
     (is (equal '(4 2 0) (mapcar #'cdr (tools::buckets-since method (told-methods 5 8 5)))))))
 
+(test metrics-that-are-read-are-limited
+  "As many methods as may be read, and as many buckets of one; with one more the command fails."
+  (flet ((read-rows (count control)
+           (tools::read-methods
+            (base:string-octets (format nil control (loop for i below count collect i))))))
+    (let ((methods "~{grpc_server_call_started_total{grpc_method=\"m~D\"} 1~%~}")
+          (buckets "~{grpc_server_call_duration_seconds_bucket{grpc_method=\"m\",le=\"~D\"} 1~%~}"))
+      (is (= 2000 (length (read-rows 2000 methods))))
+      (signals tools:failure (read-rows 2001 methods))
+      (is (= 500 (length (tools::method-reading-buckets (first (read-rows 500 buckets))))))
+      (signals tools:failure (read-rows 501 buckets)))))
+
 (test quantiles-are-those-of-prometheus
   (flet ((quantile (share &rest counts)
            (tools::bucket-quantile share (mapcar #'cons '(1/10 2/10 nil) counts))))
