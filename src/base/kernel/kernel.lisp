@@ -36,7 +36,8 @@ processors without kernels, since SBCL's assembler there does not know the instr
   INTEGERS, VECTORS (of 16 octets), VECTORS-256 (of 32), VECTORS-512 (of 64), MASKS: more registers;
     SHIFT is the register from which instructions take the count of a shift.
 BODY is assembler: its symbols are labels, and the names above are registers. BODY must not change
-ARGUMENTS."
+ARGUMENTS. The compiler knows a kernel when its file is loaded; for callers in the same file the
+definition must be in an EVAL-WHEN."
   (flet ((argument-type (kind)
            (ecase kind
              (:sap 'sb-sys:system-area-pointer)
@@ -54,31 +55,30 @@ ARGUMENTS."
              ((:count :word) 'sb-vm::unsigned-num)
              (:octets 'sb-vm::simple-array-unsigned-byte-8))))
     `(progn
-       (eval-when (:compile-toplevel :load-toplevel :execute)
-         (sb-c:defknown ,name ,(loop for (nil kind) in arguments collect (argument-type kind))
-             (values ,@(loop for result in results
-                             collect `(unsigned-byte ,(if (listp result) (second result) 62))))
-             () :overwrite-fndb-silently t)
-         (sb-c:define-vop (,name)
-           (:translate ,name)
-           (:policy :fast-safe)
-           (:args ,@(loop for (argument kind) in arguments
-                          collect `(,argument :scs (,(register kind)) :to (:result 99))))
-           (:arg-types ,@(loop for (nil kind) in arguments collect (primitive kind)))
-           (:results ,@(loop for result in results
-                             collect `(,(if (listp result) (first result) result)
-                                       :scs (sb-vm::unsigned-reg) :from :load)))
-           (:result-types ,@(mapcar (constantly 'sb-vm::unsigned-num) results))
-           ,@(when shift `((:temporary (:sc sb-vm::unsigned-reg :offset sb-vm::rcx-offset) ,shift)))
-           ,@(when integers `((:temporary (:sc sb-vm::unsigned-reg) ,@integers)))
-           ,@(when vectors `((:temporary (:sc sb-vm::int-sse-reg) ,@vectors)))
-           ,@(when vectors-256 `((:temporary (:sc sb-vm::int-avx2-reg) ,@vectors-256)))
-           (:generator 50
-             (let (,@(loop for register in vectors-512
-                           for i from 0 collect `(,register (register-512 ,i)))
-                   ,@(loop for register in masks
-                           for i from 0 collect `(,register (mask-register ,i))))
-               (sb-assem:assemble () ,@body)))))
+       (sb-c:defknown ,name ,(loop for (nil kind) in arguments collect (argument-type kind))
+           (values ,@(loop for result in results
+                           collect `(unsigned-byte ,(if (listp result) (second result) 62))))
+           () :overwrite-fndb-silently t)
+       (sb-c:define-vop (,name)
+         (:translate ,name)
+         (:policy :fast-safe)
+         (:args ,@(loop for (argument kind) in arguments
+                        collect `(,argument :scs (,(register kind)) :to (:result 99))))
+         (:arg-types ,@(loop for (nil kind) in arguments collect (primitive kind)))
+         (:results ,@(loop for result in results
+                           collect `(,(if (listp result) (first result) result)
+                                     :scs (sb-vm::unsigned-reg) :from :load)))
+         (:result-types ,@(mapcar (constantly 'sb-vm::unsigned-num) results))
+         ,@(when shift `((:temporary (:sc sb-vm::unsigned-reg :offset sb-vm::rcx-offset) ,shift)))
+         ,@(when integers `((:temporary (:sc sb-vm::unsigned-reg) ,@integers)))
+         ,@(when vectors `((:temporary (:sc sb-vm::int-sse-reg) ,@vectors)))
+         ,@(when vectors-256 `((:temporary (:sc sb-vm::int-avx2-reg) ,@vectors-256)))
+         (:generator 50
+           (let (,@(loop for register in vectors-512
+                         for i from 0 collect `(,register (register-512 ,i)))
+                 ,@(loop for register in masks
+                         for i from 0 collect `(,register (mask-register ,i))))
+             (sb-assem:assemble () ,@body))))
        (note-kernel ',name)
        (setf (documentation ',name 'function) ,documentation))))
 

@@ -67,16 +67,17 @@ processor keeps the value; if it is wrong there, only speed is lost.")
   **avx512-p**)
 
 #+x86-64
-(define-kernel %saved-state () (bits) (:shift which)
-    "The parts of the processor's state that the kernel saves: the lowest 32 bits of XGETBV."
-  (inst push sb-vm::rax-tn)
-  (inst push sb-vm::rdx-tn)
-  (inst xor which which)
-  (dolist (octet '(#x0F #x01 #xD0)) (inst byte octet))
-  (inst mov :dword which sb-vm::rax-tn)
-  (inst pop sb-vm::rdx-tn)
-  (inst pop sb-vm::rax-tn)
-  (inst mov bits which))
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (define-kernel %saved-state () (bits) (:shift which)
+      "The parts of the processor's state that the kernel saves: the lowest 32 bits of XGETBV."
+    (inst push sb-vm::rax-tn)
+    (inst push sb-vm::rdx-tn)
+    (inst xor which which)
+    (dolist (octet '(#x0F #x01 #xD0)) (inst byte octet))
+    (inst mov :dword which sb-vm::rax-tn)
+    (inst pop sb-vm::rdx-tn)
+    (inst pop sb-vm::rax-tn)
+    (inst mov bits which)))
 
 (defun find-avx512 ()
   "Find out whether kernels of 512 bits may be called."

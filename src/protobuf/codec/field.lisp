@@ -229,14 +229,15 @@ position after them."
                   NO-ROOM
                   (inst mov next +far+)
                   OUT))))
-  (define-put %put-varint-at 0
-    "Write the varint of VALUE at AT of OCTETS, where up to ten octets may be written: the next
+  (eval-when (:compile-toplevel :load-toplevel :execute)
+    (define-put %put-varint-at 0
+      "Write the varint of VALUE at AT of OCTETS, where up to ten octets may be written: the next
 write overwrites those after the varint. Return the position after it, or +FAR+ if there might be no
 room.")
-  (define-put %put-field-at 1
-    "As %PUT-VARINT-AT with the octet TAG before it.")
-  (define-put %put-wide-field-at 2
-    "As %PUT-VARINT-AT with the two octets of TAG, the first one the lower, before it."))
+    (define-put %put-field-at 1
+      "As %PUT-VARINT-AT with the octet TAG before it.")
+    (define-put %put-wide-field-at 2
+      "As %PUT-VARINT-AT with the two octets of TAG, the first one the lower, before it.")))
 
 (defmacro put-word-field (tag value)
   "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. The next write
@@ -368,11 +369,12 @@ octets there for each. Return the position after them."
          (inst jmp NEXT)
          OUT))))
 
-(define-few-kernels :int32 %size-few-int32 %put-few-int32)
-(define-few-kernels :uint32 %size-few-uint32 %put-few-uint32)
-(define-few-kernels :int64 %size-few-int64 %put-few-int64)
-(define-few-kernels :sint32 %size-few-sint32 %put-few-sint32)
-(define-few-kernels :sint64 %size-few-sint64 %put-few-sint64)
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (define-few-kernels :int32 %size-few-int32 %put-few-int32)
+  (define-few-kernels :uint32 %size-few-uint32 %put-few-uint32)
+  (define-few-kernels :int64 %size-few-int64 %put-few-int64)
+  (define-few-kernels :sint32 %size-few-sint32 %put-few-sint32)
+  (define-few-kernels :sint64 %size-few-sint64 %put-few-sint64))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun few-kernel (verb scalar)

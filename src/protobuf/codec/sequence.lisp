@@ -206,15 +206,16 @@ count, and the position after the last string read, or AT."
             (step-by (if (< tag 128) 1 2)))))
       (values vector count next))))
 
-(define-kernel %copy-512 ((from :sap) (to :sap) (count :count)) ()
-    (:integers (mask) :vectors-512 (octets) :masks (some))
-    "Copy COUNT octets, 64 at most, from FROM to TO, and fill TO with zeros up to 64 octets."
-  (inst mov mask -1)
-  (instx :bzhi mask mask count)
-  (instx :kmovq some mask)
-  (inst512 :vpxorq octets octets octets)
-  (inst512 :vmovdqu8 (masked some octets) (memory 0 from))
-  (inst512 :vmovdqu64-to (memory 0 to) octets))
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (define-kernel %copy-512 ((from :sap) (to :sap) (count :count)) ()
+      (:integers (mask) :vectors-512 (octets) :masks (some))
+      "Copy COUNT octets, 64 at most, from FROM to TO, and fill TO with zeros up to 64 octets."
+    (inst mov mask -1)
+    (instx :bzhi mask mask count)
+    (instx :kmovq some mask)
+    (inst512 :vpxorq octets octets octets)
+    (inst512 :vmovdqu8 (masked some octets) (memory 0 from))
+    (inst512 :vmovdqu64-to (memory 0 to) octets)))
 
 (defconstant +string-slack+ 64
   "The octets after a string that may be written, since the next string overwrites them.")
