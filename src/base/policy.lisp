@@ -75,10 +75,24 @@ alternate."
                  collect `(documentation ',name 'function)
                  collect text)))
 
+(defun install-printer (type function)
+  "Let PRINT-OBJECT write an object of TYPE, a class name, by FUNCTION, called with the object and
+the stream, between #< and >."
+  (add-method #'print-object
+              (make-instance 'standard-method
+                             :lambda-list '(object stream)
+                             :specializers (list (find-class type) (find-class t))
+                             :function (lambda (arguments next-methods)
+                                         (declare (ignore next-methods))
+                                         (destructuring-bind (object stream) arguments
+                                           (print-unreadable-object (object stream :type t)
+                                             (funcall function object stream)))))))
+
 (defmacro define-printer ((object type) &body control-and-arguments)
   "Let PRINT-OBJECT write an OBJECT of TYPE between #< and >: its type, and what FORMAT makes of
 CONTROL-AND-ARGUMENTS, forms that may refer to OBJECT."
   (let ((stream (gensym "STREAM")))
-    `(defmethod print-object ((,object ,type) ,stream)
-       (print-unreadable-object (,object ,stream :type t)
-         (format ,stream ,@control-and-arguments)))))
+    `(install-printer ',type
+                      (lambda (,object ,stream)
+                        (declare (type ,type ,object) (ignorable ,object))
+                        (format ,stream ,@control-and-arguments)))))
