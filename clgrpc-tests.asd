@@ -90,7 +90,8 @@ that is not loaded (:DATA)."
   :serial t
   :components ((:file "package") (:file "test-form") (:file "descriptor")
                (:file "interrupt") (:file "program") (:file "suite") (:file "walk")
-               (:file "raw-listener") (:file "notice") (:file "unprintable")))
+               (:file "raw-listener") (:file "notice") (:file "unprintable")
+               (:file "record")))
 
 (define-layers
   ("src/base" ("clgrpc/option") :rooms ("log" "memory" "option" "text"))
@@ -183,6 +184,9 @@ that is not loaded (:DATA)."
   ("src/program" ("clgrpc/examples" "sb-bsd-sockets" "sb-posix") :data ("greeter" "late"))
   ("cluster/simulation" ("clgrpc" "clgrpc-cluster" "clgrpc-cluster/workflow" "clgrpc-sim")
    :first ("lab" "workflow"))
+  ("sim/record" ("clgrpc-tests/sim" "clgrpc-tests/dialogue" "clgrpc-cluster/workflow"
+                 "clgrpc-etcd/memory" "clgrpc-etcd/discovery" "clgrpc-tools/testee")
+   :first ("transcript"))
   ("cluster/faults" ("clgrpc" "clgrpc-cluster/workflow" "clgrpc-cluster" "clgrpc-etcd/memory"
                      "clgrpc-tests/etcd" "sb-posix")
    :first ("place" "fault" "load" "run")))

@@ -330,6 +330,7 @@ function of the token and its package, nicknames resolved, and is not excused."
 (defparameter *further-twins*
   '(("tests/cluster/raft-example/" #:clgrpc.examples.raft)
     ("tests/tools/command/" #:clgrpc.testee)
+    ("tests/sim/record/" #:clgrpc.sim)
     ("tests/runner.lisp" #:it.bese.fiveam)
     ("tests/mutant.lisp" #:it.bese.fiveam)
     ("tests/support/programs/suite.lisp" #:it.bese.fiveam))

@@ -11,7 +11,7 @@
                     (#:support #:clgrpc.tests.support)
                     (#:lab-server #:clgrpc.tests.server) (#:dns #:clgrpc.dns)
                     (#:dns-tests #:clgrpc.tests.dns) (#:os #:clgrpc.os))
-  (:export #:main #:add-name-server))
+  (:export #:main #:add-name-server #:*watchful-policies* #:*other-policies*))
 
 (in-package #:clgrpc.tests.sim)
 

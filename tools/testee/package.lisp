@@ -27,5 +27,7 @@
   (:export
    ;; bench.lisp
    #:bench-route-guide
-   ;; interop.lisp
-   #:interop-service))
+   ;; interop.lisp, interop-case.lisp
+   #:interop-service #:run-interop-case
+   ;; transcode.lisp
+   #:lab-services))

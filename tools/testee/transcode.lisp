@@ -240,12 +240,16 @@ milliseconds that have passed; count whether CALL was cancelled meanwhile."
   (let ((certificate (sb-ext:posix-getenv "LAB_CERT")) (key (sb-ext:posix-getenv "LAB_KEY")))
     (and certificate key (grpc:tls-credentials :certificate certificate :key key))))
 
+(defun lab-services ()
+  "The lab's services."
+  (mapcar #'make-instance
+          '(web-echo web-errors web-streams web-bodies web-metadata web-perf)))
+
 (defun serve-lab (input output)
   "Serve the lab's services until told to end; print the address on OUTPUT."
   (declare (ignore input))
   (let ((server (grpc:start-server
-                 (mapcar #'make-instance
-                         '(web-echo web-errors web-streams web-bodies web-metadata web-perf))
+                 (lab-services)
                  :protocols '(:grpc :grpc-web :connect :rest)
                  :origins (list (or (sb-ext:posix-getenv "LAB_ORIGIN") "http://app.example"))
                  :credentials (lab-credentials))))

@@ -132,9 +132,11 @@
     (hpack:do-fields (field list (nreverse pairs))
       (push (list (hpack:field-name-string field) (hpack:field-value-string field)) pairs))))
 
+(defvar *most-shown* 40 "Of more octets only their number is shown.")
+
 (defun content-form (octets)
   "OCTETS as a string, or their number if they are many."
-  (if (< 40 (length octets)) (length octets) (map 'string #'code-char octets)))
+  (if (< *most-shown* (length octets)) (length octets) (map 'string #'code-char octets)))
 
 (defun read-block (peer first-form-octets next-frame)
   "Read CONTINUATIONs by NEXT-FRAME until one has END_HEADERS; return the fields and the sizes."

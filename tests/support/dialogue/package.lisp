@@ -7,7 +7,7 @@
   (:export
    ;; frame.lisp
    #:frame-octets #:frames-octets #:raw-frame #:read-frame-forms #:frame-form #:canonical
-   #:peer #:make-peer
+   #:peer #:make-peer #:*most-shown*
    ;; script.lisp
    #:*preface* #:*dialogue* #:dialogue #:dialogue-connection #:dialogue-events #:dialogue-buffer
    #:make-dialogue #:begin-dialogue #:define-dialogue

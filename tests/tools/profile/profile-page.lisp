@@ -26,6 +26,7 @@
                 (profile:write-profile-page
                  (append (some-profile) '(("command" . #("serve" "<bench>"))))
                  stream :before (some-profile :server-ns 50000000)))))
+    (support:check-record 'profile-page text)
     (dolist (part '("Profile of clgrpc serve &lt;bench&gt;" "CPU by subsystem" "http2"
                     "Before and after" "more" "class=\"flame\""))
       (is (search part text) "~A is missing" part))

@@ -1,0 +1,56 @@
+;;;; What commands print, to the letter: their help, pages and completions, and what a table of
+;;;; command lines prints and with which code each ends.
+
+(in-package #:clgrpc.tests.tools)
+
+(defun write-line-outcome (arguments)
+  "Write what the command line ARGUMENTS prints, and its exit code if that is not 0."
+  (multiple-value-bind (code output errors) (apply #'run-line arguments)
+    (format t "$~{ ~A~}~%~A~A~@[exit code ~D~%~]" arguments output errors
+            (and (/= 0 code) code))))
+
+(test command-texts
+  "The help, pages and completions of all commands."
+  (let ((commands (mapcar #'tools::command-name tools::*commands*)))
+    (support:check-record
+     "command-texts"
+     (with-output-to-string (*standard-output*)
+       (write-line-outcome '("--help"))
+       (dolist (command commands) (write-line-outcome (list command "--help")))
+       (dolist (shell '("bash" "zsh" "fish")) (write-line-outcome (list "completion" shell)))
+       (tools::write-command-page (tools::find-command "call") *standard-output*)))))
+
+(defparameter *lines*
+  `(("list") ("list" "ADDRESS") ("list" "ADDRESS" "routeguide.RouteGuide")
+    ("list" "ADDRESS" "no.Such") ("describe" "ADDRESS")
+    ("describe" "ADDRESS" "routeguide.RouteGuide") ("describe" "ADDRESS" "routeguide.Rectangle")
+    ("describe" "ADDRESS" "routeguide.Feature.location")
+    ("describe" "ADDRESS" "routeguide.RouteGuide.RouteChat") ("describe" "ADDRESS" "no.Such")
+    ("describe" "ADDRESS" "grpc.reflection.v1.ServerReflectionRequest")
+    ,@(loop for data in '("{\"latitude\":409146138,\"longitude\":-746188906}" "{\"latitud\":1}"
+                          "{" "{}{}")
+            collect `("call" "ADDRESS" "routeguide.RouteGuide/GetFeature" ,data))
+    ("call" "ADDRESS" "routeguide.RouteGuide/ListFeatures"
+            ,(concatenate 'string "{\"lo\":{\"latitude\":400000000,\"longitude\":-750000000},"
+                          "\"hi\":{\"latitude\":410000000,\"longitude\":-745000000}}"))
+    ("call" "ADDRESS" "routeguide.RouteGuide/RecordRoute" "{\"latitude\":1}{\"latitude\":2}")
+    ("call" "ADDRESS" "routeguide.RouteGuide/RouteChat"
+            ,(concatenate 'string "{\"location\":{\"latitude\":1},\"message\":\"a\"}"
+                          "{\"location\":{\"latitude\":1},\"message\":\"b\"}"))
+    ("call" "ADDRESS" "routeguide.RouteGuide/None" "{}") ("call" "ADDRESS" "no.Such/None" "{}")
+    ("call" "ADDRESS" "x" "{}")
+    ("call" "ADDRESS") ("call" "ADDRESS" "routeguide.RouteGuide/GetFeature" "{}" "--timeout" "x")
+    ("call" "ADDRESS" "routeguide.RouteGuide/GetFeature" "{}" "--no-such")
+    ("openapi" "--server" "ADDRESS") ("no-such") ("lst") () ("--version") ("help") ("help" "list")
+    ("completion" "csh") ("list" "a:b:c"))
+  "Command lines; ADDRESS is that of a server of the route guide.")
+
+(test command-lines
+  "What each line of the table prints, and its exit code."
+  (with-reflected (address)
+    (support:check-record
+     "command-lines"
+     (support:replaced (with-output-to-string (*standard-output*)
+                 (dolist (line *lines*)
+                   (write-line-outcome (substitute address "ADDRESS" line :test #'equal))))
+               address "ADDRESS"))))
