@@ -184,8 +184,9 @@ that is not loaded (:DATA)."
   ("src/program" ("clgrpc/examples" "sb-bsd-sockets" "sb-posix") :data ("greeter" "late"))
   ("cluster/simulation" ("clgrpc" "clgrpc-cluster" "clgrpc-cluster/workflow" "clgrpc-sim")
    :first ("lab" "workflow"))
-  ("sim/record" ("clgrpc-tests/sim" "clgrpc-tests/dialogue" "clgrpc-cluster/workflow"
-                 "clgrpc-etcd/memory" "clgrpc-etcd/discovery" "clgrpc-tools/testee")
+  ("sim/record" ("clgrpc-tests/sim" "clgrpc-tests/dialogue" "clgrpc-tests/simulation"
+                 "clgrpc-tests/raft-example" "clgrpc-etcd/memory" "clgrpc-etcd/discovery"
+                 "clgrpc-tools/testee")
    :first ("transcript"))
   ("cluster/faults" ("clgrpc" "clgrpc-cluster/workflow" "clgrpc-cluster" "clgrpc-etcd/memory"
                      "clgrpc-tests/etcd" "sb-posix")

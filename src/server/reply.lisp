@@ -138,7 +138,7 @@ is truncated; details or trailers that do not fit are omitted. Return a list of 
                               (encode-status-message text room) :plain)))
     (when details
       (hpack:encode-literal encoder buffer **grpc-status-details**
-                            (ascii-octets (encode-base64 details :padding nil)) :plain))
+                            (ascii-octets (encode-base64 details)) :plain))
     (wire:encode-metadata trailers encoder buffer)
     left-out))
 

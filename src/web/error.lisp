@@ -45,8 +45,7 @@ is not the announced one is the client's mistake here."
       (map 'list (lambda (any)
                    (list (cons "type" (any-name any))
                          (cons "value" (encode-base64 (coerce (google.protobuf:any-value any)
-                                                              'octets)
-                                                      :padding nil))))
+                                                              'octets)))))
            (google.rpc:status-details (protobuf:parse-message 'google.rpc:status details)))
     (protobuf:protobuf-error () '())))
 

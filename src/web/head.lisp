@@ -55,7 +55,7 @@ own."
   "VALUE of metadata as that of a header."
   (if (stringp value)
       (string-trim " " value)
-      (encode-base64 (coerce value 'octets) :padding nil)))
+      (encode-base64 (coerce value 'octets))))
 
 (defparameter *trailer-prefix* "trailer-" "Before the names of trailers that are headers.")
 

@@ -24,8 +24,7 @@
                                  (if (stringp value)
                                      ;; HTTP/2 allows no blanks at the ends (RFC 9113 8.2.1)
                                      (ascii-octets (string-trim " " value))
-                                     (ascii-octets (encode-base64 (coerce value 'octets)
-                                                                  :padding nil)))
+                                     (ascii-octets (encode-base64 (coerce value 'octets))))
                                  (if (string= name "authorization") :never :plain))))
 
 (defconstant +encoding-field-octets+ 70

@@ -11,7 +11,8 @@
                     (#:support #:clgrpc.tests.support)
                     (#:lab-server #:clgrpc.tests.server) (#:dns #:clgrpc.dns)
                     (#:dns-tests #:clgrpc.tests.dns) (#:os #:clgrpc.os))
-  (:export #:main #:add-name-server #:*watchful-policies* #:*other-policies*))
+  (:export #:main #:add-name-server #:*watchful-policies* #:*other-policies*
+           #:*mix-options* #:run-mix #:scenarios))
 
 (in-package #:clgrpc.tests.sim)
 

@@ -20,7 +20,7 @@
   "METADATA as a list of Header messages, one for each key."
   (let ((headers '()))
     (loop for (key . value) in metadata
-          for text = (if (stringp value) value (encode-base64 value :padding nil))
+          for text = (if (stringp value) value (encode-base64 value))
           for known = (assoc key headers :test #'string=)
           do (if known
                  (push text (cdr known))

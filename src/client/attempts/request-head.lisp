@@ -156,5 +156,5 @@ NUMBER attempts came before this one."
            (destructuring-bind (name . value) entry
              (hpack:string-field name (if (stringp value)
                                           (string-trim " " value)
-                                          (encode-base64 (coerce value 'octets) :padding nil))))))
+                                          (encode-base64 (coerce value 'octets)))))))
     (map 'simple-vector #'field metadata)))

@@ -5,7 +5,7 @@
 
 (defun base64-url (octets)
   "OCTETS in base64url without padding (RFC 4648 section 5)."
-  (substitute #\_ #\/ (substitute #\- #\+ (encode-base64 (coerce octets 'octets) :padding nil))))
+  (substitute #\_ #\/ (substitute #\- #\+ (encode-base64 (coerce octets 'octets)))))
 
 (defun base64-url-octets (text)
   "The octets in TEXT, base64url without padding."

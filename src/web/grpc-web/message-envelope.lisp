@@ -22,7 +22,7 @@
                                                (server:encode-status-message text +text-octets+)))))
                          (and details
                               (list (cons "grpc-status-details-bin"
-                                          (encode-base64 details :padding nil))))
+                                          (encode-base64 details))))
                          (web:metadata-headers trailers))
                    collect (list name value #\Return #\Newline))))))
 

@@ -47,7 +47,8 @@
     ("GET" "/v1/fail/99") ("GET" "/v1/fail/4") ("GET" "/v1/fail/8") ("GET" "/v1/fail/12")
     ("GET" "/v1/fail/16") ("GET" "/v1/fail/0?crash=true")
     ;; streams
-    ("GET" "/v1/count/3") ("GET" "/v1/count/0") ("GET" "/v1/count/2?failAfter=1")
+    ("GET" "/v1/count/3") ("HEAD" "/v1/count/3") ("GET" "/v1/count/0")
+    ("GET" "/v1/count/2?failAfter=1")
     ("GET" "/v1/count/2" (("accept" "text/event-stream"))) ("GET" "/v1/countfillers/2?size=3")
     ("POST" "/v1/collect" () "{\"name\":\"a\"}{\"name\":\"b\"}") ("POST" "/v1/collect" () "")
     ("POST" "/v1/collect" () "[{\"name\":\"a\"}]") ("POST" "/v1/chat" () "{\"name\":\"a\"}")
@@ -129,8 +130,49 @@ messages.")
                  (string-octets *line-end*)
                  (or content (octets-of)))))
 
+(defparameter *raw-requests*
+  '("GET /v1/get/a HTTP/1.1||" "GET /v1/get/a HTTP/1.1|Host: lab|Host: lab||"
+    "GET /v1/get/a HTTP/1.0||" "GET /v1/get/a HTTP/1.0|Connection: keep-alive||"
+    "GET /v1/get/a HTTP/1.2|Host: lab||" "GET /v1/get/a HTTP/2.0|Host: lab||"
+    "GET /v1/get/a http/1.1|Host: lab||" "GET  /v1/get/a HTTP/1.1|Host: lab||"
+    "GET /v1/get/a|Host: lab||" "get /v1/get/a HTTP/1.1|Host: lab||"
+    "|GET /v1/get/a HTTP/1.1|Host: lab||"
+    "GET http://lab/v1/get/a HTTP/1.1|Host: other||" "OPTIONS * HTTP/1.1|Host: lab||"
+    "GET lab HTTP/1.1|Host: lab||" "GET /v1/get/a HTTP/1.1|Host: lab|X : y||"
+    "GET /v1/get/a HTTP/1.1|Host: lab|X: a| b||" "GET /v1/get/a HTTP/1.1|Host: lab|: y||"
+    "GET /v1/get/a HTTP/1.1|Host: lab|Connection: close||"
+    "GET /v1/get/a HTTP/1.1|Host: lab||GET /v1/get/b HTTP/1.1|Host: lab||"
+    "GET /v1/get/a HTTP/1.1|Host: lab|Upgrade: h2c|Connection: upgrade||"
+    "POST /v1/create HTTP/1.1|Host: lab|Content-Length: 2|Content-Length: 2||{}"
+    "POST /v1/create HTTP/1.1|Host: lab|Content-Length: 2, 3||{}"
+    "POST /v1/create HTTP/1.1|Host: lab|Content-Length: -2||{}"
+    "POST /v1/create HTTP/1.1|Host: lab|Content-Length: 99999999999999999999||{}"
+    "POST /v1/create HTTP/1.1|Host: lab|Content-Length: 2|Transfer-Encoding: chunked||0||"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: gzip||{}"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||1|{|1|}|0||"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||2;x=y|{}|0|X: y||"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||2|{}|0|Content-Length: 3||"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||2|{}x|0||"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||g|{}|0||"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked|||{}|0||"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||fffffffff|{}"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||2|{}|0|X: y__"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||2|{}|0|X: y|_"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||2|{}|0_|"
+    "POST /v1/create HTTP/1.1|Host: lab|Transfer-Encoding: chunked||2|{}_0||"
+    "POST /v1/create HTTP/1.1|Host: lab|Expect: 100-continue|Content-Length: 2||"
+    "POST /v1/create HTTP/1.1|Host: lab|Expect: else|Content-Length: 2||{}"
+    "GET /v1/get/a HTTP/1.1_Host: lab__" "GET /v1/get/a HTTP/1.1|Host: lab|X: ~||"
+    "GET /v1/get/a HTTP/1.1|Host: lab|X: y")
+  "Requests as they are sent; | is the end of a line, _ a line feed alone and ~ the octet 0.")
+
+(defun raw-octets (text)
+  "The octets of TEXT of *RAW-REQUESTS*."
+  (ascii-octets (support:replaced (substitute #\Nul #\~ (substitute #\Newline #\_ text))
+                                  "|" *line-end*)))
+
 (test web-answers
-  "To each request of the table, in a connection of its own, comes the recorded answer."
+  "To each request of the tables, in a connection of its own, comes the recorded answer."
   (sim:with-simulation (simulation)
     (sim:add-host "server"
                   (lambda ()
@@ -144,12 +186,14 @@ messages.")
        'web-answers
        (with-output-to-string (*standard-output*)
          (loop with *print-pretty* = nil
-               for request in *requests*
+               for request in (append *requests* *raw-requests*)
                for peer = (sim:connect-peer "server" 80)
                do (sim:wait-for 1/10)
-                  (sim:say peer (apply #'request-octets request))
+                  (sim:say peer (if (listp request)
+                                    (apply #'request-octets request)
+                                    (raw-octets request)))
                   (sim:wait-for 1)
-                  (format t "~{~S~^ ~}~%" request)
+                  (format t "~:[~S~;~{~S~^ ~}~]~%" (listp request) request)
                   (write-octets (apply #'concatenate 'octets (sim:hear peer)))
                   (format t "~:[~;closed~%~]" (sim:left-p peer))
                   (sim:hang-up peer)))))))
