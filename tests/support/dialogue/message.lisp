@@ -280,6 +280,11 @@
   (hears '(:headers 3 :get) '(:priority 3 3))
   (says '(:rst-stream 3 :protocol-error))
   (sees '(:headers 3 "/" nil) '(:reset 3 :protocol-error :local) '(:closed 3))
+  (hears '(:headers 5 :post) '(:headers 5 :none :end-stream (:depends 5)))
+  (says '(:rst-stream 5 :protocol-error))
+  (sees '(:headers 5 "/greeter/hello" nil) '(:reset 5 :protocol-error :local) '(:closed 5))
+  (hears '(:priority 3 3))              ; which is known no more
+  (says '(:rst-stream 3 :protocol-error))
   (hears '(:priority 9 9))
-  (says '(:goaway 3 :protocol-error))
+  (says '(:goaway 5 :protocol-error))
   (sees '(:close :protocol-error)))

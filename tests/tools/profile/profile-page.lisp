@@ -26,7 +26,6 @@
                 (profile:write-profile-page
                  (append (some-profile) '(("command" . #("serve" "<bench>"))))
                  stream :before (some-profile :server-ns 50000000)))))
-    (support:check-record 'profile-page text)
     (dolist (part '("Profile of clgrpc serve &lt;bench&gt;" "CPU by subsystem" "http2"
                     "Before and after" "more" "class=\"flame\""))
       (is (search part text) "~A is missing" part))
@@ -60,11 +59,17 @@
                      ("functions" . #((("name" . "clgrpc.server::make-server-call")
                                        ("share" . 0.9d0) ("octetsPerCall" . 180d0))))))))))
 
+(test profiles-as-text
+  (support:check-record 'profile-text
+                        (with-output-to-string (stream)
+                          (profile:write-profile (some-whole-profile) stream))))
+
 (test each-table-has-a-name
   "For readers who do not see what is above it."
   (let ((text (with-output-to-string (stream)
                 (profile:write-profile-page (some-whole-profile) stream
                                             :before (some-profile)))))
+    (support:check-record 'profile-page text)
     (dolist (name '("system call" "waits" "functions"))
       (is (search (format nil "aria-label=~S" name) text) "~A" name))
     (is (not (search "aria-label=\"Table\"" text)))))

@@ -40,6 +40,23 @@
     (let ((facts (client:balancer-facts (policy-of core))))
       (is (= 1 (length (getf facts :children)))))))
 
+(test weights-are-required-and-have-a-sum
+  "The weights of weighted_target: one of each target, and no more than 2^32 - 1 together."
+  (flet ((path (&rest weights)
+           (config-error-path
+            (format nil "[{\"weighted_target_experimental\":{\"targets\":{~{~A~^,~}}}}]"
+                    (loop for weight in weights
+                          for name across "abc"
+                          collect (format nil "\"~A\":{~@[\"weight\":~A,~]\"childPolicy\":~
+                                               [{\"round_robin\":{}}]}"
+                                          name weight))))))
+    (let ((targets "loadBalancingConfig[0].weighted_target_experimental.targets"))
+      (loop for (weights expected) in `(((1) nil) ((4294967294 1) nil) ((4294967294 1 1) "")
+                                        ((nil) ".a.weight") ((1 0) ".b.weight"))
+            do (is (equal (and expected (concatenate 'string targets expected))
+                          (apply #'path weights))
+                   "~S" weights)))))
+
 (test child-policies-are-required-and-known
   (flet ((path (json) (config-error-path json)))
     (is (string= "loadBalancingConfig[0].random_subsetting_experimental.childPolicy"

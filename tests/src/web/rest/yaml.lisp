@@ -47,6 +47,7 @@ list: []
                 ("empty" . :null) ("list" . #()))
               (parse-yaml *service-config*)))
   (is (equal '() (parse-yaml "")))
+  (is (equal '(("a") ("b" . "c")) (parse-yaml (format nil "a: {}~%b: c"))))
   (is (equal '(("a" . "b")) (parse-yaml (format nil "---~%a: b~C~%" #\Return))))
   (is (equal "x" (parse-yaml "x"))))
 
@@ -66,7 +67,7 @@ c" 2) ("a: b
 a: c" 2) ("a:
     b: c
   d: e" 3) ("- a
-b" 2) (": b" 1) ("a: *b" 1) ("a: !!str b" 1)
+b" 2) (": b" 1) ("{}: b" 1) ("a: *b" 1) ("a: !!str b" 1)
                              (,(format nil "~{~A~}x" (make-list 33 :initial-element "- ")) 1))
         do (handler-case (progn (parse-yaml text) (fail "~S is taken" text))
              (rule-error (condition)
