@@ -27,6 +27,8 @@
   (:export
    ;; bench.lisp
    #:bench-route-guide
+   ;; connect.lisp
+   #:connect-service
    ;; interop.lisp, interop-case.lisp
    #:interop-service #:run-interop-case
    ;; transcode.lisp

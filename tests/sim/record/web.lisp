@@ -18,7 +18,7 @@
     ("DELETE" "/v1/get/a") ("OPTIONS" "/v1/get/a") ("GET" "/v1/unbound")
     ;; queries
     ("GET" "/v1/get/a?i32=1&tags=x&tags=y&nested.id=n&nested.inner.id=m")
-    ("GET" "/v1/get/a?name=b") ("GET" "/v1/get/a?no=1")
+    ("GET" "/v1/get/a?na+me=b") ("GET" "/v1/get/a?name=b") ("GET" "/v1/get/a?no=1")
     ("GET" "/v1/get/a?i32=") ("GET" "/v1/get/a?i32")
     ("GET" "/v1/get/a?i32=x") ("GET" "/v1/get/a?i32=1&i32=2") ("GET" "/v1/get/a?nested=x")
     ("GET" "/v1/get/a?tags=a+b%26c&&flag=true&color=GREEN&d=1e3&data=AQI")
@@ -100,6 +100,34 @@
   "Requests: the method, the target, fields, and the content: a text, or the flags and texts of
 messages.")
 
+(defun conformance-requests ()
+  "Requests for each method of the service of the ConnectRPC suite, in JSON."
+  (let ((head "'responseHeaders':[{'name':'x-h','value':['1','2']}]")
+        (tail "'responseTrailers':[{'name':'x-t','value':['3']}]")
+        (wrong "'error':{'code':'CODE_ABORTED','message':'no'}")
+        (stream '(("content-type" "application/connect+json"))))
+    (flet ((row (method fields content)
+             (list "POST" (format nil "/connectrpc.conformance.v1.ConformanceService/~A" method)
+                   fields content))
+           (definition (control &rest arguments)
+             (json (format nil "{'responseDefinition':{~?}}" control arguments))))
+      (list (row "Unary" '(("x-own" "y") ("connect-timeout-ms" "5000"))
+                 (definition "~A,~A,'responseData':'AQI='" head tail))
+            (row "Unary" () (definition "~A,~A,~A" head tail wrong))
+            (row "Unary" () "{}")
+            (row "Unimplemented" () "{}")
+            (row "IdempotentUnary" () (definition "'responseData':'AQI='"))
+            (list "GET" (format nil "/connectrpc.conformance.v1.ConformanceService/~
+                                     IdempotentUnary?encoding=json&message=%7B%7D"))
+            (row "ClientStream" stream
+                 (list 0 (definition "~A,~A,'responseData':'AQI='" head tail) 0 "{}"))
+            (row "ClientStream" stream (list 0 (definition "~A" wrong)))
+            (row "ServerStream" stream
+                 (list 0 (definition "~A,~A,'responseData':['AQI=','Aw==']" head tail)))
+            (row "ServerStream" stream
+                 (list 0 (definition "'responseData':['AQI='],~A" wrong)))
+            (row "BidiStream" stream '(0 "{}"))))))
+
 (defparameter *line-end* (coerce '(#\Return #\Newline) 'string))
 
 (defun content-of (content)
@@ -177,7 +205,7 @@ messages.")
     (sim:add-host "server"
                   (lambda ()
                     (grpc:start-server
-                     (testee:lab-services)
+                     (cons (make-instance 'testee:connect-service) (testee:lab-services))
                      :listen "server:80"
                      :protocols '(:grpc :grpc-web :connect :rest)
                      :origins '("http://app.example"))))
@@ -186,7 +214,7 @@ messages.")
        'web-answers
        (with-output-to-string (*standard-output*)
          (loop with *print-pretty* = nil
-               for request in (append *requests* *raw-requests*)
+               for request in (append *requests* (conformance-requests) *raw-requests*)
                for peer = (sim:connect-peer "server" 80)
                do (sim:wait-for 1/10)
                   (sim:say peer (if (listp request)

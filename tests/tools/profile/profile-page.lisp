@@ -59,10 +59,24 @@
                      ("functions" . #((("name" . "clgrpc.server::make-server-call")
                                        ("share" . 0.9d0) ("octetsPerCall" . 180d0))))))))))
 
-(test profiles-as-text
-  (support:check-record 'profile-text
-                        (with-output-to-string (stream)
-                          (profile:write-profile (some-whole-profile) stream))))
+(test parts-of-profiles-as-text
+  "Beside the processor's: events, counters, allocation, the heap, and what is missing."
+  (let ((profile (append `(("heapHistogram"
+                            ("octetsPerCall" . 12d0)
+                            ("areas" . #((("name" . "server") ("octetsPerCall" . 8d0))))
+                            ("kinds" . #((("name" . "cons") ("octetsPerCall" . 8d0)
+                                          ("objectsPerCall" . 0.5d0)))))
+                           ("unseen" . #("locks: there is no perf")))
+                         (some-whole-profile))))
+    (support:check-record
+     'profile-parts
+     (with-output-to-string (stream)
+       (loop for (name function) in '(("events" profile::write-events)
+                                      ("counters" profile::write-counters)
+                                      ("allocation" profile::write-allocation)
+                                      ("heapHistogram" profile::write-histogram))
+             do (funcall function stream (cdr (assoc name profile :test #'string=))))
+       (profile:write-missing stream profile)))))
 
 (test each-table-has-a-name
   "For readers who do not see what is above it."

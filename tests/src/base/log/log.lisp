@@ -64,6 +64,11 @@
     (finishes (log-event :info :started))
     (is (= 1 calls))))
 
+(test backtraces-have-so-many-frames
+  (labels ((text-at (depth)
+             (if (zerop depth) (clgrpc.base::backtrace-text) (values (text-at (1- depth)) depth))))
+    (is (= clgrpc.base::+backtrace-frames+ (count #\Newline (text-at 100))))))
+
 (test backtraces-have-a-rate
   "The last of a second's is due, the next is not, and in another second one is again."
   (loop with most = clgrpc.base::+backtraces+
