@@ -80,10 +80,8 @@ as many survivors copied at once. It applies after the next collection."
 (defun set-collector ()
   "Make the settings of TUNE-COLLECTOR."
   (keep-free-memory)
-  (set-nursery +least-nursery-octets+)
-  (setf (sb-ext:generation-bytes-consed-between-gcs 1)
-        (min +young-octets+ (floor (sb-ext:dynamic-space-size) 16))
-        ;; an object is copied once
+  (set-nursery +nursery-octets+)
+  (setf ;; an object is copied once
         (sb-ext:generation-number-of-gcs-before-promotion 1) 0
         (sb-ext:generation-bytes-consed-between-gcs 2)
         (floor (sb-ext:dynamic-space-size) 8)))
