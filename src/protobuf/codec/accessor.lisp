@@ -1,7 +1,7 @@
-;;;; The functions on a message that users call, except its constructor: accessors, presence, oneof
-;;;; cases, the predicate. They are closures, made from a few templates when a definition is loaded.
-;;;; A closure reads a place of the hidden structure as fast as a function compiled for it, while
-;;;; compiling the functions of seven fields took as long as compiling the coders.
+;;;; The functions on a message that users call: accessors, presence, oneof cases, the predicate and,
+;;;; for little code, the constructor. They are closures, made from a few templates when a definition
+;;;; is loaded. A closure reads a place of the hidden structure as fast as a function compiled for it,
+;;;; while compiling the functions of seven fields took as long as compiling the coders.
 ;;;;
 ;;;; Every function checks the message's layout with one comparison and goes to
 ;;;; message-reflection.lisp for messages of other layouts. The compiler knows no types of these
@@ -229,11 +229,42 @@ ELSEWHERE."
      (lambda (message) (clear-oneof-other message symbol name) message)
      "Make every field of the oneof absent; return MESSAGE.")))
 
+(defun constructor-function (constructor plan maker)
+  "As the function that CONSTRUCTOR-FORM defines, for messages of PLAN, which MAKER makes."
+  (declare (type function maker))
+  (let ((rows (loop for slot in (plan-slots plan)
+                    collect (list (slot-keyword slot) slot
+                                  (fdefinition `(setf ,(slot-reader slot)))))))
+    (lambda (&rest arguments &key &allow-other-keys)
+      (declare (dynamic-extent arguments))
+      (let ((message (funcall maker)) (oneofs '()) (given 0))
+        (loop for (keyword slot setter) in rows
+              for value = (getf arguments keyword rows) ; ROWS if there is none
+              for oneof = (and (eq :oneof (slot-presence slot)) (slot-oneof slot))
+              do (unless (eq rows value)
+                   (incf given 2)
+                   (when (or value (not oneof) (not (eq :message (slot-kind slot))))
+                     (when (and oneof (member oneof oneofs))
+                       (refuse-second-field constructor
+                                            (mapcar #'slot-keyword (oneof-slot-slots oneof))))
+                     (push oneof oneofs)
+                     (funcall (the function setter) value message))))
+        (unless (= given (length arguments))
+          (apply #'refuse-unknown-keywords constructor arguments))
+        message))))
+
+(defun install-constructor (plan maker)
+  "Define the public constructor of the message of PLAN, without compiling anything for it."
+  (let ((constructor (public-name "MAKE-~A" (plan-symbol plan))))
+    (install-function constructor (constructor-function constructor plan maker)
+                      (constructor-text plan))))
+
 (defun install-functions (plan wrapper)
   "Define the public functions of the message of PLAN, except its constructor. WRAPPER is the SBCL
 layout of its hidden structure."
   (let ((symbol (plan-symbol plan)) (structure (plan-structure plan))
         (type (intern-message-type (plan-full-name plan))))
+    (setf (compiler-macro-function (public-name "MAKE-~A" symbol)) #'checked-construction)
     (install-function (public-name "~A-P" symbol)
                       (lambda (object)
                         (and (message-p object) (eq type (message-type-of object))))

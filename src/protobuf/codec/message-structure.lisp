@@ -1,5 +1,5 @@
-;;;; The structures of a message and the constructor that users call. All other public functions are
-;;;; closures: accessor.lisp.
+;;;; The structures of a message and the constructor that users call, if it is compiled. All other
+;;;; public functions are closures: accessor.lisp.
 ;;;;
 ;;;; The constructor is installed with DEFINE-FUNCTION, not DEFUN, so that the compiler never
 ;;;; derives its type: a caller compiled today must remain correct when a field changes its type
@@ -59,15 +59,35 @@
                          (:predicate nil))
        ,@(when (descriptor-comment message) (list (descriptor-comment message))))))
 
+(defun install-place-function (name)
+  "Define the accessor NAME of a hidden structure."
+  (setf (fdefinition name)
+        (if (consp name)
+            (let ((place (second name)))
+              (lambda (value message) (setf (place-value message place) value)))
+            (lambda (message) (place-value message name)))))
+
+(defmacro define-hidden-structure (&rest definition &environment environment)
+  "As DEFSTRUCT with DEFINITION, but only its constructor is compiled: compiled code has accessors
+inline, so for their functions, which SBCL's classes need, closures will do."
+  (let ((forms (macroexpand-1 `(defstruct ,@definition) environment)))
+    (assert (eq 'progn (first forms)))
+    `(progn
+       ,@(loop for form in (rest forms)
+               collect (if (and (listp form) (eq 'sb-c:xdefun (first form))
+                                (eq :accessor (third form)))
+                           `(install-place-function ',(second form))
+                           form)))))
+
 (defun hidden-structure (plan)
-  "The forms that define the concrete structure of PLAN. Only inlined code calls the
-accessors, so they are compiled with less optimization, in half the time."
+  "The forms that define the concrete structure of PLAN."
   `((declaim (inline ,(plan-maker plan)))
     (locally
         (declare (optimize (speed 0) (safety 1) (debug 0) (compilation-speed 3)
                            (sb-ext:inhibit-warnings 3)))
-      (defstruct (,(plan-structure plan) (:include ,(plan-symbol plan)) (:conc-name nil)
-                  (:constructor ,(plan-maker plan) ()) (:copier nil) (:predicate nil))
+      (define-hidden-structure (,(plan-structure plan) (:include ,(plan-symbol plan))
+                                (:conc-name nil) (:constructor ,(plan-maker plan) ())
+                                (:copier nil) (:predicate nil))
         ,@(loop for slot in (plan-slots plan)
                 unless (eq :oneof (slot-presence slot)) collect (slot-definition slot)
                 when (slot-size slot) collect `(,(slot-size slot) 0 :type index))
@@ -173,6 +193,9 @@ given."
            ,(write-form slot)))
       (write-form slot)))
 
+(defun constructor-text (plan)
+  (format nil "Return a fresh ~A with the fields given." (plan-full-name plan)))
+
 (defun constructor-form (plan)
   "The public constructor: a keyword per field."
   (let* ((symbol (plan-symbol plan))
@@ -182,35 +205,31 @@ given."
          (parameters (loop for slot in (plan-slots plan)
                            for name = (intern (slot-name slot) package)
                            collect (list name nil (make-symbol (format nil "~A-GIVEN" name))))))
-    `(progn
-       (setf (compiler-macro-function ',constructor) #'checked-construction)
-       (define-function ,constructor (&rest ,arguments &key ,@parameters &allow-other-keys)
-         ,(format nil "Return a fresh ~A with the fields given." (plan-full-name plan))
-         ;; their number is known from the call without cost; a list of them is made only for errors
-         (declare (dynamic-extent ,arguments))
-         ;; a sum, since a variable with so many assignments takes the compiler as long as all the
-         ;; rest
-         (unless (= (+ ,@(loop for (nil nil given) in parameters collect `(if ,given 2 0)))
-                    (length ,arguments))
-           (apply #'refuse-unknown-keywords ',constructor ,arguments))
-         (let ((message (,(plan-maker plan))))
-           ,@(loop for slot in (plan-slots plan)
-                   for (name nil given) in parameters
-                   collect `(when ,given
-                              (let ((value ,name)) ,(construct-form slot constructor))))
-           message)))))
+    `(define-function ,constructor (&rest ,arguments &key ,@parameters &allow-other-keys)
+       ,(constructor-text plan)
+       ;; their number is known from the call without cost; a list of them is made only for errors
+       (declare (dynamic-extent ,arguments))
+       ;; a sum, since a variable with so many assignments takes the compiler as long as all the
+       ;; rest
+       (unless (= (+ ,@(loop for (nil nil given) in parameters collect `(if ,given 2 0)))
+                  (length ,arguments))
+         (apply #'refuse-unknown-keywords ',constructor ,arguments))
+       (let ((message (,(plan-maker plan))))
+         ,@(loop for slot in (plan-slots plan)
+                 for (name nil given) in parameters
+                 collect `(when ,given
+                            (let ((value ,name)) ,(construct-form slot constructor))))
+         message))))
 
 ;;; A keyword that is not a field of the message is refused, with a list of the fields: by the
 ;;; compiler in calls that spell it out, and by the constructor itself.
 
 (defun constructor-keywords (name)
   "The keywords that the constructor NAME accepts, or :any if NAME is not a constructor."
-  (let ((parameters (and (fboundp name)
-                         (member '&key (sb-kernel:%fun-lambda-list (fdefinition name))))))
-    (if parameters
-        (loop for parameter in (remove '&allow-other-keys (rest parameters))
-              collect (intern (string (if (consp parameter) (first parameter) parameter))
-                              '#:keyword))
+  (let* ((symbol (find-symbol (subseq (string name) (length "MAKE-")) (symbol-package name)))
+         (type (and symbol (get symbol 'message-type))))
+    (if type
+        (map 'list #'slot-keyword (layout-slots (message-type-layout type)))
         :any)))
 
 (defun unknown-keyword-text (name keyword)

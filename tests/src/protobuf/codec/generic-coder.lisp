@@ -62,3 +62,25 @@ message Note { ~A }" fields))))
                    (string-trim " " (message-text (round-trip note) :single-line t))))
       (signals error (funcall (message-type-sizer (find-message-type "clgrpc.note.Note"))
                               (clgrpc.test:make-inner))))))
+
+(test constructors-for-little-code-are-as-others
+  "The constructor of a message of code size takes and refuses the same arguments as a compiled one,
+with reports of the same length, since the names of the packages have one length."
+  (flet ((text (package)
+           (format nil "syntax = 'proto3'; package ~A; message M { int32 a = 1; oneof pick { int32 ~
+                        b = 2; M c = 3; } repeated M more = 4; }" package))
+         (outcome (package arguments)
+           (let ((make (find-symbol "MAKE-M" package)))
+             (handler-case
+                 (message-json (apply make (substitute (funcall make :a 7) 'm arguments)))
+               (error (condition)
+                 (list (type-of condition) (length (princ-to-string condition))))))))
+    (define "quick.proto" (text "clgrpc.quick"))
+    (define-small "light.proto" (text "clgrpc.light"))
+    (dolist (arguments '(() (:a 3 :b 0) (:a 1 :a 2) (:c m) (:c nil) (:b 3 :c nil) (:c nil :b 3)
+                         (:b 3 :c m) (:c m :b 3) (:c 3) (:a nil) (:a "x") (:more (m)) (:more (1))
+                         (:pick 3) (:d 1) (:d 1 :allow-other-keys t) (:a) (3 4)))
+      (is (equal (outcome "CLGRPC.QUICK" arguments) (outcome "CLGRPC.LIGHT" arguments))
+          "~S" arguments))
+    (is (equal "{\"b\":3}" (outcome "CLGRPC.LIGHT" '(:b 3 :c nil))))
+    (is (typep (outcome "CLGRPC.LIGHT" '(:b 3 :c m)) '(cons (eql misuse))))))
