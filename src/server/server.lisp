@@ -149,6 +149,7 @@ OBSERVER      a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-
 All other keywords are rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong
 argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if the server cannot listen on
 an address. From any thread."
+  (declare (notinline make-instance))   ; else SBCL compiles a constructor when this first runs
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
