@@ -6,9 +6,8 @@
 ;;;; and, above it, a generation that no two sources of a loop share. So an event that was fetched
 ;;;; before a descriptor was closed and opened again finds no source.
 ;;;;
-;;;; States of a connection: :open → (:closing, output is sent) → (:lingering, we wait for the peer)
-;;;; → :closed; :aborting stands for :closed until the flush at the end of the turn. A connection is
-;;;; in READY at most once (flag QUEUED), and in DIRTY at most once (flag DIRTY).
+;;;; A connection is in READY at most once (flag QUEUED), and in DIRTY at most once (flag DIRTY). Its
+;;;; states are in io/connection-closing.lisp.
 
 (in-package #:clgrpc.loop)
 
@@ -404,3 +403,29 @@ many instances: each boolean slot would take a word. Only one thread at a time m
         (if address
             (setf (connection-local-text connection) (os:address-text address))
             ""))))
+
+;;; The lists of connections to read and to flush
+
+(define-hot mark-ready ((connection connection)) null
+  "Schedule a read of CONNECTION in the next reading phase."
+  (unless (connection-queued connection)
+    (let* ((loop (connection-loop connection))
+           (count (event-loop-ready-count loop)))
+      (setf (connection-queued connection) t)
+      (when (= count (length (event-loop-ready loop)))
+        (setf (event-loop-ready loop) (grow-vector (event-loop-ready loop) (1+ count))))
+      (setf (svref (event-loop-ready loop) count) connection
+            (event-loop-ready-count loop) (1+ count))))
+  nil)
+
+(define-hot mark-dirty ((connection connection)) null
+  "Schedule a flush of CONNECTION in the next flush phase."
+  (unless (connection-dirty connection)
+    (let* ((loop (connection-loop connection))
+           (count (event-loop-dirty-count loop)))
+      (setf (connection-dirty connection) t)
+      (when (= count (length (event-loop-dirty loop)))
+        (setf (event-loop-dirty loop) (grow-vector (event-loop-dirty loop) (1+ count))))
+      (setf (svref (event-loop-dirty loop) count) connection
+            (event-loop-dirty-count loop) (1+ count))))
+  nil)

@@ -65,7 +65,7 @@
    ;; baton.lisp
    #:*event-loop* #:call-user #:with-user-interrupts #:note-late #:with-baton #:holds-baton-p
    #:prepare-to-wait #:call-releasing #:held-loop
-   ;; connection-io.lisp
+   ;; connection-io.lisp and connection-closing.lisp
    #:make-connection #:connection-output #:connection-unsent #:connection-unread-p
    #:connection-output-pending-p #:connection-blocked-p #:connection-stopped-p
    #:+most-lingering+ #:flush-connection

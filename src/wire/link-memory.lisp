@@ -8,7 +8,7 @@
 ;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
 ;;;;   open streams, queued DATA, incomplete header blocks, the data of another protocol
 ;;;; (MEASURE-LINK);
-;;;;   leftovers of input, output, TLS (loop/io/connection-io.lisp).
+;;;;   leftovers of input, output, TLS (loop/io/connection-buffer.lisp).
 ;;;;
 ;;;; An incomplete message counts with the memory that is allocated for it.
 ;;;;

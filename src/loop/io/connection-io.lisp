@@ -1,15 +1,10 @@
-;;;; Connections: reading, output, closing. A turn reads a ready connection once, into the loop's
+;;;; Connections: reading and output. A turn reads a ready connection once, into the loop's
 ;;;; input area. Octets that the owner leaves, such as half a frame, are kept in a buffer of the
 ;;;; connection. They are copied in front of the next octets; if they are many, the next octets are
 ;;;; read after them instead. If the owner has done enough for a turn (POSTPONED), it gets the rest
 ;;;; before anything more is read. Output is collected in a buffer borrowed from the loop and sent
 ;;;; with one call at the end of the turn; the connection keeps the buffer only while some of it is
 ;;;; unsent.
-;;;;
-;;;; A connection is never closed in the middle of a call of its owner's: CLOSE-CONNECTION marks it,
-;;;; and the flush at the end of the turn closes it and notifies the owner. A buffer is returned to
-;;;; the pool only after FILL, with which the owner gives it up; otherwise it is left to the
-;;;; collector.
 ;;;;
 ;;;; When a write fails the peer may have sent octets that say why, such as an answer and GOAWAY.
 ;;;; They can still be read: a handler with a function BROKEN gets them before its connection is
@@ -25,98 +20,6 @@
   "Output of this size is sent before the turn ends.")
 (defconstant +fill-rounds+ 8
   "The number of times FILL may add more in one flush; then other connections have their turn.")
-(defconstant +buffer-octets+ 4096
-  "Size of a new buffer.")
-(defconstant +pooled-buffer-octets+ 524288
-  "A buffer that has grown larger is not kept. The buffers of connections with long messages grow to
-half of this size.")
-(defconstant +pool-octets+ 4194304
-  "The most octets that a loop keeps in unused buffers.")
-(defconstant +linger-ns+ (* 2 +ns-per-second+)
-  "How long we wait for the peer of a connection that we close: first while the peer takes none of
-the output, and then until the peer closes its side. The time suffices for a slow line, and is so
-short that connections to dead peers do not pile up.")
-
-(defconstant +most-lingering+ 1024
-  "How many connections of a loop may linger at once, so that rejected peers cannot make it hold
-unlimited descriptors. When descriptors run out, no connection may linger.")
-
-;;; Buffers of the loop
-
-(define-hot borrow-buffer ((loop event-loop)) buffer
-  (let ((count (event-loop-pool-count loop)))
-    (if (zerop count)
-        (make-buffer :size +buffer-octets+)
-        (let ((buffer (svref (event-loop-pool loop) (1- count))))
-          (declare (type buffer buffer))
-          (setf (event-loop-pool-count loop) (1- count)
-                (svref (event-loop-pool loop) (1- count)) nil)
-          (decf (event-loop-pool-octets loop) (length (buffer-octets buffer)))
-          buffer))))
-
-(define-hot give-buffer-back ((loop event-loop) (buffer buffer)) null
-  (let* ((length (length (buffer-octets buffer)))
-         (total (+ length (event-loop-pool-octets loop)))
-         (count (event-loop-pool-count loop)))
-    (clear-buffer buffer)
-    (when (and (<= length +pooled-buffer-octets+) (<= total +pool-octets+) (< count +pool-buffers+))
-      (setf (event-loop-pool-octets loop) total
-            (event-loop-pool-count loop) (1+ count)
-            (svref (event-loop-pool loop) count) buffer))
-    nil))
-
-;;; Work lists
-
-(define-hot mark-ready ((connection connection)) null
-  "Schedule a read of CONNECTION in the next reading phase."
-  (unless (connection-queued connection)
-    (let* ((loop (connection-loop connection))
-           (count (event-loop-ready-count loop)))
-      (setf (connection-queued connection) t)
-      (when (= count (length (event-loop-ready loop)))
-        (setf (event-loop-ready loop) (grow-vector (event-loop-ready loop) (1+ count))))
-      (setf (svref (event-loop-ready loop) count) connection
-            (event-loop-ready-count loop) (1+ count))))
-  nil)
-
-(define-hot mark-dirty ((connection connection)) null
-  "Schedule a flush of CONNECTION in the next flush phase."
-  (unless (connection-dirty connection)
-    (let* ((loop (connection-loop connection))
-           (count (event-loop-dirty-count loop)))
-      (setf (connection-dirty connection) t)
-      (when (= count (length (event-loop-dirty loop)))
-        (setf (event-loop-dirty loop) (grow-vector (event-loop-dirty loop) (1+ count))))
-      (setf (svref (event-loop-dirty loop) count) connection
-            (event-loop-dirty-count loop) (1+ count))))
-  nil)
-
-;;; Memory that connections keep
-
-(defun kept-octets (connection)
-  "The memory of the buffers of CONNECTION."
-  (flet ((size (buffer) (if buffer (length (buffer-octets buffer)) 0)))
-    (+ (size (connection-leftover connection))
-       (size (connection-buffer connection))
-       (if (eq :closed (connection-state connection))
-           0
-           (byte-channel-kept-octets (connection-byte-channel connection))))))
-
-(defun charge-kept (connection)
-  "Charge the account of CONNECTION with the memory that CONNECTION keeps now."
-  (let ((account (connection-account connection))
-        (kept (kept-octets connection)))
-    (unless (or (null account) (account-closed-p account))
-      (charge-own account (- kept (shiftf (connection-kept connection) kept))))))
-
-(define-hot (note-kept :inline t) ((connection connection)) null
-  "Charge the account of CONNECTION, which has just been flushed, with the memory that it still
-keeps."
-  (when (or (connection-leftover connection)
-            (connection-buffer connection)
-            (plusp (connection-kept connection)))
-    (charge-kept connection))
-  nil)
 
 ;;; Making
 
@@ -158,14 +61,6 @@ unacknowledged to SECONDS; after that BYTE-CHANNEL fails. Some networks have no 
            (setf (connection-buffer connection) (borrow-buffer loop))))
       (t (discard-buffer loop)))))
 
-(defun discard-buffer (loop)
-  "A buffer whose octets are never sent, for output to a connection that is closed."
-  (let ((buffer (event-loop-discard-buffer loop)))
-    (clear-buffer buffer)
-    (if (> (buffer-room buffer) +pooled-buffer-octets+)
-        (setf (event-loop-discard-buffer loop) (make-buffer :size 0))
-        buffer)))
-
 (define-hot (connection-output :inline t) ((connection connection)) buffer
   "The buffer to append CONNECTION's output to; it will be flushed when the turn ends. Valid until
 then, that is, until the handler's FILL or CLOSED is called. Output appended after the connection is
@@ -188,15 +83,6 @@ approximate."
 (defun connection-unread-p (connection)
   "True if the handler of CONNECTION has left input for later. On the loop."
   (and (connection-leftover connection) t))
-
-(define-hot release-output ((connection connection)) null
-  "Release the buffer of CONNECTION: all output was sent, and the owner does not use the buffer any
-more."
-  (let ((buffer (connection-buffer connection)))
-    (when buffer
-      (setf (connection-buffer connection) nil)
-      (give-buffer-back (connection-loop connection) buffer))
-    nil))
 
 (defun tell-written (connection buffer count)
   "Note for the tracers of HTTP/2 frames that COUNT octets of BUFFER have been written."
@@ -315,16 +201,6 @@ flush phase."
     (note-kept connection)
     nil))
 
-(defun end-flushed (connection)
-  "Continue to close CONNECTION, which has no output left."
-  (cond ((eq :closing (connection-state connection)) (begin-linger connection nil))
-        ;; a byte channel that has reported a fault to its peer gives the peer time to read the
-        ;; report
-        ((and (byte-channel-failure (connection-byte-channel connection))
-              (not (connection-told connection)))
-         (begin-linger connection (connection-reason connection)))
-        (t (finish-connection connection (connection-reason connection)))))
-
 (defun begin-handshake (connection)
   "Begin the handshake of CONNECTION, a client's over TLS, although it has nothing to send yet."
   (let ((result (byte-channel-write (connection-byte-channel connection) (make-octets 0) 0 0)))
@@ -355,6 +231,18 @@ flush phase."
     (assert (<= start consumed end))
     (setf (connection-postponed connection) (and postponed (< consumed end)))
     consumed))
+
+(defun end-of-input (connection)
+  "The peer will send no more; half closed counts as closed."
+  (setf (connection-readable connection) nil)
+  (case (connection-state connection)
+    (:open
+     (unless (connection-blocked connection) (send-output connection))
+     (unless (eq :aborting (connection-state connection))
+       (abort-connection connection (connection-reason connection))))
+    (:closing (setf (connection-ended connection) t))
+    (:lingering (abort-connection connection nil)))
+  nil)
 
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
   "Note RESULT, the result of a read with ROOM. Return true if octets were received."
@@ -537,130 +425,3 @@ handshake, whose octets had arrived in an earlier turn, no further event would c
   (setf (connection-stopped connection) nil)
   (read-soon connection)
   nil)
-
-;;; Closing
-
-(defun end-of-input (connection)
-  "The peer will send no more; half closed counts as closed."
-  (setf (connection-readable connection) nil)
-  (case (connection-state connection)
-    (:open
-     (unless (connection-blocked connection) (send-output connection))
-     (unless (eq :aborting (connection-state connection))
-       (abort-connection connection (connection-reason connection))))
-    (:closing (setf (connection-ended connection) t))
-    (:lingering (abort-connection connection nil)))
-  nil)
-
-(defun abort-connection (connection reason)
-  "Close CONNECTION at the end of the turn, and drop its unsent output."
-  (unless (member (connection-state connection) '(:aborting :closed))
-    (end-linger connection)
-    (setf (connection-state connection) :aborting
-          (connection-reason connection) reason
-          (connection-readable connection) nil)
-    (mark-dirty connection))
-  nil)
-
-(defun close-connection (connection &key abort)
-  "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
-that accepts none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
-that is done; if a write has failed before, with the reason of that. Closing a closed connection
-does nothing, except with ABORT. On the loop."
-  (cond ((or abort (connection-broken connection))
-         (abort-connection connection (if abort nil (connection-reason connection))))
-        ((eq :open (connection-state connection))
-         (setf (connection-state connection) :closing)
-         (start-linger-timer connection)
-         (when (connection-readable connection) (mark-ready connection))
-         (mark-dirty connection)))
-  nil)
-
-(defun start-linger-timer (connection)
-  (let ((timer (or (connection-timer connection)
-                   (setf (connection-timer connection)
-                         (make-timer #'give-up-lingering connection))))
-        (loop (connection-loop connection)))
-    (start-timer loop timer (+ (event-loop-now loop) +linger-ns+))))
-
-(defun give-up-lingering (connection)
-  (abort-connection connection (connection-reason connection)))
-
-(defun bound-lingering (loop most)
-  "Reduce the lingering connections of LOOP to MOST; those that have lingered longest end first."
-  (loop while (< most (event-loop-lingering loop))
-        do (abort-connection (first (fifo-items (event-loop-lingerers loop))) nil)))
-
-(defun count-lingering (connection)
-  "CONNECTION lingers from now on."
-  (let ((loop (connection-loop connection)))
-    (enqueue connection (event-loop-lingerers loop))
-    (incf (event-loop-lingering loop))
-    (bound-lingering loop +most-lingering+)))
-
-(defun end-linger (connection)
-  "Stop the lingering of CONNECTION, if it lingers, since it is about to be closed."
-  (when (eq :lingering (connection-state connection))
-    (let ((loop (connection-loop connection)))
-      (remove-from-fifo connection (event-loop-lingerers loop)) ; +MOST-LINGERING+ at most
-      (decf (event-loop-lingering loop)))))
-
-(defun begin-linger (connection reason)
-  "Shut down our side of CONNECTION, whose output was all sent, and wait for a while until the peer
-closes its side. Closing earlier might destroy octets that are still on their way to the peer."
-  (release-output connection)
-  (cond ((connection-ended connection) (finish-connection connection reason))
-        (t (setf (connection-state connection) :lingering)
-           (count-lingering connection)
-           (shut-byte-channel-down (connection-byte-channel connection))
-           (start-linger-timer connection)
-           (when reason
-             ;; it was not read to its end
-             (setf (connection-readable connection) t)
-             (mark-ready connection))
-           (tell-closed connection reason))))
-
-(defun tell-closed (connection reason)
-  (unless (connection-told connection)
-    (setf (connection-told connection) t)
-    (guarding (:closed-handler-error :connection connection)
-      (funcall (handler-closed (connection-handler connection)) connection reason))))
-
-(defun finish-connection (connection reason)
-  "Close CONNECTION's byte channel, release its memory and call its owner."
-  (unless (eq :closed (connection-state connection))
-    (let ((loop (connection-loop connection)))
-      (end-linger connection)
-      (setf (connection-state connection) :closed
-            (connection-readable connection) nil
-            (connection-buffer connection) nil)
-      (when (connection-leftover connection)
-        (give-buffer-back loop (connection-leftover connection))
-        (setf (connection-leftover connection) nil))
-      (when (connection-account connection) (charge-kept connection))
-      (stop-timer loop (connection-timer connection))
-      (remove-source connection)
-      (close-byte-channel (connection-byte-channel connection))
-      (tell-closed connection reason)
-      (dolist (function (event-loop-after-closing loop))
-        (call-last loop function loop))))
-  nil)
-
-(defun connections-closing-p (loop)
-  "True if LOOP has connections that are being closed and wait for their peer: to take the rest of
-the output, or to close its side. On the loop."
-  (flet ((closing-p (source)
-           (and (typep source 'connection)
-                (member (connection-state source) '(:closing :lingering))
-                t)))
-    (some #'closing-p (event-loop-sources loop))))
-
-(defun close-unowned (loop byte-channel reason)
-  "Close BYTE-CHANNEL, whose new owner failed; perhaps it has made a connection of it on LOOP."
-  (let ((connection (find-if (lambda (source)
-                               (and (typep source 'connection)
-                                    (eq byte-channel (connection-byte-channel source))))
-                             (event-loop-sources loop))))
-    (if connection
-        (abort-connection connection reason)
-        (close-byte-channel byte-channel))))

@@ -202,7 +202,6 @@ address; then it is the listener's own."
     nil))
 
 (defun accept-connections (listener)
-  "Accept the connections that wait on LISTENER."
   (when (accept-some listener)
     (defer (listener-loop listener) #'accept-connections listener)))
 

@@ -14,7 +14,6 @@
 (defglobal **watchdog-waitqueue** (sb-thread:make-waitqueue :name "clgrpc watchdog"))
 
 (defun wake-watchdog ()
-  "Have the watchdog tick."
   (sb-thread:with-mutex (**watchdog-lock**)
     (setf **watchdog-asleep** nil)
     (sb-thread:condition-notify **watchdog-waitqueue**))

@@ -201,7 +201,6 @@ Return how many states there are."
               collect form))))
 
 (defun plain-definition (form)
-  "FORM as a definition for LABELS."
   (destructuring-bind (name lambda-list . body) (rest form)
     (when (eq 'define-hot (first form)) (pop body)) ; its result
     (list* (if (consp name) (first name) name)

@@ -1,6 +1,5 @@
-;;;; Tests of clgrpc.loop, one file per source file (closing.lisp is the other half of
-;;;; connection-io.lisp). Everything happens on loopback; nothing sleeps to wait. What support.lisp
-;;;; and poller.lisp have is for the tests of clgrpc.async, too.
+;;;; Tests of clgrpc.loop, one file per source file. Everything happens on loopback; nothing sleeps
+;;;; to wait. What support.lisp and poller.lisp have is for the tests of clgrpc.async, too.
 
 (defpackage #:clgrpc.tests.loop
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.loop #:clgrpc.tests.form)

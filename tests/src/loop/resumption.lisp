@@ -7,7 +7,6 @@
 made in time.")
 
 (defun credentials-context (credentials role)
-  "The pointer to the context of CREDENTIALS for ROLE."
   (clgrpc.loop::with-context (context credentials role)
     (clgrpc.loop::context-pointer context)))
 

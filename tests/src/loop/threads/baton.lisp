@@ -55,7 +55,6 @@
   (+ state (ash 5 3)))
 
 (defun explore-batons (state thread programs check &optional (definitions (baton-definitions)))
-  "Explore PROGRAMS from a baton in STATE with THREAD."
   (explore (list (cons :baton (baton-word state)) (cons :thread thread) (cons :asleep nil)
                  (cons :inside nil) (cons :data 0) (cons :sections 0))
            (compile-programs definitions *baton-functions* *baton-places* *baton-stubs* programs)

@@ -1,0 +1,80 @@
+;;;; The buffers of connections: input that the owner has left, and output that is unsent. A loop
+;;;; has a pool of them, and a buffer without use goes back to it. The account of a connection is
+;;;; charged with the memory that the connection keeps. A buffer of output is returned to the pool
+;;;; only after FILL, with which the owner gives it up; otherwise it is left to the collector.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +buffer-octets+ 4096
+  "Size of a new buffer.")
+(defconstant +pooled-buffer-octets+ 524288
+  "A buffer that has grown larger is not kept. The buffers of connections with long messages grow to
+half of this size.")
+(defconstant +pool-octets+ 4194304
+  "The most octets that a loop keeps in unused buffers.")
+
+(define-hot borrow-buffer ((loop event-loop)) buffer
+  (let ((count (event-loop-pool-count loop)))
+    (if (zerop count)
+        (make-buffer :size +buffer-octets+)
+        (let ((buffer (svref (event-loop-pool loop) (1- count))))
+          (declare (type buffer buffer))
+          (setf (event-loop-pool-count loop) (1- count)
+                (svref (event-loop-pool loop) (1- count)) nil)
+          (decf (event-loop-pool-octets loop) (length (buffer-octets buffer)))
+          buffer))))
+
+(define-hot give-buffer-back ((loop event-loop) (buffer buffer)) null
+  (let* ((length (length (buffer-octets buffer)))
+         (total (+ length (event-loop-pool-octets loop)))
+         (count (event-loop-pool-count loop)))
+    (clear-buffer buffer)
+    (when (and (<= length +pooled-buffer-octets+) (<= total +pool-octets+) (< count +pool-buffers+))
+      (setf (event-loop-pool-octets loop) total
+            (event-loop-pool-count loop) (1+ count)
+            (svref (event-loop-pool loop) count) buffer))
+    nil))
+
+(defun discard-buffer (loop)
+  "A buffer whose octets are never sent, for output to a connection that is closed."
+  (let ((buffer (event-loop-discard-buffer loop)))
+    (clear-buffer buffer)
+    (if (> (buffer-room buffer) +pooled-buffer-octets+)
+        (setf (event-loop-discard-buffer loop) (make-buffer :size 0))
+        buffer)))
+
+(define-hot release-output ((connection connection)) null
+  "Release the buffer of CONNECTION: all output was sent, and the owner does not use the buffer any
+more."
+  (let ((buffer (connection-buffer connection)))
+    (when buffer
+      (setf (connection-buffer connection) nil)
+      (give-buffer-back (connection-loop connection) buffer))
+    nil))
+
+;;; Memory that connections keep
+
+(defun kept-octets (connection)
+  "The memory of the buffers of CONNECTION."
+  (flet ((size (buffer) (if buffer (length (buffer-octets buffer)) 0)))
+    (+ (size (connection-leftover connection))
+       (size (connection-buffer connection))
+       (if (eq :closed (connection-state connection))
+           0
+           (byte-channel-kept-octets (connection-byte-channel connection))))))
+
+(defun charge-kept (connection)
+  "Charge the account of CONNECTION with the memory that CONNECTION keeps now."
+  (let ((account (connection-account connection))
+        (kept (kept-octets connection)))
+    (unless (or (null account) (account-closed-p account))
+      (charge-own account (- kept (shiftf (connection-kept connection) kept))))))
+
+(define-hot (note-kept :inline t) ((connection connection)) null
+  "Charge the account of CONNECTION, which has just been flushed, with the memory that it still
+keeps."
+  (when (or (connection-leftover connection)
+            (connection-buffer connection)
+            (plusp (connection-kept connection)))
+    (charge-kept connection))
+  nil)

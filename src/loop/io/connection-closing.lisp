@@ -1,0 +1,145 @@
+;;;; The end of a connection. It is never closed in the middle of a call of its owner's:
+;;;; CLOSE-CONNECTION and ABORT-CONNECTION mark it, and the flush at the end of the turn continues
+;;;; with END-FLUSHED, which closes it and notifies the owner, once. A connection that is closed in
+;;;; order goes through these states:
+;;;;
+;;;;   :open       CLOSE-CONNECTION
+;;;;   :closing    its output is sent, and what the peer sends is dropped
+;;;;   :lingering  our side is shut down; the peer has +LINGER-NS+ to close its side
+;;;;   :closed
+;;;;
+;;;; One that is aborted, such as after an error of its socket, is :aborting until the flush, and
+;;;; then closed, without its output.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +linger-ns+ (* 2 +ns-per-second+)
+  "How long we wait for the peer of a connection that we close: first while the peer takes none of
+the output, and then until the peer closes its side. The time suffices for a slow line, and is so
+short that connections to dead peers do not pile up.")
+
+(defconstant +most-lingering+ 1024
+  "How many connections of a loop may linger at once, so that rejected peers cannot make it hold
+unlimited descriptors. When descriptors run out, no connection may linger.")
+
+(defun abort-connection (connection reason)
+  "Close CONNECTION at the end of the turn, and drop its unsent output."
+  (unless (member (connection-state connection) '(:aborting :closed))
+    (end-linger connection)
+    (setf (connection-state connection) :aborting
+          (connection-reason connection) reason
+          (connection-readable connection) nil)
+    (mark-dirty connection))
+  nil)
+
+(defun close-connection (connection &key abort)
+  "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
+that accepts none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
+that is done; if a write has failed before, with the reason of that. Closing a closed connection
+does nothing, except with ABORT. On the loop."
+  (cond ((or abort (connection-broken connection))
+         (abort-connection connection (if abort nil (connection-reason connection))))
+        ((eq :open (connection-state connection))
+         (setf (connection-state connection) :closing)
+         (start-linger-timer connection)
+         (when (connection-readable connection) (mark-ready connection))
+         (mark-dirty connection)))
+  nil)
+
+(defun start-linger-timer (connection)
+  (let ((timer (or (connection-timer connection)
+                   (setf (connection-timer connection)
+                         (make-timer #'give-up-lingering connection))))
+        (loop (connection-loop connection)))
+    (start-timer loop timer (+ (event-loop-now loop) +linger-ns+))))
+
+(defun give-up-lingering (connection)
+  (abort-connection connection (connection-reason connection)))
+
+(defun bound-lingering (loop most)
+  "Reduce the lingering connections of LOOP to MOST; those that have lingered longest end first."
+  (loop while (< most (event-loop-lingering loop))
+        do (abort-connection (first (fifo-items (event-loop-lingerers loop))) nil)))
+
+(defun count-lingering (connection)
+  (let ((loop (connection-loop connection)))
+    (enqueue connection (event-loop-lingerers loop))
+    (incf (event-loop-lingering loop))
+    (bound-lingering loop +most-lingering+)))
+
+(defun end-linger (connection)
+  "Stop the lingering of CONNECTION, if it lingers, since it is about to be closed."
+  (when (eq :lingering (connection-state connection))
+    (let ((loop (connection-loop connection)))
+      (remove-from-fifo connection (event-loop-lingerers loop)) ; +MOST-LINGERING+ at most
+      (decf (event-loop-lingering loop)))))
+
+(defun begin-linger (connection reason)
+  "Shut down our side of CONNECTION, whose output was all sent, and wait for a while until the peer
+closes its side. Closing earlier might destroy octets that are still on their way to the peer."
+  (release-output connection)
+  (cond ((connection-ended connection) (finish-connection connection reason))
+        (t (setf (connection-state connection) :lingering)
+           (count-lingering connection)
+           (shut-byte-channel-down (connection-byte-channel connection))
+           (start-linger-timer connection)
+           (when reason
+             ;; it was not read to its end
+             (setf (connection-readable connection) t)
+             (mark-ready connection))
+           (tell-closed connection reason))))
+
+(defun tell-closed (connection reason)
+  (unless (connection-told connection)
+    (setf (connection-told connection) t)
+    (guarding (:closed-handler-error :connection connection)
+      (funcall (handler-closed (connection-handler connection)) connection reason))))
+
+(defun finish-connection (connection reason)
+  "Close CONNECTION's byte channel, release its memory and call its owner."
+  (unless (eq :closed (connection-state connection))
+    (let ((loop (connection-loop connection)))
+      (end-linger connection)
+      (setf (connection-state connection) :closed
+            (connection-readable connection) nil
+            (connection-buffer connection) nil)
+      (when (connection-leftover connection)
+        (give-buffer-back loop (connection-leftover connection))
+        (setf (connection-leftover connection) nil))
+      (when (connection-account connection) (charge-kept connection))
+      (stop-timer loop (connection-timer connection))
+      (remove-source connection)
+      (close-byte-channel (connection-byte-channel connection))
+      (tell-closed connection reason)
+      (dolist (function (event-loop-after-closing loop))
+        (call-last loop function loop))))
+  nil)
+
+(defun end-flushed (connection)
+  "Continue to close CONNECTION, which has no output left."
+  (cond ((eq :closing (connection-state connection)) (begin-linger connection nil))
+        ;; a byte channel that has reported a fault to its peer gives the peer time to read the
+        ;; report
+        ((and (byte-channel-failure (connection-byte-channel connection))
+              (not (connection-told connection)))
+         (begin-linger connection (connection-reason connection)))
+        (t (finish-connection connection (connection-reason connection)))))
+
+(defun connections-closing-p (loop)
+  "True if LOOP has connections that are being closed and wait for their peer: to take the rest of
+the output, or to close its side. On the loop."
+  (flet ((closing-p (source)
+           (and (typep source 'connection)
+                (member (connection-state source) '(:closing :lingering))
+                t)))
+    (some #'closing-p (event-loop-sources loop))))
+
+(defun close-unowned (loop byte-channel reason)
+  "Close BYTE-CHANNEL, whose new owner failed; perhaps it has made a connection of it on LOOP."
+  (let ((connection (find-if (lambda (source)
+                               (and (typep source 'connection)
+                                    (eq byte-channel (connection-byte-channel source))))
+                             (event-loop-sources loop))))
+    (if connection
+        (abort-connection connection reason)
+        (close-byte-channel byte-channel))))
