@@ -31,7 +31,6 @@
 
 (define-hot add-plan ((event-queue event-queue) (due nanoseconds) (function function) (argument t))
             null
-  "Plan a call of FUNCTION with ARGUMENT at DUE."
   (let ((plan (make-plan due (event-queue-added event-queue) function argument))
         (at (event-queue-count event-queue)))
     (declare (type index at))

@@ -80,7 +80,6 @@ nil."
     (t (princ-to-string item))))
 
 (defun entry-line (entry)
-  "ENTRY as a line of text."
   (format nil "~13,6F ~@[~A: ~]~(~A~)~{ ~A~}"
           (ns-seconds (- (entry-ns entry) (* 1000 +ns-per-second+)))
           (entry-where entry) (entry-event entry) (mapcar #'item-text (entry-arguments entry))))

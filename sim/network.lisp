@@ -29,7 +29,6 @@ lower ones.")
             (svref sockets free) socket))))
 
 (defun find-socket (host descriptor)
-  "The socket of HOST with DESCRIPTOR."
   (or (svref (host-sockets host) descriptor)
       (error "~A has no descriptor ~D." host descriptor)))
 
@@ -111,7 +110,6 @@ separates the hosts. Plans that find no octets do nothing."
                    (arrive-at-peer (socket-peer socket) socket item)))))))
 
 (defun fail-socket (socket errno)
-  "Make SOCKET fail."
   (unless (eq :closed (socket-state socket))
     (setf (socket-failure socket) errno
           (socket-incoming socket) '()

@@ -186,7 +186,6 @@ async for clgrpc-async."
         append (set-difference (systems-of asd) *programs* :test #'string=)))
 
 (defun folder-system (folder)
-  "The system whose FOLDER it is."
   (asdf:find-system (or (find folder (layer-systems) :key #'system-folder :test #'string=)
                         (error "No system has the folder ~A." folder))))
 
@@ -195,7 +194,6 @@ async for clgrpc-async."
   (support:system-sources (folder-system folder)))
 
 (defun layer-home (folder)
-  "The path of FOLDER."
   (asdf:component-pathname (folder-system folder)))
 
 (defun folders ()

@@ -40,7 +40,6 @@
                             (butlast (rest (uiop:split-string line :separator "|")))))))
 
 (defun own-words ()
-  "The words of the glossary."
   (mapcan (lambda (row) (words-of (first row))) (glossary-rows "Words of our own")))
 
 (defparameter *endings*

@@ -44,7 +44,6 @@ text."
 ;;; The sources
 
 (defun file-text (name)
-  "The text of the file NAME of the project."
   (uiop:read-file-string (support:root-file name) :external-format :utf-8))
 
 (defun occurrences (part text)
@@ -235,7 +234,6 @@ many mutants were killed and how many were not. Only in an image without further
     (values killed (- (length promises) killed))))
 
 (defun drawn (count promises seed)
-  "COUNT of PROMISES, drawn by SEED."
   (let ((state (sb-ext:seed-random-state seed)) (left (copy-list promises)))
     (loop repeat (min count (length promises))
           collect (let ((promise (elt left (random (length left) state))))

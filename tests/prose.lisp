@@ -73,7 +73,6 @@ the others, and these words."
     (and end (string= "?" (svref tokens end)))))
 
 (defun phrase-at-p (elements tokens position)
-  "True if the phrase of ELEMENTS stands in TOKENS at POSITION."
   (loop for element in elements
         for i from position
         always (and (< i (length tokens))

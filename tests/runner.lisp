@@ -381,7 +381,6 @@ as a leak or a process that died, stays, and so do the failures of its suite."
 ;;; What takes long
 
 (defun suite-cost (tally)
-  "The COST of the suite of TALLY."
   (let ((costs (tally-costs tally)))
     (flet ((sum (reader) (reduce #'+ costs :key reader)))
       (make-cost :name (string-downcase (tally-suite tally))

@@ -38,7 +38,6 @@
         collect (/ (* 1000000000 (rational (field row name))) (field row "requests"))))
 
 (defun figure (contest name)
-  "The figure NAME in the rounds of CONTEST."
   (cond ((string= name "server CPU/call") (cpu contest "serverCpu"))
         ((string= name "load CPU/call") (cpu contest "loadCpu"))
         (t (mapcar (lambda (run) (report:figure-value name run)) (contest-runs contest)))))

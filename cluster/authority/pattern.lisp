@@ -16,7 +16,6 @@
   (if spiffe-p #\/ #\.))
 
 (defun whole-segment-p (text at spiffe-p)
-  "True if the character AT of TEXT is a whole segment."
   (let ((separator (pattern-separator spiffe-p)))
     (flet ((edge-p (place)
              (or (not (< -1 place (length text))) (char= separator (char text place)))))

@@ -125,7 +125,6 @@ not reported this."
                   :joined (protobuf:unix-time-timestamp (member-joined member))))
 
 (defun message-member (message)
-  "The member described by MESSAGE."
   (make-cluster-member
    :name (pb:member-name message) :generation (pb:member-generation message)
    :address (pb:member-address message)

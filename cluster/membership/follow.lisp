@@ -29,7 +29,6 @@ to continue."
     (1+ revision)))
 
 (defun message-change (message)
-  "The change described by MESSAGE."
   (make-change (case (pb:change-kind message)
                  (:change-kind-joined :joined)
                  (:change-kind-left :left)

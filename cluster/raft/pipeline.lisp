@@ -227,7 +227,6 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
             (pipe-full pipe) (not (pipe-rung pipe))))))
 
 (defun proper-error (condition)
-  "CONDITION as an RPC-ERROR."
   (if (typep condition 'status:rpc-error)
       condition
       (local-error :internal "~A" (bounded-text condition))))

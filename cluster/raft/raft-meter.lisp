@@ -82,7 +82,6 @@
                           message))))))
 
 (defun service-status-name (status)
-  "The name of STATUS in metrics."
   (string-upcase (substitute #\_ #\- (string status))))
 
 (defun note-queued (meter entries octets)

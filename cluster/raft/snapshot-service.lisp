@@ -38,7 +38,6 @@ kept, and INSTALLED."
 ;;; The parts
 
 (defun snapshot-receiver-call (snapshot-receiver)
-  "The call that sends the snapshot of SNAPSHOT-RECEIVER."
   (snapshot-delivery-call (snapshot-receiver-snapshot-delivery snapshot-receiver)))
 
 (defun ask-to-begin (member snapshot-receiver)
@@ -114,7 +113,6 @@ been removed."
                       "a part of the snapshot is not addressed as its header"))))
 
 (defun receive-snapshot (service member snapshot-receiver snapshot-delivery)
-  "Receive the rest of the snapshot of SNAPSHOT-RECEIVER, for MEMBER, by SNAPSHOT-DELIVERY."
   (loop until (snapshot-receiver-complete-p snapshot-receiver)
         do (multiple-value-bind (chunk kind) (receive-part snapshot-delivery)
              (unless (eq :chunk kind)

@@ -26,7 +26,6 @@ the thread of INSTALL-SNAPSHOT.")
         octets))))
 
 (defun read-part (source offset count)
-  "COUNT octets of SOURCE from OFFSET on."
   (let ((octets (read-snapshot source offset count)))
     (unless (and (typep octets 'octets) (= count (length octets)))
       (error "~S returned something else than the ~D octets from ~D on." source count offset))

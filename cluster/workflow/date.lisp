@@ -53,7 +53,6 @@ reports its machine's date three times in this period.")
   (floor (+ (loop:world-now) (if (loop:simulated-p) 0 (suspended-ns))) 1000000))
 
 (defun machine-ms (dates)
-  "The date of the machine."
   (floor (the integer (funcall (the function (dates-clock dates)))) 1000000))
 
 (defun middle (offsets)
@@ -93,7 +92,6 @@ be asked for during PROOF-MS."
              offset))))
 
 (defun date-now (dates)
-  "The nodes' date now, by DATES."
   (sb-thread:with-mutex ((dates-lock dates))
     (let* ((steady (steady-ms))
            (own (- (machine-ms dates) steady))
@@ -130,6 +128,5 @@ Without others begin with the date STORED, unless that is nil."
   (sb-thread:with-mutex ((dates-lock dates)) (remhash name (dates-others dates))))
 
 (defun other-nodes (dates)
-  "The names of the other nodes."
   (sb-thread:with-mutex ((dates-lock dates))
     (alexandria:hash-table-keys (dates-others dates))))

@@ -55,7 +55,6 @@ result, and the removal of its errand.")
                    :parent parent :numbers numbers))))
 
 (defun note-errand-done (draft errand)
-  "Note that ERRAND is done by DRAFT."
   (let ((key (errand-key errand)))
     (push (cons key (format nil "~A~C" key (code-char 0))) (draft-removals draft))))
 

@@ -41,7 +41,6 @@ lease to end.")
           (t (remove-ready list id revision)))))
 
 (defun note-index-change (node change revision)
-  "Note CHANGE of the index, made at REVISION."
   (let* ((put (eq :put (etcd:change-kind change)))
          (parts (rest (entry-parts (etcd:change-entry change) (node-root node))))
          (name (first parts)) (what (second parts)))
@@ -139,7 +138,6 @@ lease to end.")
                  (end-session-claims node session))))))
 
 (defun claiming-sessions (node)
-  "The sessions that have claimed tasks."
   (let ((prefix (node-key node "claims" "")) (sessions '()))
     (etcd:map-entries (lambda (entry)
                         (let ((session (first (entry-parts entry prefix))))

@@ -31,7 +31,6 @@ Return false if something newer is known."
            t))))
 
 (defun shard-rings (list kind)
-  "The rings of the tasks of KIND, by shard."
   (or (gethash kind (ready-list-kinds list))
       (setf (gethash kind (ready-list-kinds list))
             (coerce (loop repeat +shards+ collect (make-ring)) 'simple-vector))))
@@ -63,7 +62,6 @@ after the kind."
     (when (and shard (third parts)) (add-ready list kind shard (third parts) revision))))
 
 (defun end-ready-list (list)
-  "End the updates of LIST."
   (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) nil)))
 
 (defun fill-ready-list (node)

@@ -222,7 +222,6 @@ again."
 ;;; Doing tasks
 
 (defun function-of (worker kind)
-  "The function for tasks of KIND."
   (or (cdr (assoc kind (worker-functions worker) :test #'string=))
       (gethash kind **steps**)
       (fail-step (format nil "this worker has no function for ~A" kind))))

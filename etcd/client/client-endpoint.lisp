@@ -50,7 +50,6 @@ the caller of MAKE-CHANNEL binds this.")
   (tell-answers resolver))
 
 (defun run-part (resolver part)
-  "Begin PART, one of the resolvers of RESOLVER."
   (client:run-resolver part (client:resolver-loop resolver)
                        (lambda (backends failure service-config)
                          (declare (ignore service-config))

@@ -56,7 +56,6 @@
   (drop-stream keepalive))
 
 (defun drop-stream (keepalive)
-  "End the stream of KEEPALIVE, if it has one."
   (let ((call (sb-thread:with-mutex ((keepalive-lock keepalive))
                 (setf (keepalive-failure keepalive) nil)
                 (shiftf (keepalive-call keepalive) nil))))

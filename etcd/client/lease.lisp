@@ -165,7 +165,6 @@ FORGET-CLEANUP. Return the cleanup."
     cleanup))
 
 (defun forget-cleanup (lease key)
-  "Remove the cleanup with KEY from LEASE."
   (sb-thread:with-mutex ((lease-cleanup-lock lease))
     (with-lease (lease)
       (setf (lease-cleanups lease)

@@ -78,6 +78,5 @@ is nil."
   (when meter (sb-ext:atomic-push age (meter-ages meter))))
 
 (defun end-age (meter age)
-  "Remove AGE from METER."
   (when meter
     (sb-ext:atomic-update (meter-ages meter) (lambda (ages) (remove age ages)))))

@@ -151,7 +151,6 @@
         (t (make-node item left right))))
 
 (defun tree-before (tree key)
-  "The part of TREE with the keys before KEY."
   (when tree
     (let ((item (node-item tree)))
       (if (before-p (element-key item) key)

@@ -478,7 +478,6 @@ again with it."
   (typep reply 'wire:byte-buffer))
 
 (define-hot (stream-link :inline t) ((stream http2:stream)) link
-  "The link that STREAM is on."
   (the link (http2:connection-user (http2:stream-connection stream))))
 
 (define-hot (stream-attempt :inline t) ((stream http2:stream)) attempt

@@ -99,7 +99,6 @@ many links as it always keeps."
         (drain-link connection-set link "no calls for a while")))))
 
 (defun addresses-beyond (addresses others)
-  "The ADDRESSES that are not among OTHERS."
   (let ((table (make-hash-table :test #'equalp :size (max 1 (length others)))))
     (dolist (address others) (setf (gethash address table) t))
     (remove-if (lambda (address) (gethash address table)) addresses)))
@@ -425,7 +424,6 @@ channel's loop."
     (keep-subchannels core (complement #'ended-p))))
 
 (defun close-subchannels (balancer text)
-  "Close all subchannels of BALANCER because of TEXT."
   (close-several balancer
                  (remove-if-not (lambda (subchannel)
                                   (and (eq balancer (subchannel-balancer subchannel))

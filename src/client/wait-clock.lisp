@@ -35,7 +35,6 @@ the end of the wait."
     totals))
 
 (defun enter-clock-stage (clock stage now)
-  "Let CLOCK enter STAGE at NOW."
   (setf (wait-clock-totals clock) (clock-totals clock now)
         (wait-clock-stage clock) stage
         (wait-clock-since-ns clock) now)

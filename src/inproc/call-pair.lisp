@@ -148,7 +148,6 @@ pair."
   (or (inproc-call-call-pair call) (make-up-call-pair call)))
 
 (define-hot (other-end :inline t) ((call inproc-call)) inproc-call
-  "The other end of CALL."
   (let ((call-pair (call-call-pair call)))
     (the inproc-call
          (if (rpc:client-p call) (call-pair-server call-pair) (call-pair-client call-pair)))))

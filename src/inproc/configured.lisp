@@ -79,7 +79,6 @@ which is called with the handler's end."
                                              call))))
 
 (defun relayed-call-pair (relay outer-channel method deadline options)
-  "A call pair for RELAY, for a call of METHOD on OUTER-CHANNEL with OPTIONS of its stub."
   (let* ((inproc-core (channel-inproc-core outer-channel))
          (callee (inproc-core-callee inproc-core))
          (call-pair (call-pair-to inproc-core callee

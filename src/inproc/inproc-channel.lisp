@@ -31,7 +31,6 @@ for a target inproc:NAME; CLOSE-CHANNEL ends it."))
 (defglobal **callees** (make-hash-table :test 'equal :synchronized t)) ; by name
 
 (defun server-callee (server)
-  "The callee for SERVER."
   (serving:ensure-acceptor server #'callee-p
                           (lambda ()
                             (let ((callee (make-callee :server server

@@ -7,7 +7,6 @@
 (in-package #:clgrpc.inproc)
 
 (defun call-fields-of (channel method deadline metadata call-credentials)
-  "The metadata of a call of METHOD on CHANNEL with DEADLINE, given METADATA and CALL-CREDENTIALS."
   (metadata-entries
    (append (status:check-metadata metadata)
            (when call-credentials

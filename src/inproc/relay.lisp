@@ -174,7 +174,6 @@ relay, whatever the event was."
 ;;; The beginning and the end of an attempt
 
 (defun interceptors-of (channel method)
-  "The interceptors of attempts that CHANNEL has for METHOD."
   (rpc:interceptors-for (channel-attempt-interceptors channel) method))
 
 (defun view-attempt (relay number)
@@ -340,7 +339,6 @@ for them. RELAY has kept all requests."
   (setf (relay-here relay) nil))
 
 (defun begin-next (relay)
-  "Begin the next attempt of RELAY."
   (let ((number (attempt:take-number relay)))
     (multiple-value-bind (call-pair view)
         (begin-attempt relay number (plan-channel (relay-plan relay)))
@@ -380,7 +378,6 @@ answer had begun."
     (attempt:tell-failed-late **retry-operations** relay failure)))
 
 (defun begin-first (relay)
-  "Begin the first attempt of RELAY."
   (setf (relay-begun relay) t)
   (begin-next relay)
   (cond ((null (relay-running relay)))

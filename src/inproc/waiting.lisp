@@ -46,7 +46,6 @@ server stream: the client has opened the call and does not wait for it."
   nil)
 
 (define-hot put-into-place ((inproc-core inproc-core) (call-pair call-pair)) null
-  "Put CALL-PAIR into the place of this thread."
   (let ((places (or (inproc-core-waiting inproc-core) (make-places inproc-core)))
         (place (place))
         (cell (list call-pair)))

@@ -279,7 +279,6 @@ and outgoing ones last. Return CALL."
   call)
 
 (define-hot (callbacks-p :inline t) ((call call)) boolean
-  "True if CALL has callbacks of its user."
   (let ((callbacks (call-callbacks call)))
     (and callbacks
          (or (callbacks-on-message callbacks) (callbacks-on-half-close callbacks)

@@ -60,7 +60,6 @@ EXECUTION, the argument of START-SERVER."
       (code-answers (apply #'make-server-route :execution (execution-of execution name) slots)))))
 
 (defun route-in-codec (route codec)
-  "ROUTE for requests in CODEC."
   (or (cdr (assoc codec (route-coded route)))
       (let ((coded (copy-structure route)))
         (setf (route-method coded) (method:method-in-codec (route-method route) codec)

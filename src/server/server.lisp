@@ -249,7 +249,6 @@ same names in another package."
   origins)
 
 (defun add-server-loop (server routes number)
-  "Give SERVER a server loop with ROUTES."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
     (loop:call-after-closing event-loop (lambda (loop)

@@ -52,7 +52,6 @@ own."
       head)))
 
 (defun header-text (value)
-  "VALUE of metadata as that of a header."
   (if (stringp value)
       (string-trim " " value)
       (encode-base64 (coerce value 'octets))))

@@ -114,7 +114,6 @@
   nil)
 
 (defun base64-octets (octets start end)
-  "OCTETS from START to END in base64, as octets."
   (ascii-octets (encode-base64 octets :start start :end end :padding t)))
 
 (defun in-text (call encoded)

@@ -41,7 +41,6 @@ client's call is its own future."
   (if (eq :closed flag) (ash 1 60) (ash 1 61)))
 
 (define-hot (mark-bits :inline t) ((mark mark)) marks
-  "All the bits of MARK among marks."
   (typecase mark
     (flag (flag-bit mark))
     (t (ash (1- (ash 1 +span-bits+)) (moment-place mark)))))

@@ -24,7 +24,6 @@
                (mapcar #'schedule-row states)))
 
 (defun show-schedules (channel json timeout)
-  "Print all schedules."
   (let ((states '()))
     (workflow:map-schedules (lambda (state) (push state states)) channel :timeout timeout)
     (if json

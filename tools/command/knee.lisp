@@ -26,7 +26,6 @@ there is no such rate."
     (values good bad)))
 
 (defun tool-limited-p (run)
-  "True if the tool was a limit of RUN."
   (and (load:run-limited run) (search "the tool" (load:run-limited run)) t))
 
 (defun knee-verdict (run conditions)

@@ -44,7 +44,6 @@ complaint."
     (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
 
 (defun read-standard-octets ()
-  "All octets of standard input."
   (let ((stream (sb-sys:make-fd-stream 0 :input t :element-type '(unsigned-byte 8)
                                          :buffering :full)))
     (coerce (alexandria:read-stream-content-into-byte-vector stream) 'octets)))

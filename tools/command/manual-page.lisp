@@ -35,7 +35,6 @@ and each item of a list on a new line."
                 (and default (roff default)))))))
 
 (defun write-command-page (command stream)
-  "Write to STREAM the page of COMMAND."
   (write-page-head (format nil "clgrpc-~A" (command-name command)) (summary command) stream)
   (format stream ".SH SYNOPSIS~%\\fBclgrpc ~A\\fR~{ \\fI~A\\fR~} [\\fIOPTION\\fR]...~%"
           (roff (command-name command))

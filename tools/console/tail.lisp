@@ -54,7 +54,6 @@
       (printable-text (log-value-text value) :limit +value-characters+)))
 
 (defun ring-for (tail event)
-  "The ring of TAIL that EVENT goes to."
   (if (eq :call event) (tail-calls tail) (tail-others tail)))
 
 (defun room-in-second-p (tail event now)

@@ -182,7 +182,6 @@ value was the same before."
                  update))
 
 (defun keep-update (update-stream update)
-  "Keep UPDATE in UPDATE-STREAM."
   (enqueue (chart-members update) (update-stream-updates update-stream))
   (if (< (update-stream-count update-stream) +updates+)
       (incf (update-stream-count update-stream))

@@ -17,7 +17,6 @@ it out."
   (or part (fail-command "the server's channelz leaves out ~A" what)))
 
 (defun data-of (reader object)
-  "The data that READER reads of OBJECT."
   (told (funcall (the function reader) object) "the data of an object"))
 
 (defun all-pages (ask items number end)

@@ -194,7 +194,6 @@
 ;;; Connecting
 
 (defun connect-connection-slot (connection-slot)
-  "Begin to connect CONNECTION-SLOT."
   (let* ((generator (connection-slot-generator connection-slot)) (plan (generator-plan generator)))
     (setf (connection-slot-state connection-slot) :connecting
           (connection-slot-connection connection-slot) nil)
@@ -276,7 +275,6 @@ and it waits before the next attempt."
                           (+ (generator-now generator) (floor (* 1d9 seconds))))))))
 
 (defun close-connection-slot (connection-slot)
-  "End CONNECTION-SLOT and its connection."
   (let ((connection (connection-slot-connection connection-slot)))
     (setf (connection-slot-state connection-slot) :closed
           (connection-slot-connection connection-slot) nil)

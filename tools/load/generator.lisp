@@ -13,7 +13,6 @@ the tally, connection slots.")
 (defconstant +most-at-once+ 4096 "How many calls begin before the loop checks its sockets again.")
 
 (defun make-generator-connection-slots (plan number)
-  "The connection slots of the generator NUMBER of PLAN."
   (let ((addresses (plan-addresses plan)))
     (coerce (loop for connection-slot from number below (plan-connections plan) by
                   (plan-generators plan)

@@ -174,7 +174,6 @@ this function."
     (and (plusp limit) (<= (+ (load-call-begun-ns load-call) limit) (generator-now generator)))))
 
 (defun wake-load-call (load-call due-ns)
-  "Call GO-ON with LOAD-CALL at DUE-NS."
   (loop:start-timer (generator-loop (load-call-generator load-call))
                     (or (load-call-timer load-call)
                         (setf (load-call-timer load-call) (make-timer #'go-on load-call)))
@@ -315,7 +314,6 @@ begin there."
           (t (values code (or text ""))))))
 
 (define-hot end-with-trailers ((load-call load-call) (list hpack:field-list)) null
-  "The response of LOAD-CALL ends with LIST."
   (if (eq :ok (hpack:field-list-memo list))
       (end-with-ok load-call)
       (multiple-value-bind (code text) (status-of-trailers list)

@@ -15,7 +15,6 @@
 (declaim (sb-ext:freeze-type payload))
 
 (defun frame-message (octets)
-  "The frame of a message of OCTETS, not compressed."
   (let ((frame (make-octets (+ 5 (length octets)))))
     (setf (u32be frame 1) (length octets))
     (replace frame octets :start1 5)

@@ -161,7 +161,6 @@ as well."
   (search "prev_state=R" text))
 
 (defun add-stack-event (events tid ns name text frames)
-  "An event whose stack is FRAMES."
   (cond ((uiop:string-suffix-p name "sys_enter_futex") (add-futex events tid text frames))
         ((not (runnable-p text)) (begin-sleep events tid ns frames))))
 

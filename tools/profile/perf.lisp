@@ -6,7 +6,6 @@
 (in-package #:clgrpc.profile)
 
 (defun program-there-p (name)
-  "True if there is a program NAME on PATH."
   (some (lambda (directory)
           (and (plusp (length directory))
                (probe-file (format nil "~A/~A" (string-right-trim "/" directory) name))))

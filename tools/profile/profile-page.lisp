@@ -103,7 +103,6 @@
          collect (list title (figure (member-of counters name))))))
 
 (defun profile-cards (profile)
-  "The cards of PROFILE."
   (let ((cpu (member-of profile "cpu")) (events (member-of profile "events"))
         (allocation (member-of profile "allocation"))
         (heap-histogram (member-of profile "heapHistogram"))

@@ -30,7 +30,6 @@
     sums))
 
 (defun file-stacks (path)
-  "SUMS of the stacks in the file at PATH."
   (with-open-file (stream path :external-format :utf-8)
     (sum-stacks stream)))
 

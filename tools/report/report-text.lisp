@@ -250,7 +250,6 @@ none."
                                          ,@(latency-cells (load:run-latency round))))))))
 
 (defun write-summary (run stream)
-  "Write to STREAM the summary of RUN."
   (write-ghz-part run stream)
   (write-own-part run stream))
 

@@ -324,7 +324,6 @@ sent."
                              (t (setf open nil))))))))
 
 (defun make-the-call (trial channel stub options)
-  "Make the call of TRIAL."
   (let* ((request (trial-request trial))
          (kind (connect:client-compat-request-stream-type request))
          (messages (map 'list #'protobuf:any-unpack
@@ -403,7 +402,6 @@ sent."
         result))))
 
 (defun answer-compat-request (request)
-  "The ClientCompatResponse to REQUEST."
   (let ((name (connect:client-compat-request-test-name request)))
     (handler-case (connect:make-client-compat-response :test-name name :response (try-call request))
       (error (error)

@@ -53,7 +53,6 @@ support."
     (t (conformance:make-conformance-response :skipped "no such format here"))))
 
 (defun answer-conformance (request)
-  "The response to REQUEST."
   (let* ((name (conformance:conformance-request-message-type request))
          (type (protobuf:find-message-type name))
          (message nil))

@@ -24,7 +24,6 @@
 ;;; From step to step
 
 (defun end-workflow (draft status reason)
-  "The workflow of DRAFT ends with STATUS, because of REASON."
   (let ((state (draft-state draft))
         (retention (limits-retention-seconds (draft-limits draft))))
     (setf (pb:workflow-state-status state) status
@@ -306,7 +305,6 @@ has started it."
       t)))
 
 (defun fence-in-force-p (state fence)
-  "True if FENCE is that of the claim in force in STATE."
   (let ((step (state-step state)))
     (and (running-p state) step (eq :claimed (pb:step-state-status step))
          (= fence (pb:workflow-state-fence state)))))

@@ -100,7 +100,6 @@ does not exist."
           (remhash id recent))))))
 
 (defun forget-states (node)
-  "Make NODE forget all states."
   (let ((recent (node-recent node)))
     (sb-ext:with-locked-hash-table (recent)
       (clrhash recent)
@@ -145,7 +144,6 @@ was none, still does not exist."
     (forget-state node (pb:workflow-state-id (draft-state draft)))))
 
 (defun note-put (node drafts revision)
-  "Note that DRAFTS are in the store, at REVISION."
   (note-added node (reduce #'+ drafts :key #'put-octets))
   (dolist (draft drafts)
     (count-draft node draft)

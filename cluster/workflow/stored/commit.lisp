@@ -37,7 +37,6 @@ ended, or no thread will make it.")
 (declaim (sb-ext:freeze-type commit))
 
 (defun transaction-octets (operations)
-  "The octets that OPERATIONS put."
   (loop for (verb nil value) in operations
         when (eq :put verb) sum (length (the vector value))))
 

@@ -108,7 +108,6 @@ it accepts.")
               :minimum minimum :maximum maximum :unit unit :reason reason)))))
 
 (defun row-type (row)
-  "The type of the values of ROW."
   (option-type (option-row-default row) (option-row-minimum row) (option-row-maximum row)
                (option-row-unit row)))
 

@@ -394,7 +394,6 @@ number."
     nil))
 
 (define-hot append-text ((buffer buffer) (text simple-string)) null
-  "Append TEXT to BUFFER."
   (if (typep text 'simple-base-string)
       (append-ascii buffer text)
       (let ((octets (ensure-buffer-room buffer (* 4 (length text)))) (at (buffer-end buffer))

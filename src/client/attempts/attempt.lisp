@@ -160,7 +160,6 @@ sender that the full stream of the previous attempt has stopped."
   (wire:tell-writable call))
 
 (define-hot (new-attempt :inline t) ((call client-call) (stream http2:stream)) attempt
-  "The attempt of CALL that begins on STREAM."
   (let ((attempt (stream-attempt stream))
         (retries (call-retries call)))
     (setf (attempt-call attempt) call)

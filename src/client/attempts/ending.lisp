@@ -170,7 +170,6 @@ the deadline is replaced by :deadline-exceeded, with the error as its cause."
                                                t)))
 
 (defun end-with-failure (call failure)
-  "End CALL with FAILURE, that of its attempt."
   (when (plusp (length (client-failure-trailers failure)))
     (setf (rpc:trailer-fields call) (client-failure-trailers failure)))
   (apply #'end-client-call call (client-failure-status failure) (client-failure-message failure)

@@ -15,7 +15,6 @@
                       (format nil "~A ~A" prefix (hpack:field-value-string **user-agent**))))
 
 (define-hot (content-type-field :inline t) ((call client-call)) hpack:field
-  "The field content-type of the requests of CALL."
   (wire:codec-content-type (method:rpc-method-codec (call-rpc-method call))))
 
 (define-hot (authority-field :inline t) ((call client-call)) hpack:field

@@ -133,7 +133,6 @@ status when a call has ended; :unimplemented if the server lacks the method."
     backend-stream))
 
 (defun end-backend-stream (backend-stream)
-  "End BACKEND-STREAM and its call."
   (let ((subchannel (backend-stream-subchannel backend-stream)))
     (setf (subchannel-watchers subchannel)
           (remove (shiftf (backend-stream-watcher backend-stream) nil)

@@ -51,7 +51,6 @@
          :volume (config:integer-field object "requestVolume" path :default default-volume))))))
 
 (defun parse-detection (object path)
-  "The DETECTION in OBJECT."
   (flet ((ns (name default &optional (least 0))
            (config:duration-field object name path :default default :least least)))
     (let ((base-ns (ns "baseEjectionTime" (seconds-ns 30))))
@@ -121,7 +120,6 @@
   (gethash (subchannel-key subchannel) (detection-endpoints balancer)))
 
 (defun count-attempt (endpoint call status)
-  "Count an attempt of CALL at ENDPOINT that has ended with STATUS."
   (cond ((eq :ok status) (incf (endpoint-successes endpoint)))
         ((or (null status) (and (eq :cancelled status) (not (client:cancelled-by-server-p call)))))
         (t (incf (endpoint-failures endpoint)))))
@@ -171,7 +169,6 @@
         (hash-table-count (detection-endpoints balancer)))))
 
 (defun eject-by-chance (balancer algorithm endpoint now-ns)
-  "Eject ENDPOINT with the probability of ALGORITHM."
   (when (< (random 100 (balancer-random balancer)) (algorithm-enforcement algorithm))
     (eject balancer endpoint now-ns)))
 

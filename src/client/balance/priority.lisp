@@ -15,7 +15,6 @@
   (content '() :type list :read-only t)) ; names of children with ignoreReresolutionRequests
 
 (defun parse-priorities (object path)
-  "The PRIORITIES in OBJECT."
   (let* ((children-path (config:member-path path "children"))
          (content '())
          (children (loop for (key . value) in (config:object-members

@@ -12,7 +12,6 @@
   (child nil :type config:policy-config :read-only t)) ; the child's policy
 
 (defun parse-subsetting (object path)
-  "The SUBSETTING in OBJECT."
   (let ((size (config:integer-field object "subsetSize" path :minimum 1)))
     (unless size
       (config:config-error (config:member-path path "subsetSize") "it is required, from 1"))

@@ -27,7 +27,6 @@
   (header nil :type (or null string) :read-only t)) ; whose values are hashed
 
 (defun parse-ring-config (object path)
-  "The RING-CONFIG in OBJECT."
   (flet ((size (name default)
            (config:integer-field object name path :default default :minimum 1
                                                   :maximum +largest-ring+)))

@@ -22,7 +22,6 @@
   (penalty 1d0 :type (double-float 0d0 #.+most-load+) :read-only t))
 
 (defun parse-weighting (object path)
-  "The WEIGHTING in OBJECT."
   (flet ((ns (name default &optional (least 0))
            (config:duration-field object name path :default (seconds-ns default) :least least)))
     (make-weighting

@@ -85,7 +85,6 @@
 fields that were read.")
 
 (defun note-field (object name path)
-  "Note that the field NAME of OBJECT, at PATH, is read."
   (when object
     (let ((row (or (gethash object *fields-read*)
                    (setf (gethash object *fields-read*) (list path)))))

@@ -29,7 +29,6 @@
 ;;; Methods
 
 (defun parse-method-config (object path)
-  "The METHOD-CONFIG in OBJECT, at PATH."
   (check-object object path)
   (let ((policy (parse-attempt-policy object path)))
     (make-method-config

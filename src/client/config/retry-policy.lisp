@@ -100,7 +100,6 @@ REQUIRED, it must be there and not be empty."
 smallest that counts is its inverse, with which the second wait is almost 0.")
 
 (defun parse-retry-policy (object path)
-  "The RETRY-POLICY in OBJECT, at PATH."
   (make-retry-policy
    :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
    :initial-ns (duration-field object "initialBackoff" path :required t :minimum 1)
@@ -111,7 +110,6 @@ smallest that counts is its inverse, with which the second wait is almost 0.")
    :codes (statuses-field object "retryableStatusCodes" path :required t)))
 
 (defun parse-hedging-policy (object path)
-  "The HEDGING-POLICY in OBJECT, at PATH."
   (make-hedging-policy
    :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
    :delay-ns (duration-field object "hedgingDelay" path :default 0)

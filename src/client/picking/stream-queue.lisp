@@ -45,7 +45,6 @@ independently of them, or refused."
 ;;; Places in queues
 
 (defun queued-p (queued-attempt)
-  "True if QUEUED-ATTEMPT is in a queue."
   (not (eq queued-attempt (queued-attempt-after queued-attempt))))
 
 (defun count-waiting (core server change)

@@ -145,7 +145,6 @@ form, or names a user. The error does not show URL, which may have a password or
       (settle exchange (string-right-trim "." (princ-to-string error))))))
 
 (defun connect-exchange (exchange loop url credentials timeout)
-  "Connect to URL for EXCHANGE on LOOP."
   (loop:connect-to loop (url-authority url) (seconds-ns timeout)
                    (lambda (byte-channel condition)
                      (cond (condition

@@ -117,7 +117,6 @@ than a second: a token that is never valid for longer would be requested for eac
                      (type-of value))))
 
 (defun make-endpoint-credentials (url parameters headers credentials timeout)
-  "ENDPOINT-CREDENTIALS of the token endpoint at URL."
   (let ((url (parse-url url)))
     (unless (typep timeout '(real (0) 3600)) (misuse ":TIMEOUT is seconds, not ~S." timeout))
     (when (and credentials (not (url-secure url)))

@@ -120,7 +120,6 @@ Signal MISUSE for a wrong argument, TLS-ERROR if KEY cannot be used. From any th
                    :subject subject :audience audience :claims claims :seconds seconds)))
 
 (defun new-signed-token (signer audience)
-  "A new KEPT-TOKEN of SIGNER for AUDIENCE."
   (let ((now (floor (wall-now) +ns-per-second+)) (seconds (signer-seconds signer)))
     (keep-token (signed-token `(("iss" . ,(signer-issuer signer))
                                 ,@(when (signer-subject signer)

@@ -293,7 +293,6 @@ has a route for another method."
 ;;; The body
 
 (defun over-p (request)
-  "True if REQUEST has ended."
   (values (funcall (sink-over-p (http-request-sink request)) request)))
 
 (defun finish (request)

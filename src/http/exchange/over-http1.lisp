@@ -157,7 +157,6 @@
        (http1:message-persistent-p (state-message state))))
 
 (define-hot write-http1-head ((state http1-connection) (answer plain-answer) (body t)) null
-  "Write the head of ANSWER, with BODY as for WRITE-RESPONSE-HEAD."
   (let ((head (plain-answer-head answer)))
     (cond ((and head (stays-p state)
                 (plusp (http1:message-minor (the http1:message (state-message state)))))

@@ -240,7 +240,6 @@ position after the representation."
 (define-hot decode-fields ((decoder decoder) (octets octets) (start index) (end index)
                            (list field-list))
     null
-  "Decode the block in START to END of OCTETS into LIST."
   (let ((old-count (restart-field-list list))
         (at (if (and (< start end) (size-update-p (aref octets start)))
                 (read-size-updates decoder octets start end)

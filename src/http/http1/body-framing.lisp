@@ -35,7 +35,6 @@
                (bad-message 400 "content-length is not a number"))))))
 
 (defun chunked-p (fields minor)
-  "True if the body is in chunks."
   (let ((value (only-value "transfer-encoding" fields)))
     (when value
       (unless (string-equal "chunked" value)

@@ -94,7 +94,6 @@ form."
 ;;; Fields
 
 (define-hot field-from ((octets octets) (start index) (end index)) hpack:field
-  "The field in the line from START to END."
   (let ((colon (span octets start end **token-octets**)))
     (cond ((blank-p (aref octets start)) (bad-message 400 "a field is folded"))
           ((or (= start colon) (= end colon) (/= +colon+ (aref octets colon)))

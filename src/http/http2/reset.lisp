@@ -70,7 +70,6 @@ Return the place that the new one then has."
        (< +no-goaway+ (connection-goaway-sent connection) id)))
 
 (define-hot absent-state ((connection connection) (id stream-id)) state
-  "The state of the stream ID that is not in the table."
   (cond ((or (evenp id) (> id (connection-highest-id connection))) +idle+)
         ((ignored-id-p connection id) +reset+)
         ((<= id (connection-reset-forgotten connection)) +reset+)

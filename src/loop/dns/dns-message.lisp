@@ -108,7 +108,6 @@ allows answers of more than 512 octets, which very old servers do not understand
                     (setf at next)))))
 
 (defun read-data (octets type start data-end)
-  "The data of a record of TYPE from START to DATA-END."
   (flet ((address (length)
            (unless (= length (- data-end start))
              (bad-message start "an address has ~D octets, not ~D" length (- data-end start)))

@@ -91,7 +91,6 @@ allowed outside of the surrounding SB-SYS:WITHOUT-INTERRUPTS."
      ,@body))
 
 (defun runs-loop-p ()
-  "True if this thread runs a loop."
   (and *event-loop* (in-event-loop-p *event-loop*)))
 
 ;;; How often; the thread that has the baton counts

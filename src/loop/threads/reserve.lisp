@@ -84,7 +84,6 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
   (reserve-count reserve))
 
 (defun reserve-thread-p (reserve)
-  "True if this is a thread of RESERVE."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (and (member sb-thread:*current-thread* (reserve-threads reserve)) t)))
 

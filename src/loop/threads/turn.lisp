@@ -419,7 +419,6 @@ that are deferred for them run next. Return how many these are."
     nil))
 
 (define-hot run-timers ((loop event-loop) (now nanoseconds)) null
-  "Run the timers that are due at NOW."
   (when (timers-due-p (event-loop-wheel loop) now)
     (loop while (nth-value 1 (guarding (:timer-function-error :loop loop)
                                (advance-wheel (event-loop-wheel loop) now)))))

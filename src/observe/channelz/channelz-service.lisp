@@ -103,7 +103,6 @@ its calls, MORE, and LAST-NS: the time by LOOP's clock at which the last call be
 ;;; Servers
 
 (defun server-message (server)
-  "The Server message that describes SERVER."
   (let* ((server-loops (server:server-loops server))
          (tallies (loop for server-loop in server-loops
                         collect (let ((server-loop server-loop))

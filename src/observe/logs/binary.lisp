@@ -287,7 +287,6 @@ come."
       (log-content record call :event-type-client-message octets start end encoding)))
 
 (defun log-sent (log call octets start end encoding)
-  "Log a message that CALL has sent."
   (with-record (record log call)
     (cond ((record-client-p record)
            (log-client-message record call octets start end encoding))
@@ -295,7 +294,6 @@ come."
              (log-content record call :event-type-server-message octets start end encoding)))))
 
 (defun log-received (log call octets start end encoding)
-  "Log a message that CALL has received."
   (with-record (record log call)
     (cond ((record-client-p record)
            (log-answer record call)

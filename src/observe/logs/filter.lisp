@@ -79,7 +79,6 @@
     (values (subseq text 0 slash) (subseq text (1+ slash)))))
 
 (defun add-pattern (filter pattern)
-  "Add the text PATTERN to FILTER."
   (let* ((excluded (and (plusp (length pattern)) (char= #\- (char pattern 0))))
          (start (if excluded 1 0))
          (brace (or (position #\{ pattern) (length pattern)))

@@ -10,7 +10,6 @@
 begin with a colon or with grpc-.")
 
 (defun logged-name-p (name)
-  "True if metadata of NAME is logged."
   (or (string= name "grpc-trace-bin")
       (not (or (member name *unlogged-names* :test #'string=)
                (uiop:string-prefix-p ":" name)
@@ -66,7 +65,6 @@ true if some are omitted."
     (google.protobuf:make-timestamp :seconds seconds :nanos nanos)))
 
 (defun ns-duration (ns)
-  "NS as a duration."
   (multiple-value-bind (seconds nanos) (truncate ns +ns-per-second+)
     (google.protobuf:make-duration :seconds seconds :nanos nanos)))
 

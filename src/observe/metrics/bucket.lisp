@@ -40,7 +40,6 @@
                    :bounds (coerce integers '(simple-array sb-ext:word (*)))))))
 
 (define-hot (bucket-of :inline t) ((scale scale) (value (unsigned-byte 62))) (unsigned-byte 8)
-  "The number of the bucket of VALUE."
   (let* ((bounds (scale-bounds scale))
          (count (length bounds))
          (i (aref (scale-starts scale) (integer-length value))))

@@ -52,7 +52,6 @@ attributes and a vector of exemplars or nil."
         collect (make-point :attributes attributes :value number)))
 
 (defun target-records (metrics role)
-  "The target records of METRICS that are ROLE's."
   (loop for shard in (all-shards metrics)
         append (remove role (shard-target-records shard) :key #'target-record-role :test-not #'eq)))
 

@@ -125,7 +125,6 @@ exponent if that is less than -4 or more than 5."
         text)))
 
 (defun write-histogram (name point open stream)
-  "Write POINT of the histogram NAME."
   (let ((labels (scoped (point-attributes point)))
         (total 0))
     (loop for count in (point-buckets point)

@@ -130,7 +130,6 @@ FUNCTION."
 ;;; Rows
 
 (defun value-text (value)
-  "VALUE of an attribute as text."
   (typecase value
     (string value)
     (symbol (string-downcase value))
@@ -201,7 +200,6 @@ may."
             (t (overflow-row custom))))))
 
 (defun row-of (custom values)
-  "The row of CUSTOM for VALUES."
   (or (and (every #'stringp values) (find-row custom values))
       (add-row custom values)))
 
@@ -302,7 +300,6 @@ recorded."
         rows)))
 
 (defun custom-family (custom)
-  "CUSTOM and its counts, as a FAMILY."
   (make-family
    :name (custom-name custom) :kind (custom-kind custom) :unit (custom-unit custom)
    :text (custom-text custom)

@@ -325,7 +325,6 @@ that is past."
     (incf (pipeline-wanted pipeline))))
 
 (defun await-flush (pipeline number end-ns)
-  "True if the flush NUMBER of PIPELINE has happened by END-NS."
   (loop:await-until (pipeline-waitqueue pipeline) (pipeline-lock pipeline) end-ns
                     (lambda ()
                       (or (<= number (pipeline-done pipeline)) (pipeline-stopping pipeline))))

@@ -58,7 +58,6 @@ have fields of their own."
    :exemplars (map 'list #'exemplar-message (remove nil (metrics:point-exemplars point)))))
 
 (defun metric-message (family points start-ns now-ns)
-  "The message for POINTS of FAMILY, counted from START-NS to NOW-NS."
   (let ((kind (metrics:family-kind family)))
     (flet ((make (&rest data)
              (apply #'data:make-metric :name (metrics:family-name family)

@@ -102,7 +102,6 @@
   (span-lost-links span))
 
 (defun span-over-p (span)
-  "True if SPAN has ended."
   (plusp (span-end-ns span)))
 
 (defun span-now (span)

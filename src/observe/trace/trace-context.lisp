@@ -83,7 +83,6 @@ any thread."
     octets))
 
 (defun octets-id (octets start)
-  "The id in the eight OCTETS from START on."
   (loop with id = 0
         for i from start repeat 8
         do (setf id (logior (ash id 8) (aref octets i)))

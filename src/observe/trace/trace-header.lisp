@@ -28,7 +28,6 @@
     (cons (if (stringp (cdr field)) (ascii-octets (cdr field)) (coerce (cdr field) 'octets)))))
 
 (defun field-text (field)
-  "The value of FIELD as text."
   (etypecase field
     (hpack:field (hpack:field-value-string field))
     (cons (if (stringp (cdr field))
@@ -53,7 +52,6 @@ peer repeats in each request is parsed once."
     (cons (read-tracestate (list (field-text field))))))
 
 (defun state-of (fields)
-  "The tracestate in FIELDS."
   (let ((states (loop for field across (the simple-vector fields)
                       when (header-named-p field **tracestate**) collect field)))
     (cond ((null states) "")

@@ -75,7 +75,6 @@ with no blank at the end."
          (make-member-bounds start equals end))))
 
 (define-hot same-key-p ((text state-text) (one member-bounds) (other member-bounds)) boolean
-  "True if the members ONE and OTHER of TEXT have the same key."
   (let ((start (member-bounds-start one)) (from (member-bounds-start other)))
     (and (= (- (member-bounds-equals one) start) (- (member-bounds-equals other) from))
          (loop for i of-type index from start below (member-bounds-equals one)

@@ -95,7 +95,6 @@ ELSEWHERE."
             (t (by-storage (structure place) (reader (stored))))))))
 
 (defun setter-function (slot structure wrapper symbol)
-  "The setter of SLOT."
   (let ((number (slot-number slot)) (place (slot-place slot)) (convert (value-converter slot)))
     (declare (type function convert))
     (macrolet ((writer (form)

@@ -40,7 +40,6 @@
   `(simple-array ,(element-type (slot-kind slot)) (*)))
 
 (defun slot-definition (slot)
-  "The definition of SLOT in its DEFSTRUCT."
   (let ((place (slot-place slot)) (kind (slot-kind slot)))
     (ecase (slot-label slot)
       (:map `(,place nil :type (or null proto-map)))

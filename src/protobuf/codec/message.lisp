@@ -354,7 +354,6 @@ in order; TEST compares them."
             (subseq keywords 0 (min 20 (length keywords))) (nthcdr 20 keywords))))
 
 (defun enum-known-p (type number)
-  "True if NUMBER has a name in TYPE."
   (not (integerp (enum-keyword-of type number))))
 
 (defun enum-number (type value)

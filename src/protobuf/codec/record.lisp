@@ -92,7 +92,6 @@
   (append-octets *out* octets))
 
 (defun type-wire (type)
-  "The wire type of the scalar TYPE."
   (case type
     ((:fixed32 :sfixed32 :float) 5)
     ((:fixed64 :sfixed64 :double) 1)

@@ -50,7 +50,6 @@ with VALUE bound."
                                 collect (if (eq key :default) value `',value))))))
 
 (defun scalar-of (kind)
-  "The row of KIND."
   (or (gethash kind *scalars*) (error "~S is not a scalar kind." kind)))
 
 (define-scalar :int32 (signed-byte 32) :default 0 :wire 0 :element (signed-byte 32)

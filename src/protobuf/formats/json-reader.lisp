@@ -46,7 +46,6 @@ name the expected value."
     ((:uint64 :fixed64) (typep value '(unsigned-byte 64)))))
 
 (defun check-integer (input kind digits exponent negative)
-  "The integer of KIND that the number is."
   (let ((value (exact-integer digits exponent negative)))
     (cond ((null value) (json-wrong input "an integer for ~(~A~) expected" kind))
           ((integer-of-kind-p kind value) value)
@@ -257,7 +256,6 @@ object belongs to an Any and also has the member @type."
 ;;; Messages
 
 (defun read-json-message (input type)
-  "Read a message of TYPE."
   (let ((position (json-reader-position (json-input-reader input))))
     (with-depth (input position)
       (multiple-value-bind (message layout) (begin-message input type position)

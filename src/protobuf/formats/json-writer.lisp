@@ -162,7 +162,6 @@ have the name of a type with such a form, but other fields."
   text)
 
 (defun append-value (output slot value)
-  "Write VALUE, one value of SLOT."
   (check-text-size output)
   (let ((buffer (output-buffer output)))
     (ecase (slot-kind slot)

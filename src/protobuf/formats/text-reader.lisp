@@ -364,7 +364,6 @@ and does."
     (push item (rest entry))))
 
 (defun read-text-entry (input partial-message slot)
-  "Read one entry of the map SLOT."
   (let* ((message (partial-message-message partial-message))
          (map (slot-user-value message slot))
          (parts (list (slot-entry-key slot) nil nil (slot-entry-value slot) nil nil)))
@@ -396,7 +395,6 @@ and does."
     (text-wrong input "`:' expected, not ~A" (token-title input))))
 
 (defun read-text-value (input partial-message slot)
-  "Read one value of SLOT and give it to the message."
   (ecase (slot-label slot)
     (:singular (set-slot (partial-message-message partial-message) slot
                          (read-text-item input slot)))

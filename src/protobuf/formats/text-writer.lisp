@@ -175,7 +175,6 @@ it has the form of one and fewer than DEPTH levels are used, else as a literal."
                     (setf at after)))))))
 
 (defun fields-p (octets at end)
-  "True if the octets from AT to END are fields."
   (declare (type octets octets) (type index at end))
   (handler-case
       (loop while (< at end)

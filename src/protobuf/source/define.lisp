@@ -83,7 +83,6 @@ files."
     (and layout (string= (layout-fingerprint layout) (plan-fingerprint plan)))))
 
 (defun exported-names (file plans extensions)
-  "The names that the package of FILE exports."
   (let ((names '()))
     (flet ((add (symbol) (push (symbol-name symbol) names)))
       (dolist (plan plans)

@@ -3,7 +3,6 @@
 (in-package #:clgrpc.serving)
 
 (define-hot (call-handler :inline t) ((route route) request (call call)) t
-  "The value of the handler of ROUTE."
   (funcall (binding-function (route-binding route)) (route-service route) request call))
 
 (defun call-intercepted (interceptors call request handler)

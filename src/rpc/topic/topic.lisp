@@ -69,7 +69,6 @@
 (declaim (sb-ext:freeze-type topic subscriber subscription))
 
 (defun subscription-call (subscription)
-  "The call of SUBSCRIPTION."
   (subscriber-call (subscription-subscriber subscription)))
 
 (defun check-topic (thing)

@@ -114,7 +114,6 @@ reserved for other peers, since it may be a load balancer and represent many cli
               (gethash name (admission-peers admission)) entry))))
 
 (defun ensure-peer-view (server-loop permit)
-  "The peer view that SERVER-LOOP has of PERMIT's peer."
   (let* ((admission (server-admission (server-loop-server server-loop)))
          (entry (permit-entry permit)))
     (sb-thread:with-mutex ((admission-lock admission))
@@ -122,7 +121,6 @@ reserved for other peers, since it may be a load balancer and represent many cli
                (first (push (cons server-loop (make-peer-view)) (peer-entry-peer-views entry))))))))
 
 (defun link-peer-name (link)
-  "The name of the peer of LINK."
   (peer-entry-name (permit-entry (server-link-permit link))))
 
 ;;; Counting; the lock is held

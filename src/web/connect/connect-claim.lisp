@@ -136,7 +136,6 @@
     (version-rejection (if (equal "v1" version) "1" version))))
 
 (defun claim-get (form route query fields origins)
-  "The claim of a GET with QUERY and FIELDS for ROUTE, with messages in FORM."
   (multiple-value-bind (incoming rejection) (query-encoding query)
     (make-connect-claim #'make-get-claim **get** form route fields origins incoming
                         (web:head-accepted fields "accept-encoding" incoming)

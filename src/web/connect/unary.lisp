@@ -4,7 +4,6 @@
 (in-package #:clgrpc.connect)
 
 (defun write-error (call status text details headers)
-  "Write that CALL has ended with STATUS, TEXT and DETAILS, with HEADERS."
   (web:write-bare-error call (server:status-http-status status)
                         (web:json-octets (web:error-json status text details)) headers))
 

@@ -105,7 +105,6 @@ it."
     (if comment (append schema (object "description" comment)) schema)))
 
 (defun value-schema (document field)
-  "The schema of one value of FIELD."
   (let ((name (protobuf:field-descriptor-type-name field)))
     (ecase (protobuf:field-descriptor-type field)
       ((:int32 :sint32 :sfixed32) (object "type" "integer" "format" "int32"))

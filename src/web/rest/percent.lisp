@@ -19,7 +19,6 @@ string has."
                           thereis (< 127 (char-code (schar text i)))))))))
 
 (define-hot part-of ((text simple-string) (start index) (end index)) simple-string
-  "A copy of TEXT from START to END."
   (assert (<= start end (length text)))
   (etypecase text
     (simple-base-string

@@ -100,7 +100,6 @@ field."
               (t fields))))))
 
 (defun decoded-name (query start end)
-  "The name of a parameter that is QUERY from START to END."
   (when (< +longest-name+ (- end start))
     (refuse-request 400 :invalid-argument "the name of a parameter has more than ~D characters"
                     +longest-name+))

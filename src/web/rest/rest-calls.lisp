@@ -176,7 +176,6 @@ for them, since other calls may have the same CLAIM. Signal REQUEST-ERROR if the
   (unless (raw-stream-p (rest-claim-rule (call-rest-claim call))) (web:await-head call)))
 
 (defun operations-of (route)
-  "The operations of calls by ROUTE."
   (let ((streamed (protobuf:method-descriptor-client-streaming-p (route-method route))))
     (cond ((not (raw-stream-p route))
            (if streamed web:**web-stream-operations** web:**web-request-operations**))

@@ -115,7 +115,6 @@ else nil."
              (#\: (return (1- i))))))
 
 (defun segment-end (match index)
-  "The end of the segment of MATCH at INDEX."
   (if (= (1+ index) (match-count match)) (match-end match) (svref (match-ends match) index)))
 
 (defun literal-node (node match index)

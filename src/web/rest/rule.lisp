@@ -170,7 +170,6 @@ itself is."
     (if (string= "" name) nil (top-field type name "its response_body"))))
 
 (defun rule-route (rule method request-type response-type payload)
-  "The route of RULE itself."
   (multiple-value-bind (verb path) (rule-pattern rule)
     (unless verb (wrong-rule "it has no pattern, such as get"))
     (check-verb verb)

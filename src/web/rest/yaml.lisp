@@ -51,7 +51,6 @@
         while end))
 
 (defun text-lines (yaml raw)
-  "The LINEs of the lines RAW of YAML."
   (loop for text across raw
         for number from 1
         for indent = (or (position #\Space text :test #'char/=) (length text))

@@ -112,7 +112,6 @@ out."
   `(call-with-place (lambda (,place) ,@body) ,members))
 
 (defun place-programs (place)
-  "The programs that etcd is."
   (remove nil (mapcar #'shared:store-program (place-stores place))))
 
 (defun begin-again (place)

@@ -3,7 +3,6 @@
 (in-package #:clgrpc.tests.cluster)
 
 (defun member-of (name &rest arguments &key (address "127.0.0.1:1") &allow-other-keys)
-  "A member NAME, at ADDRESS."
   (apply #'make-cluster-member :name name :address address arguments))
 
 (defun told-changes (changes)

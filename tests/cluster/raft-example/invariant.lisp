@@ -27,7 +27,6 @@
     (setf (witness-complaint witness) (apply #'format nil control arguments))))
 
 (defun check-same (witness table key value control &rest arguments)
-  "The value of KEY in TABLE is VALUE, if it has one."
   (multiple-value-bind (known known-p) (gethash key table)
     (cond ((not known-p) (setf (gethash key table) value))
           ((not (equal known value))

@@ -520,7 +520,6 @@ ago."
   (keys-in (affair-place affair) (workflow::key (workflow::root-of "case") prefix)))
 
 (defun ids-stored (affair)
-  "The ids of all workflows that are in the store."
   (keys-below affair "state/"))
 
 (defun end-errand-p (key)

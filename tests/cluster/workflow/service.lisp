@@ -38,7 +38,6 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
                   (pb:make-open-session-request :worker "test" :seconds seconds) 10)))
 
 (defun open-heartbeats (node)
-  "A stream of heartbeats at NODE."
   (methods:heartbeats node :open :timeout +patience+))
 
 (defun send-beat (heartbeats session &optional (held '()))

@@ -118,7 +118,6 @@ that are counted and send nothing would hold up all."
       (funcall function))))
 
 (defun do-a-task (node result)
-  "Do the task \"a\" with RESULT."
   (report node (first (claim node (open-a-session node) '("a"))) result))
 
 (test a-result-that-is-deleted-is-not-an-empty-one

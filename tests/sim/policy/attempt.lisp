@@ -64,7 +64,6 @@
   (unless (attempt-ended attempt) (setf (attempt-ended attempt) how)))
 
 (defun forget-attempt (attempt)
-  "ATTEMPT has ended."
   (let ((line (attempt-line attempt)))
     (setf (line-attempts line) (remove attempt (line-attempts line)))
     (close-when-done line)))

@@ -250,7 +250,6 @@ function of their numbers. ARGUMENTS else as for MAKE-CALL. Return their RESULTs
 ;;; What is expected
 
 (defun ended (result &rest statuses)
-  "RESULT has one of STATUSES."
   (is (member (result-status result) statuses) "~S, expected ~S" result statuses))
 
 (defun ok (result)

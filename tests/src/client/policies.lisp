@@ -106,7 +106,6 @@ CHAT as well."
     (loop for name in '("0" "1" "2") collect (count name names :test #'string=))))
 
 (defun all-ready-p (channel count)
-  "True if COUNT subchannels of CHANNEL are ready."
   (= count (count :ready (client:core-subchannels (client::channel-core channel))
                   :key #'client:subchannel-state)))
 

@@ -6,7 +6,6 @@
   (client:core-loop (client::channel-core channel)))
 
 (defun loops-of (channels)
-  "The different loops of CHANNELS."
   (remove-duplicates (mapcar #'channel-loop channels)))
 
 (defun call-with-channels (count options function)

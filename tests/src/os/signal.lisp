@@ -3,7 +3,6 @@
 (in-package #:clgrpc.tests.os)
 
 (defun send-signal (signal)
-  "Send SIGNAL to this process."
   (sb-alien:alien-funcall
    (sb-alien:extern-alien "kill" (function sb-alien:int sb-alien:int sb-alien:int))
    (sb-alien:alien-funcall (sb-alien:extern-alien "getpid" (function sb-alien:int)))

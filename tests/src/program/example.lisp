@@ -16,7 +16,6 @@
   (concatenate 'string folder "greeter"))
 
 (defun unit-arguments ()
-  "The arguments of the program in the unit."
   (let* ((unit (uiop:read-file-string (example-file "greeter.service")))
          (start (search "ExecStart=" unit)))
     (rest (uiop:split-string (subseq unit start (position #\Newline unit :start start))))))

@@ -153,7 +153,6 @@
       (grpc:cancel other))))
 
 (defun watcher-lists (service)
-  "The heads of the lists of watchers that SERVICE has."
   (cons (services::service-strangers service)
         (loop for entry being the hash-values of (services::service-entries service)
               collect (services::entry-watchers entry))))

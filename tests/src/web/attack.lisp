@@ -72,7 +72,6 @@ a text, whose lines end with | as well."
   "The request behind another on its connection.")
 
 (defun heard-statuses (text)
-  "The statuses of the responses in TEXT."
   (loop for start = (search "HTTP/1.1 " text) then (search "HTTP/1.1 " text :start2 (1+ start))
         while start
         collect (parse-integer text :start (+ start 9) :end (+ start 12))))

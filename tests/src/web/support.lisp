@@ -53,7 +53,6 @@
        (delete-file (subseq ,name 1)))))
 
 (defun curl-text (server path &rest arguments)
-  "What curl prints of PATH."
   (string-right-trim "|" (apply #'curl server path arguments)))
 
 (defun post (server path type data &rest arguments)

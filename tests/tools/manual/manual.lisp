@@ -17,7 +17,6 @@
   `(call-with-site (lambda (,directory) ,@body)))
 
 (defun page-paths (directory)
-  "The paths of all pages below DIRECTORY."
   (directory (merge-pathnames "**/*.html" directory)))
 
 (defun matches (pattern text)

@@ -346,7 +346,6 @@ of kind and octets, is."
     ask))
 
 (defun ask-frames (ask encoder id)
-  "The frames of ASK on stream ID."
   (let ((buffer (make-buffer)) (body (ask-body ask)))
     (hpack:begin-block encoder buffer)
     (flet ((add (name value how)

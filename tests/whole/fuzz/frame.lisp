@@ -33,7 +33,6 @@ dialogues. Its parts are the octets of each, the client's preface among them."
   (raw-frame (below 11) (below 256) (odd-number #x7FFFFFFF) (random-octets (below 30))))
 
 (defun change-header (frame)
-  "FRAME with one thing in its header changed."
   (let ((frame (copy-seq frame)))
     (one-of
       (setf (aref frame 3) (below 11))

@@ -107,7 +107,6 @@ bystanders and their peers; SUBJECT and PEER are established, or NIL."
 ;;; What the peer says to a session that begins
 
 (defun arrive (end octets)
-  "Have OCTETS arrive at END, and END read."
   (append-octets (ends:end-arrived end) octets)
   (ends:read-end end))
 
@@ -176,7 +175,6 @@ bystanders and their peers; SUBJECT and PEER are established, or NIL."
       (and (< (+ at 2) (length octets)) at))))
 
 (defun change-extensions (octets other)
-  "OCTETS with one change among the extensions."
   (let ((at (hello-extensions octets)))
     (if (null at)
         octets

@@ -188,7 +188,6 @@ would wait for the end of a stream that does not exist."
         (grpc:cancel second)))))
 
 (defun subchannel-without-links (core)
-  "The subchannel of CORE that is not connected."
   (find nil (client:core-subchannels core)
         :key (lambda (subchannel) (client::connection-set-links (connection-set-of subchannel)))))
 

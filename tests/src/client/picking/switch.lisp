@@ -8,7 +8,6 @@
   (apply #'tell-backends puppet addresses))
 
 (defun live-subchannels (core)
-  "The subchannels of CORE that are in use."
   (remove :shutdown (client:core-subchannels core) :key #'client:subchannel-state))
 
 (test the-old-policy-serves-until-the-new-one-is-ready

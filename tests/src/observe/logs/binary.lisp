@@ -19,7 +19,6 @@
   (mapcar #'kind (entries-of entries logger)))
 
 (defun entry-of (entries logger kind)
-  "The first of ENTRIES of LOGGER that is of KIND."
   (find kind (entries-of entries logger) :key #'kind))
 
 (defun metadata-of (metadata)
@@ -28,7 +27,6 @@
                       (octets-string (binlog:metadata-entry-value entry)))))
 
 (defun number-in (entry)
-  "The number of the note that ENTRY has."
   (number-of (grpc:parse-message 'lab:note
                                  (binlog:message-data (binlog:grpc-log-entry-message entry)))))
 

@@ -144,7 +144,6 @@
   (loop repeat count do (grpc:with-span (name :tracing tracing :parent nil))))
 
 (defun spans-taken (collector)
-  "The ids of the spans that COLLECTOR has taken."
   (loop for request in (collector-taken collector)
         append (loop for resource
                        across (trace-collector:export-trace-service-request-resource-spans request)

@@ -133,7 +133,6 @@ closed, the values with the numbers 1 and 2."
       (clgrpc.test.extension:base #xb2))))
 
 (defun field-octets (tag hex)
-  "TAG and the octets that HEX writes."
   (concatenate 'octets (protobuf::tag-octets tag) (unhex hex)))
 
 (test elements-that-a-closed-enum-does-not-know

@@ -6,7 +6,6 @@
   (make-type-pool (mapcar #'find-file-descriptor names)))
 
 (defun dynamic (pool message)
-  "What MESSAGE is as a message of POOL."
   (parse-message (find-pool-type pool (message-type-name (message-type-of message)))
                  (serialize message :partial t) :partial t))
 
