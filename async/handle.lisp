@@ -42,7 +42,6 @@ LOOP has stopped."
 ;;; Uses
 
 (defun begin-use (handle)
-  "Note that HANDLE is in use from now on."
   (when (eq :idle (handle-use handle))
     (setf (handle-use handle) :counted)
     (incf (program-uses (loop-program (handle-loop handle))))))
@@ -52,7 +51,6 @@ LOOP has stopped."
     (loop:call-last loop #'stop-unless-used loop)))
 
 (defun end-use (handle)
-  "Note that HANDLE is no longer in use."
   (when (eq :counted (shiftf (handle-use handle) :idle))
     (give-up-use (handle-loop handle))))
 

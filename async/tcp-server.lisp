@@ -181,7 +181,6 @@ From any thread."
     result))
 
 (defun socket-connected (socket target byte-channel condition)
-  "The attempt to connect SOCKET has ended."
   (let ((settings (%socket-settings socket)))
     (flet ((fail-socket (condition)
              (close-now socket t)

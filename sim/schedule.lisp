@@ -110,7 +110,6 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
   (and end-ns (<= end-ns (simulation-now simulation))))
 
 (defun task-ready-p (simulation task)
-  "True if TASK can continue."
   (or (eq :new (task-state task))
       (task-killed task)
       (past-p simulation (task-end-ns task))
@@ -132,7 +131,6 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
         finally (return (/= before (simulation-changes simulation)))))
 
 (defun loop-ready-p (simulation running)
-  "True if the loop of RUNNING has something to do."
   (or (pending-sockets (running-loop-pending running))
       (let ((due (loop:next-turn-ns (running-loop-loop running))))
         (and due (<= due (simulation-now simulation))))))

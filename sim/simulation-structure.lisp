@@ -162,7 +162,6 @@ the function given to ADD-HOST.")
   "When a simulation begins: as on a machine that was started a while ago.")
 
 (defun record-at (host event &rest arguments)
-  "EVENT happens on HOST now."
   (let ((simulation (host-simulation host)))
     (apply #'record (simulation-history simulation) (simulation-now simulation) (host-name host)
            event arguments)))

@@ -31,7 +31,6 @@
    :resolve (lambda (name port) (resolve-name host name port))))
 
 (defun make-host-world (host)
-  "The world of HOST's process."
   (let ((simulation (host-simulation host)))
     (loop:make-world
      :clock (lambda () (simulation-now simulation))
@@ -129,7 +128,6 @@ end."
 ;;; Life
 
 (defun end-tasks (simulation)
-  "End the tasks and loops that have not ended by themselves."
   (loop for task = (first (simulation-tasks simulation))
         while task
         do (setf (task-killed task) t)

@@ -228,7 +228,6 @@ async for clgrpc-async."
                        collect (cons (string-downcase nickname) (string-downcase package)))))
 
 (defun declared-packages (folder)
-  "The packages that the DEFPACKAGE of FOLDER names."
   (loop for (key . items) in (package-options folder)
         append (mapcar #'string-downcase
                        (case key

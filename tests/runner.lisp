@@ -118,7 +118,6 @@ character for each check, then the backtrace of an error."
     (+ (spent sb-unix:rusage_self) (spent sb-unix:rusage_children))))
 
 (defun run-one (test tally)
-  "Run TEST and add what came of it to TALLY."
   (let* ((results '())
          (start (get-internal-real-time))
          (cpu (processor-seconds))

@@ -7,6 +7,7 @@
 
 (defpackage #:clgrpc.experiment
   (:use #:cl)
+  (:import-from #:clgrpc.report #:mean)
   (:local-nicknames (#:base #:clgrpc.base) (#:load #:clgrpc.load) (#:report #:clgrpc.report)
                     (#:page #:clgrpc.page)))
 (in-package #:clgrpc.experiment)
@@ -25,8 +26,6 @@
 
 (defun names-of (rows kind)
   (remove-duplicates (mapcar (lambda (row) (field row kind)) rows) :test #'string= :from-end t))
-
-(defun mean (values) (/ (reduce #'+ values) (length values)))
 
 ;;; A contest: a server under a load, in several rounds
 
@@ -221,14 +220,10 @@
                     collect (cons server (figure-cells (find-contest server load))))
               :label (format nil "Figures as ~A sees them" load)))
 
-(defun verdict-class (comparison)
-  (ecase (report:comparison-verdict comparison)
-    (:better "good") (:worse "bad") ((:unknown :unclear) "warn") (:same nil)))
-
 (defun comparison-card (load peer comparisons)
   (page:card (format nil "Our server instead of ~A, as ~A sees it" peer load)
              (list `(:ul () ,@(loop for comparison in comparisons
-                                    collect `(:li (:class ,(verdict-class comparison))
+                                    collect `(:li (:class ,(report:verdict-class comparison))
                                               ,(report:comparison-words comparison)))))
              :half t))
 

@@ -51,7 +51,6 @@ was last.")
   "~D members, revision ~D" (hash-table-count (view-members view)) (view-revision view))
 
 (defun view-list (view)
-  "The members of VIEW, by name."
   (sort (loop for member being the hash-values of (view-members view) collect member)
         #'string< :key #'member-name))
 

@@ -25,7 +25,6 @@
   "of ~D" (length (batch-queued-requests batch)))
 
 (defun queued-request-entries (queued-request)
-  "How many entries the request of QUEUED-REQUEST has."
   (length (v1:append-entries-request-entries (queued-request-request queued-request))))
 
 (defun follows-p (request before)

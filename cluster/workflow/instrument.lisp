@@ -31,7 +31,6 @@ was opened last, and the namespace."
         collect (list (funcall (the function reader) node) (node-namespace node))))
 
 (defun new-instruments (metrics)
-  "Make the instruments of workflows in METRICS."
   (let ((instruments nil))
     (flet ((counter (name unit text &rest attributes)
              (metrics:make-counter metrics name

@@ -41,7 +41,7 @@ Return false if something newer is known."
     (when (forget-ready-before list id revision)
       (if (<= +most-ready+ (hash-table-count (ready-list-tasks list)))
           (setf (ready-list-partial list) t)
-          (let ((task (make-ready-task id kind shard revision)))
+          (let ((task (make-ready-task id kind revision)))
             (isolate-ring task)
             (enter-ring task (svref (shard-rings list kind) shard))
             (setf (gethash id (ready-list-tasks list)) task))))))

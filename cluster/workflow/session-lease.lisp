@@ -374,7 +374,6 @@ have not changed."
   (renewer-seconds node))
 
 (defun renew-due-leases (node)
-  "Renew those SESSION-LEASEs of NODE that are due."
   (renew-session-leases node (due-leases node)))
 
 (defun begin-renewing (node)

@@ -214,7 +214,6 @@ wait."
     (workflow-error (condition) (fail-heartbeats node stream condition))))
 
 (defun begin-heartbeats (node call)
-  "Answer the heartbeats that come on CALL."
   (let ((stream (make-heartbeat-stream call)))
     (rpc:on-half-close call (lambda () (rpc:finish call)))
     (rpc:on-end call (lambda () (note-broken node (heartbeat-stream-session stream) stream)))

@@ -348,7 +348,6 @@ of TASK-QUEUE."
       (remhash name table))))
 
 (defun enter-task-queue (task-queue waiting)
-  "Add WAITING to the end of the queues."
   (incf (task-queue-parked task-queue))
   (setf (waiting-queue-entries waiting)
         (cons (task-queue-queue-entry task-queue waiting)
@@ -515,7 +514,6 @@ for the task for which it was woken."
     (setf claimer (etcd:add-job (node-etcd node) (lambda () (run-claimer node claimer))))))
 
 (defun waiting-sessions (task-queue)
-  "The sessions whose claims wait in TASK-QUEUE."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
                         (alexandria:hash-table-keys (task-queue-sessions task-queue))))
 

@@ -95,12 +95,11 @@ slots that change."
   ;; the time of its worker's last heartbeat at this node, by STEADY-MS
   (heard-ms 0 :type integer))
 
-(defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind shard revision))
+(defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind revision))
                        (:copier nil))
   "A task that can be claimed."
   (id "" :type string :read-only t)     ; of its workflow
   (kind "" :type string :read-only t)   ; of the task
-  (shard 0 :type index :read-only t) ; of the workflow
   (revision 0 :type (integer 0) :read-only t)) ; the revision since which it can be claimed
 
 (defstruct (ready-list (:copier nil))

@@ -198,9 +198,8 @@ for a missing item, whose revisions are 0 and whose value differs from every val
 
 ;;; Plans: the operations of a transaction that are done
 
-(defstruct (plan (:constructor make-plan (request succeeded steps)) (:copier nil))
+(defstruct (plan (:constructor make-plan (succeeded steps)) (:copier nil))
   "A transaction once its comparisons are made."
-  (request nil :type pb:txn-request :read-only t) ; the request
   (succeeded nil :type boolean :read-only t) ; all of its comparisons hold
   (steps '() :type list :read-only t))  ; the operations to do: requests, and PLANs of transactions
 
@@ -208,7 +207,7 @@ for a missing item, whose revisions are 0 and whose value differs from every val
   "The PLAN of REQUEST, a TxnRequest, if TREE has the newest items."
   (let ((succeeded (every (lambda (comparison) (so-p comparison tree))
                           (pb:txn-request-compare request))))
-    (make-plan request succeeded
+    (make-plan succeeded
                (map 'list (lambda (operation)
                             (let ((request (pb:request-op-request operation)))
                               (if (typep request 'pb:txn-request)

@@ -158,7 +158,6 @@
           (tree-before (node-left tree) key)))))
 
 (defun tree-from (tree key)
-  "The part of TREE with KEY and the keys after it."
   (when tree
     (let ((item (node-item tree)))
       (if (before-p (element-key item) key)

@@ -56,7 +56,6 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
             connection-set))))
 
 (defun forget-connection-set (connection-set)
-  "Remove CONNECTION-SET from its pool."
   (let ((pool (connection-set-pool connection-set)))
     (when pool
       (remhash (connection-set-key (connection-set-addresses connection-set))

@@ -236,7 +236,6 @@ that a server does not serve, or that of the last failure to connect. From any t
     (setf (core-state-functions core) (append (core-state-functions core) (list function)))))
 
 (defun change-picker (core state picker)
-  "Change the state of CORE's channel to STATE, and its picker to PICKER."
   (unless (eq :shutdown (core-state core))
     (setf (core-picker core) (funcall (core-picker-wrapper core) picker))
     (unless (eq state (core-state core)) (change-core-state core state))
@@ -333,7 +332,6 @@ SELECTED-CONFIG."
           (t (receive-failure core (princ-to-string pushed))))))
 
 (defun use-backends (core backends)
-  "Make BACKENDS the servers of CORE."
   (when backends (end-resolver-wait core))
   (setf (resolution-done (core-resolution core)) (and backends t)
         (resolution-backends (core-resolution core)) backends)

@@ -337,7 +337,6 @@ reasons, the first that was seen."
 ;;; The end
 
 (defun ended-p (subchannel)
-  "True if SUBCHANNEL is closed and has no calls."
   (and (eq :shutdown (subchannel-link-state subchannel))
        (zerop (subchannel-open-calls subchannel))))
 
@@ -359,7 +358,6 @@ now."
       (loop:defer (core-loop core) #'use-room core))))
 
 (defun forget-if-ended (subchannel)
-  "Remove SUBCHANNEL from its channel if it has ended."
   (when (ended-p subchannel)
     (keep-subchannels (subchannel-core subchannel) (lambda (other) (not (eq other subchannel))))))
 
@@ -377,7 +375,6 @@ now."
   (stop-back-off (connection-set-back-off connection-set) (connection-set-loop connection-set)))
 
 (defun drain-links (connection-set text)
-  "Leave the links of CONNECTION-SET, because of TEXT."
   (dolist (link (connection-set-links connection-set))
     (setf (client-link-draining link) t)
     (drain-link connection-set link text)))

@@ -6,8 +6,8 @@
 ;;;; and, above it, a generation that no two sources of a loop share. So an event that was fetched
 ;;;; before a descriptor was closed and opened again finds no source.
 ;;;;
-;;;; A connection is in READY at most once (flag QUEUED), and in DIRTY at most once (flag DIRTY). Its
-;;;; states are in io/connection-closing.lisp.
+;;;; A connection is in READY at most once (flag QUEUED), and in DIRTY at most once (flag DIRTY).
+;;;; Its states are in io/connection-closing.lisp.
 
 (in-package #:clgrpc.loop)
 

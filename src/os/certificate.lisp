@@ -12,37 +12,31 @@
            (unwind-protect (progn ,@body)
              (bio-free ,bio)))))))
 
-(defun call-with-certificates (function text what)
-  "Call FUNCTION with each certificate of TEXT, PEM, and its index from 0. Signal TLS-ERROR, in
-which WHAT names the text, if there is no certificate or one is damaged."
+(defun call-with-parts (function text what part read release)
+  "Call FUNCTION with each PART, such as \"certificate\", of TEXT, PEM, and its index from 0. READ
+returns the next of a BIO, and RELEASE frees it. Signal TLS-ERROR, in which WHAT names the text, if
+there is no PART or one is damaged."
   (with-bio-over-text (bio text)
     (loop for count from 0
-          for certificate = (pem-read-bio-x509 bio 0 0 "")
-          until (zerop certificate)
-          do (unwind-protect (funcall function certificate count)
-               (x509-free certificate))
+          for object = (funcall read bio 0 0 "")
+          until (zerop object)
+          do (unwind-protect (funcall function object count)
+               (funcall release object))
           finally
              (let ((failure (openssl-failure)))
-               (cond ((zerop count) (tls-error "There is no certificate in ~A." what))
+               (cond ((zerop count) (tls-error "There is no ~A in ~A." part what))
                      ;; OpenSSL reports the end of the text as an error, too
                      ((not (equal failure "no start line"))
-                      (tls-error "A certificate of ~A cannot be read: ~A." what failure)))))))
+                      (tls-error "A ~A of ~A cannot be read: ~A." part what failure)))))))
+
+(defun call-with-certificates (function text what)
+  "Call FUNCTION with each certificate of TEXT, PEM, and its index from 0."
+  (call-with-parts function text what "certificate" #'pem-read-bio-x509 #'x509-free))
 
 (defun call-with-revocation-lists (function text what)
-  "Call FUNCTION with each certificate revocation list of TEXT, PEM. Signal TLS-ERROR, in which WHAT
-names the text, if there is no list or one is damaged."
-  (with-bio-over-text (bio text)
-    (loop for count from 0
-          for list = (pem-read-bio-x509-crl bio 0 0 "")
-          until (zerop list)
-          do (unwind-protect (funcall function list)
-               (x509-crl-free list))
-          finally
-             (let ((failure (openssl-failure)))
-               (cond ((zerop count) (tls-error "There is no revocation list in ~A." what))
-                     ;; OpenSSL reports the end of the text as an error, too
-                     ((not (equal failure "no start line"))
-                      (tls-error "A revocation list of ~A cannot be read: ~A." what failure)))))))
+  "Call FUNCTION with each certificate revocation list of TEXT, PEM."
+  (call-with-parts (lambda (list index) (declare (ignore index)) (funcall function list))
+                   text what "revocation list" #'pem-read-bio-x509-crl #'x509-crl-free))
 
 (defun encrypted-key-p (text)
   "True if a private key in TEXT, PEM, is encrypted (RFC 7468 section 11, RFC 1421)."

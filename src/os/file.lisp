@@ -57,21 +57,22 @@
     (with-path (new-sap new)
       (syscall ("rename" int) (system-area-pointer sap) (system-area-pointer new-sap)))))
 
+(defun open-appending (path mode flags)
+  "Open the file PATH, made with the permissions MODE if need be, for writing to its end."
+  (with-path (sap path)
+    (syscall ("open" int) (system-area-pointer sap)
+             (int (logior +o-wronly+ +o-creat+ +o-append+ +o-cloexec+ flags))
+             ((unsigned 32) mode))))
+
 (defun create-file (path mode)
   "Create the file PATH, which must not exist, with the permissions MODE, less the
 process's umask. Return a descriptor, which appends to the file, or a failed result."
-  (with-path (sap path)
-    (syscall ("open" int) (system-area-pointer sap)
-             (int (logior +o-wronly+ +o-creat+ +o-excl+ +o-append+ +o-cloexec+))
-             ((unsigned 32) mode))))
+  (open-appending path mode +o-excl+))
 
 (defun open-to-append (path mode)
   "Return a descriptor that writes to the end of the file PATH, or a failed result. A missing file
 is created with the permissions MODE, less the process's umask."
-  (with-path (sap path)
-    (syscall ("open" int) (system-area-pointer sap)
-             (int (logior +o-wronly+ +o-creat+ +o-append+ +o-cloexec+))
-             ((unsigned 32) mode))))
+  (open-appending path mode 0))
 
 (defun open-to-write (path)
   "Return a descriptor that writes to PATH, a device or a pipe, or a failed result: -ENXIO for a

@@ -3,7 +3,6 @@
 (in-package #:clgrpc.program)
 
 (defun program-name ()
-  "The name of this program on its command line."
   (let ((path (first sb-ext:*posix-argv*)))
     (if path (file-namestring (sb-ext:parse-native-namestring path)) "server")))
 

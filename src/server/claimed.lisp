@@ -32,7 +32,6 @@ clients expect."
        (member (rpc-method-kind (route-method (claim-route claim))) '(:client-streaming :bidi))))
 
 (defun reject-claimed (call claim)
-  "End CALL with the rejection of CLAIM."
   (destructuring-bind (status text) (claim-rejection claim)
     (server-finish call status text nil '())))
 

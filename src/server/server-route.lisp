@@ -145,7 +145,6 @@ of octets promised; nil if the heap has no room."
                        (first item)))))
 
 (define-hot route-of ((table route-table) (field hpack:field)) server-route
-  "The route that the path FIELD leads to."
   (let ((memo (hpack:field-memo field)))
     (if (and (server-route-p memo)
              (route-current-p memo table))

@@ -34,16 +34,11 @@ is not the announced one is the client's mistake here."
                 status)
             text details (metadata-headers trailers *trailer-prefix*))))
 
-(defun any-name (any)
-  "The full name of the message in ANY."
-  (let ((url (google.protobuf:any-type-url any)))
-    (subseq url (let ((slash (position #\/ url :from-end t))) (if slash (1+ slash) 0)))))
-
 (defun details-json (details)
   "DETAILS, octets of a google.rpc.Status, in the form of Connect: a list for WRITE-JSON."
   (handler-case
       (map 'list (lambda (any)
-                   (list (cons "type" (any-name any))
+                   (list (cons "type" (protobuf:any-type-name any))
                          (cons "value" (encode-base64 (coerce (google.protobuf:any-value any)
                                                               'octets)))))
            (google.rpc:status-details (protobuf:parse-message 'google.rpc:status details)))

@@ -10,7 +10,6 @@
   (values (funcall (codec-encode (web-claim-codec (call-web-claim call))) call message compress)))
 
 (define-hot note-part ((call server:server-call) encoded) null
-  "Note that ENCODED is about to be written."
   (let ((notes (call-web-notes call)))
     (setf (notes-sent notes)
           (ldb (byte 62 0) (+ (notes-sent notes)

@@ -13,7 +13,6 @@
 (defglobal **encoding-fields** '())     ; an alist from encodings to header fields; atomic
 
 (defun grpc-encoding-field (encoding)
-  "The header field grpc-encoding that names ENCODING."
   (or (cdr (assoc encoding **encoding-fields** :test #'eq))
       (let ((field (hpack:string-field "grpc-encoding" (encoding-text encoding))))
         (sb-ext:atomic-push (cons encoding field) **encoding-fields**)

@@ -31,13 +31,11 @@ client's call is its own future."
 (deftype mark () '(or moment flag))
 
 (define-hot (moment-place :inline t) ((moment moment)) (member 0 20 40)
-  "The place of MOMENT among marks."
   (cond ((eq :headers moment) 0)
         ((eq :end moment) 40)
         (t 20)))
 
 (define-hot (flag-bit :inline t) ((flag flag)) marks
-  "The bit of FLAG among marks."
   (if (eq :closed flag) (ash 1 60) (ash 1 61)))
 
 (define-hot (mark-bits :inline t) ((mark mark)) marks

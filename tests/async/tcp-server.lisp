@@ -57,8 +57,8 @@
     (is (equal '(socket-refused) told))))
 
 (test pipes
-  (with-directory (directory)
-    (let ((path (merge-pathnames "100%.sock" directory)))
+  (support:with-folder (folder)
+    (let ((path (merge-pathnames "100%.sock" folder)))
       (with-program ()
         (let ((server (pipe-server path #'write-back)))
           (is-true (probe-file path))

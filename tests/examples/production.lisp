@@ -63,23 +63,15 @@ the unit was started, and SIGHUP would read them again in vain."
 
 (defun check-unit (source name program)
   "Check that systemd takes the file at SOURCE as the unit NAME, with /bin/true for PROGRAM, a path."
-  (let* ((folder (format nil "/tmp/clgrpc-unit-~36R/" (random (expt 36 8)
-                                                              (make-random-state t))))
-         (file (concatenate 'string folder name)))
-    (unwind-protect
-         (progn
-           (ensure-directories-exist folder)
-           (with-open-file (stream file :direction :output)
-             (write-string (replace-all (uiop:read-file-string source)
-                                        program "/bin/true")
-                           stream))
-           (multiple-value-bind (output error-output code)
-               (uiop:run-program (list "systemd-analyze" "verify" "--man=no" file)
-                                 :output :string :error-output :string
-                                 :ignore-error-status t)
-             (is (eql 0 code) "~A" error-output)
-             (is (null (search name error-output)) "~A~A" output error-output)))
-      (uiop:delete-directory-tree (pathname folder) :validate t :if-does-not-exist :ignore))))
+  (support:with-folder (folder)
+    (let ((file (concatenate 'string folder name)))
+      (with-open-file (stream file :direction :output)
+        (write-string (replace-all (uiop:read-file-string source) program "/bin/true") stream))
+      (multiple-value-bind (output error-output code)
+          (uiop:run-program (list "systemd-analyze" "verify" "--man=no" file)
+                            :output :string :error-output :string :ignore-error-status t)
+        (is (eql 0 code) "~A" error-output)
+        (is (null (search name error-output)) "~A~A" output error-output)))))
 
 (test systemd-takes-the-units
   (support:need-program "systemd-analyze")
@@ -157,7 +149,7 @@ for name in a b; do echo \"$name $(cat \"$PLACE/$name\") serving 127.0.0.1:1\"; 
 (test nodes-are-restarted-one-after-another
   "rolling-restart goes on when a node has come back, and stops where one does not, or where no node
 tells of members."
-  (let ((folder (format nil "/tmp/clgrpc-roll-~36R/" (random (expt 36 8) (make-random-state t)))))
+  (support:with-folder (folder)
     (flet ((write-text (name text)
              (with-open-file (stream (concatenate 'string folder name) :direction :output
                                                                        :if-exists :supersede)
@@ -172,16 +164,11 @@ tells of members."
                                    :error-output '(:string :stripped t)
                                    :ignore-error-status t)
                (list code output error-output))))
-      (unwind-protect
-           (progn
-             (ensure-directories-exist folder)
-             (write-text "fake" +fake-clgrpc+)
-             (uiop:run-program (list "chmod" "+x" (concatenate 'string folder "fake")))
-             (dolist (name '("a" "b")) (write-text name "5"))
-             (is (equal (list 0 (format nil "restarting a~%restarting b") "")
-                        (roll "echo 7 >\"$PLACE/$1\"")))
-             (is (equal '(1 "restarting a" "a has not come back") (roll "true")))
-             (write-text "fake" (format nil "#!/bin/sh~%exit 1~%"))
-             (is (equal '(1 "" "no node at ipv4:127.0.0.1:1 tells of members") (roll "true"))))
-        (uiop:delete-directory-tree (pathname folder) :validate t
-                                                      :if-does-not-exist :ignore)))))
+      (write-text "fake" +fake-clgrpc+)
+      (uiop:run-program (list "chmod" "+x" (concatenate 'string folder "fake")))
+      (dolist (name '("a" "b")) (write-text name "5"))
+      (is (equal (list 0 (format nil "restarting a~%restarting b") "")
+                 (roll "echo 7 >\"$PLACE/$1\"")))
+      (is (equal '(1 "restarting a" "a has not come back") (roll "true")))
+      (write-text "fake" (format nil "#!/bin/sh~%exit 1~%"))
+      (is (equal '(1 "" "no node at ipv4:127.0.0.1:1 tells of members") (roll "true"))))))

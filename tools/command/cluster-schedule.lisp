@@ -53,6 +53,5 @@ TIMES, arguments of CREATE-SCHEDULE, and print whether this created it."
                    :timeout (and (plusp ms) (/ ms 1000)) :call-timeout timeout times))))
 
 (defun delete-a-schedule (channel id timeout)
-  "Delete the schedule ID, and print whether it existed."
   (format t "~A ~:[was not there~;deleted~]~%" (shown id)
           (workflow:delete-schedule channel id :timeout timeout)))

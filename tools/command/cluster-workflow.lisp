@@ -93,7 +93,6 @@ nil."
                        append (event-rows change)))))
 
 (defun show-workflow (channel id json timeout)
-  "Print the state of the workflow ID."
   (let ((reply (workflow:workflow-state channel id :history t :timeout timeout)))
     (if json
         (format t "~A~%" (grpc:message-json reply :indent 2))

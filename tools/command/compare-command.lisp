@@ -15,7 +15,6 @@
         (profile:profile-error () (refuse "~A" error))))))
 
 (defun compare-profiles (format before after)
-  "Print the differences of the profiles BEFORE and AFTER in FORMAT."
   (ecase format
     (:summary (profile:write-difference before after *standard-output*))
     (:json (write-json (profile:difference-data before after) :stream *standard-output*)

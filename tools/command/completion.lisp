@@ -18,7 +18,6 @@
                               (first-sentence text))))))
 
 (defun shell-quoted (text)
-  "TEXT as one word of a shell, in single quotes."
   (with-output-to-string (out)
     (write-char #\' out)
     (loop for char across text

@@ -46,7 +46,6 @@ and each item of a list on a new line."
   (format stream ".SH SEE ALSO~%\\fBclgrpc\\fR(1)~%"))
 
 (defun write-main-page (stream)
-  "Write to STREAM the page of clgrpc itself."
   (write-page-head "clgrpc" "gRPC for Common Lisp: servers, clients and generators" stream)
   (format stream ".SH SYNOPSIS~%\\fBclgrpc\\fR \\fICOMMAND\\fR [\\fIARGUMENT\\fR]...~%")
   (format stream ".SH COMMANDS~%")

@@ -34,7 +34,6 @@ braces, the contents of the file after it are inserted."
               "script" "page/console.js"))
 
 (defun page-text (parts nonce)
-  "The page that PARTS, a value of PAGE-PARTS, make with NONCE."
   (with-output-to-string (stream)
     (loop for (part . more) on parts
           do (write-string part stream)

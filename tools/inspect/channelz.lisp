@@ -77,33 +77,29 @@ server takes more than *LIST-SECONDS*."
              #'channelz:get-server-sockets-response-socket-ref #'channelz:socket-ref-socket-id
              #'channelz:get-server-sockets-response-end))
 
+(defun ask-for-one (what reader stub grpc-channel request)
+  "What READER finds in the answer of STUB to REQUEST; WHAT it is, for an error."
+  (told (funcall reader (funcall stub grpc-channel request :timeout +channelz-seconds+)) what))
+
 (defun ask-for-channel (grpc-channel number)
-  (told (channelz:get-channel-response-channel
-         (channelz-methods:get-channel grpc-channel
-                                       (channelz:make-get-channel-request :channel-id number)
-                                       :timeout +channelz-seconds+))
-        "the channel"))
+  (ask-for-one "the channel" #'channelz:get-channel-response-channel
+               #'channelz-methods:get-channel grpc-channel
+               (channelz:make-get-channel-request :channel-id number)))
 
 (defun ask-for-subchannel (grpc-channel number)
-  (told (channelz:get-subchannel-response-subchannel
-         (channelz-methods:get-subchannel
-          grpc-channel (channelz:make-get-subchannel-request :subchannel-id number)
-          :timeout +channelz-seconds+))
-        "the subchannel"))
+  (ask-for-one "the subchannel" #'channelz:get-subchannel-response-subchannel
+               #'channelz-methods:get-subchannel grpc-channel
+               (channelz:make-get-subchannel-request :subchannel-id number)))
 
 (defun ask-for-server (grpc-channel number)
-  (told (channelz:get-server-response-server
-         (channelz-methods:get-server grpc-channel
-                                      (channelz:make-get-server-request :server-id number)
-                                      :timeout +channelz-seconds+))
-        "the server"))
+  (ask-for-one "the server" #'channelz:get-server-response-server
+               #'channelz-methods:get-server grpc-channel
+               (channelz:make-get-server-request :server-id number)))
 
 (defun ask-for-socket (grpc-channel number)
-  (told (channelz:get-socket-response-socket
-         (channelz-methods:get-socket grpc-channel
-                                      (channelz:make-get-socket-request :socket-id number)
-                                      :timeout +channelz-seconds+))
-        "the socket"))
+  (ask-for-one "the socket" #'channelz:get-socket-response-socket
+               #'channelz-methods:get-socket grpc-channel
+               (channelz:make-get-socket-request :socket-id number)))
 
 ;;; Tables
 

@@ -229,7 +229,6 @@ metrics."
 ;;; The terminal
 
 (defun terminal-p ()
-  "True if standard output is a terminal."
   (and (interactive-stream-p sb-sys:*stdout*) t))
 
 (defun stty (&rest arguments)

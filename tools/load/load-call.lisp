@@ -34,7 +34,6 @@ chain."
   nil)
 
 (define-hot make-load-call ((connection-slot connection-slot) (intended-ns nanoseconds)) load-call
-  "A call on CONNECTION-SLOT that was to begin at INTENDED-NS."
   (let* ((generator (the generator (connection-slot-generator connection-slot)))
          (plan (generator-plan generator))
          (load-call (take-load-call generator))
@@ -307,7 +306,6 @@ begin there."
 
 (declaim (ftype (function (hpack:field-list) (values (integer 0 16) string)) status-of-trailers))
 (defun status-of-trailers (list)
-  "The code and the message of the status in the trailers LIST."
   (multiple-value-bind (code text) (client:trailers-status list)
     (cond ((null code) (values +code-unknown+ "the response has no valid grpc-status"))
           ((not (<= 0 code 16)) (values +code-unknown+ (format nil "grpc-status ~D" code)))

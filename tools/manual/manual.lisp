@@ -49,7 +49,6 @@
                               (subject-title subject))))))))
 
 (defun page-text (title here chapters html)
-  "The page HERE of the site, with TITLE, around HTML."
   (let ((up (way-up here)))
     (with-output-to-string (stream)
       (format stream "<!doctype html>~%<html lang=\"en\">~%<head>~%")

@@ -8,6 +8,7 @@
                     (#:page #:clgrpc.page) (#:report #:clgrpc.report) (#:os #:clgrpc.os)
                     (#:client #:clgrpc.client) (#:protobuf #:clgrpc.protobuf)
                     (#:pprof #:perftools.profiles))
+  (:import-from #:clgrpc.report #:object #:mean)
   (:import-from #:clgrpc.program #:write-perf-map #:map-functions #:function-label)
   (:export
    #:write-perf-map                     ; of clgrpc.program

@@ -35,9 +35,6 @@
   "The rounds of PROFILE, a list of profiles: PROFILE itself if it has a single one."
   (or (coerce (member-of profile "rounds") 'list) (list profile)))
 
-(defun mean (values)
-  (/ (reduce #'+ values) (length values)))
-
 (defun root-of-squares (values)
   (sqrt (reduce #'+ values :key (lambda (value) (* value value)))))
 

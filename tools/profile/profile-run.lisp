@@ -11,11 +11,6 @@
         do (setf data (and (consp data) (cdr (assoc name data :test #'string=)))))
   (if (eq :null data) nil data))
 
-(defun object (&rest plist)
-  "A JSON object, an alist, from alternate names and values; a name whose value is nil is omitted."
-  (loop for (name value) on plist by #'cddr
-        when value collect (cons name value)))
-
 (defun share (part whole)
   (if (plusp whole) (float (/ part whole) 1d0) 0d0))
 

@@ -6,6 +6,8 @@
   (:local-nicknames (#:load #:clgrpc.load) (#:page #:clgrpc.page)
                     (#:protobuf #:clgrpc.protobuf))
   (:export
+   ;; ghz.lisp
+   #:object
    ;; figure.lisp
    #:figure-value
    ;; report-condition.lisp
@@ -15,10 +17,12 @@
    ;; run-reader.lisp
    #:parse-run #:read-run-file #:unreadable-run #:error-reason
    ;; significance.lisp
-   #:calm-half #:noise
+   #:mean #:calm-half #:noise
    ;; comparison.lisp
    #:comparison #:compare-values #:compare-runs #:comparison-words #:comparison-name
    #:comparison-verdict #:unclear-p
    #:write-comparison #:runs-comparison-json
+   ;; report-page.lisp
+   #:verdict-class
    ;; report.lisp
    #:*formats* #:write-report))

@@ -123,7 +123,6 @@ the arithmetic can handle."
     (clamp rate 1d-3 1d9)))
 
 (defun begin-calls (client)
-  "Begin the calls of CLIENT's settings."
   (let* ((config (load-client-config client))
          (request (request-of config))
          (load (testing:client-config-load-params config))

@@ -176,7 +176,6 @@ too long."
   (payload-key state (format nil "children/~D" number)))
 
 (defun child-key (state number place)
-  "The key of the result of the child at PLACE of the step NUMBER of STATE."
   (payload-key state (format nil "child/~D/~D" number place)))
 
 (defun keep-children (draft step)
@@ -539,7 +538,6 @@ their own have a timer; others are checked at each heartbeat of their worker."
     t))
 
 (defun cancel-state (draft reason)
-  "Cancel the workflow, because of REASON."
   (let ((state (draft-state draft)))
     (case (pb:workflow-state-status state)
       (:running (end-workflow draft :cancelled reason)
@@ -549,7 +547,6 @@ their own have a timer; others are checked at each heartbeat of their worker."
                  (pb:workflow-state-id state) (pb:workflow-state-status state))))))
 
 (defun delete-state (draft)
-  "Delete the workflow with all its data."
   (let ((state (draft-state draft)))
     (when (running-p state)
       (refuse :workflow-running "the workflow ~A has not ended" (pb:workflow-state-id state)))

@@ -91,7 +91,6 @@ does not exist."
 ;;; refused because of an old cached state.
 
 (defun forget-state (node id)
-  "Make NODE forget the state of the workflow ID."
   (let ((recent (node-recent node)))
     (sb-ext:with-locked-hash-table (recent)
       (let ((cached-state (gethash id recent)))

@@ -47,7 +47,6 @@ STATE is nil."
   (key root "data" id key))
 
 (defun removal-operations (root state)
-  "The operations that remove all of STATE from the store."
   (let ((id (pb:workflow-state-id state)))
     (append (mapcar (lambda (key) (list :remove key))
                     (cons (state-key root id) (state-keys root state)))

@@ -160,7 +160,6 @@ keys."
     told))
 
 (defun state-octets (state)
-  "The octets of the steps of STATE with their states."
   (protobuf:serialized-size (told-state state)))
 
 (defconstant +key-octets+ 500

@@ -217,7 +217,6 @@ FUNCTION are ignored. The returned function may be called from any thread. See F
 Processes that share a pipe do not tear what each writes at once up to this length (PIPE_BUF).")
 
 (defun write-lines (lines stream)
-  "Write LINES, simple strings, to STREAM."
   (let ((buffer (make-buffer :size 4096)))
     (flet ((write-joined ()
              (write-string (buffer-string buffer) stream)

@@ -62,7 +62,6 @@ ACCOUNT is charged with more than ACCOUNT-MOST; nil for no function. SETFable.")
                       (funcall (account-on-excess whole)))))))
 
 (defun tell-change (account)
-  "Pass the change of ACCOUNT to the accounts above."
   (loop
     (let* ((told (account-told account))
            (sum (max 0 (account-sum account))))

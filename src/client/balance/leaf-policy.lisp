@@ -72,7 +72,6 @@ connected when a call needs them.")
         do (funcall function subchannel)))
 
 (defun leaf-policy-loop (balancer)
-  "The loop of BALANCER's channel."
   (client:core-loop (balancer-core balancer)))
 
 ;;; Weights from the resolver

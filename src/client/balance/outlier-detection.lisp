@@ -103,7 +103,6 @@
 ;;; Servers
 
 (defun update-endpoints (balancer backends)
-  "Make BACKENDS the servers of BALANCER."
   (let ((endpoints (detection-endpoints balancer))
         (kept (make-hash-table :test #'equal)))
     (dolist (backend backends)
@@ -155,7 +154,6 @@
     (mapc #'veto-ejected (endpoint-subchannels endpoint))))
 
 (defun take-back (balancer endpoint)
-  "End the ejection of ENDPOINT."
   (decf (detection-ejected balancer))
   (setf (endpoint-ejected-ns endpoint) nil)
   (dolist (subchannel (endpoint-subchannels endpoint)) (lift-veto subchannel :ejected)))

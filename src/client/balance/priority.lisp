@@ -66,7 +66,6 @@ time; or to T once the time is over."))
       (remhash branch (priority-failing tree))))
 
 (defun update-branch (tree branch)
-  "Update BRANCH with its backends and config."
   (let ((name (branch-name branch)))
     (update-backends branch (branch-backends name (priority-backends tree))
                      (cdr (assoc name (priorities-children (priorities tree))

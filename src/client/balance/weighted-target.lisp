@@ -13,7 +13,6 @@
   (child nil :type config:policy-config :read-only t)) ; its policy
 
 (defun parse-targets (object path)
-  "A list of TARGET-CONFIG."
   (multiple-value-bind (targets present) (config:object-field object "targets" path)
     (unless present (config:config-error (config:member-path path "targets") "it is required"))
     (loop with path = (config:member-path path "targets")

@@ -15,11 +15,9 @@
 (in-package #:clgrpc.client)
 
 (defun breakers-p (options)
-  "True if OPTIONS turn circuit breakers on."
   (plusp (max (options-breaker-max-calls options) (options-breaker-failure-percent options))))
 
 (defun guard-wanted-p (options)
-  "True if a channel with OPTIONS needs a guard."
   (or (plusp (options-max-concurrent-requests options))
       (plusp (options-breaker-max-waiting options))
       (breakers-p options)))

@@ -68,7 +68,6 @@ call."
     (enter-ring queued-attempt queue)))
 
 (defun quit-queue (queued-attempt)
-  "Take QUEUED-ATTEMPT out of its queue."
   (quit-ring queued-attempt)
   (count-waiting (client-call-core (queued-attempt-call queued-attempt))
                  (shiftf (queued-attempt-server queued-attempt) nil) -1))

@@ -445,7 +445,6 @@ head."
            (http1:write-response-head (state-output state) 100 '() nil)))))
 
 (define-hot end-request ((state http1-connection)) null
-  "Note that the request of STATE is whole."
   (let ((prompt (shiftf (state-prompt state) nil)))
     (enter-phase state :answer)
     (cond (prompt (write-answer state prompt)

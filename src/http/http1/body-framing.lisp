@@ -55,7 +55,6 @@
           (t (and (member "keep-alive" words :test #'string=) t)))))
 
 (defun request-body (fields minor)
-  "The framing of a request's body."
   (cond ((chunked-p fields minor) :chunked)
         ((content-length fields))
         (t 0)))
@@ -66,7 +65,6 @@
   (or (= 204 status) (= 304 status) (string= "HEAD" http-method)))
 
 (defun response-body (status http-method fields minor)
-  "The framing of the body of a response to a request with HTTP-METHOD."
   (let ((chunked (chunked-p fields minor))
         (length (content-length fields)))
     (cond ((or (= 101 status) (and (string= "CONNECT" http-method) (<= 200 status 299))) :tunnel)

@@ -31,7 +31,6 @@ Called when the owner has filled it up by WRITE-QUEUED, and before it sends anyt
   (or (connection-output connection) (borrow-output connection)))
 
 (define-hot (output-fill :inline t) ((connection connection)) index
-  "The number of octets in the output."
   (let ((output (connection-output connection)))
     (if output (buffer-fill output) 0)))
 

@@ -99,7 +99,6 @@ runs again at once."
              nil))))
 
 (defun run-job (job)
-  "Run JOB on a thread of the reserve."
   (let ((background (job-background job)) (seconds nil) (again t) (left t))
     (loop while again
           do (setf seconds nil left t)

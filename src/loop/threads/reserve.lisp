@@ -54,7 +54,6 @@
   reserve-root "The share of RESERVE that all others are part of.")
 
 (defun max-threads (reserve)
-  "The number of threads that RESERVE may have."
   (+ (reserve-limit reserve) (reserve-runners reserve)))
 
 (define-printer (reserve reserve)

@@ -268,7 +268,6 @@ lock is held."
                     (+ (length (dense-head dense)) (length (dense-octets dense))))))
 
 (defun log-content (record call type octets start end encoding)
-  "Log a message of CALL as an entry of TYPE."
   (let ((limit (min (limits-message (record-limits record)) +longest-content+))
         (received (eq (record-client-p record) (eq :event-type-server-message type))))
     (if encoding

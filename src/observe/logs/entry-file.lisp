@@ -89,7 +89,6 @@
             (entry-file-size file) 0))))
 
 (defun end-file (file)
-  "Close the descriptor of FILE."
   (let ((descriptor (shiftf (entry-file-descriptor file) nil)))
     (when descriptor (os:close-descriptor descriptor))))
 
@@ -133,7 +132,6 @@ error as a text, or nil if the position is END."
   (unless (entry-file-descriptor file) (begin-file file)))
 
 (defun begin-gathering (file)
-  "Forget the entries that FILE has gathered."
   (let ((gathered (entry-file-gathered file)))
     (if (< (* 4 +gathered-octets+) (length (buffer-octets gathered)))
         (setf (entry-file-gathered file) (make-buffer)) ; a long entry had enlarged the old buffer

@@ -110,7 +110,6 @@
     filter))
 
 (defun filter-empty-p (filter)
-  "True if FILTER logs nothing."
   (and (null (filter-default filter))
        (loop for value being the hash-values of (filter-table filter)
              always (eq value :excluded))))

@@ -160,7 +160,6 @@ cannot be encoded, drop these, let the others wait in the batch's place, and ret
       t)))
 
 (defun count-failure (pipeline)
-  "Count a failed export of PIPELINE."
   (incf (tally-failures (pipeline-tally pipeline)))
   (funcall (pipeline-count pipeline) :failed 1))
 

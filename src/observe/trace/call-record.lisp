@@ -31,7 +31,6 @@
   (if (record-parent record) (context-state (record-parent record)) ""))
 
 (defun record-context (record)
-  "The context of RECORD's call."
   (or (record-made record)
       (setf (record-made record)
             (make-trace-context :high (record-high record) :low (record-low record)

@@ -39,7 +39,6 @@ keeps the shared state, so the seed of the process is added to it."
 ;;; Text: lower-case hexadecimal digits
 
 (define-hot (hex-digit :inline t) ((n (unsigned-byte 4))) octet
-  "The character code of the digit N."
   (if (< n 10) (+ n 48) (+ n 87)))
 
 (define-hot (digit-value :inline t) ((code octet)) (integer -1 15)

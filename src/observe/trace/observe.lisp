@@ -51,7 +51,6 @@ beginning."
       (when port (put-attribute span "network.peer.port" port)))))
 
 (defun outcome-text (call)
-  "The text of the status that CALL has ended with."
   (nth-value 1 (rpc:final-status call)))
 
 ;;; A client's call
@@ -233,7 +232,6 @@ PLAIN is the value of TOLD-SIZE for the message."
                            (operate told-size call))))))
 
 (defun note-received (call octets)
-  "A message for CALL was received."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((span (message-span record)))

@@ -74,7 +74,6 @@ ELSEWHERE."
 ;;; Accessors
 
 (defun reader-function (slot structure wrapper symbol)
-  "The reader of SLOT. SYMBOL is the public type."
   (let ((number (slot-number slot)) (place (slot-place slot)) (type (slot-type-object slot))
         (enum-p (and (eq :enum (slot-kind slot)) (eq :singular (slot-label slot)))))
     (macrolet ((reader (form) `(accessor (message) ,form (read-other message symbol number)))

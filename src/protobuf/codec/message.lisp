@@ -262,7 +262,6 @@ such type is defined. From any thread."
 (defstruct (enum-type (:constructor %make-enum-type (name)) (:copier nil))
   "An enum type, one per full name."
   (name "" :type string :read-only t)   ; the full name
-  (symbol nil :type symbol)             ; that names the type in Lisp
   (descriptor nil :type (or null enum-descriptor)) ; the current descriptor, or nil
   (keywords #() :type simple-vector)    ; the keyword of each number from 0 where there is one
   (sparse (make-hash-table) :type hash-table) ; the keywords of all other numbers
@@ -303,8 +302,7 @@ such type is defined. From any thread."
   "Give the enum type FULL-NAME the values of its registered descriptor."
   (let ((type (intern-enum-type full-name)) (descriptor (find-descriptor full-name)))
     (fill-enum type descriptor (enum-value-keywords descriptor) 'eq)
-    (setf (enum-type-symbol type) (enum-descriptor-symbol descriptor)
-          (get (enum-descriptor-symbol descriptor) 'enum-type) type)))
+    (setf (get (enum-descriptor-symbol descriptor) 'enum-type) type)))
 
 (defun fill-enum (type descriptor designators test)
   "Give the enum TYPE the values of DESCRIPTOR. DESIGNATORS are the Lisp designators of the values,

@@ -53,7 +53,7 @@
 (defun scan-word (input)
   (let ((start (text-input-at input)))
     (loop for char = (text-char input)
-          while (or (text-letter-p char) (decimal-p char)) do (step-text input))
+          while (or (letter-p char) (decimal-p char)) do (step-text input))
     (ascii-string (input-octets input) start (text-input-at input))))
 
 (defun scan-digits (input radix)
@@ -84,7 +84,7 @@
                   (list (scan-digits input 8) 0 8 nil))
                  (t (scan-decimal input))))
     (let ((char (text-char input)))
-      (when (or (text-letter-p char) (decimal-p char) (eql char #\.))
+      (when (or (letter-p char) (decimal-p char) (eql char #\.))
         (text-wrong-here input "a number is followed by ~S" (string char))))))
 
 (defun scan-decimal (input)
@@ -179,7 +179,7 @@ conformance suite requires here; protoc accepts pairs in .proto files."
                  (text-input-value input) value)))
     (let ((char (text-char input)))
       (cond ((null char) (found :end nil))
-            ((text-letter-p char) (found :word (scan-word input)))
+            ((letter-p char) (found :word (scan-word input)))
             ((or (decimal-p char)
                  (and (char= char #\.) (decimal-p (text-char-after input))))
              (found :number (scan-number input)))

@@ -201,20 +201,17 @@ of characters, and the name of a type after the last slash."
          (name-p text :start (1+ slash))
          (percents-right-p text slash))))
 
-(defun text-letter-p (char)
-  (and char (or (char<= #\a char #\z) (char<= #\A char #\Z) (char= char #\_))))
-
 (defun url-char-p (char)
-  (or (text-letter-p char) (char<= #\0 char #\9) (find char ".-/~!$&()*+,;=%")))
+  (or (letter-p char) (char<= #\0 char #\9) (find char ".-/~!$&()*+,;=%")))
 
 (defun name-p (text &key (start 0) (end (length text)))
   "True if the characters of TEXT from START to END are identifiers joined by points."
   (and (loop for i from start below end
              for char = (char text i)
-             always (or (text-letter-p char) (char<= #\0 char #\9) (char= char #\.)))
+             always (or (letter-p char) (char<= #\0 char #\9) (char= char #\.)))
        (loop for from = start then (1+ dot)
              for dot = (position #\. text :start from :end end)
-             always (and (< from (or dot end)) (text-letter-p (char text from)))
+             always (and (< from (or dot end)) (letter-p (char text from)))
              while dot)))
 
 (defun percents-right-p (name end)

@@ -231,7 +231,6 @@ could begin."
   (setf (retries-running retries) (append (retries-running retries) (list attempt))))
 
 (defun forget-attempt (retries attempt)
-  "Note that ATTEMPT of RETRIES has ended."
   (setf (retries-running retries) (remove attempt (retries-running retries))))
 
 (defun await-attempt (retries kind delay-ns)

@@ -168,7 +168,6 @@ segment is a whole variable, its field."
         when (symbolp segment) collect (multiple-value-list (parameter-name route index))))
 
 (defun openapi-path (route names)
-  "The path of ROUTE in the form of OpenAPI, with NAMES for its parameters."
   (format nil "~{/~A~}~@[:~A~]"
           (loop for segment across (template-segments (route-template route))
                 collect (if (symbolp segment) (format nil "{~A}" (pop names)) segment))
@@ -226,7 +225,6 @@ segment is a whole variable, its field."
                   (t (json-content (field-schema document body)))))))
 
 (defun answer-content (document route)
-  "The content types and schemas of the answers of ROUTE."
   (let* ((field (route-answer-field route))
          (schema (cond ((route-raw-answer route) nil)
                        (field (field-schema document field))

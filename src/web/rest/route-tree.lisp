@@ -49,7 +49,6 @@ method come last."
     (if (string= "*" (route-verb route)) (append routes (list route)) (cons route routes))))
 
 (defun enter-route (root route)
-  "Add ROUTE to the tree of ROOT."
   (let ((node root))
     (loop for segment across (template-segments (route-template route))
           do (case segment

@@ -148,7 +148,6 @@ itself is."
         ((string= "CONNECT" verb) (wrong-rule "CONNECT opens a tunnel and calls nothing"))))
 
 (defun body-field-p (field route)
-  "True if FIELD of ROUTE's request is the body."
   (let ((body (route-body route)))
     (and (not (symbolp body)) (same-fields-p (list field) (list body)))))
 

@@ -216,7 +216,6 @@ is etcd's doing, or not certain."
     (leave-lock trial lock)))
 
 (defun leave-lock (trial lock)
-  "LOCK is given up."
   (sb-thread:with-mutex ((trial-lock trial))
     (when (eq lock (trial-holder trial)) (setf (trial-holder trial) nil))))
 

@@ -191,49 +191,48 @@ arguments."
 
 (define-condition trouble (serious-condition) ())
 
+(defun check-unwound (peer &optional (around #'funcall))
+  "Check that a request to PEER whose thread is unwound, sent by a function that AROUND calls, ends
+with an error, and that later ones are sent."
+  (let ((error nil))
+    (funcall around
+             (lambda ()
+               (catch 'out
+                 (raft:pipeline-entries peer (request 0 1) (lambda (response problem)
+                                                             (declare (ignore response))
+                                                             (setf error problem))))))
+    (is-true (raft:flush-pipeline peer :timeout 20))
+    (is (typep error 'grpc:rpc-error))
+    (let ((told (give-entries peer 5)))
+      (is-true (raft:flush-pipeline peer :timeout 20))
+      (is (equal (up-to 5) (mapcar #'car (funcall told)))))))
+
+(defparameter *ways-out* (list (lambda () (throw 'out nil)) (lambda () (error 'trouble)))
+  "Functions that leave the function that calls them.")
+
 (test a-stream-that-is-not-set-up
   "Its call is ended, who waited for it is told, and the next stream is as any other."
-  (dolist (leave (list (lambda () (throw 'out nil))
-                       (lambda () (error 'trouble))))
-    (let ((call nil) (error nil))
+  (dolist (leave *ways-out*)
+    (let ((call nil))
       (with-member (peer (make-instance 'member))
-        (call-with-stand-in
-         'clgrpc.raft::watch-stream
-         (lambda (function peer its-call)
-           (declare (ignore function peer))
-           (setf call its-call)
-           (funcall leave))
-         (lambda ()
-           (catch 'out
-             (raft:pipeline-entries peer (request 0 1) (lambda (response problem)
-                                                         (declare (ignore response))
-                                                         (setf error problem))))))
-        (is-true (raft:flush-pipeline peer :timeout 20))
-        (is (typep error 'grpc:rpc-error))
-        (is-true (await-true (lambda () (eq :cancelled (clgrpc.rpc:call-status call)))))
-        (let ((told (give-entries peer 5)))
-          (is-true (raft:flush-pipeline peer :timeout 20))
-          (is (equal (up-to 5) (mapcar #'car (funcall told)))))))))
+        (check-unwound peer (lambda (send)
+                              (call-with-stand-in 'clgrpc.raft::watch-stream
+                                                  (lambda (function peer its-call)
+                                                    (declare (ignore function peer))
+                                                    (setf call its-call)
+                                                    (funcall leave))
+                                                  send)))
+        (is-true (await-true (lambda () (eq :cancelled (clgrpc.rpc:call-status call)))))))))
 
 (test a-thread-that-is-unwound-while-it-sends
   "It takes nobody along: what is under way ends, and what comes later is sent."
-  (dolist (leave (list (lambda () (throw 'out nil))
-                       (lambda () (error 'trouble))))
+  (dolist (leave *ways-out*)
     (let ((leaves t))
       (with-member (peer (make-instance 'member)
                          :interceptors (list (interfering
                                               (lambda ()
                                                 (when (shiftf leaves nil) (funcall leave))))))
-        (let ((error nil))
-          (catch 'out
-            (raft:pipeline-entries peer (request 0 1) (lambda (response problem)
-                                                        (declare (ignore response))
-                                                        (setf error problem))))
-          (is-true (raft:flush-pipeline peer :timeout 20))
-          (is (typep error 'grpc:rpc-error)))
-        (let ((told (give-entries peer 5)))
-          (is-true (raft:flush-pipeline peer :timeout 20))
-          (is (equal (up-to 5) (mapcar #'car (funcall told)))))))))
+        (check-unwound peer)))))
 
 (test a-thread-that-is-unwound-stops-no-other
   "One that is interrupted before it begins to send, or after it has ended, leaves the pipeline to

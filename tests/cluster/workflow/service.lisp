@@ -17,7 +17,6 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
 
 (defun call-with-nodes (count function &rest arguments &key (namespace (new-namespace))
                                                        &allow-other-keys)
-  "Call FUNCTION with COUNT nodes of one namespace on the store of *ETCD*."
   (let ((nodes (loop repeat count
                      collect (apply #'make-workflow-service *etcd* :namespace namespace
                                     arguments))))

@@ -131,36 +131,31 @@ new ones, through a restart, too."
 (test tokens-that-end
   "Signed tokens (JWT) end after three seconds, or up to one less, since etcd writes their end in
 whole seconds; calls, watches and leases get new ones."
-  (let* ((folder (format nil "/tmp/clgrpc-etcd-key-~36R/" (random (expt 36 8)
-                                                                  (make-random-state t))))
-         (private (format nil "~Aprivate.pem" folder))
-         (public (format nil "~Apublic.pem" folder)))
-    (ensure-directories-exist folder)
-    (unwind-protect
-         (progn
-           (uiop:run-program (list "openssl" "genrsa" "-traditional" "-out" private "2048"))
-           (uiop:run-program (list "openssl" "rsa" "-in" private "-pubout" "-out" public))
-           (with-store (store "--bcrypt-cost" "4" "--auth-token"
-                              (format nil "jwt,pub-key=~A,priv-key=~A,sign-method=RS256,ttl=3s"
-                                      public private))
-             (enable-users)
-             (etcd:with-etcd (ada (store-address store) :timeout +patience+
-                                  :user "ada" :password "countess"
-                                                        :backoff-maximum-seconds 0.2)
-               (let ((ended nil))
-                 (exercise-token ada (lambda ()
-                                       (setf ended (clgrpc.etcd::etcd-token ada))
-                                       (sleep 3.2)))
-                 ;; a watch is begun with a token that has ended
-                 (setf (clgrpc.etcd::etcd-token ada) ended))
-               (is-true (etcd:watch ada (constantly nil) :prefix "a/"))
-               ;; users and roles have changed since the token was made
-               (etcd:with-etcd (root (store-address store) :timeout +patience+
-                                     :user "root" :password "secret")
-                 (etcd:put ada "a/4" "1")
-                 (etcd:add-user root "bob" "x")
-                 (etcd:put ada "a/5" "1")))))
-      (uiop:delete-directory-tree (pathname folder) :validate t))))
+  (support:with-folder (folder)
+    (let ((private (format nil "~Aprivate.pem" folder))
+          (public (format nil "~Apublic.pem" folder)))
+      (uiop:run-program (list "openssl" "genrsa" "-traditional" "-out" private "2048"))
+      (uiop:run-program (list "openssl" "rsa" "-in" private "-pubout" "-out" public))
+      (with-store (store "--bcrypt-cost" "4" "--auth-token"
+                         (format nil "jwt,pub-key=~A,priv-key=~A,sign-method=RS256,ttl=3s"
+                                 public private))
+        (enable-users)
+        (etcd:with-etcd (ada (store-address store) :timeout +patience+
+                             :user "ada" :password "countess"
+                                                   :backoff-maximum-seconds 0.2)
+          (let ((ended nil))
+            (exercise-token ada (lambda ()
+                                  (setf ended (clgrpc.etcd::etcd-token ada))
+                                  (sleep 3.2)))
+            ;; a watch is begun with a token that has ended
+            (setf (clgrpc.etcd::etcd-token ada) ended))
+          (is-true (etcd:watch ada (constantly nil) :prefix "a/"))
+          ;; users and roles have changed since the token was made
+          (etcd:with-etcd (root (store-address store) :timeout +patience+
+                                :user "root" :password "secret")
+            (etcd:put ada "a/4" "1")
+            (etcd:add-user root "bob" "x")
+            (etcd:put ada "a/5" "1")))))))
 
 (test many-ask-for-a-token-once
   "Threads that find the token invalid at one time fetch one new token."

@@ -410,9 +410,6 @@ for."
         (is-true (etcd:watch-open-p (hear :key "a" :revision (+ 100 first))))
         (signals misuse (hear :key "a" :after first :revision first))))))
 
-(defun count-threads (name)
-  (count name (sb-thread:list-all-threads) :key #'sb-thread:thread-name :test #'equal))
-
 (test watches-share-a-stream
   "However many watches a client has, one stream tells them; each hears its own changes, in their
 order, also after a break. It ends with the last watch."

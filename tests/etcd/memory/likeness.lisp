@@ -91,7 +91,6 @@
      :failure (some-of 3 (lambda () (random-operation newest depth))))))
 
 (defun random-call (newest)
-  "A stub and a request."
   (ecase (one-of :put :put :put :put :range :range :range :removal :txn :txn :txn :txn :compact
                  :grant :revoke :time)
     (:put (values #'kv:put (random-put)))

@@ -7,31 +7,28 @@
     (dotimes (i length octets)
       (setf (aref octets i) (mod (1+ (* 7 i)) 256)))))
 
-(test copies-of-all-lengths
-  "As REPLACE makes them, and nothing is written beside."
-  (let ((from (numbered-octets 240)) (wrong '()))
-    (dotimes (count 201)
-      (loop for (start at) in '((0 0) (1 0) (0 1) (3 5) (13 8) (16 17) (39 39))
-            for to = (make-octets 240)
-            for expected = (replace (make-octets 240) from :start1 at :end1 (+ at count)
-                                                           :start2 start)
+(defun check-copies (counts places target)
+  "Check that all copies of COUNTS octets between PLACES, (start at), are as REPLACE makes them, and
+nothing is written beside. TARGET returns where copies of its argument go."
+  (let ((wrong '()))
+    (dotimes (count counts)
+      (loop for (start at) in places
+            for from = (numbered-octets 240)
+            for to = (funcall target from)
+            for expected = (replace (copy-seq to) (copy-seq from)
+                                    :start1 at :end1 (+ at count) :start2 start)
             unless (and (= (+ at count) (copy-octets from start (+ start count) to at))
                         (equalp expected to))
               do (push (list count start at) wrong)))
     (is (null wrong))))
 
+(test copies-of-all-lengths
+  (check-copies 201 '((0 0) (1 0) (0 1) (3 5) (13 8) (16 17) (39 39))
+                (lambda (from) (make-octets (length from)))))
+
 (test copies-within-a-vector
   "The ranges may overlap."
-  (let ((wrong '()))
-    (dotimes (count 150)
-      (loop for (start at) in '((0 0) (0 1) (1 0) (5 12) (12 5) (0 64) (64 0))
-            for octets = (numbered-octets 240)
-            for expected = (replace (copy-seq octets) (copy-seq octets)
-                                    :start1 at :end1 (+ at count) :start2 start)
-            unless (and (= (+ at count) (copy-octets octets start (+ start count) octets at))
-                        (equalp expected octets))
-              do (push (list count start at) wrong)))
-    (is (null wrong))))
+  (check-copies 150 '((0 0) (0 1) (1 0) (5 12) (12 5) (0 64) (64 0)) #'identity))
 
 (test equality-of-all-lengths
   "Each octet counts, wherever it is, and none beside."

@@ -11,34 +11,31 @@
 (defun connections (server)
   (getf (grpc:server-statistics server) :connections))
 
-(test silent-servers-are-given-up
-  "The server does not even answer PING: the call ends, long before its deadline."
+(defun check-given-up (prepare &rest options)
+  "Check that a call on a channel with OPTIONS, given to PREPARE, ends long before its deadline when
+the server does not even answer PING."
   (let ((release (make-signal)))
     (with-log ()
       (with-raw-server (address) (lambda (peer exchange)
                                    (declare (ignore peer exchange))
                                    (await-signal release))
-        (grpc:with-channel (channel address :keepalive-seconds 0.05 :keepalive-timeout-seconds 0.05
-                                            :min-keepalive-seconds 0)
-          (let ((error (caught (ask channel (note 1)))))
-            (is (typep error 'grpc:unavailable))
-            (is (search "keepalive" (grpc:rpc-error-message error)))))
+        (let ((channel (apply #'grpc:make-channel address options)))
+          (unwind-protect
+               (let ((error (caught (funcall prepare channel) (ask channel (note 1)))))
+                 (is (typep error 'grpc:unavailable))
+                 (is (search "keepalive" (grpc:rpc-error-message error))))
+            (grpc:close-channel channel)))
         (signal-it release)))))
+
+(test silent-servers-are-given-up
+  (check-given-up #'identity :keepalive-seconds 0.05 :keepalive-timeout-seconds 0.05
+                             :min-keepalive-seconds 0))
 
 (test a-limit-of-silence-holds-for-connections-that-there-are
   "A server that hangs is given up though the channel's own keepalive is minutes."
-  (let ((release (make-signal)))
-    (with-log ()
-      (with-raw-server (address) (lambda (peer exchange)
-                                   (declare (ignore peer exchange))
-                                   (await-signal release))
-        (grpc:with-channel (channel address)
-          (grpc:ensure-connected channel)
-          (client:limit-channel-silence channel 0.05)
-          (let ((error (caught (ask channel (note 1)))))
-            (is (typep error 'grpc:unavailable))
-            (is (search "keepalive" (grpc:rpc-error-message error)))))
-        (signal-it release)))))
+  (check-given-up (lambda (channel)
+                    (grpc:ensure-connected channel)
+                    (client:limit-channel-silence channel 0.05))))
 
 (test servers-bear-the-pings-that-a-service-allows
   (let ((options (make-server-options)))

@@ -11,7 +11,7 @@
                     (#:os #:clgrpc.os) (#:dns #:clgrpc.dns) (#:dns-tests #:clgrpc.tests.dns)
                     (#:support #:clgrpc.tests.support))
   (:import-from #:clgrpc.tests.server
-                #:double #:double-when #:count-up #:add-up #:echo #:connect-socket)
+                #:double #:double-when #:count-up #:add-up #:echo #:connect-socket #:our-threads)
   ;; for other tests
   (:export #:free-address #:open-breaker-of #:puppet-asked #:refusing #:with-core))
 

@@ -2,10 +2,6 @@
 
 (in-package #:clgrpc.tests.client)
 
-(defun our-threads ()
-  (count-if (lambda (thread) (search "clgrpc" (or (sb-thread:thread-name thread) "")))
-            (sb-thread:list-all-threads)))
-
 (defun cycles ()
   "How many connections the tests for leaks make; CLGRPC_TLS_CYCLES=10000 is what the promise says."
   (parse-integer (or (uiop:getenvp "CLGRPC_TLS_CYCLES") "100")))

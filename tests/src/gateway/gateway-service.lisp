@@ -39,29 +39,8 @@ front of a probe with HANDLERS."
     `(dolist (,methods (list '() (bench-methods)))
        (with-gateway (,channel ,server :methods ,methods) (,@handlers) ,@body))))
 
-(defun double (request call)
-  (declare (ignore call))
-  (note (* 2 (number-of request))))
-
-(defun count-up (request call)
-  (dotimes (i (number-of request)) (grpc:send call (note i))))
-
-(defun sum-up (stream call)
-  (declare (ignore call))
-  (let ((sum 0))
-    (grpc:do-messages (message stream) (incf sum (number-of message)))
-    (note sum)))
-
-(defun echo (stream call)
-  (grpc:do-messages (message stream) (grpc:send call message)))
-
-(defun numbers (call)
-  (let ((numbers '()))
-    (grpc:do-messages (message call) (push (number-of message) numbers))
-    (nreverse numbers)))
-
 (test all-kinds-of-calls-are-forwarded
-  (by-either (channel :ask #'double :watch #'count-up :collect #'sum-up :chat #'echo)
+  (by-either (channel :ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
     (is (= 42 (number-of (ask channel (note 21)))))
     (is (equal '(0 1 2) (numbers (watch channel (note 3)))))
     (is (= 6 (number-of (collect channel (list (note 1) (note 2) (note 3))))))

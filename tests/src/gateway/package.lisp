@@ -5,8 +5,8 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:clgrpc.tests.server
                 #:handling #:start-probe #:with-started #:call-with-log #:ask #:watch #:collect
-                #:chat #:curl #:note #:number-of #:make-signal #:signal-it #:await-signal
-                #:wait-until))
+                #:chat #:double #:count-up #:add-up #:echo #:curl #:note #:number-of #:numbers
+                #:make-signal #:signal-it #:await-signal #:wait-until))
 
 (in-package #:clgrpc.tests.gateway)
 

@@ -46,7 +46,6 @@ ever."
 ;;; What a rewritten program calls
 
 (defvar *log* '() "What the running thread has been told before, oldest first.")
-(defvar *step* nil "A function of the first question that the log does not answer.")
 (defvar *this-thread* nil)
 
 (defun ask (&rest question)

@@ -6,7 +6,6 @@
   (uiop:read-file-string (support:certificate-file name)))
 
 (defun certificate-named (name)
-  "The first certificate of the file NAME."
   (os:open-openssl)
   (let ((der nil))
     (os::call-with-certificates (lambda (x509 index)

@@ -16,7 +16,7 @@
   (:export
    ;; support.lisp
    #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:server-links
-   #:held-octets #:note #:number-of
+   #:budgets #:held-octets #:note #:number-of
    #:numbers #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught #:route-named
    ;; service.lisp
    #:probe #:make-probe #:with-probe #:probe-server #:ask #:watch #:collect #:chat

@@ -65,6 +65,11 @@ a halt without telling anybody."
   "The RPC-ERROR that BODY signals, or nil."
   `(call-caught (lambda () ,@body)))
 
+(defun budgets (server)
+  (loop for entry being the hash-values of
+        (server::admission-peers (server::server-admission server))
+        collect (server::peer-entry-budget entry)))
+
 ;;; Messages
 
 (defun note (number &key (text "") (body nil))

@@ -173,8 +173,9 @@
         (grpc:set-health-status service "lab.Bench" :serving) ; no change, nothing said
         (grpc:set-health-status service "lab.Bench" :not-serving)
         (is (eq :not-serving (next-status known)))
-        (grpc:set-health-status service "made.Up" :serving)
-        (is (eq :serving (next-status unknown)))))
+        (dolist (status '(:not-serving :serving :unknown))
+          (grpc:set-health-status service "made.Up" status)
+          (is (eq status (next-status unknown))))))
     ;; both have gone
     (is (wait-until (lambda () (zerop (count-watchers service)))))))
 
@@ -233,19 +234,6 @@
         (sb-thread:join-thread other)
         (is (equal (butlast watchers) (rest (nreverse told))))
         (is (= 20000 (count-watchers service)))))))
-
-(test watchers-of-a-name-that-becomes-known
-  (with-health (server service channel)
-    (grpc:with-call (one (watch-health channel "made.Up"))
-      (grpc:with-call (other (watch-health channel "not.Made"))
-        (is (eq :service-unknown (next-status one)))
-        (is (eq :service-unknown (next-status other)))
-        (grpc:set-health-status service "made.Up" :not-serving)
-        (is (eq :not-serving (next-status one)))
-        (grpc:set-health-status service "made.Up" :serving)
-        (is (eq :serving (next-status one)))
-        (grpc:set-health-status service "not.Made" :unknown)
-        (is (eq :unknown (next-status other)))))))
 
 (test long-names
   "Check does not say the name again; Watch, which would keep it, takes none that is too long."

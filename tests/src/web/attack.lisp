@@ -144,7 +144,7 @@ of; the connection ends, and what is behind is not read as a request."
   "A body that is refused before it has come leaves the connection nowhere: what is behind it is not
 answered. A body that is whole may be followed by another request."
   (with-all-protocols (server :max-receive-octets 100)
-      (:ask #'double :collect #'sum-up :peek #'double)
+      (:ask #'double :collect #'add-up :peek #'double)
     (dolist (row *good-requests*)
       (let* ((body (fourth row)) (length (length body)))
         (is (equal '(200 200)
@@ -288,7 +288,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
 (test bodies-that-do-not-come
   "A body has its time over HTTP/1.1; a call whose body stands still ends with 408."
   (with-all-protocols (server :http1-body-timeout-seconds 0.2)
-      (:ask #'double :collect #'sum-up)
+      (:ask #'double :collect #'add-up)
     (dolist (row *good-requests*)
       (let ((text (answers server (request-text row "Content-Length: 100|"
                                                 (subseq (fourth row) 0 3)))))
@@ -297,7 +297,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
 (test bodies-that-drip
   "A body whose length is known has its time over HTTP/1.1, though some of it comes now and then."
   (with-all-protocols (server :http1-body-timeout-seconds 0.3)
-      (:ask #'double :collect #'sum-up)
+      (:ask #'double :collect #'add-up)
     (loop for (name begin) in `((:connect "{") (:rest "{")
                                 (:connect-stream ,(map 'string #'code-char '(0 0 0 3 232))))
           do (with-plain-socket (socket (grpc:server-address server))
@@ -324,7 +324,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
   "A body in chunks has no more time than one whose length is known: what comes of a message now and
 then does not renew it. A message that is whole does, so that a stream may take longer."
   (with-all-protocols (server :http1-body-timeout-seconds 1)
-      (:ask #'double :collect #'sum-up)
+      (:ask #'double :collect #'add-up)
     (let ((chunked "Transfer-Encoding: chunked|"))
       (loop for (name begin) in `((:connect "{") (:rest "{") (:rest-stream "{")
                                   (:connect-stream ,(map 'string #'code-char '(0 0 0 3 232))))
@@ -445,12 +445,6 @@ as one from behind a gateway, is not a mistake of the client's body."
                                                                      (length (fourth row)))
                                                          (fourth row)))))
                    "~A ~A" its text)))))
-
-(defun budgets (server)
-  "The budgets of the peers that SERVER knows."
-  (loop for entry being the hash-values of
-        (server::admission-peers (server::server-admission server))
-        collect (server::peer-entry-budget entry)))
 
 (defun with-spaces (text)
   "TEXT, JSON, with spaces that gzip makes next to nothing of, as octets."

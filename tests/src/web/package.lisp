@@ -8,7 +8,8 @@
                     (#:metrics #:clgrpc.metrics)
                     (#:memory #:clgrpc.tests.world) (#:dialogue #:clgrpc.tests.dialogue))
   (:import-from #:clgrpc.tests.server
-                #:with-probe #:curl #:note #:number-of #:framed #:note-octets #:make-signal
+                #:with-probe #:double #:count-up #:add-up #:curl #:note #:number-of #:framed
+                #:note-octets #:budgets #:make-signal
                 #:signal-it #:await-signal #:wait-until #:+patience+ #:server-links
                 #:held-octets #:octets-charged #:handling
                 #:with-plain-socket #:connect-socket #:close-socket #:say-text

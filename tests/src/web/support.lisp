@@ -2,22 +2,9 @@
 
 (in-package #:clgrpc.tests.web)
 
-(defun double (request call)
-  (declare (ignore call))
-  (note (* 2 (number-of request))))
-
 (defun refuse (request call)
   (declare (ignore request call))
   (grpc:fail :not-found "no such note" :details (list (lab:make-note :number 7))))
-
-(defun count-up (request call)
-  (dotimes (i (number-of request)) (grpc:send call (note i))))
-
-(defun sum-up (stream call)
-  (declare (ignore call))
-  (let ((sum 0))
-    (grpc:do-messages (message stream) (incf sum (number-of message)))
-    (note sum)))
 
 (defmacro with-web-probe ((server &rest options) (&rest handlers) &body body)
   "Evaluate BODY with SERVER a server of a probe with HANDLERS that speaks gRPC-Web and Connect."

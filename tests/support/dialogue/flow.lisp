@@ -301,22 +301,20 @@ frame lies between; a frame that has left in part gets nothing more."
   (says '(:window-update 0 33000))
   (h2:consume-data (find-stream 1) 16000))
 
-(define-dialogue stream-window-violated (:server :stream-window-octets 65535)
-  "More than the stream's window is a stream error."
+(defun violate-window (answer)
+  "Send 65,535 octets and one more, to which ANSWER is said."
   (hears '(:headers 1 :post))
   (loop repeat 4 do (hears '(:data 1 16000)))
   (hears '(:data 1 1535))
   (says)
   (hears '(:data 1 1))
-  (says '(:rst-stream 1 :flow-control-error))
+  (says answer)
   (setf (dialogue-events *dialogue*) '()))
+
+(define-dialogue stream-window-violated (:server :stream-window-octets 65535)
+  "More than the stream's window is a stream error."
+  (violate-window '(:rst-stream 1 :flow-control-error)))
 
 (define-dialogue connection-window-violated (:server :connection-window-octets 65535)
   "More than the connection's window is a connection error."
-  (hears '(:headers 1 :post))
-  (loop repeat 4 do (hears '(:data 1 16000)))
-  (hears '(:data 1 1535))
-  (says)
-  (hears '(:data 1 1))
-  (says '(:goaway 1 :flow-control-error))
-  (setf (dialogue-events *dialogue*) '()))
+  (violate-window '(:goaway 1 :flow-control-error)))

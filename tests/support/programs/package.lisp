@@ -14,7 +14,7 @@ package."))
 
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
-  (:export #:root-file #:system-sources #:certificate-file #:install-certificate
+  (:export #:root-file #:with-folder #:system-sources #:certificate-file #:install-certificate
            #:clgrpc-program #:testee-program
            #:program-path
            #:need-program #:go-absence #:need-peer #:need-web-clients #:look-with-browser

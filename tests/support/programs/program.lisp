@@ -18,6 +18,18 @@
   "The path of the file NAME in the directory of clgrpc.asd."
   (uiop:native-namestring (asdf:system-relative-pathname "clgrpc" name)))
 
+(defun call-with-folder (function)
+  (let ((folder (format nil "~Aclgrpc-~36R/" (uiop:native-namestring (uiop:temporary-directory))
+                        (random (expt 36 8) (make-random-state t)))))
+    (ensure-directories-exist folder)
+    (unwind-protect (funcall function folder)
+      (uiop:delete-directory-tree (pathname folder) :validate t :if-does-not-exist :ignore))))
+
+(defmacro with-folder ((folder) &body body)
+  "Evaluate BODY with FOLDER bound to the name, with a / at its end, of a new folder, removed
+afterwards."
+  `(call-with-folder (lambda (,folder) ,@body)))
+
 ;;; Programs that are installed
 
 (defun program-path (&rest names)

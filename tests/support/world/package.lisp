@@ -9,7 +9,7 @@
    ;; world.lisp
    #:world #:make-world #:world-loop #:world-now #:world-errors #:start-world #:run-turns
    #:call-in-world #:end #:end-shut #:end-closed #:end-ended #:new-end #:say #:stop-talking
-   #:forget-end #:take-said #:end-byte-channel #:end-full #:end-portion #:end-news
+   #:take-said #:end-byte-channel #:end-full #:end-portion #:end-news
    ;; script.lisp
    #:*world* #:*end* #:passes #:hears #:says #:said #:silent #:answers-to #:connects #:hangs-up)
   ;; for other tests

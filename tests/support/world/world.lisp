@@ -142,10 +142,6 @@
         (end-news end) (logior loop:+readable+ loop:+writable+ loop:+ended+))
   (run-turns world))
 
-(defun forget-end (world end)
-  "END, whose connection is closed, is of WORLD no longer."
-  (setf (world-ends world) (remove end (world-ends world))))
-
 (defun take-said (end)
   "What the loop has written to END since the last look, as octets."
   (let ((said (end-said end)))

@@ -2,17 +2,6 @@
 
 (in-package #:clgrpc.tests.tools)
 
-(defun call-with-directory (function)
-  (let ((directory (uiop:ensure-directory-pathname
-                    (format nil "~Aclgrpc-gen-~36R/" (namestring (uiop:temporary-directory))
-                            (random (expt 36 8) (make-random-state t))))))
-    (unwind-protect (progn (ensure-directories-exist directory) (funcall function directory))
-      (uiop:delete-directory-tree directory :validate t))))
-
-(defmacro with-directory ((directory) &body body)
-  "Run BODY with DIRECTORY bound to a fresh one."
-  `(call-with-directory (lambda (,directory) ,@body)))
-
 (defun sources-below (directory)
   "The generated files below DIRECTORY, as a sorted alist from paths to texts."
   (sort (loop for file in (directory (merge-pathnames "**/*.lisp" directory))
@@ -28,7 +17,7 @@
             (format nil "--import-path=~A" (support:root-file "proto/"))))
 
 (test gen-writes-sources
-  (with-directory (directory)
+  (support:with-folder (directory)
     (multiple-value-bind (code output) (generate directory)
       (is (= 0 code))
       (is (= 3 (count #\Newline output)) "~A" output))
@@ -39,7 +28,7 @@
       (is (string= "" output) "what has not changed is written again"))))
 
 (test gen-complains-in-one-line
-  (with-directory (directory)
+  (support:with-folder (directory)
     (with-open-file (stream (merge-pathnames "bad.proto" directory) :direction :output)
       (write-string "syntax = 'proto3'; message M { int32 x; }" stream))
     (with-open-file (stream (merge-pathnames "lost.proto" directory) :direction :output)
@@ -59,7 +48,7 @@
       (is (search "There is no file none.proto in" (complaint "none.proto"))))))
 
 (test gen-writes-below-its-directory-only
-  (with-directory (directory)
+  (support:with-folder (directory)
     (flet ((write-proto (name control &rest arguments)
              (let ((file (merge-pathnames name directory)))
                (ensure-directories-exist file)
@@ -80,7 +69,7 @@
 
 (test generated-services-work-without-their-proto-file
   "In an image with clgrpc alone: a service is defined, served and called."
-  (with-directory (directory)
+  (support:with-folder (directory)
     (run-line "gen" (support:root-file "proto/examples/helloworld.proto")
               "-o" (uiop:native-namestring directory)
               (format nil "--import-path=~A" (support:root-file "proto/examples/")))
@@ -108,7 +97,7 @@
 
 (test protoc-takes-the-plugin
   (support:need-program "protoc")
-  (with-directory (directory)
+  (support:with-folder (directory)
     (let ((by-us (merge-pathnames "us/" directory))
           (by-protoc (merge-pathnames "protoc/" directory)))
       (ensure-directories-exist by-protoc)

@@ -496,6 +496,15 @@ machine some take longer."
 
 ;;; A terminal, a pipe, C-c
 
+(defun interrupted-run (loading)
+  "The run that the program LOADING reports after SIGINT."
+  (let ((run (clgrpc.report:parse-run
+              (format nil "~{~A~%~}" (loop for line = (support:program-line loading)
+                                           while line collect line)))))
+    (is (= 130 (support:program-exit-code loading)))
+    (is (eq :interrupted (load:run-ended-early run)))
+    run))
+
 (test load-interrupted
   "C-c ends the run in order: what was done is reported, and the exit code says so."
   (with-serve (program address "greeter")
@@ -504,11 +513,7 @@ machine some take longer."
                                 "json" "--rounds" "5")
       (sleep 1.5)
       (support:signal-program loading sb-unix:sigint)
-      (let* ((output (format nil "~{~A~%~}" (loop for line = (support:program-line loading)
-                                                  while line collect line)))
-             (run (clgrpc.report:parse-run output)))
-        (is (= 130 (support:program-exit-code loading)))
-        (is (eq :interrupted (load:run-ended-early run)))
+      (let ((run (interrupted-run loading)))
         (is (< 10 (load:run-count run) 2000))
         (is (equal (list "OK" (load:run-count run)) (codes-of run)))))))
 
@@ -548,12 +553,7 @@ success: calls that hang are in the report."
               until (heard service)
               do (sleep 0.01))
         (loop repeat 2 do (support:signal-program loading sb-unix:sigint))
-        (let* ((output (format nil "~{~A~%~}" (loop for line = (support:program-line loading)
-                                                    while line collect line)))
-               (run (clgrpc.report:parse-run output)))
-          (is (= 130 (support:program-exit-code loading)))
-          (is (eq :interrupted (load:run-ended-early run)))
-          (is (< 0 (load:run-count run) 10000)))))))
+        (is (< 0 (load:run-count (interrupted-run loading)) 10000))))))
 
 (test standard-input-that-is-closed
   "is at its end: SBCL would wait for ever."

@@ -75,7 +75,6 @@ says that the peer gets the server's process id and kills it."
 ;;; Unix sockets
 
 (defun free-unix-path ()
-  "A path for a unix socket that no file has."
   (uiop:with-temporary-file (:pathname path :type "sock")
     (uiop:native-namestring path)))
 

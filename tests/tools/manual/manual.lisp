@@ -20,7 +20,6 @@
   (directory (merge-pathnames "**/*.html" directory)))
 
 (defun matches (pattern text)
-  "The first groups of all matches of PATTERN in TEXT."
   (let ((found '()))
     (ppcre:do-register-groups (group) (pattern text) (push group found))
     (nreverse found)))

@@ -22,12 +22,6 @@
   "Send a call with a bomb; return its stream."
   (demand attacker path (bomb parts) :fields (append *gzip* fields) :end end))
 
-(defun budgets (server)
-  "The budgets of SERVER's peers."
-  (loop for entry being the hash-values of
-        (server::admission-peers (server::server-admission server))
-        collect (server::peer-entry-budget entry)))
-
 (defun have-owe (server seconds)
   "Have each peer that SERVER knows owe so many SECONDS of time at its default rate."
   (dolist (budget (budgets server)) (server::charge-time budget (seconds-ns seconds) 25)))
@@ -103,10 +97,10 @@ longer than their deadlines. Another connection is served meanwhile."
   "Whether a handler waits for messages or has a callback."
   (loop for (path . chat) in (list (list "/lab.Bench/Collect")
                                    (cons "/lab.Bench/Chat" #'echo)
-                                   (cons "/lab.Bench/Chat" #'echo-on-the-loop))
+                                   (cons "/lab.Bench/Chat" #'echo-reactively))
         do (with-victim (address :server server :watched nil
                                  :handlers (list :ask #'answer :chat (or chat #'echo)
-                                                 :collect #'add-up-on-the-loop))
+                                                 :collect #'add-up-reactively))
              (with-attacker (attacker address)
                (is-true (served-p attacker))
                (have-owe server 1000)

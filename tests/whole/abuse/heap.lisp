@@ -99,7 +99,6 @@
                        (loop repeat 3 collect (frame +continuation+ 0 1 (make-octets 15000))))))
 
 (defun hold-frame (attacker size)
-  "Send most of a frame."
   (declare (ignore size))
   (throw-octets attacker (subseq (frame +data+ 0 1 (make-octets 16384)) 0 16000)))
 

@@ -150,7 +150,7 @@ connection of who sends them."
   (dolist (options '(() (:execution :inline)))
     (with-victim (address :options options
                           :handlers (list :ask #'answer :watch #'count-down
-                                          :collect #'add-up-on-the-loop :chat #'echo-on-the-loop))
+                                          :collect #'add-up-reactively :chat #'echo-reactively))
       (with-attacker (attacker address)
         (reset-rapidly attacker 3000)
         (is-true (served-p attacker))

@@ -19,7 +19,8 @@
                 #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:server-links
                 #:held-octets #:note #:note-octets #:number-of #:numbers #:with-log #:events-of
                 #:elapsed-seconds #:caught #:framed #:handling #:start-probe #:with-probe
-                #:with-started #:ask #:watch #:collect #:chat)
+                #:with-started #:ask #:watch #:collect #:chat #:echo #:echo-reactively
+                #:add-up-reactively #:budgets)
   (:export
    ;; attacker.lisp
    #:with-evil-server #:opening-octets

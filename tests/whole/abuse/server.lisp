@@ -21,21 +21,6 @@
   (loop for i from (number-of note) downto 1
         do (grpc:send call (note i :body 1000))))
 
-(defun echo (stream call)
-  (grpc:do-messages (note stream)
-    (grpc:send call note)))
-
-(defun echo-on-the-loop (stream call)
-  (grpc:on-message stream (lambda (note) (grpc:send call note)))
-  (grpc:on-half-close stream (lambda () (grpc:finish call)))
-  call)
-
-(defun add-up-on-the-loop (stream call)
-  (let ((count 0))
-    (grpc:on-message stream (lambda (note) (incf count (number-of note))))
-    (grpc:on-half-close stream (lambda () (grpc:reply call (note count))))
-    call))
-
 (defun connection-count (server)
   (getf (grpc:server-statistics server) :connections))
 
@@ -169,7 +154,7 @@ away."
   (with-victim (address) (check-bad-contents address))
   (with-victim (address :options '(:execution :inline)
                         :handlers (list :ask #'answer :watch #'count-down
-                                        :collect #'add-up-on-the-loop :chat #'echo-on-the-loop))
+                                        :collect #'add-up-reactively :chat #'echo-reactively))
     (check-bad-contents address)))
 
 (test messages-cut-anywhere

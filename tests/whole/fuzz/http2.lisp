@@ -135,7 +135,6 @@
 ;;; Sessions
 
 (defun server-sessions ()
-  "What clients send."
   (mapcar
    (lambda (forms) (session-sample :server (append '((:settings (:initial-window-size 70000)
                                                       (:max-frame-size 20000))
@@ -157,7 +156,6 @@
       (:frame 200 0 0 #.(octets-of 1 2 3)) (:headers 3 :get :end-stream) (:goaway 1 :no-error)))))
 
 (defun client-sessions ()
-  "What servers send."
   (mapcar
    (lambda (forms) (session-sample :client (append '((:settings (:max-concurrent-streams 100))
                                                      (:settings-ack))

@@ -244,7 +244,6 @@ bystanders and their peers; SUBJECT and PEER are established, or NIL."
                     (aref octets (+ at 3)))))
 
 (defun spoil (end operation a b)
-  "Change what has arrived at END."
   (let* ((buffer (ends:end-arrived end))
          (fill (buffer-fill buffer))
          (octets (buffer-octets buffer))

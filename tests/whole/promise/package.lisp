@@ -9,6 +9,7 @@
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)
                     (#:async #:clgrpc.async) (#:os #:clgrpc.os)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue))
+  (:import-from #:clgrpc.tests.server #:double #:evaluate)
   (:export #:soak))
 
 (in-package #:clgrpc.tests.promise)

@@ -4,11 +4,6 @@
 (in-package #:clgrpc.tests.promise)
 (in-suite :clgrpc.promise.image)
 
-(defun evaluate (form)
-  "EVAL without the notices that something is defined anew."
-  (handler-bind ((warning #'muffle-warning))
-    (eval form)))
-
 (defun define-shop (&key (fields "") (methods ""))
   "Define the message shop.Item, and its service, anew, with more FIELDS and METHODS."
   (evaluate `(clgrpc:define-proto "shop.proto"

@@ -4,12 +4,6 @@
 (in-package #:clgrpc.tests.promise)
 (in-suite :clgrpc.promise)
 
-(defun double (note call)
-  (declare (ignore call))
-  (note (* 2 (number-of note))))
-
-;;; P1
-
 (defun others-switches (process exempt function)
   "How often the threads of PROCESS sleep while FUNCTION runs, but for the EXEMPT ones that sleep
 most: the server's runner, whichever thread that is by now, and the caller."

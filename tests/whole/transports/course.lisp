@@ -484,7 +484,7 @@ begins."
         (:ask (lambda (note call)
                 (if (= 13 (number-of note)) (grpc:fail :out-of-range "13") (double note call)))
          :collect #'add-up)
-      (let ((futures (loop for i below 100
+      (let ((futures (loop for i below 1000
                            collect (grpc:call-async #'lab.bench:ask channel (note i)
                                                     :timeout 20))))
         (grpc:attach (first futures) (lambda (reply error)
@@ -492,7 +492,7 @@ begins."
                                          (push (list (number-of reply) error) attached))
                                        (signal-it done)))
         (loop for future in (reverse futures)
-              for i downfrom 99
+              for i downfrom 999
               do (if (= i 13)
                      (loop repeat 2
                            for error = (caught (grpc:await future))

@@ -452,30 +452,48 @@ own, or ends with their error, with its deadline or with CANCEL."
   (lambda (note) (note (+ number (number-of note)))))
 
 (define-case interceptors-of-servers ()
+  "They may refuse a call, replace its request or its reply, catch an error, and filter messages."
   (let ((ends '()) (ended (make-signal)))
-    (with-transport (channel
-                     :options (list :interceptors
-                                    (list (lambda (call request next)
-                                            (grpc:on-end call (lambda ()
-                                                                (push (grpc:call-status call) ends)
-                                                                (signal-it ended)))
-                                            (grpc:filter-messages call :incoming (more 1)
-                                                                       :outgoing (more 10))
-                                            (funcall next request))
-                                          (lambda (call request next)
-                                            (when (assoc "x-no" (grpc:call-metadata call)
-                                                         :test #'string=)
-                                              (grpc:fail :permission-denied "no"))
-                                            (funcall next request)))))
-        (:ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
-      (is (eq :permission-denied
-              (status-of-error (caught (ask channel (note 1) :metadata '(("x-no" . "1")))))))
-      (is (equal '(10 11 12) (numbers (watch channel (note 3)))))
-      (is (equal '(12 13) (numbers (chat channel (list (note 1) (note 2))))))
-      ;; what a handler returns passes through the interceptors themselves
-      (is (= 5 (number-of (collect channel (list (note 1) (note 2))))))
-      (is (await-signal ended :count 4))
-      (is (equal '(:permission-denied :ok :ok :ok) (reverse ends))))))
+    (flet ((given-p (name call)
+             (assoc name (grpc:call-metadata call) :test #'string=)))
+      (with-transport (channel
+                       :options (list :interceptors
+                                      (list (lambda (call request next)
+                                              (grpc:on-end call
+                                                           (lambda ()
+                                                             (push (grpc:call-status call) ends)
+                                                             (signal-it ended)))
+                                              (grpc:filter-messages call :incoming (more 1)
+                                                                         :outgoing (more 10))
+                                              (handler-case (funcall next request)
+                                                (grpc:not-found () (note 404))))
+                                            (lambda (call request next)
+                                              (when (given-p "x-no" call)
+                                                (grpc:fail :permission-denied "no"))
+                                              (grpc:filter-messages call :incoming (more 100)
+                                                                         :outgoing (more 1000))
+                                              (if (given-p "x-other" call)
+                                                  (funcall (more 1) (funcall next (note 20)))
+                                                  (funcall next request))))))
+          (:ask (lambda (note call)
+                  (when (= 9 (number-of note)) (grpc:fail :not-found ""))
+                  (double note call))
+           :watch #'count-up :collect #'add-up
+           :chat (lambda (stream call)
+                   (grpc:do-messages (note stream)
+                     (when (= 107 (number-of note)) (grpc:fail :aborted "no"))
+                     (grpc:send call note))))
+        (is (eq :permission-denied
+                (status-of-error (caught (ask channel (note 9) :metadata '(("x-no" . "1")))))))
+        (is (= 41 (number-of (ask channel (note 9) :metadata '(("x-other" . "1"))))))
+        (is (= 404 (number-of (ask channel (note 9)))))
+        (is (equal '(1010 1011 1012) (numbers (watch channel (note 3)))))
+        (is (equal '(1112 1113) (numbers (chat channel (list (note 1) (note 2))))))
+        (is (eq :aborted (status-of-error (caught (numbers (chat channel (list (note 6))))))))
+        ;; what a handler returns passes through the interceptors themselves
+        (is (= 205 (number-of (collect channel (list (note 1) (note 2))))))
+        (is (await-signal ended :count 7))
+        (is (equal '(:permission-denied :ok :ok :ok :ok :aborted :ok) (reverse ends)))))))
 
 (defun giving (name function)
   "An interceptor of channels that gives stubs as NAME, a keyword, what FUNCTION makes of what they

@@ -1,88 +1,11 @@
-;;;; Interceptors at both ends, filters of messages, call credentials.
+;;;; Interceptors of clients and call credentials; tests/whole/transports/meaning.lisp has what is
+;;;; alike for all transports.
 
 (in-package #:clgrpc.tests.client)
-
-(defun path-of (call) (method:rpc-method-path (grpc:call-rpc-method call)))
 
 (defun more (number)
   "A function of a note that returns one that is greater by NUMBER."
   (lambda (note) (note (+ number (number-of note)))))
-
-(test server-interceptors-nest
-  (let ((trace '()) (lock (sb-thread:make-mutex)))
-    (flet ((say (&rest words) (sb-thread:with-mutex (lock) (push words trace))))
-      (with-probe (channel
-                   :options (list :interceptors
-                                  (list (lambda (call request next)
-                                          (say :outer (path-of call) (number-of request)
-                                               (cdr (assoc "x-who" (grpc:call-metadata call)
-                                                           :test #'string=)))
-                                          (let ((reply (funcall next (note 20))))
-                                            (say :outer-after (number-of reply))
-                                            (note (1+ (number-of reply)))))
-                                        (lambda (call request next)
-                                          (declare (ignore call))
-                                          (say :inner (number-of request))
-                                          (funcall next request)))))
-          (:ask #'double)
-        (is (= 41 (number-of (ask channel (note 1) :metadata '(("x-who" . "me"))))))
-        (is (equal '((:outer "/lab.Bench/Ask" 1 "me") (:inner 20) (:outer-after 40))
-                   (reverse trace)))))))
-
-(test server-interceptors-decide
-  "One that fails keeps the handler from running; one that catches gives another answer."
-  (let ((ran nil))
-    (with-probe (channel
-                 :options (list :interceptors
-                                (list (lambda (call request next)
-                                        (declare (ignore call))
-                                        (handler-case (funcall next request)
-                                          (grpc:not-found () (note 404))))
-                                      (lambda (call request next)
-                                        (declare (ignore call))
-                                        (when (= 1 (number-of request))
-                                          (grpc:fail :permission-denied "no"))
-                                        (funcall next request)))))
-        (:ask (handling (note)
-                (setf ran (number-of note))
-                (when (= 2 ran) (grpc:fail :not-found ""))
-                note))
-      (is (typep (caught (ask channel (note 1))) 'grpc:permission-denied))
-      (is (null ran))
-      (is (= 404 (number-of (ask channel (note 2))))))))
-
-(test server-interceptors-see-streams
-  (let ((ends '()) (ended (make-signal)))
-    (with-probe (channel
-                 :options (list :interceptors
-                                (list (lambda (call request next)
-                                        (grpc:on-end call (lambda ()
-                                                            (push (grpc:call-status call) ends)
-                                                            (signal-it ended)))
-                                        (grpc:filter-messages call :incoming (more 1)
-                                                                   :outgoing (more 10))
-                                        (funcall next request))
-                                      (lambda (call request next)
-                                        (grpc:filter-messages call :incoming (more 100)
-                                                                   :outgoing (more 1000))
-                                        (funcall next request)))))
-        (:chat (lambda (stream call)
-                 (grpc:do-messages (note stream)
-                   (when (= 107 (number-of note)) (grpc:fail :aborted "no"))
-                   (grpc:send call note)))
-         :collect (lambda (stream call)
-                    (grpc:on-message stream (lambda (note) (grpc:reply call note)))
-                    call)
-         :watch #'count-up)
-      (is (equal '(1112 1113) (numbers (chat channel (list (note 1) (note 2))))))
-      (is (await-signal ended))
-      (is (typep (caught (numbers (chat channel (list (note 6))))) 'grpc:aborted))
-      (is (await-signal ended))
-      (is (equal '(1010 1011 1012) (numbers (watch channel (note 3)))))
-      (is (await-signal ended))
-      (is (= 1113 (number-of (collect channel (list (note 2))))))
-      (is (await-signal ended))
-      (is (equal '(:ok :aborted :ok :ok) (reverse ends))))))
 
 (test client-interceptors-of-all-kinds
   "Retrying in an interceptor; streams and futures through interceptors."

@@ -12,14 +12,6 @@
                       :ignore-error-status t)
     (values key public)))
 
-(defmacro with-directory ((directory) &body body)
-  `(let ((,directory (uiop:ensure-directory-pathname
-                      (format nil "~Aclgrpc-token-~36R/" (uiop:temporary-directory)
-                              (random (expt 36 8) (make-random-state t))))))
-     (ensure-directories-exist ,directory)
-     (unwind-protect (progn ,@body)
-       (uiop:delete-directory-tree ,directory :validate t :if-does-not-exist :ignore))))
-
 (defun token-parts (token)
   "The header and the claims of TOKEN, alists, what is signed, and the signature."
   (destructuring-bind (head claims signature) (uiop:split-string token :separator ".")
@@ -54,7 +46,7 @@ PUBLIC."
 
 (test self-signed-tokens
   "RS256 and ES256, by keys that openssl has made; each signature holds, and not for other octets."
-  (with-directory (directory)
+  (support:with-folder (directory)
     (loop for (algorithm . arguments)
             in '(("RS256" "-algorithm" "RSA" "-pkeyopt" "rsa_keygen_bits:2048")
                  ("ES256" "-algorithm" "EC" "-pkeyopt" "ec_paramgen_curve:P-256"))
@@ -84,7 +76,7 @@ PUBLIC."
 
 (test self-signed-tokens-are-kept
   "One for each audience, until it is late; a bounded number of them."
-  (with-directory (directory)
+  (support:with-folder (directory)
     (let* ((key (generated-key directory "k" "-algorithm" "EC" "-pkeyopt"
                                "ec_paramgen_curve:P-256"))
            (credentials (grpc:self-signed-token :key key :issuer "me" :seconds 60))
@@ -105,7 +97,7 @@ PUBLIC."
         (is (not (search "BEGIN" (princ-to-string credentials))))))))
 
 (test keys-that-sign-nothing
-  (with-directory (directory)
+  (support:with-folder (directory)
     (loop for arguments in '(("-algorithm" "RSA" "-pkeyopt" "rsa_keygen_bits:1024")
                              ("-algorithm" "EC" "-pkeyopt" "ec_paramgen_curve:P-384")
                              ("-algorithm" "EC" "-pkeyopt" "ec_paramgen_curve:secp256k1")

@@ -26,7 +26,6 @@
     (make-end connection buffer)))
 
 (defun take-output (end)
-  "What END has to send, as its owner takes it."
   (h2:write-queued (end-connection end) 65536)
   (let ((buffer (end-buffer end)))
     (h2:give-output-back (end-connection end))

@@ -24,7 +24,6 @@
                                 (sb-thread:signal-semaphore (watched-made watched)))))
 
 (defmacro with-watched ((loop watched client &rest arguments) &body body)
-  "Do BODY with a CLIENT of a WATCHED connection on LOOP."
   (let ((listener (gensym)))
     `(let* ((,watched (make-watched))
             (,listener (listen-watched ,loop ,watched ,@arguments)))

@@ -3,19 +3,25 @@
 
 (in-package #:clgrpc.tests.loop)
 
-(defun connect-and-wait (loop host port &key (seconds 10))
-  "Connect; return the byte channel and the condition."
+(defun answer-of (loop begin)
+  "The values that the function given to BEGIN is called with, once, on LOOP."
   (let ((done (sb-thread:make-semaphore)) (answers '()))
-    (connect-to loop (format nil "~A:~D" host port) (seconds-ns seconds)
-                (lambda (byte-channel condition)
-                  (push (list byte-channel condition (in-event-loop-p loop)) answers)
-                  (when byte-channel (close-byte-channel byte-channel))
-                  (sb-thread:signal-semaphore done)))
+    (funcall begin (lambda (&rest values)
+                     (push (cons (in-event-loop-p loop) values) answers)
+                     (sb-thread:signal-semaphore done)))
     (is-true (await done))
     (settle loop)
     (is (= 1 (length answers)))
-    (is-true (third (first answers)) "not on the loop")
-    (values-list (first answers))))
+    (is-true (first (first answers)) "not on the loop")
+    (values-list (rest (first answers)))))
+
+(defun connect-and-wait (loop host port &key (seconds 10))
+  "Connect; return the byte channel, closed again, and the condition."
+  (answer-of loop (lambda (answer)
+                    (connect-to loop (format nil "~A:~D" host port) (seconds-ns seconds)
+                                (lambda (byte-channel condition)
+                                  (funcall answer byte-channel condition)
+                                  (when byte-channel (close-byte-channel byte-channel)))))))
 
 (defun port-of (listener)
   (nth-value 1 (os:parse-address (listener-address listener))))
@@ -100,17 +106,24 @@
       (is-false byte-channel)
       (is (typep condition 'connect-error)))))
 
-(test stopping-while-connecting
+(defun answers-while-stopping (begin)
+  "What the function given to BEGIN, with a loop that is stopped meanwhile, is called with."
   (let ((answers '()))
     (with-loops (loop) ()
       (let ((held (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
         (post loop (lambda () (sb-thread:signal-semaphore held) (await release)))
         (await held)
-        (connect-to loop (format nil "127.0.0.1:~D" (closed-port)) (seconds-ns 10)
-                    (lambda (byte-channel condition) (push (list byte-channel condition) answers)))
+        (funcall begin loop (lambda (&rest values) (push values answers)))
         (stop-event-loop loop)
         (sb-thread:signal-semaphore release)
         (is-true (join-event-loop loop))))
+    answers))
+
+(test stopping-while-connecting
+  (let ((answers (answers-while-stopping
+                  (lambda (loop function)
+                    (connect-to loop (format nil "127.0.0.1:~D" (closed-port)) (seconds-ns 10)
+                                function)))))
     (is (= 1 (length answers)))
     (is (typep (second (first answers)) 'connect-error))))
 
@@ -181,18 +194,11 @@
 
 (defun lookup-and-wait (loop text &key (seconds 10))
   "Look the target TEXT up; return its addresses as texts, and the condition."
-  (let ((done (sb-thread:make-semaphore)) (answers '()))
-    (loop:lookup loop (parse-target text) (seconds-ns seconds)
-                 (lambda (addresses condition)
-                   (push (list (mapcar #'os:address-text addresses) condition
-                               (in-event-loop-p loop))
-                         answers)
-                   (sb-thread:signal-semaphore done)))
-    (is-true (await done))
-    (settle loop)
-    (is (= 1 (length answers)))
-    (is-true (third (first answers)) "not on the loop")
-    (values-list (first answers))))
+  (answer-of loop (lambda (answer)
+                    (loop:lookup loop (parse-target text) (seconds-ns seconds)
+                                 (lambda (addresses condition)
+                                   (funcall answer (mapcar #'os:address-text addresses)
+                                            condition))))))
 
 (test lookups
   (with-loops (loop) ()
@@ -306,17 +312,10 @@ threads of its own that asks for the same name has its answer."
       (is-true (close-reserve reserve 10)))))
 
 (test stopping-while-looking-up
-  (let ((answers '()))
-    (with-loops (loop) ()
-      (let ((held (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
-        (post loop (lambda () (sb-thread:signal-semaphore held) (await release)))
-        (await held)
-        (loop:lookup loop (parse-target "localhost:1") (seconds-ns 10)
-                     (lambda (addresses condition) (push (list addresses condition) answers)))
-        (stop-event-loop loop)
-        (sb-thread:signal-semaphore release)
-        (is-true (join-event-loop loop))))
-    (is (= 1 (length answers)))))
+  (is (= 1 (length (answers-while-stopping
+                    (lambda (loop function)
+                      (loop:lookup loop (parse-target "localhost:1") (seconds-ns 10)
+                                   function)))))))
 
 (test addresses-are-connected-to-in-turn
   (with-loops (loop) ()

@@ -2,17 +2,6 @@
 
 (in-package #:clgrpc.tests.loop)
 
-(defun call-with-directory (function)
-  (let ((path (uiop:ensure-directory-pathname
-               (sb-posix:mkdtemp (namestring (merge-pathnames "clgrpc-XXXXXX"
-                                                              (uiop:temporary-directory)))))))
-    (unwind-protect (funcall function (string-right-trim "/" (namestring path)))
-      (uiop:delete-directory-tree path :validate t))))
-
-(defmacro with-directory ((directory) &body body)
-  "Evaluate BODY with DIRECTORY bound to the name of a fresh one, removed afterwards."
-  `(call-with-directory (lambda (,directory) ,@body)))
-
 (defun connect-once (loop target &key (seconds 10))
   "Connect to TARGET; return the peer's address of the byte channel, or the condition's text."
   (let ((done (sb-thread:make-semaphore)) (answer nil))
@@ -30,9 +19,9 @@
   (logand #o777 (sb-posix:stat-mode (sb-posix:stat path))))
 
 (test unix-listeners
-  (with-directory (directory)
+  (support:with-folder (folder)
     (with-loops (loop) ()
-      (let* ((path (format nil "~A/a.sock" directory))
+      (let* ((path (format nil "~Aa.sock" folder))
              (target (format nil "unix:~A" path))
              (listener (listen-with (list loop) (make-handler :input #'echo) :address target)))
         (is (string= target (listener-address listener)))
@@ -47,10 +36,10 @@
 (test unix-file-modes
   "The file of a unix socket has the mode of the option. The socket has it before it is bound, so
 that the file is made with it."
-  (with-directory (directory)
+  (support:with-folder (folder)
     (with-loops (loop) ()
       (dolist (mode '(#o666 #o660 #o600 0))
-        (let* ((path (format nil "~A/~O.sock" directory mode))
+        (let* ((path (format nil "~A~O.sock" folder mode))
                (listener (listen-with (list loop) (make-handler :input #'echo)
                                       :address (format nil "unix:~A" path)
                                       :options (make-server-options :unix-socket-mode mode))))
@@ -59,9 +48,9 @@ that the file is made with it."
                                      (sb-posix:fstat (loop::listener-socket listener)))))))))))
 
 (test abandoned-unix-files-are-replaced
-  (with-directory (directory)
+  (support:with-folder (folder)
     (with-loops (loop) ()
-      (let* ((path (format nil "~A/a.sock" directory))
+      (let* ((path (format nil "~Aa.sock" folder))
              (target (format nil "unix:~A" path))
              (dead (os:open-socket os:+af-unix+)))
         ;; what a server that was killed leaves
@@ -108,9 +97,9 @@ that the file is made with it."
       (is (search "refused" (connect-once loop target))))))
 
 (test unix-sockets-carry-octets
-  (with-directory (directory)
+  (support:with-folder (folder)
     (with-loops (loop other) ()
-      (let* ((target (format nil "unix:~A/a.sock" directory))
+      (let* ((target (format nil "unix:~Aa.sock" folder))
              (listener (listen-with (list other) (make-handler :input #'echo) :address target))
              (done (sb-thread:make-semaphore)) (got 0))
         (is-true listener)

@@ -3,18 +3,10 @@
 
 (in-package #:clgrpc.tests.logs)
 
-(defun call-with-directory (function)
-  "Call FUNCTION with the name of a file that is not there yet, in a directory of its own."
-  (let ((directory (uiop:ensure-directory-pathname
-                    (format nil "~Aclgrpc-logs-~36R/" (uiop:temporary-directory)
-                            (random (expt 36 10) (make-random-state t))))))
-    (ensure-directories-exist directory)
-    (unwind-protect (funcall function (sb-ext:native-namestring
-                                       (merge-pathnames "calls.log" directory)))
-      (uiop:delete-directory-tree directory :validate t))))
-
 (defmacro with-log-path ((path) &body body)
-  `(call-with-directory (lambda (,path) ,@body)))
+  "Evaluate BODY with PATH bound to the name of a file that is not there yet."
+  `(clgrpc.tests.support:with-folder (,path)
+     (let ((,path (format nil "~Acalls.log" ,path))) ,@body)))
 
 (defun numbered-entry (number &optional (size 10))
   "An entry with NUMBER, as octets: some SIZE of them."

@@ -2,19 +2,6 @@
 
 (in-package #:clgrpc.tests.protobuf)
 
-(defun call-with-directory (function)
-  "Call FUNCTION with a fresh directory, which goes afterwards."
-  (let ((directory (uiop:ensure-directory-pathname
-                    (merge-pathnames (format nil "clgrpc-protos-~36R/"
-                                             (random (expt 36 8) (make-random-state t)))
-                                     (uiop:temporary-directory)))))
-    (ensure-directories-exist directory)
-    (unwind-protect (funcall function directory)
-      (uiop:delete-directory-tree directory :validate t))))
-
-(defmacro with-directory ((directory) &body body)
-  `(call-with-directory (lambda (,directory) ,@body)))
-
 (defun write-proto (directory name text)
   (with-open-file (out (merge-pathnames (format nil "~A.proto" name) directory)
                        :direction :output :external-format :utf-8)
@@ -23,7 +10,7 @@
 (test what-protoc-refuses
   (let ((vectors (refused-vectors)))
     (is (<= 200 (length vectors)))
-    (with-directory (directory)
+    (clgrpc.tests.support:with-folder (directory)
       (loop for (name nil text) in vectors do (write-proto directory name text))
       (loop for (name line) in vectors
             for file = (format nil "~A.proto" name)
@@ -77,7 +64,7 @@ message M { extensions 1 to 5 [~{~A~^, ~}]; }" options))
                  "~A: ~A" options problem))))
 
 (test a-circle-of-imports-is-refused
-  (with-directory (directory)
+  (clgrpc.tests.support:with-folder (directory)
     (write-proto directory "a" (format nil "syntax = 'proto3';~%~%import 'b.proto';"))
     (write-proto directory "b" (format nil "syntax = 'proto3';~%import 'a.proto';"))
     (handler-case (progn (compile-file-named "a.proto" directory) (fail "it was accepted"))

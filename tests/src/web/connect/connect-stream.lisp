@@ -19,7 +19,7 @@
 
 (test streams-of-connect
   "A stream from the server and one to it; both ends say how the call ended in the last envelope."
-  (with-web-probe (server) (:watch #'count-up :collect #'sum-up)
+  (with-web-probe (server) (:watch #'count-up :collect #'add-up)
     (dolist (version *versions*)
       (let ((text (stream-json server "/lab.Bench/Watch" (enveloped 0 "{\"number\":3}") version)))
         (is (search "{\"number\":\"1\"}" text))
@@ -61,7 +61,7 @@
 (test envelopes-that-lie
   "A flag that is not known, a message that is cut short, one that is too long, and compression that
 was not agreed on: the call ends with an error in its last envelope."
-  (with-web-probe (server :max-receive-octets 1000) (:collect #'sum-up :watch #'count-up)
+  (with-web-probe (server :max-receive-octets 1000) (:collect #'add-up :watch #'count-up)
     (dolist (version *versions*)
       (flet ((refused (code body)
                (let ((text (stream-json server "/lab.Bench/Collect" body version)))
@@ -96,12 +96,12 @@ when the peer takes it."
                     (server::server-link-http1 (first (server-links server))))))
     (and http1 (clgrpc.exchange::state-paused http1))))
 
-(test a-stream-that-nobody-reads-waits
-  "Over HTTP/1.1 the server reads no more of it than a window has until its handler reads; then all
-of it comes."
-  (let* ((go (make-signal)) (count 2000)
+(defun call-with-unread-stream (function count size)
+  "Send COUNT messages with SIZE characters over HTTP/1.1 to a server whose handler begins to read
+when FUNCTION, called with the server when that reads no more, has returned. Check that all come."
+  (let* ((go (make-signal))
          (letter (enveloped 0 (format nil "{\"text\":\"~A\"}"
-                                      (make-string 1000 :initial-element #\x))))
+                                      (make-string size :initial-element #\x))))
          (body (apply #'concatenate 'octets (make-list count :initial-element letter))))
     (with-web-probe (server :stream-window-octets 65535)
         (:collect (handling (stream)
@@ -112,31 +112,20 @@ of it comes."
       (let ((client (sb-thread:make-thread
                      (lambda () (stream-json server "/lab.Bench/Collect" body "--http1.1")))))
         (is-true (wait-until (lambda () (paused-p server))))
-        (is (< 65535 (held-octets server) 400000))
+        (funcall function server)
         (signal-it go)
         (is (search (format nil "{\"number\":\"~D\"}" count)
                     (sb-thread:join-thread client :timeout +patience+ :default "")))))))
 
+(test a-stream-that-nobody-reads-waits
+  "Over HTTP/1.1 the server reads no more of it than a window has until its handler reads; then all
+of it comes."
+  (call-with-unread-stream (lambda (server) (is (< 65535 (held-octets server) 400000)))
+                           2000 1000))
+
 (test a-stream-that-ends-as-reading-stops
   "Over HTTP/1.1 the last message of a stream fills the window: the stream's end comes as well."
-  (let* ((go (make-signal))
-         (letter (enveloped 0 (format nil "{\"text\":\"~A\"}"
-                                      (make-string 30000 :initial-element #\x)))))
-    (with-web-probe (server :stream-window-octets 65535)
-        (:collect (lambda (stream call)
-                    (declare (ignore call))
-                    (await-signal go)
-                    (let ((count 0))
-                      (grpc:do-messages (message stream) message (incf count))
-                      (note count))))
-      (let ((client (sb-thread:make-thread
-                     (lambda () (stream-json server "/lab.Bench/Collect"
-                                             (concatenate 'octets letter letter letter)
-                                             "--http1.1")))))
-        (is-true (wait-until (lambda () (paused-p server))))
-        (signal-it go)
-        (is (search "{\"number\":\"3\"}"
-                    (sb-thread:join-thread client :timeout +patience+ :default "")))))))
+  (call-with-unread-stream #'identity 3 30000))
 
 (test a-client-that-leaves-cancels-its-call
   "The handler hears of it, over either version."
@@ -186,7 +175,7 @@ of it comes."
 (test octets-of-streams-are-counted
   "Those of each message, without its envelope."
   (let ((metrics (grpc:make-metrics)) (texts '("{\"number\":1}" "{\"number\":20}")))
-    (with-web-probe (server :observer metrics) (:collect #'sum-up)
+    (with-web-probe (server :observer metrics) (:collect #'add-up)
       (dolist (version *versions*)
         (is (search "\"21\"" (stream-json server "/lab.Bench/Collect"
                                           (apply #'concatenate 'octets
