@@ -68,7 +68,7 @@
   :description "The event loop, usable on its own."
   :depends-on ("clgrpc/os" "clgrpc/option") :pathname "src/loop/" :serial t
   :components ((:file "package") (:file "world") (:file "threads/guard") (:file "saved-image")
-               (:file "loop-condition") (:file "threads/inbox") (:file "threads/share")
+               (:file "loop-condition") (:file "threads/inbox") (:file "threads/thread-quota")
                (:file "threads/reserve") (:file "io/poller") (:file "io/byte-channel")
                (:file "io/spinning") (:file "loop-structure") (:file "io/spiffe-bundle")
                (:file "io/tls-credentials") (:file "io/handshake") (:file "io/tls-channel")

@@ -61,7 +61,7 @@ slots, coalescing.lisp."
   (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
   (wheel (make-timer-wheel) :type timer-wheel :read-only t) ; of its timers
   (inbox (make-inbox) :type inbox :read-only t) ; posted items
-  (now 0 :type nanoseconds)             ; the time of the turn's start, or of the last NOTE-TIME
+  (now 0 :type nanoseconds)             ; the time of the turn's start, or of the last UPDATE-TIME
   (turns 0 :type (unsigned-byte 62))    ; the number of turns so far
   ;; counts for the loop's statistics
   (lent 0 :type (unsigned-byte 62))     ; how often the baton was lent
@@ -135,7 +135,7 @@ slots, coalescing.lisp."
   event-loop-state "Return one of :new, :running and :stopped."
   event-loop-stopping "True once LOOP will stop after the current turn, or has stopped."
   event-loop-datum "The datum of a layer above for LOOP: any object, nil at first. SETFable."
-  event-loop-now "The time when the turn began, or when NOTE-TIME was last called in it, in
+  event-loop-now "The time when the turn began, or when UPDATE-TIME was last called in it, in
 nanoseconds of the loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
   event-loop-random "The random-state for random choices on LOOP. On the loop."
@@ -160,7 +160,7 @@ loop.")
 (defun event-loop-network (loop)
   (world-network (event-loop-world loop)))
 
-(define-hot note-time ((loop event-loop)) null
+(define-hot update-time ((loop event-loop)) null
   "Set EVENT-LOOP-NOW to the present time, in the middle of a turn. On the loop."
   (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
   nil)

@@ -24,10 +24,10 @@
    #:socket-error-reason #:socket-error-owner
    #:socket-reset #:socket-aborted #:socket-timeout #:socket-address-in-use
    #:connect-error #:socket-refused #:connect-timeout #:dns-error #:errno-condition
-   ;; share.lisp
-   #:share #:make-share #:share-running
+   ;; thread-quota.lisp
+   #:quota #:make-quota #:quota-running
    ;; reserve.lisp
-   #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:share-open-p #:charge-thread
+   #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:quota-open-p #:charge-thread
    #:close-reserve #:reserve-root #:reserve-thread-count #:start-thread
    ;; poller.lisp
    #:poller #:make-poller #:make-epoll-poller #:make-poll-poller #:poller-tokens #:poller-flags
@@ -46,7 +46,7 @@
    #:event-loop-statistics
    #:event-loop-reserve #:event-loop-random #:event-loop-connections #:event-loop-state
    #:event-loop-stopping
-   #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:note-time
+   #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:update-time
    #:source #:add-source #:remove-source #:interest
    #:close-byte-channel
    #:handler #:make-handler #:handler-input #:connection #:connection-loop #:connection-handler

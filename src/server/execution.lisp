@@ -43,13 +43,13 @@ place in the queue."
                               (when call (run-on-reserve-thread call))))
           (deferred-start-ticket (ensure-deferred-start call)) ticket)
     (multiple-value-bind (place reason)
-        (loop:run-on-reserve reserve (second ticket) :share (ensure-share link))
+        (loop:run-on-reserve reserve (second ticket) :quota (ensure-quota link))
       (case place
         ((nil)
          (complain (server-link-owner link)
-                   (if (eq reason :share) :max-running-handlers :reserve-queue)
+                   (if (eq reason :quota) :max-running-handlers :reserve-queue)
                    (link-peer-name link))
-         (rpc:abort-as call (if (eq reason :share) :too-many-handlers :queue-full)))
+         (rpc:abort-as call (if (eq reason :quota) :too-many-handlers :queue-full)))
         (:queued
          (let ((timer (make-timer #'refuse-waiting ticket)))
            (stop-wait-timer call)
@@ -77,7 +77,7 @@ place in the queue."
   "Give up the place of CALL, which was taken out of TICKET, in the queue for threads."
   (let ((link (server-call-link call)))
     (loop:leave-reserve (server-reserve (server-loop-server (server-link-owner link)))
-                        (ensure-share link)
+                        (ensure-quota link)
                         :function (second ticket))))
 
 (defun refuse-waiting (ticket)
@@ -201,7 +201,7 @@ octets promised; nil if the heap has no room."
 
 (define-hot (run-at-once :inline t) ((call server-call) (promised index)) null
   "Run CALL's handler on the loop. PROMISED octets of the heap are promised for CALL's answer."
-  (note-time call)
+  (update-time-if-told call)
   (setf (server-call-began-ns call) (loop:event-loop-now (wire-call-loop call)))
   (let ((abandoned t))
     (unwind-protect
@@ -248,8 +248,8 @@ because handlers of its method that have lost the loop still run."
   (let ((route (server-call-route call)) (link (server-call-link call)))
     (if (eq :inline (route-execution route))
         (and (plusp (server-link-late link))
-             (not (loop:share-open-p (server-reserve (server-loop-server (server-link-owner link)))
-                                     (ensure-share link))))
+             (not (loop:quota-open-p (server-reserve (server-loop-server (server-link-owner link)))
+                                     (ensure-quota link))))
         (not (runs-inline-p route (= 1 (server-loop-open (server-link-owner link))))))))
 
 (defun charge (call change function)
@@ -260,10 +260,10 @@ or -1. FUNCTION is called under the lock of the reserve."
                         (lambda ()
                           (when (funcall function)
                             (incf (server-link-late link) change)
-                            (server-link-share link))))))
+                            (server-link-quota link))))))
 
 (defmethod loop:note-late ((call server-call))
-  (ensure-share (server-call-link call))
+  (ensure-quota (server-call-link call))
   (cond ((wire:late-callback-p call)    ; the callback says nothing about the method
          (charge call 1 (lambda () (wire:note-callback-charge call t))))
         (t (note-overstay (server-call-route call))

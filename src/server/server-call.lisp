@@ -122,7 +122,7 @@ before."
   "True once the handler of CALL could start. On the loop."
   (wire:marked-p call :due))
 
-(define-hot (note-time :inline t) ((call server-call)) null
+(define-hot (update-time-if-told :inline t) ((call server-call)) null
   "Read the clock, so that the times noted for CALL in the rest of this turn are exact, not those of
 the turn's beginning. For a unary call that no observer sees the clock is not read, since that would
 cost too much. On the loop."
@@ -132,14 +132,14 @@ cost too much. On the loop."
               (and route (route-interceptors route)))
             (let ((method (call-rpc-method call)))
               (and method (not (eq :unary (rpc-method-kind (the rpc-method method)))))))
-    (loop:note-time (wire-call-loop call)))
+    (loop:update-time (wire-call-loop call)))
   nil)
 
 (define-hot server-elapsed-ns ((call server-call)) nanoseconds
   "The operation ELAPSED-NS. The clock is read, since the turn may have begun long before CALL's
 handler has returned."
   (let ((loop (wire-call-loop call)))
-    (loop:note-time loop)
+    (loop:update-time loop)
     (max 0 (- (loop:event-loop-now loop) (server-call-born-ns call)))))
 
 (defun server-particulars (call)

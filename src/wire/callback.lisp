@@ -96,7 +96,7 @@ returned. Return true if that changes the charge."
 not use one more thread. Then CALL is queued until LINK may. Callbacks of a call that has ended
 never wait."
   (when (and (null (call-status call))
-             (link-share link)
+             (link-quota link)
              (not (thread-free-p link)))
     (let ((place (isolate-ring (make-waiting call))))
       (enter-ring place (or (link-waiting-calls link)
@@ -108,10 +108,10 @@ never wait."
 (defun thread-free-p (link)
   "True if LINK may use one more thread for a callback that loses the loop."
   (or (zerop (link-late link))
-      (loop:share-open-p (loop:event-loop-reserve (link-loop link)) (link-share link))))
+      (loop:quota-open-p (loop:event-loop-reserve (link-loop link)) (link-quota link))))
 
 (defun ask-for-thread (link)
-  "Queue a function for a thread of LINK's share, unless one waits there already. When LINK may have
+  "Queue a function for a thread of LINK's quota, unless one waits there already. When LINK may have
 a thread, the function lets the loop run waiting callbacks of LINK. On the loop."
   (unless (link-asked link)
     (setf (link-asked link)
@@ -121,7 +121,7 @@ a thread, the function lets the loop run waiting callbacks of LINK. On the loop.
                                                  (lambda ()
                                                    (setf (link-asked link) nil)
                                                    (run-waiting-callbacks link))))
-                                    :if-busy :insist :share (link-share link))
+                                    :if-busy :insist :quota (link-quota link))
                t))))
 
 (defun wake-callbacks (link)

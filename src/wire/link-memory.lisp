@@ -16,8 +16,8 @@
 ;;;; - A link that holds up to a sixteenth of TOTAL, or 64 KB if that is less, may always hold more.
 ;;;; - Otherwise a call ends if its link would hold more than max-held-octets, or, while half of
 ;;;;   TOTAL is held, more than two of the largest messages; or if its peer would hold more than 3
-;;;;   F. This is the rule of loop/threads/share.lisp: one peer alone may have three quarters of
-;;;;   TOTAL, two 3/7 each. A peer may always have a 64th of TOTAL, since measured octets are not
+;;;;   F. This is the rule of loop/threads/thread-quota.lisp: one peer alone may have three quarters
+;;;;   of TOTAL, two 3/7 each. A peer may always have a 64th of TOTAL, since measured octets are not
 ;;;;   refused, so that F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the peer that holds most loses the link that holds most
 ;;;;   (server/limits/memory-pressure.lisp).

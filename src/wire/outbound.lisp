@@ -16,7 +16,7 @@ stream. On its loop."
     ;; the handler of a stream may have run for long before it sends; for a single answer, REPLY-NOW
     ;; does this
     (unless (or (null (call-rpc-method call)) (answers-once-p call))
-      (loop:note-time (wire-call-loop call)))
+      (loop:update-time (wire-call-loop call)))
     (mark-call call :headers)
     (operate write-head call)
     (observe headers-sent (call-observer call) call))

@@ -269,7 +269,7 @@ that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
           (when (connect:has-client-compat-request-timeout-ms request)
             (list :timeout (/ (connect:client-compat-request-timeout-ms request) 1000)))))
 
-(defstruct (trial (:copier nil))
+(defstruct (compat-case (:copier nil))
   "A call under way: its results so far, payloads the latest first."
   (request nil)
   (call nil)
@@ -277,87 +277,91 @@ that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
   (unsent 0)
   (error nil))
 
-(defun cancel-timing (trial)
-  "When to cancel the call of TRIAL: the value and which it is, or nil."
-  (let ((cancel (connect:client-compat-request-cancel (trial-request trial))))
+(defun cancel-timing (compat-case)
+  "When to cancel the call of COMPAT-CASE: the value and which it is, or nil."
+  (let ((cancel (connect:client-compat-request-cancel (compat-case-request compat-case))))
     (if cancel (connect:client-compat-request.cancel-cancel-timing cancel) (values nil nil))))
 
-(defun maybe-cancel (trial timing &optional count)
-  "Cancel the call of TRIAL if it requests that at TIMING, after COUNT responses if that is given."
-  (multiple-value-bind (value case) (cancel-timing trial)
+(defun maybe-cancel (compat-case timing &optional count)
+  "Cancel the call of COMPAT-CASE if it requests that at TIMING, after COUNT responses if that is
+given."
+  (multiple-value-bind (value case) (cancel-timing compat-case)
     (when (and (eq timing case) (or (null count) (= count value)))
       (when (eq timing :after-close-send-ms) (pause-ms value))
-      (grpc:cancel (trial-call trial)))))
+      (grpc:cancel (compat-case-call compat-case)))))
 
-(defun note-response (trial response)
+(defun note-response (compat-case response)
   (push (or (grpc:field-value response "payload") (connect:make-conformance-payload))
-        (trial-payloads trial)))
+        (compat-case-payloads compat-case)))
 
-(defun receive-all (trial)
-  (maybe-cancel trial :after-num-responses 0)
-  (loop for response = (grpc:receive (trial-call trial))
+(defun receive-all (compat-case)
+  (maybe-cancel compat-case :after-num-responses 0)
+  (loop for response = (grpc:receive (compat-case-call compat-case))
         while response
-        do (note-response trial response)
-           (maybe-cancel trial :after-num-responses (length (trial-payloads trial)))))
+        do (note-response compat-case response)
+           (maybe-cancel compat-case :after-num-responses
+                         (length (compat-case-payloads compat-case)))))
 
-(defun send-requests (trial messages &optional (after (constantly nil)))
-  "Send MESSAGES on the call of TRIAL, calling AFTER when one was sent; note how many could not be
-sent."
+(defun send-requests (compat-case messages &optional (after (constantly nil)))
+  "Send MESSAGES on the call of COMPAT-CASE, calling AFTER when one was sent; note how many could
+not be sent."
   (loop for (message . rest) on messages
-        do (pause-ms (connect:client-compat-request-request-delay-ms (trial-request trial)))
-           (unless (handler-case (grpc:send (trial-call trial) message)
+        do (pause-ms (connect:client-compat-request-request-delay-ms
+                      (compat-case-request compat-case)))
+           (unless (handler-case (grpc:send (compat-case-call compat-case) message)
                      (grpc:rpc-error () nil))
-             (setf (trial-unsent trial) (1+ (length rest)))
+             (setf (compat-case-unsent compat-case) (1+ (length rest)))
              (return))
            (funcall after)))
 
-(defun converse-as-client (trial messages)
+(defun converse-as-client (compat-case messages)
   "Send each of MESSAGES and receive an answer to it."
   (let ((open t))
-    (send-requests trial messages
+    (send-requests compat-case messages
                    (lambda ()
-                     (let ((response (and open (grpc:receive (trial-call trial)))))
+                     (let ((response (and open (grpc:receive (compat-case-call compat-case)))))
                        (cond (response
-                              (note-response trial response)
-                              (maybe-cancel trial :after-num-responses
-                                            (length (trial-payloads trial))))
+                              (note-response compat-case response)
+                              (maybe-cancel compat-case :after-num-responses
+                                            (length (compat-case-payloads compat-case))))
                              (t (setf open nil))))))))
 
-(defun make-the-call (trial channel stub options)
-  (let* ((request (trial-request trial))
+(defun make-the-call (compat-case channel stub options)
+  (let* ((request (compat-case-request compat-case))
          (kind (connect:client-compat-request-stream-type request))
          (messages (map 'list #'protobuf:any-unpack
                         (connect:client-compat-request-request-messages request))))
-    (flet ((begin (request) (setf (trial-call trial) (apply stub channel request options)))
+    (flet ((begin (request)
+             (setf (compat-case-call compat-case) (apply stub channel request options)))
            (close-send ()
-             (maybe-cancel trial :before-close-send)
-             (grpc:close-send (trial-call trial))
-             (maybe-cancel trial :after-close-send-ms)))
+             (maybe-cancel compat-case :before-close-send)
+             (grpc:close-send (compat-case-call compat-case))
+             (maybe-cancel compat-case :after-close-send-ms)))
       (ecase kind
         (:stream-type-unary
          (let ((future (apply #'grpc:call-async stub channel (first messages) options)))
-           (setf (trial-call trial) future)
-           (maybe-cancel trial :after-close-send-ms)
-           (note-response trial (grpc:await future))))
+           (setf (compat-case-call compat-case) future)
+           (maybe-cancel compat-case :after-close-send-ms)
+           (note-response compat-case (grpc:await future))))
         (:stream-type-server-stream
          (begin (first messages))
-         (maybe-cancel trial :after-close-send-ms)
-         (receive-all trial))
+         (maybe-cancel compat-case :after-close-send-ms)
+         (receive-all compat-case))
         (:stream-type-client-stream
          (begin :open)
-         (send-requests trial messages)
+         (send-requests compat-case messages)
          (close-send)
-         (receive-all trial))
+         (receive-all compat-case))
         (:stream-type-half-duplex-bidi-stream
          (begin :open)
-         (send-requests trial messages)
+         (send-requests compat-case messages)
          (close-send)
-         (receive-all trial))
+         (receive-all compat-case))
         (:stream-type-full-duplex-bidi-stream
          (begin :open)
-         (converse-as-client trial messages)
+         (converse-as-client compat-case messages)
          (close-send)
-         (receive-all trial))))))
+         (receive-all compat-case))))))
 
 (defun error-message (error)
   "ERROR, an RPC-ERROR, as a message of the suite."
@@ -373,7 +377,7 @@ sent."
 
 (defun try-call (request)
   "Make the call that REQUEST, a ClientCompatRequest, describes; return the result."
-  (let ((trial (make-trial :request request))
+  (let ((compat-case (make-compat-case :request request))
         (limit (connect:client-compat-request-message-receive-limit request))
         (roots (connect:client-compat-request-server-tls-cert request)))
     (grpc:with-channel (channel (format nil "~A:~D" (connect:client-compat-request-host request)
@@ -384,21 +388,22 @@ sent."
                                    (connect:client-compat-request-client-tls-creds request)
                                    roots))
                                 :max-receive-octets (if (plusp limit) limit 4194304))
-      (handler-case (make-the-call trial channel
+      (handler-case (make-the-call compat-case channel
                                    (stub-named (connect:client-compat-request-method request))
                                    (call-options request))
         (grpc:rpc-error (error)
-          (setf (trial-error trial) error)
-          (unless (trial-call trial) (setf (trial-call trial) (grpc:rpc-error-call error)))))
-      (let* ((call (trial-call trial))
+          (setf (compat-case-error compat-case) error)
+          (unless (compat-case-call compat-case)
+            (setf (compat-case-call compat-case) (grpc:rpc-error-call error)))))
+      (let* ((call (compat-case-call compat-case))
              (result (connect:make-client-response-result
                       :response-headers (and call (metadata-headers (grpc:call-metadata call)))
                       :response-trailers (and call (metadata-headers (grpc:call-trailers call)))
-                      :payloads (reverse (trial-payloads trial))
-                      :num-unsent-requests (trial-unsent trial))))
-        (when (trial-error trial)
+                      :payloads (reverse (compat-case-payloads compat-case))
+                      :num-unsent-requests (compat-case-unsent compat-case))))
+        (when (compat-case-error compat-case)
           (setf (connect:client-response-result-error result)
-                (error-message (trial-error trial))))
+                (error-message (compat-case-error compat-case))))
         result))))
 
 (defun answer-compat-request (request)

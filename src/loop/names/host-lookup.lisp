@@ -1,5 +1,5 @@
 ;;;; Looking names up: threads ask the system's resolver (getaddrinfo), which may take long, and
-;;;; cannot be interrupted. A loop with a reserve asks on threads of the reserve, up to the share
+;;;; cannot be interrupted. A loop with a reserve asks on threads of the reserve, up to the quota
 ;;;; for look-ups, half of the free threads. Other loops use some threads that start when there is a
 ;;;; name to look up and end when there is none. A look-up without a free thread waits, and does not
 ;;;; begin if its answer is not wanted any more.
@@ -38,7 +38,7 @@
 (defun run-on-resolver (loop function)
   "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many wait."
   (let ((reserve (event-loop-reserve loop)) (world (event-loop-world loop)))
-    (cond (reserve (run-on-reserve reserve function :share (reserve-lookups reserve)))
+    (cond (reserve (run-on-reserve reserve function :quota (reserve-lookups reserve)))
           ((simulated-p world) (start-thread function "clgrpc reserve" world) t)
           (t (run-on-reserve **resolvers** function)))))
 

@@ -1,9 +1,9 @@
 ;;;; Reserve threads, for code that may block. A thread starts when there is work that no idle
 ;;;; thread can take, up to a limit; beyond the limit work queues, up to another limit; an idle
 ;;;; thread ends after a while. The thread that went idle last works first, so that a pool that is
-;;;; larger than needed shrinks. Each user of the threads has a share of them (share.lisp); a
-;;;; sixteenth of the threads is for functions without a share, which take over loops. With fewer
-;;;; than 16 threads all are for shares, and a take-over may start one more.
+;;;; larger than needed shrinks. Each user of the threads has a quota of them (thread-quota.lisp);
+;;;; a sixteenth of the threads is for functions without a quota, which take over loops. With fewer
+;;;; than 16 threads all are for quotas, and a take-over may start one more.
 ;;;;
 ;;;; A loop that a reserve thread has taken over is not given back to its own thread. That thread
 ;;;; becomes one of the reserve instead, and the reserve has room for one more until the loop stops
@@ -20,7 +20,7 @@
 (defstruct (worker (:copier nil))
   "A thread of a reserve."
   (function nil :type (or null function)) ; the function to call next
-  (share nil :type (or null share))     ; the share of that, or of its present work
+  (quota nil :type (or null quota))     ; the quota of that, or of its present work
   ;; notified when an idle worker has got FUNCTION
   (woken (sb-thread:make-waitqueue :name "clgrpc reserve woken") :read-only t))
 
@@ -28,7 +28,7 @@
 
 (defstruct (reserve (:constructor %make-reserve
                         (limit max-queue idle-seconds
-                         &aux (root (make-share)) (lookups (make-share :whole root))))
+                         &aux (root (make-quota)) (lookups (make-quota :parent root))))
                     (:copier nil))
   "See MAKE-RESERVE."
   (world *world* :type world :read-only t) ; that has its threads
@@ -40,8 +40,8 @@
   ;; notified when a thread ends
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
-  (root nil :type share :read-only t)   ; the share of all its threads
-  (lookups nil :type share :read-only t) ; that of names that are looked up
+  (root nil :type quota :read-only t)   ; the quota of all its threads
+  (lookups nil :type quota :read-only t) ; that of names that are looked up
   (runners 0 :type index)               ; threads beyond LIMIT, for the loops that some of them run
   (count 0 :type index)                 ; threads, including those about to start
   (busy 0 :type index)                  ; how many of them are not IDLE
@@ -51,14 +51,14 @@
 (declaim (sb-ext:freeze-type reserve))
 
 (document-functions
-  reserve-root "The share of RESERVE that all others are part of.")
+  reserve-root "The quota of RESERVE whose descendants all others are.")
 
 (defun max-threads (reserve)
   (+ (reserve-limit reserve) (reserve-runners reserve)))
 
 (define-printer (reserve reserve)
   "~D of ~D threads, ~D waiting~:[~; closed~]" (reserve-count reserve) (max-threads reserve)
-  (share-waiting (reserve-root reserve)) (reserve-closed reserve))
+  (quota-waiting (reserve-root reserve)) (reserve-closed reserve))
 
 (defglobal **exiting** nil)
 
@@ -89,30 +89,30 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
 ;;; Assigning work to threads; LOCK is held
 
 (defun free-threads (reserve)
-  "The number of threads that shares may still get; zero or less means that they get none."
+  "The number of threads that quotas may still get; zero or less means that they get none."
   (- (max-threads reserve) (ash (reserve-limit reserve) -4) (reserve-busy reserve)))
 
 (defun free-places (reserve)
   "The number of further functions that may wait."
-  (- (reserve-max-queue reserve) (share-waiting (reserve-root reserve))))
+  (- (reserve-max-queue reserve) (quota-waiting (reserve-root reserve))))
 
-(defun assign (reserve function share)
-  "Give FUNCTION of SHARE to an idle thread and return true. If no thread is idle, count one more
+(defun assign (reserve function quota)
+  "Give FUNCTION of QUOTA to an idle thread and return true. If no thread is idle, count one more
 thread and return :START: then the caller starts it."
-  (note-running share 1)
+  (note-running quota 1)
   (incf (reserve-busy reserve))
   (let ((worker (pop (reserve-idle reserve))))
     (cond (worker
            (setf (worker-function worker) function
-                 (worker-share worker) share)
+                 (worker-quota worker) quota)
            (sb-thread:condition-notify (worker-woken worker))
            t)
           (t (incf (reserve-count reserve))
              :start))))
 
-(defun unassign (reserve share)
-  "Note that a thread has finished its work for SHARE."
-  (note-running share -1)
+(defun unassign (reserve quota)
+  "Note that a thread has finished its work for QUOTA."
+  (note-running quota -1)
   (decf (reserve-busy reserve)))
 
 (defun thread-to-be-had-p (reserve &optional takeover)
@@ -121,57 +121,57 @@ thread and return :START: then the caller starts it."
          (+ (max-threads reserve)
             (if (and takeover (< (reserve-limit reserve) 16)) 1 0)))))
 
-(defun place-function (reserve function if-busy share takeover)
+(defun place-function (reserve function if-busy quota takeover)
   "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has it, :START if
 the caller must start a thread for it, :QUEUED, or NIL if neither a thread nor a place in the queue
 is free."
   (let ((root (reserve-root reserve)))
     (cond ((or (reserve-closed reserve) **exiting**) nil)
-          ((and (share-full-p share) (not (eq if-busy :insist))) (values nil :share))
-          ((if (eq share root)
+          ((and (quota-full-p quota) (not (eq if-busy :insist))) (values nil :quota))
+          ((if (eq quota root)
                (or (thread-to-be-had-p reserve takeover) (eq if-busy :exceed))
-               (and (may-have-p share #'share-running (free-threads reserve))
+               (and (may-have-p quota #'quota-running (free-threads reserve))
                     (thread-to-be-had-p reserve)))
-           (assign reserve function share))
+           (assign reserve function quota))
           (t (ecase if-busy
                (:refuse nil)
-               (:queue (when (may-have-p share #'share-waiting (free-places reserve))
-                         (enqueue-function share function)
+               (:queue (when (may-have-p quota #'quota-waiting (free-places reserve))
+                         (enqueue-function quota function)
                          :queued))
-               (:insist (enqueue-function share function) :queued)
+               (:insist (enqueue-function quota function) :queued)
                (:first (enqueue-before-all root function) :queued))))))
 
-(defun run-on-reserve (reserve function &key (if-busy :queue) (share (reserve-root reserve))
+(defun run-on-reserve (reserve function &key (if-busy :queue) (quota (reserve-root reserve))
                                           takeover)
   "Call FUNCTION, without arguments, on a thread of RESERVE. An error in it is logged. IF-BUSY is
-the action if SHARE may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
-room, and though SHARE has the most functions that it may have; :FIRST, queue before all others,
+the action if QUOTA may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
+room, and though QUOTA has the most functions that it may have; :FIRST, queue before all others,
 even without room; :EXCEED, start a thread beyond the limit; :REFUSE. Return true if FUNCTION gets a
 thread, :QUEUED if it waits for one. Return false as the first value if FUNCTION will not be called,
-for instance because RESERVE is closed; the second value is :SHARE if SHARE has the most functions
+for instance because RESERVE is closed; the second value is :QUOTA if QUOTA has the most functions
 that it may have. TAKEOVER is true if FUNCTION takes a loop over. From any thread."
   (declare (type function function))
   (sb-sys:without-interrupts            ; a counted thread is started
     (multiple-value-bind (place reason)
         (sb-thread:with-mutex ((reserve-lock reserve))
-          (place-function reserve function if-busy share takeover))
+          (place-function reserve function if-busy quota takeover))
       (if (eq place :start)
-          (start-worker reserve function share if-busy)
+          (start-worker reserve function quota if-busy)
           (values place reason)))))
 
-(defun share-open-p (reserve share)
-  "True if SHARE, a part of RESERVE's root, may have a thread more now. From any thread."
+(defun quota-open-p (reserve quota)
+  "True if QUOTA, a descendant of RESERVE's root, may have a thread more now. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
-    (may-have-p share #'share-running (free-threads reserve))))
+    (may-have-p quota #'quota-running (free-threads reserve))))
 
 (defun charge-thread (reserve change function)
-  "Call FUNCTION with the lock held. If it returns a share, charge that share with a thread, for
+  "Call FUNCTION with the lock held. If it returns a quota, charge that quota with a thread, for
 user code that began on a loop and has lost the loop. CHANGE is 1; or it is -1 if that user code has
 returned, to undo the charge. From any thread."
   (declare (type function function))
   (sb-thread:with-mutex ((reserve-lock reserve))
-    (let ((share (funcall function)))
-      (when share (note-late-running share change)))))
+    (let ((quota (funcall function)))
+      (when quota (note-late-running quota change)))))
 
 (defun count-runner (reserve change function)
   "Call FUNCTION with the lock held. If it returns true, change the number of threads that RESERVE
@@ -184,13 +184,13 @@ has stopped. From any thread."
               (incf (reserve-runners reserve) change)))
       (start-waiting reserve))))
 
-(defun leave-reserve (reserve share &key function)
-  "Drop the functions that wait in SHARE, which has no parts; or FUNCTION alone, if it is given and
-still waits. Their places in the queue are free. From any thread."
+(defun leave-reserve (reserve quota &key function)
+  "Drop the functions that wait in QUOTA, which has no children; or FUNCTION alone, if it is given
+and still waits. Their places in the queue are free. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (if function
-        (withdraw-function share function)
-        (clear-share share))))
+        (withdraw-function quota function)
+        (clear-quota quota))))
 
 ;;; Threads
 
@@ -201,20 +201,20 @@ still waits. Their places in the queue are free. From any thread."
         (funcall start function name)
         (sb-thread:make-thread function :name name))))
 
-(defun start-worker (reserve function share if-busy)
-  (let ((worker (make-worker :function function :share share)))
+(defun start-worker (reserve function quota if-busy)
+  (let ((worker (make-worker :function function :quota quota)))
     (handler-case (start-thread (lambda () (work reserve worker)) "clgrpc reserve"
                                 (reserve-world reserve))
       (error (error)
         (log-event :error :no-reserve-thread :reserve reserve :condition error)
         (sb-thread:with-mutex ((reserve-lock reserve))
           (decf (reserve-count reserve))
-          (unassign reserve share)
+          (unassign reserve quota)
           (sb-thread:condition-broadcast (reserve-ended reserve))
           ;; those that there are may get to it, or a later one if it has waited already
           (and (or (eq :waits if-busy) (plusp (reserve-count reserve)))
                (not (member if-busy '(:exceed :refuse)))
-               (progn (enqueue-function share function) :queued))))
+               (progn (enqueue-function quota function) :queued))))
       (:no-error (thread) (declare (ignore thread)) t))))
 
 (defun work (reserve worker)
@@ -231,8 +231,8 @@ still waits. Their places in the queue are free. From any thread."
                 (when (next-function reserve worker) (start-waiting reserve))
                 (unless (worker-function worker) (await-function reserve worker)))
     (sb-thread:with-mutex ((reserve-lock reserve))
-      (when (worker-share worker)       ; left by force
-        (unassign reserve (worker-share worker)))
+      (when (worker-quota worker)       ; left by force
+        (unassign reserve (worker-quota worker)))
       (decf (reserve-count reserve))
       (setf (reserve-idle reserve) (delete worker (reserve-idle reserve)))
       (unless (reserve-closed reserve)
@@ -247,29 +247,29 @@ still waits. Their places in the queue are free. From any thread."
 idle. Return true if functions still wait."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((root (reserve-root reserve)))
-      (unassign reserve (shiftf (worker-share worker) nil))
-      (multiple-value-bind (function share) (dequeue-function root (free-threads reserve))
+      (unassign reserve (shiftf (worker-quota worker) nil))
+      (multiple-value-bind (function quota) (dequeue-function root (free-threads reserve))
         (cond (function
-               (note-running share 1)
+               (note-running quota 1)
                (incf (reserve-busy reserve))
                (setf (worker-function worker) function
-                     (worker-share worker) share))
+                     (worker-quota worker) quota))
               (t (push worker (reserve-idle reserve)))))
-      (plusp (share-waiting root)))))
+      (plusp (quota-waiting root)))))
 
 (defun start-waiting (reserve)
   "Start threads for waiting functions that may run now, after the end of another function."
   (flet ((start-next ()
-           (multiple-value-bind (place function share)
+           (multiple-value-bind (place function quota)
                (sb-thread:with-mutex ((reserve-lock reserve))
                  (and (not **exiting**)
                       (thread-to-be-had-p reserve)
-                      (multiple-value-bind (function share)
+                      (multiple-value-bind (function quota)
                           (dequeue-function (reserve-root reserve) (free-threads reserve))
                         (and function
-                             (values (assign reserve function share) function share)))))
+                             (values (assign reserve function quota) function quota)))))
              (if (eq place :start)
-                 (eq t (start-worker reserve function share :waits))
+                 (eq t (start-worker reserve function quota :waits))
                  place))))
     ;; a function that has left the queue gets its thread
     (loop while (sb-sys:without-interrupts (start-next)))))
@@ -290,7 +290,7 @@ from the idle ones."
   "Make this thread one of RESERVE's, even beyond its limit, until it has been idle for long enough
 or RESERVE is closed."
   (let* ((root (reserve-root reserve))
-         (worker (make-worker :function (constantly nil) :share root)))
+         (worker (make-worker :function (constantly nil) :quota root)))
     (when (sb-thread:with-mutex ((reserve-lock reserve))
             (unless (reserve-closed reserve)
               (note-running root 1)

@@ -12,12 +12,12 @@
 
 (in-package #:clgrpc.server)
 
-(defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name share account))
+(defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name quota account))
                        (:copier nil))
-  "A peer, with its connections and shares. The entry of a peer without connections is in the
+  "A peer, with its connections and its quota. The entry of a peer without connections is in the
 admission's ring GONE."
   (name "" :type string :read-only t)   ; from PEER-NAME
-  (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
+  (quota nil :type loop:quota :read-only t) ; of threads; the parent of those of its links
   (account nil :type account :read-only t) ; of the octets that its connections hold
   ;; of the time that its compressed messages take
   (budget (make-decompression-budget) :read-only t)
@@ -97,17 +97,17 @@ its address (see OS:ADDRESS-NETWORK) or, on a unix socket, its user."
              (if address (os:address-network address) text)))
           (t (subseq text 0 colon)))))
 
-(defun peer-share (server)
-  "A share of SERVER's reserve for a peer. One peer alone may use 7/8 of the threads that are not
+(defun make-peer-quota (server)
+  "A quota of SERVER's threads for a peer. One peer alone may use 7/8 of the threads that are not
 reserved for other peers, since it may be a load balancer and represent many clients."
-  (loop:make-share :whole (loop:reserve-root (server-reserve server))
+  (loop:make-quota :parent (loop:reserve-root (server-reserve server))
                    :weight 7
                    :kept (ash (options-reserve-threads (server-options server)) -4)))
 
 (defun ensure-entry (server admission name)
   "The entry of the peer called NAME. The lock is held."
   (or (gethash name (admission-peers admission))
-      (let ((entry (isolate-ring (make-peer-entry name (peer-share server)
+      (let ((entry (isolate-ring (make-peer-entry name (make-peer-quota server)
                                                   (make-account (server-account server))))))
         (setf (peer-entry-connections entry) (make-owner-usage entry)
               (peer-entry-handshakes entry) (make-owner-usage entry)
@@ -162,7 +162,7 @@ already, the entry only leaves the ring."
         while entry
         do (quit-ring entry)
            (cond ((plusp (owner-usage-count (peer-entry-connections entry))))
-                 ((and (zerop (loop:share-running (peer-entry-share entry)))
+                 ((and (zerop (loop:quota-running (peer-entry-quota entry)))
                        (not (budget-used-p (peer-entry-budget entry))))
                   (remhash (peer-entry-name entry) (admission-peers admission)))
                  (t (enter-ring entry (admission-gone admission))))))

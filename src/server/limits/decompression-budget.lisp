@@ -117,15 +117,15 @@ for it beyond EARNED-NS. FUNCTION gets a function to be called with true before 
 so that the time used so far is charged, and with false afterwards: waiting costs nothing."
   (declare (type function function))
   (let ((begin (thread-time-ns)) (left earned-ns))
-    (flet ((note-time (used)
+    (flet ((charge-used (used)
              (let ((now (thread-time-ns)))
                (when used
                  (let ((owed (- now begin left)))
                    (setf left (max 0 (- owed)))
                    (when (plusp owed) (charge-time budget owed percent))))
                (setf begin now))))
-      (unwind-protect (funcall function #'note-time)
-        (note-time t)))))
+      (unwind-protect (funcall function #'charge-used)
+        (charge-used t)))))
 
 (defun call-charged (call budget percent earned-ns function)
   "Call FUNCTION, which decompresses and decodes a message of CALL, as soon as BUDGET's peer has a
@@ -137,17 +137,17 @@ turn and owes little enough, and charge the time to BUDGET. Return its values. S
                                                                          :notification turn)
                                   (sb-thread:try-semaphore semaphore 1 turn))))))
     (if (loop:simulated-p)
-        (call-timed budget percent earned-ns (lambda (note-time)
-                                               (declare (ignore note-time))
+        (call-timed budget percent earned-ns (lambda (charge-used)
+                                               (declare (ignore charge-used))
                                                (funcall function)))
         (wire:call-by-turns
          (budget-turns budget)
          (lambda ()
            (await-payment call budget percent)
            (call-timed budget percent earned-ns
-                       (lambda (note-time)
+                       (lambda (charge-used)
                          (wire:call-by-turns (timed-turns) function
-                                             :take #'take :around-wait note-time))))
+                                             :take #'take :around-wait charge-used))))
          :take #'take))))
 
 (defun budget-caller (budget)

@@ -12,11 +12,11 @@
 
 ;;; Threads
 
-(defun link-share (link whole)
-  "A share of the reserve for LINK, as a part of WHOLE, the share of its peer. One connection alone
+(defun make-link-quota (link parent)
+  "A quota of threads for LINK, a child of PARENT, the quota of its peer. One connection alone
 may use 4/5 of the threads that its peer may use and that are not reserved for other connections."
   (let ((options (server-link-options link)))
-    (loop:make-share :whole whole
+    (loop:make-quota :parent parent
                      :weight 4
                      :kept (ash (options-reserve-threads options) -2)
                      :most (options-max-running-handlers options))))
@@ -38,8 +38,8 @@ call is counted already."
 
 (defun too-many-calls-p (server-loop link peer-view)
   "True if the newest call of LINK is one too many. This is called when more than half of the
-allowed calls are open. The rule is that of threads (loop/threads/share.lisp). Let F be the number
-of further calls that are allowed, and K a sixteenth of all:
+allowed calls are open. The rule is that of threads (loop/threads/thread-quota.lisp). Let F be the
+number of further calls that are allowed, and K a sixteenth of all:
 - a peer with N calls may have another while N <= 7 (F - K);
 - a peer without calls may have one while F > 0;
 - a connection without calls may have one while F > K / 2.
@@ -83,14 +83,14 @@ may be header blocks, which no window holds back. On the loop."
   (let ((socket (the loop:connection (server-link-socket link))))
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 
-(defun ensure-share (link)
-  "LINK's share of the reserve, made now if it does not exist yet. On its loop."
-  (or (server-link-share link)
-      (setf (server-link-share link)
-            (link-share link (peer-entry-share (permit-entry (server-link-permit link)))))))
+(defun ensure-quota (link)
+  "LINK's quota of threads, made now if it does not exist yet. On its loop."
+  (or (server-link-quota link)
+      (setf (server-link-quota link)
+            (make-link-quota link (peer-entry-quota (permit-entry (server-link-permit link)))))))
 
 (defun forget-waiting (link)
   "Remove the calls of LINK, which has ended, from the reserve's queue."
-  (when (server-link-share link)
+  (when (server-link-quota link)
     (loop:leave-reserve (server-reserve (server-loop-server (server-link-owner link)))
-                        (server-link-share link))))
+                        (server-link-quota link))))

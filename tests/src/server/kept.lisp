@@ -7,7 +7,7 @@
 (defparameter *others*
   '(loop:event-loop server::server-loop server:wire-server options http2:sink http2:pool
                     loop:handler timer
-    server::owner-usage server::peer-entry server::peer-view loop:share account function symbol
+    server::owner-usage server::peer-entry server::peer-view loop:quota account function symbol
     package
     class
     method:rpc-method server::server-route wire::connection-protocol

@@ -26,7 +26,7 @@
          (lambda ()
            (loop for (moment . later) on moments
                  do (memory:passes 1)
-                    (loop:note-time (wire:wire-call-loop call))
+                    (loop:update-time (wire:wire-call-loop call))
                     (wire:mark-call call moment)
                     (is-true (wire:marked-p call moment))
                     (is (notany (lambda (other) (wire:marked-p call other))

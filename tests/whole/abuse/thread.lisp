@@ -7,15 +7,15 @@
   "How many threads the peer that has most holds."
   (loop for entry being the hash-values of
         (server::admission-peers (server::server-admission server))
-        maximize (loop:share-running (server::peer-entry-share entry))))
+        maximize (loop:quota-running (server::peer-entry-quota entry))))
 
-(defun link-shares (server)
-  "The shares of those connections of SERVER that have had a thread."
-  (remove nil (mapcar #'wire::link-share (server-links server))))
+(defun link-quotas (server)
+  "The quotas of those connections of SERVER that have had a thread."
+  (remove nil (mapcar #'wire::link-quota (server-links server))))
 
 (defun thread-counts (server)
   "How many threads each connection of SERVER holds that has had one, the most first."
-  (sort (mapcar #'loop:share-running (link-shares server)) #'>))
+  (sort (mapcar #'loop:quota-running (link-quotas server)) #'>))
 
 (defun talk (attacker)
   "True if a stream of ATTACKER's is echoed while it is open."
@@ -106,11 +106,11 @@ run, and all of the first do in the end."
 
 (defun crowded-p (server count)
   "True if COUNT connections of SERVER hold threads, and none of these may have another."
-  (let ((shares (remove 0 (link-shares server) :key #'loop:share-running))
+  (let ((quotas (remove 0 (link-quotas server) :key #'loop:quota-running))
         (loop (server:server-loop-loop (first (server:server-loops server)))))
-    (and (= count (length shares))
-         (notany (lambda (share) (loop:share-open-p (loop:event-loop-reserve loop) share))
-                 shares))))
+    (and (= count (length quotas))
+         (notany (lambda (quota) (loop:quota-open-p (loop:event-loop-reserve loop) quota))
+                 quotas))))
 
 (test callbacks-that-wait-let-the-loop-rest
   "Callbacks that wait for a thread cost nothing meanwhile, and once a blocked one has returned one

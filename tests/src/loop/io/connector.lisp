@@ -253,7 +253,7 @@
                                                   (declare (ignore failure))
                                                   (push found addresses)
                                                   (sb-thread:signal-semaphore answered))))
-         (is (= 1 (loop::share-waiting (loop:reserve-root loop::**resolvers**))))))
+         (is (= 1 (loop::quota-waiting (loop:reserve-root loop::**resolvers**))))))
       (is-true (await answered 100))
       (is (= 1 (length (remove-duplicates addresses :test #'equalp))))
       (is (null loop::**address-queries**)))))
@@ -304,7 +304,7 @@ threads of its own that asks for the same name has its answer."
                                                          (sb-thread:signal-semaphore done)))))
            (is (<= 4 (reserve-thread-count reserve) 17))
            (is (eq t (run-on-reserve reserve #'list :if-busy :refuse
-                                     :share (make-share :whole (reserve-root reserve)))))
+                                     :quota (make-quota :parent (reserve-root reserve)))))
            (sb-thread:signal-semaphore hung 600)
            (is-true (await done 600)))
       (stop-event-loop event-loop)

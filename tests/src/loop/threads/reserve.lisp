@@ -107,7 +107,7 @@ function."
         (is-true (loop repeat 20000
                        thereis (and (events)
                                     (= 0 (reserve-thread-count reserve))
-                                    (= 1 (clgrpc.loop::share-waiting
+                                    (= 1 (clgrpc.loop::quota-waiting
                                           (clgrpc.loop::reserve-root reserve))))
                        do (sb-thread:wait-on-semaphore begun :timeout 0.001)))
         (setf fails nil)
@@ -310,15 +310,15 @@ has lost it runs on its own thread, and with a function that lets that code retu
         (join-event-loop event-loop)))))
 
 (defun check-places-of-lost-loop (start)
-  "Check how many functions of a share may run on a reserve of two threads while one of them runs a
+  "Check how many functions of a quota may run on a reserve of two threads while one of them runs a
 loop that START has started, and when that has stopped."
   (let* ((reserve (make-reserve :threads 2 :idle-seconds 30))
-         (share (make-share :whole (clgrpc.loop::reserve-root reserve) :weight 7))
+         (quota (make-quota :parent (clgrpc.loop::reserve-root reserve) :weight 7))
          (begun (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
     (flet ((block-a-thread ()
              (run-on-reserve reserve
                              (lambda () (sb-thread:signal-semaphore begun) (await release))
-                             :share share)))
+                             :quota quota)))
       (unwind-protect
            (progn
              (call-with-lost-loop
@@ -327,12 +327,12 @@ loop that START has started, and when that has stopped."
                 (is-true (await begun))
                 ;; on a busy machine one reserve thread may take the loop from another meanwhile
                 (settle event-loop)
-                (is (= 1 (share-running share))
+                (is (= 1 (quota-running quota))
                     "the code that has lost the loop counts as one that runs")
                 (funcall let-return)
                 (is-true (await begun) "its place is free for what waits")
                 (settle event-loop)
-                (is (= 2 (share-running share)) "the other place is not free"))
+                (is (= 2 (quota-running quota)) "the other place is not free"))
               reserve start)
              (sb-thread:signal-semaphore release)
              (is-true (await begun))
@@ -384,7 +384,7 @@ there for others."
                    (before (car requests)))
                (loop until (or (< before (car requests)) (< end (monotonic-ns)))
                      do (sb-thread:thread-yield))
-               (push (clgrpc.loop::share-waiting (clgrpc.loop::reserve-root reserve)) waiting)
+               (push (clgrpc.loop::quota-waiting (clgrpc.loop::reserve-root reserve)) waiting)
                (sb-thread:signal-semaphore done))))
       ;; the one thread, and the one more that a take-over could have
       (loop repeat 2

@@ -1,0 +1,140 @@
+;;;; Quotas: how much of a reserve each of its users may have, so that no user excludes the others.
+;;;; A reserve has a root quota, and quotas have children: those of peers are the root's, and a
+;;;; connection's is a child of its peer's. A function waits in its user's quota; functions without
+;;;; a user, which run loops, wait in the root.
+;;;;
+;;;; The rule is the dynamic threshold of switches that share a buffer (Choudhury and Hahne): a
+;;;; quota may have another thread, or another place in the queue, while
+;;;;
+;;;;     its number  ≤  WEIGHT × (free number − KEPT)
+;;;;
+;;;; and a quota that has nothing may have one while anything is free. The same rule divides the
+;;;; number that a quota may have among its children. An example with weight 1, nothing kept
+;;;; and 240 threads: one user alone gets some 120, since then 120 are free; two get 80 each, three
+;;;; 60. So each user gets less as more arrive, and the last one still finds some free. No quota
+;;;; needs to know the number of quotas, and no thread is taken back.
+;;;;
+;;;; Waiting functions are served round robin at each level. A search for a function that may run
+;;;; skips quotas that have too much; there are at most as many of these as threads.
+;;;;
+;;;; User code that began on a loop and has lost the loop occupies a thread as well. The root counts
+;;;; it already, as the thread that ran the loop; its quota counts it from then on
+;;;; (NOTE-LATE-RUNNING).
+;;;;
+;;;; Invariants: RUNNING and WAITING of a quota are the sums of its children's and its own, except
+;;;; for late user code; a quota with waiting functions is LISTED, once, among the items of its
+;;;; parent. The reserve's lock is held.
+
+(in-package #:clgrpc.loop)
+
+(defstruct (quota (:constructor make-quota (&key parent (weight 1) (kept 0) (most (ash 1 30))))
+                  (:copier nil))
+  "A limit of a reserve's threads and of the places in its queue."
+  (parent nil :type (or null quota) :read-only t) ; nil of a root
+  (weight 1 :type (unsigned-byte 16) :read-only t) ; it may have WEIGHT times
+  (kept 0 :type index :read-only t)     ; the threads that are free beyond KEPT
+  (most 0 :type index :read-only t)     ; functions that may run and wait together
+  (running 0 :type index)               ; functions that run, its children's among them
+  (waiting 0 :type index)               ; functions that wait, likewise
+  (items (make-fifo) :type fifo :read-only t) ; functions that wait, and children that have some
+  (listed nil :type boolean))           ; it is among the ITEMS of PARENT
+
+(declaim (sb-ext:freeze-type quota))
+
+(document-functions
+  make-quota "Return a new quota; see the type QUOTA and MAKE-RESERVE."
+  quota-running "The number of functions of QUOTA that run now.")
+
+(define-printer (quota quota)
+  "~D running, ~D waiting" (quota-running quota) (quota-waiting quota))
+
+(defmacro do-ancestors ((variable quota) &body body)
+  "Do BODY with VARIABLE bound to QUOTA, to its parent, and so on to the root."
+  `(loop for ,variable of-type (or null quota) = ,quota then (quota-parent ,variable)
+         while ,variable
+         do (progn ,@body)))
+
+(defun child-free (quota count free)
+  "The number of items that QUOTA may have beyond the COUNT that it has, while its parent may
+have FREE more. Zero or less means that it may have no more."
+  (declare (type index count) (type fixnum free))
+  (let* ((weight (quota-weight quota))
+         (room (- (* weight (- free (quota-kept quota))) count)))
+    (cond ((not (plusp free)) 0)
+          ((not (minusp room)) (min free (1+ (floor room (1+ weight)))))
+          ((zerop count) 1)
+          (t 0))))
+
+(defun free-for (quota reader free)
+  "How many more items of the kind that READER counts QUOTA may have, by the rule for QUOTA and all
+its ancestors, if FREE items are free in all."
+  (declare (type function reader))
+  (if (quota-parent quota)
+      (child-free quota (funcall reader quota) (free-for (quota-parent quota) reader free))
+      free))
+
+(defun may-have-p (quota reader free)
+  (plusp (free-for quota reader free)))
+
+(defun quota-full-p (quota)
+  "True if as many functions of QUOTA run or wait as may."
+  (<= (quota-most quota) (+ (quota-running quota) (quota-waiting quota))))
+
+(defun enqueue-function (quota function)
+  "Queue FUNCTION in QUOTA after its other functions."
+  (enqueue function (quota-items quota))
+  (do-ancestors (ancestor quota)
+    (incf (quota-waiting ancestor))
+    (when (and (quota-parent ancestor) (not (quota-listed ancestor)))
+      (setf (quota-listed ancestor) t)
+      (enqueue ancestor (quota-items (quota-parent ancestor))))))
+
+(defun enqueue-before-all (root function)
+  "Queue FUNCTION in ROOT ahead of all others."
+  (enqueue-first function (quota-items root))
+  (incf (quota-waiting root)))
+
+(defun dequeue-function (quota free)
+  "Remove the next function of QUOTA, which may have FREE more threads; return two values, the
+function and the quota that it waited in, or nil."
+  (loop with passed-over = nil
+        for item = (first (fifo-items (quota-items quota)))
+        until (or (null item) (eq item passed-over))
+        do (dequeue (quota-items quota))
+           (when (functionp item)
+             (decf (quota-waiting quota))
+             (return (values item quota)))
+           (multiple-value-bind (function owner)
+               (let ((free (child-free item (quota-running item) free)))
+                 (and (plusp free) (dequeue-function item free)))
+             (cond ((zerop (quota-waiting item)) (setf (quota-listed item) nil))
+                   (t (enqueue item (quota-items quota))
+                      (unless (or function passed-over) (setf passed-over item))))
+             (when function
+               (decf (quota-waiting quota))
+               (return (values function owner))))))
+
+(defun withdraw-function (quota function)
+  "Remove FUNCTION from QUOTA if it waits there, so that its place is free."
+  (let ((items (quota-items quota)))
+    (when (member function (fifo-items items) :test #'eq)
+      (remove-from-fifo function items)
+      (do-ancestors (ancestor quota) (decf (quota-waiting ancestor))))))
+
+(defun clear-quota (quota)
+  "Forget the functions that wait in QUOTA, which has no children."
+  (let ((count (quota-waiting quota)))
+    (loop while (dequeue (quota-items quota)))
+    (do-ancestors (ancestor quota) (decf (quota-waiting ancestor) count))))
+
+(defun note-running (quota change)
+  "Note that a function of QUOTA begins to run, with 1 for CHANGE, or has ended, with -1."
+  (declare (type (member 1 -1) change))
+  (do-ancestors (ancestor quota) (incf (quota-running ancestor) change)))
+
+(defun note-late-running (quota change)
+  "User code of QUOTA that began on a loop has lost the loop and occupies a thread, or has returned:
+CHANGE is 1 or -1. The root has counted the thread."
+  (declare (type (member 1 -1) change))
+  (do-ancestors (ancestor quota)
+    (when (quota-parent ancestor) (incf (quota-running ancestor) change))))
