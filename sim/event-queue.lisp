@@ -24,7 +24,7 @@
 (define-printer (event-queue event-queue)
   "~D plans" (event-queue-count event-queue))
 
-(define-hot (before-p :inline t) ((a plan) (b plan)) boolean
+(define-hot (plan-before-p :inline t) ((a plan) (b plan)) boolean
   (or (< (plan-due a) (plan-due b))
       (and (= (plan-due a) (plan-due b))
            (< (plan-number a) (plan-number b)))))
@@ -43,7 +43,7 @@
       (loop while (plusp at)
             do (let* ((up (ash (1- at) -1))
                       (parent (svref plans up)))
-                 (unless (before-p plan parent) (return))
+                 (unless (plan-before-p plan parent) (return))
                  (setf (svref plans at) parent
                        at up)))
       (setf (svref plans at) plan)))
@@ -71,9 +71,9 @@
           (declare (type index child))
           (unless (< child end) (return))
           (when (and (< (1+ child) end)
-                     (before-p (svref plans (1+ child)) (svref plans child)))
+                     (plan-before-p (svref plans (1+ child)) (svref plans child)))
             (incf child))
-          (unless (before-p (svref plans child) last) (return))
+          (unless (plan-before-p (svref plans child) last) (return))
           (setf (svref plans at) (svref plans child)
                 at child)))
       (setf (svref plans at) last))

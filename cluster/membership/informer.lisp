@@ -58,7 +58,7 @@
   "Evaluate BODY, which may send to watchers, with the lock. Then end the calls of the watchers that
 were refused a catch-up: ON-CANCEL may be called on this thread, and takes the lock."
   `(multiple-value-prog1 (with-informer (,informer) ,@body)
-     (end-refused ,informer)))
+     (end-refused-informer ,informer)))
 
 ;;; Messages
 
@@ -105,7 +105,7 @@ held."
     ;; the call has ended meanwhile
     (status:rpc-error ())))
 
-(defun end-refused (informer)
+(defun end-refused-informer (informer)
   "End the calls of the watchers that INFORMER has refused a catch-up."
   (dolist (watcher (with-informer (informer) (shiftf (informer-refused informer) '())))
     (end-watcher watcher (make-condition 'etcd:overloaded

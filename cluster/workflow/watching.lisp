@@ -103,7 +103,7 @@ one workflow, whose history remains."
            (lost "this is another store, or the store has lost its data"))
           (t (make-condition 'store-unavailable :text (bounded-text condition))))))
 
-(defun message-of (entry others revision)
+(defun watch-message (entry others revision)
   "The message of a watch about ENTRY, a state of REVISION, or nil if no node has put ENTRY; OTHERS
 are later entries of the same revision."
   (let ((change (newest-change entry)))
@@ -114,7 +114,7 @@ are later entries of the same revision."
 (defun messages-of (changes revision)
   "The messages of a watch about CHANGES, of states, all of REVISION."
   (loop for (change . others) on changes
-        for message = (message-of (etcd:change-entry change) others revision)
+        for message = (watch-message (etcd:change-entry change) others revision)
         when message collect message))
 
 ;;; A subscription
@@ -203,7 +203,7 @@ SUBSCRIPTION ends with that, because its workflow ends. Its lock is held."
         for subscriptions = (and name
                                  (sb-thread:with-mutex ((feed-lock feed))
                                    (subscriptions-for feed (key-id name))))
-        for message = (and subscriptions (message-of entry others revision))
+        for message = (and subscriptions (watch-message entry others revision))
         when message
           do (dolist (subscription subscriptions) (queue-change feed subscription message))))
 

@@ -63,7 +63,7 @@ WORKFLOW-NOT-FOUND if the workflow does not exist."
              (when result (return (values now result))))
         finally (refuse :store-unavailable "too many changes of ~A at once" id)))
 
-(defun seen-reply (node request now result)
+(defun workflow-state-reply (node request now result)
   "The answer to REQUEST about the workflow whose cached state is NOW; RESULT is its result, or
 nil."
   (let* ((id (pb:get-workflow-state-request-id request))
@@ -86,7 +86,7 @@ nil."
         (if (pb:get-workflow-state-request-result request)
             (see-result node id)
             (see-state node id))
-      (seen-reply node request now result))))
+      (workflow-state-reply node request now result))))
 
 (defun new-signal-id (node)
   (format nil "~(~32,'0X~)" (below node (ash 1 128))))

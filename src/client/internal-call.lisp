@@ -58,7 +58,7 @@ thread."
 
 ;;; With call credentials
 
-(defun end-refused (call error)
+(defun end-refused-call (call error)
   "End CALL, an internal call that has not begun, with ERROR, an RPC-ERROR."
   (end-client-call call (status:rpc-error-status error) (rpc-error-message error)
                    :ended-by :local :cause error :sent nil))
@@ -67,7 +67,7 @@ thread."
   "If CALL has not ended meanwhile, start it with METADATA of the call credentials, or end it with
 ERROR, an RPC-ERROR or nil."
   (unless (call-status call)
-    (cond (error (end-refused call error))
+    (cond (error (end-refused-call call error))
           (t (setf (rpc:outgoing-metadata call) metadata)
              (unless (start-internal-call call subchannel request)
                (end-client-call call :resource-exhausted "the connection has no stream"
@@ -77,7 +77,7 @@ ERROR, an RPC-ERROR or nil."
   "Start CALL once the channel's call credentials have given metadata for it."
   (let ((core (subchannel-core subchannel)))
     (handler-case (credentials:check-credentials (core-call-credentials core) core)
-      (status:rpc-error (error) (end-refused call error))
+      (status:rpc-error (error) (end-refused-call call error))
       (:no-error (&rest values)
         (declare (ignore values))
         (ask-of call (core-call-credentials core)

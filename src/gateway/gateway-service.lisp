@@ -38,7 +38,7 @@ the client has sent."
     (when (or metadata (not (rpc:call-status forwarded)))
       (rpc:send-metadata call metadata))))
 
-(defun finish-well (call forwarded)
+(defun finish-as-forwarded (call forwarded)
   (rpc:finish call :trailers (status:sendable-metadata (rpc:call-trailers forwarded))))
 
 (defun finish-as (call error)
@@ -84,7 +84,7 @@ if CHANNEL is closed."
   "Send the messages of FORWARDED on, until it ends."
   (tell-headers call forwarded)
   (rpc:do-messages (message forwarded) (rpc:send call message))
-  (finish-well call forwarded))
+  (finish-as-forwarded call forwarded))
 
 (defun forward-server-stream (channel method request call)
   (with-outcome (call)

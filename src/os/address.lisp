@@ -141,7 +141,7 @@ abstract. NIL if ADDRESS has neither, like the addresses of most clients."
                     (dotimes (i length octets)
                       (setf (aref octets i) (sb-sys:sap-ref-8 address i))))))
 
-(defun lookup (host)
+(defun query-resolver (host)
   "Ask the system's resolver, which may take long, for the addresses of HOST. Return a list of
 addresses with port 0 and, after a failure, the reason as text."
   (with-alien ((hints (array (unsigned 64) 6)) (found (unsigned 64) 0))
@@ -197,7 +197,7 @@ true if a look-up would be needed."
           ((string-equal host "localhost")
            (values (list (make-address "127.0.0.1" port) (make-address "::1" port)) nil nil))
           ((not lookup) (values '() nil t))
-          (t (multiple-value-bind (addresses failure) (lookup host)
+          (t (multiple-value-bind (addresses failure) (query-resolver host)
                (dolist (address addresses) (setf (u16be address 2) port))
                (values addresses failure t))))))
 

@@ -44,7 +44,7 @@ true if VALUE names a codec that does not exist, but may."
   "The :path of LIST, the headers of a request."
   (hpack:field-value-string (hpack:find-field list ":path")))
 
-(defun take-codec (request)
+(defun take-request-codec (request)
   "Replace the route of REQUEST by that of its method in the codec that the content type names.
 Reject the request if the method's messages are raw or already have a codec."
   (let* ((codec (request-codec request))
@@ -95,7 +95,7 @@ Reject the request if the method's messages are raw or already have a codec."
                (unless (eq :unknown (request-incoming request)) (read-encoding request field)))
               ((= kind http2:+kind-grpc-accept-encoding+)
                (setf (request-accepted request) (wire:accepted-encodings field))))))
-    (when (request-codec request) (take-codec request))
+    (when (request-codec request) (take-request-codec request))
     (cond ((request-plain request))
           ((not post) (setf (request-plain request) :method))
           ((hpack:field-list-overflow-p list)

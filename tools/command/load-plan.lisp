@@ -251,7 +251,7 @@ together.")
                   (together (list :group-ns (nanoseconds-of together)))
                   (t (list :group-ns +burst-ns+ :group-above +even-rate+))))))
 
-(defun load-length (&key total duration max-duration duration-stop warm-up skip-first
+(defun plan-length (&key total duration max-duration duration-stop warm-up skip-first
                     &allow-other-keys)
   "The arguments of MAKE-PLAN for the end of the run, and for the calls that do not count."
   (let ((seconds (or duration max-duration)))
@@ -475,7 +475,7 @@ in a mix."
       (setf timeout (shorter-timeout timeout config path)))
     (let ((plan (append (list :name name :tags tags :credentials credentials)
                         width
-                        (apply #'load-length options)
+                        (apply #'plan-length options)
                         (apply #'load-streams options)
                         (apply #'load-requests credentials timeout options)
                         route)))

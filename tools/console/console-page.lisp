@@ -46,7 +46,7 @@ braces, the contents of the file after it are inserted."
 
 (defun send-page (parts)
   "Answer with the page that PARTS, a value of PAGE-PARTS, make. From any thread."
-  (let ((nonce (random-text 16)))
+  (let ((nonce (random-hex 16)))
     (values 200
             (safe-headers "text/html; charset=utf-8"
                           (cons "content-security-policy" (page-policy nonce)))

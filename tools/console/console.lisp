@@ -9,7 +9,7 @@
 (defclass console ()
   ((metrics :initarg :metrics :reader console-metrics) ; the metrics whose counts it shows
    (token :initarg :token :reader console-token) ; a string that viewers must have, or nil
-   (name :initform (random-text 4) :reader console-name) ; distinguishes its cookie from those of
+   (name :initform (random-hex 4) :reader console-name) ; distinguishes its cookie from those of
                                                          ; other consoles on the host
    (path :initarg :path :reader console-path) ; of its page, which ends with a slash
    (remote :initarg :remote :reader console-remote-p) ; true if other machines may use it
@@ -33,7 +33,7 @@
   (print-unreadable-object (console stream :type t :identity t)
     (format stream "~A, ~D viewer~:P" (console-path console) (length (console-viewers console)))))
 
-(defun random-text (octets)
+(defun random-hex (octets)
   "OCTETS random octets of the system as hexadecimal digits."
   (with-open-file (stream "/dev/urandom" :element-type '(unsigned-byte 8))
     (format nil "~(~{~2,'0X~}~)" (loop repeat octets collect (read-byte stream)))))
@@ -60,7 +60,7 @@
   token)
 
 (defun make-console (&key metrics exemplar (path "/console/") remote
-                       (token (random-text +token-octets+)))
+                       (token (random-hex +token-octets+)))
   "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL. It shows all
 servers and channels that have it together. CONSOLE-HANDLER makes the page that shows it;
 CONSOLE-URL returns its address. The page shows the counts of METRICS, a value of MAKE-METRICS; by

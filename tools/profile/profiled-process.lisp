@@ -24,7 +24,7 @@
 
 ;;; Reading its output
 
-(defun note-line (subject line)
+(defun note-subject-line (subject line)
   "Take LINE, which the process of SUBJECT has printed. Lines that are neither an address nor an
 answer go to standard error."
   (flet ((rest-after (prefix)
@@ -43,7 +43,7 @@ answer go to standard error."
   (let ((stream (sb-ext:process-output (subject-process subject))))
     (loop for line = (ignore-errors (read-line stream nil))
           while line
-          do (note-line subject line))
+          do (note-subject-line subject line))
     (sb-thread:with-mutex ((subject-lock subject))
       (setf (subject-ended subject) t)
       (sb-thread:condition-broadcast (subject-news subject)))))

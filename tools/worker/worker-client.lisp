@@ -170,7 +170,7 @@ the arithmetic can handle."
   (when (load-client-pacer client) (sb-thread:join-thread (load-client-pacer client) :default nil))
   nil)
 
-(defun take-figures (worker-channel reset)
+(defun take-channel-figures (worker-channel reset)
   "The latencies and results of WORKER-CHANNEL so far, which is emptied if RESET is true."
   (sb-thread:with-mutex ((worker-channel-lock worker-channel))
     (multiple-value-prog1
@@ -184,7 +184,7 @@ the arithmetic can handle."
   "The ClientStats of CLIENT since it was reset last, which it is now if RESET is true."
   (let ((histograms '()) (results '()) (now (read-clocks)))
     (dolist (worker-channel (load-client-worker-channels client))
-      (multiple-value-bind (latencies counts) (take-figures worker-channel reset)
+      (multiple-value-bind (latencies counts) (take-channel-figures worker-channel reset)
         (push latencies histograms)
         (loop for (code . count) in counts
               do (incf (getf results code 0) count))))

@@ -171,6 +171,16 @@ sender that the full stream of the previous attempt has stopped."
                    (attempt-began-ns attempt) (client-call-born-ns call))))
     attempt))
 
+(defun refuse-long-request (call request)
+  "End CALL, and return true, if its only REQUEST, or else its longest message to send, is longer
+than the service config, which is known now, allows."
+  (let ((limit (values (call-limits call)))
+        (size (longest-outgoing call (or request (client-call-request call)))))
+    (when (> size limit)
+      (multiple-value-bind (status text) (rpc:verdict :too-long-to-send size limit)
+        (end-client-call call status text :ended-by :local :sent nil))
+      t)))
+
 (define-hot begin-attempt ((call client-call) (link link) (stream http2:stream) request) null
   "Begin an attempt of CALL on STREAM of LINK. Send its headers and its only REQUEST or, if that is
 nil, the messages that CALL has sent before and those that wait for a stream."

@@ -148,21 +148,21 @@ LEAF-POLICY's config."
                  stride)
                 (t (make-stride weights (random #.(expt 2 32) (balancer-random leaf-policy))))))))
 
-(defun look-again (leaf-policy)
+(defun renew-weights-regularly (leaf-policy)
   "Renew the weights each update period while LEAF-POLICY has ready members."
   (stop-policy-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil))
   (when (plusp (length (weighted-ready leaf-policy)))
     ;; the timer is started first, so that an error below does not end it
     (setf (weighted-timer leaf-policy)
           (start-policy-timer leaf-policy (weighting-update-ns (weighting leaf-policy))
-                              #'look-again))
+                              #'renew-weights-regularly))
     (look-at-weights leaf-policy)))
 
 (defmethod leaf-policy-picker ((leaf-policy weighted-round-robin) ready)
   (declare (type simple-vector ready))
   (setf (weighted-ready leaf-policy) ready
         (weighted-stride leaf-policy) nil)
-  (look-again leaf-policy)
+  (renew-weights-regularly leaf-policy)
   (let ((turns (picker-function (turns-picker ready (first-turn leaf-policy ready)))))
     (new-picker (lambda (call)
                   (let ((stride (weighted-stride leaf-policy)))

@@ -80,16 +80,6 @@ that of CALL, or else that of the channel."
                       (smaller (or own-receive (options-max-receive-octets options))
                                configured))))))))
 
-(defun refuse-long-request (call request)
-  "End CALL, and return true, if its only REQUEST, or else its longest message to send, is longer
-than the service config, which is known now, allows."
-  (let ((limit (values (call-limits call)))
-        (size (longest-outgoing call (or request (client-call-request call)))))
-    (when (> size limit)
-      (multiple-value-bind (status text) (rpc:verdict :too-long-to-send size limit)
-        (end-client-call call status text :ended-by :local :sent nil))
-      t)))
-
 ;;; Adopting a config
 
 (defconstant +told-config+ 200

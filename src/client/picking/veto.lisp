@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.client)
 
-(defun effective-state (subchannel)
+(defun state-under-vetoes (subchannel)
   "The state of SUBCHANNEL as its balancer sees it: that of its links, or, while they are ready,
 that of the newest veto."
   (let ((state (subchannel-link-state subchannel))
@@ -29,7 +29,7 @@ that of the newest veto."
 
 (defun review-state (subchannel)
   "Notify the balancer of SUBCHANNEL if its state has changed."
-  (let ((state (effective-state subchannel)))
+  (let ((state (state-under-vetoes subchannel)))
     (unless (eq state (subchannel-state subchannel)) (come-to-state subchannel state))))
 
 (defun impose-veto (subchannel name state text)

@@ -88,7 +88,7 @@ METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. Fr
                                             (member instrument on))
                                         (not (member instrument off))))
                                  **instruments**)
-                   :keep-method (keeper methods) :keep-target (keeper targets)
+                   :keep-method (name-filter methods) :keep-target (name-filter targets)
                    :exemplar (exemplar-function exemplar) :optional-labels optional-labels
                    :resource resource)))
 
@@ -99,7 +99,7 @@ METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. Fr
     ((and symbol (satisfies fboundp)) (fdefinition function))
     (t (misuse "~A is a function or nil, not ~S." name function))))
 
-(defun keeper (names)
+(defun name-filter (names)
   "A predicate of the names that NAMES, see MAKE-METRICS, keeps; it is always true if NAMES is nil."
   (typecase names
     (null (constantly t))

@@ -181,7 +181,7 @@ the reason."
     (check :headers 'list)
     (check :resource 'list)))
 
-(defun exported-p (signal get-variable)
+(defun export-wanted-p (signal get-variable)
   "True unless the environment turns the export of SIGNAL off."
   (flet ((says-p (name word)
            (let ((value (variable-value name get-variable)))
@@ -217,9 +217,9 @@ any thread."
          (message (resource-message (resource-attributes resource get-variable)))
          (pipelines
            (append
-            (and metrics (exported-p :metrics get-variable)
+            (and metrics (export-wanted-p :metrics get-variable)
                  (list (metrics-pipeline metrics target message options get-variable)))
-            (and tracing (exported-p :traces get-variable)
+            (and tracing (export-wanted-p :traces get-variable)
                  (list (traces-pipeline tracing target message metrics options get-variable)))))
          (exporter (make-instance 'otlp-exporter :pipelines pipelines :tracing tracing
                                                  :metrics metrics)))

@@ -45,7 +45,7 @@ after these."))
     (append (given-places component)
             (when file (list (directory-of file) (implied-root file package))))))
 
-(defun all-places (component)
+(defun import-directories (component)
   "The directories in which imports of COMPONENT are found, in order."
   (append (component-places component)
           (absolute-directories *import-roots* *default-pathname-defaults*)
@@ -54,7 +54,7 @@ after these."))
 (defun component-imports (component)
   "The truenames of the files that COMPONENT imports, directly or not."
   (let ((file (probe-file (asdf:component-pathname component))))
-    (and file (imported-files file (all-places component)))))
+    (and file (imported-files file (import-directories component)))))
 
 ;;; When to compile, and after which components
 

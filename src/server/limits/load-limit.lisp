@@ -59,7 +59,7 @@ is 1309."
 (defconstant +least-queued-octets+ 65536
   "How many octets of answers each connection may have queued, however many all connections have.")
 
-(defun queued-limit (link)
+(defun most-queued-answers (link)
   "How many octets of answers LINK may have queued; fewer while all links together hold many."
   (if (wire:pressed-p link)
       +least-queued-octets+
@@ -75,7 +75,7 @@ them."
                          0))))
     (declare (type index waiting))
     (and (< +least-queued-octets+ waiting)
-         (< (the index (queued-limit link)) waiting))))
+         (< (the index (most-queued-answers link)) waiting))))
 
 (define-hot (output-waits-p :inline t) ((link server-link)) boolean
   "True if no more calls of LINK may begin, since too much of its output is unsent. Unsent output

@@ -32,9 +32,9 @@
 
 (test resolver
   ;; a numeric address reaches the resolver only here; it answers without asking anybody
-  (let ((addresses (clgrpc.os::lookup "127.0.0.3")))
+  (let ((addresses (clgrpc.os::query-resolver "127.0.0.3")))
     (is (equal '("127.0.0.3:0") (mapcar #'os:address-text addresses))))
-  (multiple-value-bind (addresses failure) (clgrpc.os::lookup "127.0.0.3.4.5")
+  (multiple-value-bind (addresses failure) (clgrpc.os::query-resolver "127.0.0.3.4.5")
     (is (null addresses))
     (is (stringp failure))))
 

@@ -41,7 +41,7 @@
     (let ((worker-channel (tools::make-worker-channel :channel channel)))
       (flet ((figures (reset)
                (multiple-value-bind (latencies results)
-                   (tools::take-figures worker-channel reset)
+                   (tools::take-channel-figures worker-channel reset)
                  (list (load:histogram-count latencies) results))))
         (dolist (status '(:ok :ok :unavailable))
           (tools::note-result worker-channel status 0))

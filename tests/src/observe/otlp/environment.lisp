@@ -103,6 +103,6 @@
                     (length (events-of :otlp-variable-ignored)))))))
 
 (test signals-that-are-not-wanted
-  (is-true (otlp::exported-p :metrics (variables "OTEL_TRACES_EXPORTER" "none")))
-  (is-false (otlp::exported-p :traces (variables "OTEL_TRACES_EXPORTER" "none")))
-  (is-false (otlp::exported-p :metrics (variables "OTEL_SDK_DISABLED" "TRUE"))))
+  (is-true (otlp::export-wanted-p :metrics (variables "OTEL_TRACES_EXPORTER" "none")))
+  (is-false (otlp::export-wanted-p :traces (variables "OTEL_TRACES_EXPORTER" "none")))
+  (is-false (otlp::export-wanted-p :metrics (variables "OTEL_SDK_DISABLED" "TRUE"))))
