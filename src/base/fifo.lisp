@@ -8,7 +8,7 @@
 
 (defstruct (fifo (:copier nil))
   "Items, oldest first."
-  (items '() :type list)                ; oldest first
+  (items '() :type list)                ; the items, oldest first
   (tail '() :type list))                ; the last cell of ITEMS
 
 (declaim (sb-ext:freeze-type fifo))
@@ -58,7 +58,7 @@ two items, defines the order; the items of FIFO are already in this order."
       (car cell))))
 
 (defun remove-from-fifo (item fifo)
-  "Remove ITEM from FIFO if it is in it."
+  "Remove ITEM from FIFO if FIFO has it."
   (let ((items (delete item (fifo-items fifo) :test #'eq)))
     (setf (fifo-items fifo) items
           (fifo-tail fifo) (last items))

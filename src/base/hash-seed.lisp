@@ -1,5 +1,5 @@
-;;;; The seed of hash functions over data that peers send. It differs in every process, so that no
-;;;; peer can choose keys that collide; nothing observable depends on it.
+;;;; The seed of hash functions over data that peers send. The seed differs in every process, so
+;;;; that no peer can choose keys that collide; nothing observable depends on it.
 
 (in-package #:clgrpc.base)
 

@@ -1,8 +1,8 @@
 ;;;; Functions that report a wrong keyword. SBCL itself answers (make-channel "localhost" 50051)
 ;;;; with "odd number of &KEY arguments", an unknown keyword without the function's name, and a
-;;;; missing argument with "invalid number of arguments". These functions report which argument of
-;;;; which function is wrong, and which arguments it takes. The check conses a list of the given
-;;;; keywords, so functions that get keywords for each call or message do without it.
+;;;; missing argument with "invalid number of arguments". The keyword functions here report which
+;;;; argument of which function is wrong, and which arguments it takes. The check conses a list of
+;;;; the given keywords, so functions that get keywords for each call or message do without it.
 
 (in-package #:clgrpc.base)
 

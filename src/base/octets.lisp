@@ -123,8 +123,8 @@ Signal an error if either range is out of bounds."
   (sb-kernel:%shrink-vector octets (- end start)))
 
 (define-leaf %octets-equal ((a octets) (b octets) (start index)) boolean
-  "True if A equals as many octets of B from START. They are compared by words; the last word may
-overlap the one before it."
+  "True if A equals as many octets of B from START. The octets are compared by words; the last word
+may overlap the one before it."
   (let ((count (length a)))
     (if (< count 8)
         (loop for i of-type index below count
@@ -241,7 +241,7 @@ overlap the one before it."
 
 (define-hot (ensure-buffer-room :inline t) ((buffer buffer) (count index)) octets
   "Make room for COUNT octets after the end of BUFFER, moving or growing it if need be.
-Return its octet vector, in which BUFFER-END is the position at which to write."
+Return BUFFER's octet vector, in which BUFFER-END is the position at which to write."
   (if (<= count (buffer-room buffer))
       (buffer-octets buffer)
       (grow-buffer buffer count)))

@@ -6,7 +6,7 @@
 
 (defstruct (octet-budget (:copier nil))
   "The octets of the requests that all calls of a channel keep together."
-  (held 0 :type sb-ext:word))           ; octets; atomic
+  (held 0 :type sb-ext:word))           ; octets that are held; atomic
 
 (declaim (sb-ext:freeze-type octet-budget))
 
@@ -16,8 +16,8 @@
   "The messages that a call has sent, before any answer."
   (octet-budget nil :type octet-budget) ; the channel's, charged with OCTETS
   (limit 0 :type index)                 ; how many octets may be kept
-  (room 0 :type fixnum)                 ; how many more messages may be
-  (messages '() :type list)             ; in the form of the transport, newest first
+  (room 0 :type fixnum)                 ; how many more messages may be kept
+  (messages '() :type list)             ; messages in the form of the transport, newest first
   (octets 0 :type index))               ; the length of the kept requests
 
 (declaim (sb-ext:freeze-type replay))

@@ -31,14 +31,14 @@
 instead.")
 
 (defstruct (timer (:constructor make-timer (function argument)) (:copier nil))
-  "A timer, which calls a function when it is due. It can be reused; it is in at most one wheel at a
-time."
+  "A timer, which calls a function when it is due. A timer can be reused; it is in at most one wheel
+at a time."
   (function nil :type function :read-only t) ; the function to call
   (argument nil :read-only t)           ; its argument
-  (due-ns 0 :type nanoseconds)          ; when it is due
+  (due-ns 0 :type nanoseconds)          ; when the timer is due
   (slot +idle+ :type (integer -1 448))  ; its slot of the wheel, or +IDLE+
-  (next nil :type (or null timer))      ; in its slot
-  (previous nil :type (or null timer))) ; in its slot
+  (next nil :type (or null timer))      ; the next timer in its slot
+  (previous nil :type (or null timer))) ; the previous timer in its slot
 
 (declaim (sb-ext:freeze-type timer))
 
@@ -48,9 +48,9 @@ due."
   timer-due-ns "The time TIMER was last scheduled for.")
 
 (defstruct (timer-wheel (:constructor make-timer-wheel ()) (:copier nil))
-  "Timers by when they are due."
+  "Timers by the times when they are due."
   (tick 0 :type (unsigned-byte 42))     ; the tick up to which the wheel has turned
-  (count 0 :type index)                 ; how many timers are in it
+  (count 0 :type index)                 ; how many timers are in the wheel
   (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before
   (earliest-known t :type boolean)      ; false once the timer that is due then may have left
   ;; the first timer of each slot, or nil
@@ -212,8 +212,8 @@ timers."
 
 (define-hot (next-due-ns :inline t) ((wheel timer-wheel)) (or null nanoseconds)
   "The time at which ADVANCE-WHEEL should be called next: never later than the first timer is due;
-NIL without timers. The time may be earlier than that if more than +EXACT-SCAN+ timers share a slot
-above level 0: then it is the time when that slot's timers move down."
+NIL without timers. The time may be earlier than the first timer's if more than +EXACT-SCAN+ timers
+share a slot above level 0: then it is the time when that slot's timers move down."
   (unless (timer-wheel-earliest-known wheel) (renew-earliest wheel))
   (let ((due (timer-wheel-earliest-ns wheel)))
     (if (= due most-positive-fixnum) nil due)))

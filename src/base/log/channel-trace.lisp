@@ -32,9 +32,10 @@
 
 (defstruct (channel-event (:copier nil))
   "An event of a channel, a subchannel or a server."
-  (text "" :type string :read-only t)   ; for people
-  (severity :info :type (member :info :warning :error) :read-only t) ; as channelz has it
-  (ns 0 :type (unsigned-byte 62) :read-only t) ; when, by the clock of the channel trace's owner
+  (text "" :type string :read-only t)   ; the description, for people
+  (severity :info :type (member :info :warning :error) :read-only t) ; the severity in channelz
+  ;; when the event happened, by the clock of the channel trace's owner
+  (ns 0 :type (unsigned-byte 62) :read-only t)
   (child nil :type (or null (unsigned-byte 62)) :read-only t) ; the subchannel's number, or nil
   (child-name "" :type string :read-only t) ; its name
   (place 1 :type (unsigned-byte 62) :read-only t)) ; the number of events up to this one
@@ -49,7 +50,7 @@
                           (:copier nil))
   "The number of an object that channelz shows, and its last events."
   (number 0 :type (unsigned-byte 62) :read-only t) ; see NEW-NUMBER
-  (born-ns 0 :type (unsigned-byte 62) :read-only t) ; when it began
+  (born-ns 0 :type (unsigned-byte 62) :read-only t) ; when the object began
   (channel-events '() :type list))      ; newest first, up to twice as many as are shown; atomic
 
 (declaim (sb-ext:freeze-type channel-trace))
@@ -80,8 +81,8 @@ nanoseconds."
     (reverse (subseq events 0 (min +most-channel-events+ (length events))))))
 
 (defun note-channel-event (channel-trace now text &key (severity :info) child (child-name ""))
-  "Add an event with TEXT at NOW to CHANNEL-TRACE. If it is about a subchannel, CHILD is its number
-and CHILD-NAME its name. From any thread."
+  "Add an event with TEXT at NOW to CHANNEL-TRACE. If the event is about a subchannel, CHILD is its
+number and CHILD-NAME its name. From any thread."
   (loop
     (let* ((events (channel-trace-channel-events channel-trace))
            (place (if events (1+ (channel-event-place (first events))) 1))

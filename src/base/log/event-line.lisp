@@ -26,9 +26,9 @@
 
 (defstruct (key-forms (:copier nil))
   "How a keyword appears in lines."
-  (name "" :type simple-string :read-only t) ; in lower case
-  (text "" :type simple-string :read-only t) ; before a value in text
-  (json "" :type simple-string :read-only t)) ; before a value in JSON
+  (name "" :type simple-string :read-only t) ; the name in lower case
+  (text "" :type simple-string :read-only t) ; what is written before a value in text
+  (json "" :type simple-string :read-only t)) ; what is written before a value in JSON
 
 (declaim (sb-ext:freeze-type key-forms))
 

@@ -32,9 +32,9 @@ for each entry would cost more than the entries.")
   (waiters '() :type list)              ; functions to be called after them, newest first
   (count 0 :type fixnum)                ; the number of ENTRIES
   (octets 0 :type fixnum)               ; their size, about
-  (dropped 0 :type (unsigned-byte 62))  ; the number of entries that found it full
+  (dropped 0 :type (unsigned-byte 62))  ; the number of entries that found the journal full
   (running nil :type boolean)           ; true while there is a thread
-  (ending nil :type boolean))           ; true while it must not wait for more
+  (ending nil :type boolean))           ; true while the thread must not wait for more
 
 (define-printer (journal journal)
   "~D entries wait, ~D dropped" (journal-count journal) (journal-dropped journal))
@@ -82,7 +82,7 @@ entries, the oldest first, and the number that was dropped before them. From any
 
 (defun call-with-journal (journal function)
   "Call FUNCTION with the lock held: it may add an entry or a waiter to JOURNAL, and then returns
-true. If it does so, wake the thread of JOURNAL."
+true. If FUNCTION returns true, wake the thread of JOURNAL."
   (let ((start nil) (first nil))
     (sb-sys:without-interrupts          ; a thread that is said to run is started
       (sb-thread:with-mutex ((journal-lock journal))
@@ -194,9 +194,9 @@ to be saved."
 
 (define-keyword-function log-in-background (function &key (limit +journal-entries+))
   "Return a function for *LOG-FUNCTION* that calls FUNCTION with the same arguments on a thread of
-its own, so FUNCTION may be slow. At most LIMIT events wait for it, with at most 16 MB of texts;
-further events are dropped, and the event :EVENTS-DROPPED gives FUNCTION their number. Errors in
-FUNCTION are ignored. The returned function may be called from any thread. See FLUSH-LOG."
+its own, so FUNCTION may be slow. At most LIMIT events wait for the thread, with at most 16 MB of
+texts; further events are dropped, and the event :EVENTS-DROPPED gives FUNCTION their number. Errors
+in FUNCTION are ignored. The returned function may be called from any thread. See FLUSH-LOG."
   (check-type function (or symbol function))
   (check-type limit (integer 1 *))
   (let ((journal (open-journal (lambda (entries dropped)

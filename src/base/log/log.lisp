@@ -1,22 +1,22 @@
-;;;; The log: events as data. They go to *LOG-FUNCTION*, the user's choice, which by default writes
-;;;; errors to the standard error, and to any number of listeners, which libraries add. Logging must
-;;;; never make other code fail, so errors in these functions are ignored, and so are events that
-;;;; these functions log themselves; the first error of *LOG-FUNCTION* is written to the standard
-;;;; error. Events of tracers (tracer.lisp) have the details; functions that write events are in
-;;;; journal.lisp.
+;;;; The log: events as data. The events go to *LOG-FUNCTION*, the user's choice, which by default
+;;;; writes errors to the standard error, and to any number of listeners, which libraries add.
+;;;; Logging must never make other code fail, so errors in these functions are ignored, and so are
+;;;; events that these functions log themselves; the first error of *LOG-FUNCTION* is written to the
+;;;; standard error. Events of tracers (tracer.lisp) have the details; functions that write events
+;;;; are in journal.lisp.
 
 (in-package #:clgrpc.base)
 
 (declaim (type (or null symbol function) *log-function*))
 (defvar *log-function* 'log-errors
-  "LOG-ERRORS, the default; NIL, for silence; or any function. It is called as (FUNCTION LEVEL EVENT
-&rest PLIST) with each event, on the thread of the event. This may be an event loop's, so the
-function must be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that calls
-another, possibly slow, function on a thread of its own. LEVEL is :debug, :info, :warning, :error
-or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its data; doc/observability.md
-lists them. An error in the function is written to the standard error, once. Set it globally; a
-binding affects one thread only. It belongs to the program: libraries use ADD-LOG-LISTENER
-instead.")
+  "LOG-ERRORS, the default; NIL, for silence; or any function. The function is called as (FUNCTION
+LEVEL EVENT &rest PLIST) with each event, on the thread of the event. This may be an event loop's,
+so the function must be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that
+calls another, possibly slow, function on a thread of its own. LEVEL is :debug, :info, :warning,
+:error or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its data;
+doc/observability.md lists them. An error in the function is written to the standard error, once.
+Set it globally; a binding affects one thread only. The variable belongs to the program: libraries
+use ADD-LOG-LISTENER instead.")
 
 (declaim (type list **log-listeners**))
 (defglobal **log-listeners** '()
@@ -48,9 +48,9 @@ Signal MISUSE for another object. From any thread."
 *LOG-FUNCTION*, and those of LOG-ERRORS; see journal.lisp.")
 
 (defun log-errors (level event &rest plist)
-  "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or :trace, the level of tracers. It
-is the default of *LOG-FUNCTION*, so that users see errors without setting up a log. A thread of its
-own writes, as with LOG-WRITER. From any thread."
+  "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or :trace, the level of tracers. This
+function is the default of *LOG-FUNCTION*, so that users see errors without setting up a log. A
+thread of its own writes, as with LOG-WRITER. From any thread."
   (when (and (member level '(:error :trace)) **line-function**)
     (apply **line-function** level event plist)))
 

@@ -1,7 +1,8 @@
 ;;;; Text that a peer may have written, made fit to be shown: in a log, a report, a backtrace, on a
-;;;; terminal. Nothing in it may look like another line, move a cursor, change the order of the text
-;;;; next to it or be longer than its limit. Code that shows such text uses PRINTABLE-TEXT or
-;;;; WRITE-PRINTABLE; code that prints an object which contains such text uses BOUNDED-TEXT.
+;;;; terminal. Nothing in a printed text may look like another line, move a cursor, change the order
+;;;; of the text next to it or be longer than its limit. Code that shows such text uses
+;;;; PRINTABLE-TEXT or WRITE-PRINTABLE; code that prints an object which contains such text uses
+;;;; BOUNDED-TEXT.
 ;;;;
 ;;;; Invariant: the work and the memory are bounded by the limit, not by the length of the text.
 
@@ -132,7 +133,7 @@ ends BODY, and the second value is true."
 
 (defun bounded-text (object &key (limit +visible-characters+) escape)
   "Return OBJECT as PRINC, or with ESCAPE as PRIN1, prints it: at most LIMIT characters, then … if
-there are more. It always returns a string, which may be unsafe to show."
+there are more. The result is always a string, which may be unsafe to show."
   (or (with-log-guard ()
         (multiple-value-bind (text cut)
             (if (and (stringp object) (not escape))

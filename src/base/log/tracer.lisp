@@ -122,8 +122,8 @@ overrides earlier ones. The second value is a list of the unknown words."
   "Return the names of the tracers that are on, a list of keywords. SETFable to such a list, or to a
 string in the form of GRPC_TRACE: names with commas between, `all`, and patterns such as `http*`; a
 minus switches off tracers that come before: \"all,-http\". Signal MISUSE for a name without a
-tracer; (TRACER-TABLE) lists all tracers. Their events go to *LOG-FUNCTION*, or while that is NIL to
-*ERROR-OUTPUT*. From any thread."
+tracer; (TRACER-TABLE) lists all tracers. The tracers' events go to *LOG-FUNCTION*, or while that is
+NIL to *ERROR-OUTPUT*. From any thread."
   (loop for tracer in **tracers**
         when (logtest (tracer-mask tracer) **traced**) collect (tracer-name tracer)))
 

@@ -120,8 +120,8 @@ Other threads still discharge their own."
 ;;; sum slightly wrong until the next collection.
 
 (defconstant +early-octets+ (* 24 1024 1024)
-  "The most octets that may be fresh. They occupy up to twice as much memory, and a collection
-copies 1 MB in a millisecond or two.")
+  "The most octets that may be fresh. Fresh octets occupy up to twice as much memory, and a
+collection copies 1 MB in a millisecond or two.")
 
 (declaim (type cons **fresh**) (type fixnum **fresh-most**))
 (defglobal **fresh** (list 0))          ; octets; atomic
@@ -168,5 +168,5 @@ the heap old."
 
 (defun collect-due-generation (call)
   "If early collections have made many objects old, collect the old objects. CALL is called with the
-function that does so, which stops all threads for a while. Call this without locks."
+function that collects them, which stops all threads for a while. Call this without locks."
   (when (old-garbage-due-p) (funcall call #'collect-old)))

@@ -9,8 +9,8 @@
 ;;;; long as collections take less than a hundredth of the time.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
-;;;; functions). It is QUIET if it conses little, or idle. Such a process collects young objects and
-;;;; returns all free pages; then, if the gain is worth the time, it makes a full collection. A
+;;;; functions). Such a process, which is QUIET if it conses little, or idle, collects young objects
+;;;; and returns all free pages; then, if the gain is worth the time, it makes a full collection. A
 ;;;; quiet process makes the full collection only if that takes at most 20 ms. Free pages are
 ;;;; returned by STEPS of a few milliseconds, each with the world stopped, and between two steps
 ;;;; other threads run. SBCL would return all of them at the end of a collection; a process that had
@@ -65,7 +65,7 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
 
 (defun set-nursery (octets)
   "Have OCTETS consed between two collections, or a tenth of the heap if that is less, and at most
-as many survivors copied at once. It applies after the next collection."
+as many survivors copied at once. The new size applies after the next collection."
   (setf **nursery** (min octets (floor (sb-ext:dynamic-space-size) 10))
         ;; not by (SETF BYTES-CONSED-BETWEEN-GCS), by which SBCL 2.6.4 changes the next collection
         ;; as well, and signals an error if it would have to be in the past
@@ -266,9 +266,9 @@ and for some milliseconds at a time after that."
 
 (defun full-collection-due-p (&key quick)
   "True if a full collection is worth the time for which it stops all threads. If the collection
-takes 20 ms at most, the heap must be a quarter larger than after the last full collection. If it
-takes longer, the heap must be twice as large; with QUICK, the value is then false. There must be
-room for the copies."
+takes 20 ms at most, the heap must be a quarter larger than after the last full collection. If the
+collection takes longer, the heap must be twice as large; with QUICK, the value is then false. There
+must be room for the copies."
   (and **tuned**
        (let* ((page-statistics (recent-page-statistics))
               (quickly (<= (page-statistics-copied page-statistics) +quickly-copied-octets+)))
@@ -298,9 +298,9 @@ pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
 
 (defstruct (quiet-period (:copier nil) (:predicate nil))
   "The time since which the process has consed little, for one thread that checks it now and then."
-  (since-ns 0 :type nanoseconds)        ; when that time began
+  (since-ns 0 :type nanoseconds)        ; when the time of little consing began
   (used 0 :type heap-octets)            ; octets allocated then
-  (epoch nil))                          ; of the collection before
+  (epoch nil))                          ; the epoch of the collection before
 
 (defun quiet-p (quiet-period)
   "True if little was consed for +QUIET-NS+. Then the next period begins."
@@ -345,7 +345,7 @@ change the size stays."
   (quiet-period (make-quiet-period) :type quiet-period :read-only t) ; see QUIET-P
   (ns 0 :type nanoseconds)              ; when it last found that garbage had been collected
   (run-time 0 :type integer)            ; *GC-RUN-TIME* then, less **TIME-ASIDE**
-  (epoch nil))                          ; of the last collection before
+  (epoch nil))                          ; the epoch of the last collection before
 
 (document-functions
   make-collector-watch "Return a new watch for RETUNE-COLLECTOR, which knows nothing yet.")
@@ -369,7 +369,7 @@ set another size."
 (defun retune-collector (watch)
   "In a tuned process adapt the nursery to the time that collections take, and give memory back if
 the process is quiet. Call it several times a second, with the same WATCH, from one thread that
-holds no lock. It may stop all threads, see GIVE-MEMORY-BACK."
+holds no lock. This may stop all threads, see GIVE-MEMORY-BACK."
   (when **tuned**
     (fit-nursery watch)
     (give-back-if-quiet (collector-watch-quiet-period watch))))

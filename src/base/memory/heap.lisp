@@ -9,13 +9,13 @@
 ;;;;
 ;;;; A thread that is about to allocate much asks for a promise first, and settles it when the
 ;;;; memory is allocated or is not needed any more. A promise is given if a fifth of the heap stays
-;;;; free beyond all promises. That is enough for objects consed until the next collection, for the
-;;;; collection itself, and for memory without a promise, such as messages that user code makes.
-;;;; Short messages need no promise. A promise for small objects, such as those of a message that is
-;;;; decoded, is given if there is room for them and for the collector's copies of them.
+;;;; free beyond all promises. That fifth is enough for objects consed until the next collection,
+;;;; for the collection itself, and for memory without a promise, such as messages that user code
+;;;; makes. Short messages need no promise. A promise for small objects, such as those of a message
+;;;; that is decoded, is given if there is room for them and for the collector's copies of them.
 ;;;;
-;;;; Invariant: promised octets are never counted as free. Once allocated they even count twice,
-;;;; until the promise is settled.
+;;;; Invariant: promised octets are never counted as free. Once allocated the promised objects even
+;;;; count twice, until the promise is settled.
 
 (in-package #:clgrpc.base)
 
@@ -24,7 +24,7 @@
   '(unsigned-byte 48))
 
 (define-condition heap-full (storage-condition)
-  ((octets :initarg :octets :reader heap-full-octets)) ; how many were wanted
+  ((octets :initarg :octets :reader heap-full-octets)) ; how many octets were wanted
   (:report (lambda (condition stream)
              (format stream "The heap has no room for ~D octets." (heap-full-octets condition))))
   (:documentation "The heap has no room for a long vector. Nothing was changed."))
@@ -96,7 +96,7 @@ allocation."
 
 (defstruct (page-statistics (:copier nil))
   "The state of the pages of the heap at some moment."
-  (epoch nil)                           ; of the collection before
+  (epoch nil)                           ; the epoch of the collection before
   (used 0 :type heap-octets)            ; octets allocated then
   (wide 0 :type heap-octets)            ; free, in holes of a 32nd of the heap and more
   (copied 0 :type heap-octets)          ; octets that a full collection copies

@@ -1,7 +1,7 @@
 ;;;; Long vectors of numbers that are not zeroed. SBCL 2.2.9 zeroes the pages that Lisp allocates
 ;;;; (gencgc.c, zeroize_pages_if_needed); for a vector of 100 KB that is filled at once this takes
-;;;; half of the time. Its collector also knows pages without pointers, which it does not zero, but
-;;;; Lisp can only get them through the C function that finds the pages of a large object,
+;;;; half of the time. SBCL's collector also knows pages without pointers, which it does not zero,
+;;;; but Lisp can only get them through the C function that finds the pages of a large object,
 ;;;; gc_alloc_large.
 ;;;;
 ;;;; Invariants: the collector cannot run between the allocation and the writing of the header. An
@@ -48,7 +48,7 @@ the collector off."
 (define-hot raw-vector ((widetag (unsigned-byte 8)) (length heap-octets) (octets heap-octets)
                         (make-ordinary function)) t
   "A vector with WIDETAG of LENGTH elements, which are undefined and take OCTETS octets; or an
-ordinary vector, made by MAKE-ORDINARY. Signal HEAP-FULL if that might end the process."
+ordinary vector, made by MAKE-ORDINARY. Signal HEAP-FULL if the allocation might end the process."
   (let ((size (logandc2 (+ octets (* 2 sb-vm:n-word-bytes) 15) 15)))
     (flet ((make ()
              (or (and (not (collection-due-p size))

@@ -20,11 +20,11 @@
   "A row of the options table. See OPTION-TABLE."
   (name :none :type keyword)            ; the name of the option, as a keyword argument
   (scope :method :type option-scope)    ; its subject, see OPTION-ROW-SCOPE
-  (only nil :type (member nil :server :channel)) ; the only end that takes it, or nil
+  (only nil :type (member nil :server :channel)) ; the only end that takes the option, or nil
   (default nil :type (or real boolean)) ; the value if none is given
   (minimum nil :type (or null real))    ; the smallest value allowed, nil for a boolean
   (maximum nil :type (or null real))    ; the largest
-  (unit "" :type string)                ; of the value, as text
+  (unit "" :type string)                ; the unit of the value, as text
   (reason "" :type string))             ; its purpose, understood when it is shown alone
 
 (define-printer (row option-row)
@@ -38,7 +38,7 @@ channels take; :listener, :server or :reserve, which servers take; :channel, whi
 :tracing, which MAKE-TRACING takes. Channels within the image take those of :method."
   option-row-only ":server or :channel if only that accepts the option, whatever its scope; else
 nil."
-  option-row-default "Its value if none is given."
+  option-row-default "The value of the option if none is given."
   option-row-minimum "The smallest value allowed; nil if the value is T or NIL."
   option-row-maximum "The largest value allowed; nil if the value is T or NIL."
   option-row-unit "The unit of the value, as text."
@@ -633,8 +633,8 @@ collection that copies as much stops all threads for about an eighth of a second
         limit)))
 
 (defun check-authority (authority)
-  "Return AUTHORITY if it can be the :authority of calls. Signal MISUSE if it has invalid characters
-(RFC 3986)."
+  "Return AUTHORITY if it can be the :authority of calls. Signal MISUSE if AUTHORITY has invalid
+characters (RFC 3986)."
   (unless (and (stringp authority)
                (plusp (length authority))
                (every (lambda (character) (char< #\Space character #\Rubout)) authority))

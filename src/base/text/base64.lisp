@@ -9,7 +9,7 @@
 (in-package #:clgrpc.base)
 
 (define-condition invalid-base64 (clgrpc-error)
-  ((position :initarg :position :reader invalid-base64-position)) ; of the first wrong character
+  ((position :initarg :position :reader invalid-base64-position)) ; the first wrong character's
   (:report (lambda (condition stream)
              (format stream "Invalid base64 at character ~D." (invalid-base64-position condition))))
   (:documentation "Text that must be base64 is not. POSITION is the offset of the first wrong
@@ -114,7 +114,7 @@ alphabet."
 (defun decode-base64 (text &key (start 0) (end (length text)) any-alphabet)
   "Return the octets that TEXT, a string or octets, holds in base64 from START to END, with or
 without padding. With ANY-ALPHABET digits may also be those of URLs (RFC 4648 section 5). Signal
-INVALID-BASE64 if it is not base64."
+INVALID-BASE64 if the text is not base64."
   (declare (type (or string octets) text))
   (let ((digit-values (if any-alphabet **any-base64-values** **base64-values**)))
     (if (stringp text)

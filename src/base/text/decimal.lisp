@@ -100,8 +100,8 @@ float: DOUBLE is not next to the midpoint of two single floats."
 ;;; To decimal digits
 
 (defun decimal-digits (number count)
-  "Round the positive rational NUMBER to COUNT significant decimal digits. Return them as an integer
-and the exponent E of the first: NUMBER is about d.ddd × 10^E."
+  "Round the positive rational NUMBER to COUNT significant decimal digits. Return the digits as an
+integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
   (let ((exponent (floor (* (- (integer-length (numerator number))
                                (integer-length (denominator number)))
                             0.30103d0))))

@@ -19,8 +19,8 @@
 (in-package #:clgrpc.base)
 
 (define-condition json-error (clgrpc-error)
-  ((line :initarg :line :reader json-error-line) ; from 1
-   (column :initarg :column :reader json-error-column) ; from 1
+  ((line :initarg :line :reader json-error-line) ; the line of the fault, from 1
+   (column :initarg :column :reader json-error-column) ; the column of the fault, from 1
    (text :initarg :text :reader json-error-text)) ; the expected element
   (:report (lambda (condition stream)
              (format stream "Invalid JSON at line ~D, column ~D: ~A."
@@ -41,7 +41,7 @@ describes the expected element."))
   "The state of reading a JSON text."
   (octets (make-octets 0) :type octets) ; the text, in UTF-8
   (position 0 :type index)              ; the rest to be read begins here
-  (end 0 :type index)                   ; and ends here
+  (end 0 :type index)                   ; where the part that is being read ends
   (depth 0 :type index)                 ; the number of values open around POSITION
   (max-depth 0 :type index))            ; the most that may be open
 
@@ -60,9 +60,9 @@ MAX-LENGTH characters or octets."
   (if (stringp source) (string-octets source) source))
 
 (defun make-json-reader (source &key (max-depth 100) (max-length (expt 2 24)))
-  "Return a reader of the JSON text SOURCE, a string or octets in UTF-8. Signal LIMIT-EXCEEDED if it
-is longer than MAX-LENGTH characters or octets. Reading signals LIMIT-EXCEEDED at values that nest
-deeper than MAX-DEPTH."
+  "Return a reader of the JSON text SOURCE, a string or octets in UTF-8. Signal LIMIT-EXCEEDED if
+the text is longer than MAX-LENGTH characters or octets. Reading signals LIMIT-EXCEEDED at values
+that nest deeper than MAX-DEPTH."
   (let ((octets (source-octets source max-length 'json-length)))
     (%make-json-reader octets (length octets) max-depth)))
 

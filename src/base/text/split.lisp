@@ -14,8 +14,8 @@ functions for strings of any type take up to twenty times as long for a characte
 (defmacro scan-words (width char text start end)
   "A position in TEXT, between START and END, before which the character CHAR does not occur; the
 caller continues the search there. Characters have WIDTH bits, and all those of a word of 64 bits
-are tested at a time: one is 0 if a subtraction sets its high bit, which was not set (Mycroft's
-test)."
+are tested at a time: in their differences from CHAR one character is 0 if a subtraction sets its
+high bit, which was not set (Mycroft's test)."
   (flet ((each (bits) (loop for shift below 64 by width sum (ash bits shift))))
     `(let ((wanted (ldb (byte 64 0) (* ,(each 1) (char-code ,char)))) (at ,start))
        (declare (type (unsigned-byte 64) wanted) (type index at))

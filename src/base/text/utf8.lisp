@@ -9,7 +9,7 @@
 (in-package #:clgrpc.base)
 
 (define-condition invalid-utf8 (clgrpc-error)
-  ((position :initarg :position :reader invalid-utf8-position)) ; of the first wrong octet
+  ((position :initarg :position :reader invalid-utf8-position)) ; the first wrong octet's
   (:report (lambda (condition stream)
              (format stream "Invalid UTF-8 at octet ~D." (invalid-utf8-position condition))))
   (:documentation "Octets that must be UTF-8 are not. POSITION is the offset of the first wrong
