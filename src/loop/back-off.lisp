@@ -1,5 +1,5 @@
 ;;;; Waiting between attempts that fail, as gRPC's document on connection back-off specifies. Each
-;;;; wait is longer than the previous one, up to a limit. A part of it is random, so that the
+;;;; wait is longer than the previous one, up to a limit. A part of each wait is random, so that the
 ;;;; clients of a server that returns do not all connect at once. Every kind of attempt that is
 ;;;; repeated has this back-off:
 ;;;;
@@ -12,7 +12,7 @@
 (defstruct (back-off (:copier nil))
   "The length of the last wait between attempts, and the timer of the wait under way."
   (seconds 0 :type real)                ; the last wait without jitter; 0 at first
-  (timer nil :type (or null timer)))    ; of the wait under way
+  (timer nil :type (or null timer)))    ; the timer of the wait under way
 
 (document-functions
   make-back-off "Return a back-off whose next wait is the first, shortest one."

@@ -1,7 +1,7 @@
 ;;;; Futures: values that come later. The code that produces the value makes a future and settles
 ;;;; it, once; other code waits for it, or attaches functions. A future is any object that has
-;;;; COMPLETIONS: the attached functions, the newest first, or :DONE once they run. Those made here,
-;;;; by MAKE-FUTURE, ALL and ANY, are PROMISES. A call of gRPC that is its own future
+;;;; COMPLETIONS: the attached functions, the newest first, or :DONE once they run. The futures made
+;;;; here, by MAKE-FUTURE, ALL and ANY, are PROMISES. A call of gRPC that is its own future
 ;;;; (calling/call-async.lisp) is another kind, which needs no further object.
 ;;;;
 ;;;; At first the slot VALUE of a promise holds the function that CANCEL calls, or nil. The thread
@@ -15,7 +15,7 @@
   (:documentation "End THING early: a call, a future, or a handle of CLGRPC.ASYNC (a value of DELAY,
 INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER or SIGNAL-HANDLER); a function, such as
 the value of INTERVAL, is called. Calls and futures end with a condition that has TEXT. Nothing
-happens if THING has ended. Signal MISUSE for another object. From any thread.")
+happens if THING has ended. Signal MISUSE for any other object. From any thread.")
   (:method ((thing function) &optional text)
     (declare (ignore text))
     (funcall thing)
@@ -60,13 +60,13 @@ were. From any thread."))
 (define-completions (promise promise) (promise-completions promise))
 
 (define-condition future-cancelled (clgrpc-error)
-  ((text :initarg :text :reader future-cancelled-text)) ; why CANCEL was called
+  ((text :initarg :text :reader future-cancelled-text)) ; the reason, an argument of CANCEL
   (:report (lambda (condition stream)
              (format stream "The future was ~A." (future-cancelled-text condition))))
   (:documentation "The value of a future will not come, because CANCEL was called."))
 
 (define-condition await-timeout (clgrpc-error)
-  ((future :initarg :future :reader await-timeout-future)) ; the one that was awaited
+  ((future :initarg :future :reader await-timeout-future)) ; the future that was awaited
   (:report (lambda (condition stream)
              (format stream "~A has not come in time." (await-timeout-future condition))))
   (:documentation "The value of a future has not come in time; it still may."))
@@ -96,7 +96,7 @@ that, it calls (ON-CANCEL), which should stop the work that produces the value. 
 
 (defun settle-future (future value &key cancel)
   "Set the VALUE of FUTURE unless it has one, and call the functions attached to it; if CANCEL is
-true, also the function that CANCEL calls. Return true if it had no value."
+true, also the function that CANCEL calls. Return true if FUTURE had no value."
   (loop
     (let ((old (promise-value future)))
       (unless (or (null old) (functionp old)) (return nil))
@@ -263,9 +263,9 @@ AWAIT-TIMEOUT."
 (define-keyword-function await (future &key timeout)
   "Wait until FUTURE is settled; return its values (those of a call: its reply and the call), or
 signal its error. Signal AWAIT-TIMEOUT if that takes longer than TIMEOUT seconds; nil, the default,
-means no limit, but the time-out of a call ends the wait for that call. It may be called again for
-the same FUTURE. Signal MISUSE if FUTURE is not a future, and for other wrong arguments. From any
-thread but one that runs a loop."
+means no limit, but the time-out of a call ends the wait for that call. AWAIT may be called again
+for the same FUTURE. Signal MISUSE if FUTURE is not a future, and for other wrong arguments. From
+any thread but one that runs a loop."
   (unless (typep timeout '(or null real))
     (misuse ":timeout of AWAIT is a number of seconds or nil, not ~S." timeout))
   (future-values future timeout))
@@ -289,8 +289,9 @@ a future, is settled. Otherwise a future that is not settled for long would keep
   whole)
 
 (defun all (futures)
-  "Return a future of the list of the first values of FUTURES, a sequence, in the same order. It is
-rejected with the first error of any of them. Cancelling it cancels them. From any thread."
+  "Return a future of the list of the first values of FUTURES, a sequence, in the same order. The
+future is rejected with the first error of any of them. Cancelling the new future cancels FUTURES.
+From any thread."
   (let* ((futures (coerce futures 'list))
          (values (make-list (length futures)))
          (left (list (length futures)))
@@ -305,9 +306,9 @@ rejected with the first error of any of them. Cancelling it cancels them. From a
       (add-completions whole futures (maplist #'keeper values)))))
 
 (defun any (futures)
-  "Return a future of the first value that any of FUTURES, a sequence, gets. It is rejected, with
-the last error, if all of them are rejected. The other futures continue; cancelling the returned
-future cancels all. Signal MISUSE if FUTURES is empty. From any thread."
+  "Return a future of the first value that any of FUTURES, a sequence, gets. The future is rejected,
+with the last error, if all of them are rejected. The other futures continue; cancelling the
+returned future cancels all. Signal MISUSE if FUTURES is empty. From any thread."
   (let* ((futures (coerce futures 'list))
          (left (list (length futures)))
          (whole (make-future :on-cancel (lambda () (cancel-each futures)))))
@@ -340,10 +341,10 @@ rejects the future. Signal MISUSE if LOOP has stopped. From any thread."
     future))
 
 (defun call-and-wait (loop function timeout-seconds otherwise)
-  "Call FUNCTION, without arguments, on LOOP, at once if this thread may run LOOP. Wait until it has
-returned; return its values, or signal the error in it. If LOOP has stopped, call OTHERWISE with
-:stopped instead and return its values; call it with :late after TIMEOUT-SECONDS, or if this thread
-must not wait. From any thread."
+  "Call FUNCTION, without arguments, on LOOP, at once if this thread may run LOOP. Wait until
+FUNCTION has returned; return its values, or signal the error in it. If LOOP has stopped, call
+OTHERWISE with :stopped instead and return its values; call it with :late after TIMEOUT-SECONDS, or
+if this thread must not wait. From any thread."
   (declare (type function otherwise))
   (let ((future (make-future)))
     (cond ((not (run-or-post loop (lambda () (settle-by-call future function))))

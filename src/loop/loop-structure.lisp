@@ -49,25 +49,25 @@ slots, coalescing.lisp."
                            (name clock poller random reserve driving spin-state run))
                        (:copier nil))
   "See MAKE-EVENT-LOOP."
-  (name "" :type string :read-only t)   ; for people
+  (name "" :type string :read-only t)   ; a name for people
   (world *world* :type world :read-only t) ; the one that the loop was made in
   (clock nil :type function :read-only t) ; returns the time in nanoseconds
   (poller nil :type poller)             ; finds the ready descriptors
   (overtaken-waiters '() :type list)    ; threads overtaken while they waited with POLLER
-  (random nil :type random-state :read-only t) ; for random choices on the loop
+  (random nil :type random-state :read-only t) ; a random state for choices on the loop
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
   (spin-state nil :type (or null spin-state)) ; nil if the loop always sleeps
   (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
-  (wheel (make-timer-wheel) :type timer-wheel :read-only t) ; of its timers
+  (wheel (make-timer-wheel) :type timer-wheel :read-only t) ; the wheel of the loop's timers
   (inbox (make-inbox) :type inbox :read-only t) ; posted items
   (now 0 :type nanoseconds)             ; the time of the turn's start, or of the last UPDATE-TIME
   (turns 0 :type (unsigned-byte 62))    ; the number of turns so far
   ;; counts for the loop's statistics
   (lent 0 :type (unsigned-byte 62))     ; how often the baton was lent
-  (lost 0 :type (unsigned-byte 62))     ; how often another thread took it meanwhile
-  (octets-received 0 :type (unsigned-byte 62)) ; by connections
-  (octets-sent 0 :type (unsigned-byte 62)) ; by them
+  (lost 0 :type (unsigned-byte 62))     ; how often another thread took the baton meanwhile
+  (octets-received 0 :type (unsigned-byte 62)) ; octets that connections have received
+  (octets-sent 0 :type (unsigned-byte 62)) ; octets that connections have sent
   (timed nil :type boolean)             ; WAITED-NS is counted
   (waited-ns 0 :type (unsigned-byte 62)) ; how long the loop has waited for events
   ;; life
@@ -81,50 +81,52 @@ slots, coalescing.lisp."
   (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
   (left nil :type boolean)              ; its own thread has left it for good; RESERVE's lock
   (blind nil :type boolean)             ; events were fetched and then lost
-  (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE, OVERTAKEN-WAITERS
+  ;; guards STATE and OVERTAKEN-WAITERS
+  (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t)
   ;; notified when STATE changes
   (stopped (sb-thread:make-waitqueue :name "clgrpc loop stopped") :read-only t)
   ;; turns that take long; see watchdog.lisp
   (long-turn 0 :type (unsigned-byte 62)) ; the TURNS of a turn that two looks have seen
-  (late-turn 0 :type (unsigned-byte 62)) ; the same, if both looks have seen the same function
+  (late-turn 0 :type (unsigned-byte 62)) ; LONG-TURN, if both looks have seen the same function
   ;; sources
-  (sources (make-array 64 :initial-element nil) :type simple-vector) ; by descriptor
-  (generation 0 :type (unsigned-byte 30)) ; of the last source
+  (sources (make-array 64 :initial-element nil) :type simple-vector) ; sources by descriptor
+  (generation 0 :type (unsigned-byte 30)) ; the generation of the last source
   (unconnected '() :type list)          ; sources to be released that may have no descriptor yet
   (connections 0 :type sb-ext:word)     ; listeners on other loops change and compare it; atomic
   ;; work of the turn; a SPARE vector takes the place of one that is being worked off
   (ready (make-array 64 :initial-element 0) :type simple-vector) ; connections to be read
-  (ready-count 0 :type index)           ; in READY
+  (ready-count 0 :type index)           ; how many connections are in READY
   ;; the other vector, for the next turn
   (ready-spare (make-array 64 :initial-element 0) :type simple-vector)
   (dirty (make-array 64 :initial-element 0) :type simple-vector) ; connections to be flushed
-  (dirty-count 0 :type index)           ; in DIRTY
+  (dirty-count 0 :type index)           ; how many connections are in DIRTY
   ;; the other vector, for the next turn
   (dirty-spare (make-array 64 :initial-element 0) :type simple-vector)
-  (ring (make-array 128 :initial-element 0) :type simple-vector) ; deferred: function, argument, …
+  ;; deferred functions: function, argument, …
+  (ring (make-array 128 :initial-element 0) :type simple-vector)
   (ring-start 0 :type index)            ; where in RING the next function is
   (ring-count 0 :type index)            ; how many functions RING has
   (current nil)                         ; the connection that is being read or flushed
   (slow-turn 0 :type (unsigned-byte 62)) ; the TURNS of the turn that SLOW-NS is of
-  (slow-ns 0 :type nanoseconds)         ; how long it has spent on slow work
+  (slow-ns 0 :type nanoseconds)         ; how long the turn has spent on slow work
   (flushed-at 0 :type nanoseconds)      ; when all output was last sent, or the turn began
-  (early (make-function-queue) :type function-queue :read-only t) ; of CALL-BEFORE-FLUSH
-  (last (make-function-queue) :type function-queue :read-only t) ; of CALL-LAST
+  (early (make-function-queue) :type function-queue :read-only t) ; functions of CALL-BEFORE-FLUSH
+  (last (make-function-queue) :type function-queue :read-only t) ; functions of CALL-LAST
   ;; buffers
   (input (make-octets 0) :type octets)  ; connections are read into it
   ;; of buffers
   (pool (make-array +pool-buffers+ :initial-element nil) :type simple-vector :read-only t)
   (pool-count 0 :type index)            ; how many unused buffers are in POOL
-  (pool-octets 0 :type index)           ; their length together
+  (pool-octets 0 :type index)           ; the length of these buffers together
   (discard-buffer (make-buffer :size 0) :type buffer) ; output of connections that are closed
   (tls-area nil :type (or null os:tls-area)) ; see tls-channel.lisp
   ;; connections that wait for their peer to close
-  (lingerers (make-fifo) :type fifo :read-only t) ; these
+  (lingerers (make-fifo) :type fifo :read-only t) ; the connections in the state :lingering
   (lingering 0 :type index)             ; the number of lingering connections
   ;; data of a layer above
   (datum nil)                           ; the layer's own; the loop does not use it
-  (at-stop '() :type list)              ; functions, see CALL-AT-STOP
-  (after-closing '() :type list))       ; functions, see CALL-AFTER-CLOSING
+  (at-stop '() :type list)              ; functions of CALL-AT-STOP
+  (after-closing '() :type list))       ; functions of CALL-AFTER-CLOSING
 
 (declaim (sb-ext:freeze-type event-loop))
 
@@ -154,7 +156,7 @@ loop.")
   (schedule-timer (event-loop-wheel loop) timer due-ns))
 
 (define-hot (stop-timer :inline t) ((loop event-loop) (timer (or null timer))) boolean
-  "Do not let TIMER run on LOOP. Return true if it was pending; false without TIMER. On the loop."
+  "Do not let TIMER run on LOOP. Return true if TIMER was pending; false if it is nil. On the loop."
   (and timer (cancel-timer (event-loop-wheel loop) timer)))
 
 (defun event-loop-network (loop)
@@ -273,7 +275,8 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
     (atomic-incf (event-loop-connections loop))))
 
 (defun close-byte-channel (byte-channel)
-  "Close BYTE-CHANNEL, which no connection has taken. Closing it again does nothing. On its loop."
+  "Close BYTE-CHANNEL, which no connection has taken. Closing BYTE-CHANNEL again does nothing. On
+its loop."
   (unless (minusp (byte-channel-descriptor byte-channel))
     (let ((loop (shiftf (byte-channel-loop byte-channel) nil)))
       (funcall (byte-channel-kind-close (byte-channel-kind byte-channel)) byte-channel)
@@ -286,10 +289,10 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
 (defstruct (handler (:copier nil))
   "The functions of a kind of connections. Each is called on the loop."
   ;; (connection octets start end) takes octets, which are valid only during the call, and returns
-  ;; the index of the first that it did not consume. Those come again, contiguous, with more after
-  ;; them; nothing but INPUT itself limits the octets that it leaves. A true second value means that
-  ;; INPUT could have consumed more but gives way to other connections: the octets that it left come
-  ;; again, alone, in the next turn.
+  ;; the index of the first that it did not consume. The octets that were not consumed come again,
+  ;; contiguous, with more after them; nothing but INPUT itself limits the octets that it leaves. A
+  ;; true second value means that INPUT could have consumed more but gives way to other connections:
+  ;; the octets that it left come again, alone, in the next turn.
   (input nil :type function :read-only t)
   ;; (connection) is called before output is sent, and again after all of it was sent if FILL had
   ;; appended some. FILL may append more. The buffer that CONNECTION-OUTPUT returned before is not
@@ -302,7 +305,8 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
   ;; tracer of HTTP/2 frames is on.
   (sent nil :type (or null function) :read-only t)
   ;; (connection), if not nil, is called when a write has failed. CONNECTION is then read until no
-  ;; octets are left that the peer sent before, and aborted. Without BROKEN it is aborted at once.
+  ;; octets are left that the peer sent before, and aborted. Without BROKEN the connection is
+  ;; aborted at once.
   (broken nil :type (or null function) :read-only t))
 
 (declaim (sb-ext:freeze-type handler))
@@ -313,7 +317,8 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
 (defmacro define-flags (structure slot &body names)
   "Define accessors STRUCTURE-NAME, SETFable, of booleans for NAMES: bits of SLOT, a slot of
 STRUCTURE of a type (unsigned-byte N) with N of their number or more. This is for structures with
-many instances: each boolean slot would take a word. Only one thread at a time may set any of them."
+many instances: each boolean slot would take a word. Only one thread at a time may set any of the
+flags."
   (flet ((accessor (name) (intern (format nil "~A-~A" structure name))))
     `(progn
        ,@(loop for name in names
@@ -333,16 +338,16 @@ many instances: each boolean slot would take a word. Only one thread at a time m
                            (&key loop byte-channel handler user account max-unsent))
                        (:copier nil))
   "See MAKE-CONNECTION."
-  (byte-channel nil :type byte-channel :read-only t) ; transports its octets
+  (byte-channel nil :type byte-channel :read-only t) ; the byte channel that transports its octets
   (handler nil :type handler)           ; the owner's functions for them
   (user nil)                            ; the owner's datum
   ;; how far its end has come
   (state :open :type (member :open :closing :lingering :aborting :closed))
-  (reason nil)                          ; why it is aborted, or was broken
+  (reason nil)                          ; why the connection is aborted, or was broken
   (flags 0 :type (unsigned-byte 12))    ; see DEFINE-FLAGS
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
-  (max-unsent 0 :type index)            ; while more octets than this are unsent, it is not read
+  (max-unsent 0 :type index)            ; with more unsent octets the connection is not read
   (account nil :type (or null account)) ; charged with the memory of LEFTOVER and BUFFER,
   (kept 0 :type index)                  ; so much
   (timer nil :type (or null timer))     ; ends the wait for the peer while it is being closed
@@ -352,12 +357,12 @@ many instances: each boolean slot would take a word. Only one thread at a time m
 
 (define-flags connection flags
   told                                  ; the owner knows that it has closed
-  queued                                ; it is in the loop's READY
-  dirty                                 ; it is in the loop's DIRTY
+  queued                                ; the connection is in the loop's READY
+  dirty                                 ; the connection is in the loop's DIRTY
   readable                              ; no read has said since the last event that it would block
   ended                                 ; the peer has ended: a short read is not the last
   stopped                               ; see STOP-READING
-  throttled                             ; it is not read because of its unsent output
+  throttled                             ; the connection is not read because of unsent output
   postponed                             ; the handler has left input that it could have consumed
   blocked                               ; the last write would block, or was taken in part
   read-wants-write                      ; reading goes on once the descriptor can be written

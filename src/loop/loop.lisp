@@ -144,8 +144,8 @@ that its peers do not take at once is lost. Stopping again does nothing. From an
                (lambda () (eq :stopped (event-loop-state loop)))))
 
 (defun join-event-loop (loop &key (timeout-seconds +join-seconds+))
-  "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if it has stopped; false means
-that a function that LOOP has called does not return. Not on the loop."
+  "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if LOOP has stopped; false
+means that a function that LOOP has called does not return. Not on the loop."
   (cond ((await-stop loop timeout-seconds)
          (or (event-loop-overtaken loop)
              (end-thread (event-loop-runner loop))))

@@ -50,18 +50,19 @@ thread."
   (- os:+eopnotsupp+))
 
 (defstruct (world (:copier nil))
-  "See above. START-LOOP, START-THREAD and WAIT are for simulated worlds. On the machine they are
-nil, since its threads run, start and sleep by themselves."
+  "See above. START-LOOP, START-THREAD and WAIT are for simulated worlds. On the machine these
+functions are nil, since its threads run, start and sleep by themselves."
   (clock nil :type function :read-only t)          ; (): the time in nanoseconds
   (make-poller nil :type operation :read-only t)   ; (): for a new loop
   (make-random nil :type operation :read-only t)   ; (): a random-state for a new loop
   (network nil :type network :read-only t) ; the network of its sockets
-  (start-loop nil :type (or null function) :read-only t) ; (loop): run it
-  (start-thread nil :type (or null function) :read-only t) ; (function name): call it
+  (start-loop nil :type (or null function) :read-only t) ; a function of a loop, which runs it
+  ;; a function of (function name), which calls it in a thread
+  (start-thread nil :type (or null function) :read-only t)
   ;; (predicate end-ns): return true once PREDICATE is true, or, if that is nil, after any event;
   ;; false at END-NS, which may be nil
   (wait nil :type (or null function) :read-only t)
-  (client-loops '() :type list))        ; those of the channels, which the client keeps here
+  (client-loops '() :type list))        ; the channels' loops, which the client keeps here
 
 (declaim (sb-ext:freeze-type network world))
 
@@ -102,7 +103,7 @@ depends on the seed."
 
 (defun find-addresses (host port)
   "The addresses of HOST, a name or a numeric address, with PORT, in the world of this thread; and,
-without addresses, the reason of the failure, as text. It may wait for long."
+without addresses, the reason of the failure, as text. This may wait for long."
   (funcall (network-resolve (world-network *world*)) host port))
 
 ;;; Waiting
@@ -124,9 +125,9 @@ without addresses, the reason of the failure, as text. It may wait for long."
 
 (defun await-notice (queue mutex end-ns &optional predicate)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
-see NOTICE-END. Return false if END-NS has passed. It may also return without either. A simulation
-does not see notices. It continues when PREDICATE, a function without effects, is true or, if
-PREDICATE is nil, after any event."
+see NOTICE-END. Return false if END-NS has passed. This may also return without either. A simulation
+does not see notices. A simulation continues when PREDICATE, a function without effects, is true or,
+if PREDICATE is nil, after any event."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)
@@ -192,7 +193,7 @@ unless they are nil."
             (t (sb-thread:try-semaphore semaphore count)))))
 
 (defun await-futex (futex value)
-  "Sleep while FUTEX has VALUE. It may also return earlier."
+  "Sleep while FUTEX has VALUE. This may also return earlier."
   (declare (type os:futex futex))
   (if (simulated-p)
       (funcall (world-wait *world*) (lambda () (/= value (aref futex 0))) nil)

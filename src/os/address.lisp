@@ -1,6 +1,6 @@
 ;;;; Addresses. An address is the kernel's sockaddr as octets: struct sockaddr_in (16 octets),
-;;;; sockaddr_in6 (28) or sockaddr_un, whose length depends on the name in it. Their texts are
-;;;; "127.0.0.1:50051", "[::1]:50051", "unix:/run/x.sock" and "unix-abstract:x".
+;;;; sockaddr_in6 (28) or sockaddr_un, whose length depends on the name in it. The texts of
+;;;; addresses are "127.0.0.1:50051", "[::1]:50051", "unix:/run/x.sock" and "unix-abstract:x".
 
 (in-package #:clgrpc.os)
 
@@ -43,7 +43,7 @@ NIL if HOST is not numeric."
 
 (defun parse-address (text)
   "Split TEXT, \"HOST:PORT\" or \"[IPV6]:PORT\", into host, without brackets, and port. Signal
-MISUSE if it is neither. An empty host means every IPv4 address."
+MISUSE for any other text. An empty host means every IPv4 address."
   (let* ((colon (position #\: text :from-end t))
          (port (and colon (ignore-errors (parse-integer text :start (1+ colon)))))
          (bracketed (and colon (plusp colon) (char= #\[ (char text 0))
@@ -69,8 +69,8 @@ MISUSE if it is neither. An empty host means every IPv4 address."
 
 (defun address-network (address)
   "The presumed owner of ADDRESS, an internet address, as text. For IPv4 this is the address itself,
-even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 it is the network of 64 bits that
-one subscriber has (RFC 6177), or the address itself if the address is valid on one link only."
+even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 this is the network of 64 bits
+that one subscriber has (RFC 6177), or the address itself if the address is valid on one link only."
   (flet ((prefix-p (&rest octets)
            (loop for octet in octets
                  for at from 8
@@ -108,7 +108,7 @@ file. NIL if NAME is empty or too long; 107 octets fit."
 
 (defun unix-address-name (address)
   "Two values: the octets of the path or abstract name of ADDRESS, a unix one; and true if it is
-abstract. NIL if ADDRESS has neither, like the addresses of most clients."
+abstract. NIL if ADDRESS has no path and no name, like the addresses of most clients."
   (cond ((<= (length address) 3) (values nil nil))
         ((zerop (aref address 2)) (values (subseq address 3) t))
         (t (values (subseq address 2 (position 0 address :start 2)) nil))))

@@ -106,9 +106,9 @@ there is no PART or one is damaged."
   (foreign-octets (asn1-string-get0-data string) (asn1-string-length string)))
 
 (defun octets-number (octets &optional (start 0) (end (length octets)))
-  "The integer that OCTETS from START to END are, the most significant first. It is computed from
-its two halves, recursively: octet by octet, a serial number of 100,000 octets, which an attacker's
-certificate may have, would take seconds."
+  "The integer that OCTETS from START to END are, the most significant first. The integer is
+computed from its two halves, recursively: octet by octet, a serial number of 100,000 octets, which
+an attacker's certificate may have, would take seconds."
   (declare (type octets octets) (type index start end))
   (if (<= (- end start) 7)
       (loop with number of-type (unsigned-byte 56) = 0

@@ -9,8 +9,8 @@
   "All that RFC 9113 appendix A leaves and clients have.")
 (defparameter *tls-1.2-exclusions*
   ":!aNULL:!eNULL:!kRSA:!kPSK:!kRSAPSK:!kSRP:!MD5:!SHA1:!SHA256:!SHA384"
-  "Added to any other list: this excludes suites without a certificate, without encryption or
-without ephemeral keys, and suites with a separate MAC, that is, without AEAD.")
+  "Added to any other list of ciphers: this text excludes suites without a certificate, without
+encryption or without ephemeral keys, and suites with a separate MAC, that is, without AEAD.")
 (defparameter *tls-1.3-ciphers*
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
   "AES-128 is first: it is secure enough for decades, and costs least.")

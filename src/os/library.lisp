@@ -1,8 +1,8 @@
 ;;;; Libraries that are opened when they are first needed, and never otherwise. DEFINE-LIBRARY
-;;;; declares the functions of one; OPEN-LIBRARY finds them. These functions may be called only
-;;;; after OPEN-LIBRARY has returned true. A saved core has no library open. It opens them again
-;;;; when it needs them, on a machine that may have another version. DEFINE-CALLABLE defines a Lisp
-;;;; function that a library calls.
+;;;; declares the functions of one; OPEN-LIBRARY finds them. A library's functions may be called
+;;;; only after OPEN-LIBRARY has returned true. A saved core has no library open. The core opens
+;;;; libraries again when it needs them, on a machine that may have another version. DEFINE-CALLABLE
+;;;; defines a Lisp function that a library calls.
 
 (in-package #:clgrpc.os)
 
@@ -15,7 +15,7 @@
   (functions '() :type list)            ; the C names of the functions
   ;; those of FUNCTIONS, once the library is open
   (addresses nil :type (or null (simple-array sb-ext:word (*))))
-  (failure nil :type (or null string))  ; the reason if it cannot be opened
+  (failure nil :type (or null string))  ; the reason if the library cannot be opened
   (on-forget nil :type symbol))         ; a function to call before the core is saved
 
 (declaim (sb-ext:freeze-type library))

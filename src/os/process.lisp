@@ -13,10 +13,11 @@
   "The kernel's data of this process at one time; nil for data that the kernel does not give."
   ;; the processor time of all its threads, in both modes
   (cpu-seconds nil :type (or null rational) :read-only t)
-  (start-seconds nil :type (or null rational) :read-only t) ; the time when it began, since 1970
-  (virtual-octets nil :type (or null unsigned-byte) :read-only t) ; of addresses
-  (resident-octets nil :type (or null unsigned-byte) :read-only t) ; in memory
-  (threads nil :type (or null unsigned-byte) :read-only t)) ; their number
+  ;; the time when the process began, since 1970
+  (start-seconds nil :type (or null rational) :read-only t)
+  (virtual-octets nil :type (or null unsigned-byte) :read-only t) ; octets of addresses
+  (resident-octets nil :type (or null unsigned-byte) :read-only t) ; octets in memory
+  (threads nil :type (or null unsigned-byte) :read-only t)) ; the number of threads
 
 (declaim (sb-ext:freeze-type process))
 
@@ -39,7 +40,7 @@
   "The fields of /proc/self/stat from the third on, texts; nil where there is no such file."
   (with-open-file (stream "/proc/self/stat" :external-format :latin-1 :if-does-not-exist nil)
     (let* ((line (and stream (read-line stream nil)))
-           (end (and line (position #\) line :from-end t)))) ; of the program's name
+           (end (and line (position #\) line :from-end t)))) ; where the program's name ends
       (and end (words (subseq line (+ 2 end)))))))
 
 (defun processor-ticks ()

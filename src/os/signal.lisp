@@ -3,7 +3,7 @@
 ;;;; or later. Handlers of others, such as SIGTERM, run where that thread allows interrupts, and
 ;;;; there it may hold a lock that the handler needs. So we catch signals without Lisp: the kernel
 ;;;; calls a few machine instructions of ours, which set a word and wake a thread that sleeps on it
-;;;; (futex.lisp). That thread, one for each signal, calls the function.
+;;;; (futex.lisp). The woken thread, one for each signal, calls the function.
 
 (in-package #:clgrpc.os)
 
@@ -32,17 +32,18 @@ of WITH-TIMEOUT, and the others to notice errors and writes to protected pages."
        (not (member number *reserved-signals*))))
 
 (defstruct (catcher (:copier nil))
-  "The data for catching one signal. Its pages are kept as long as the process lives, since a thread
-may be executing the instructions at any time."
+  "The data for catching one signal. A catcher's pages are kept as long as the process lives, since
+a thread may be executing the instructions at any time."
   (signal 0 :type fixnum)               ; its number
-  (address 0 :type sb-ext:word)         ; of the page with the instructions, before that of the word
-  (function nil :type (or null function)) ; to call, or nil
+  ;; the address of the page with the instructions, before the page of the word
+  (address 0 :type sb-ext:word)
+  (function nil :type (or null function)) ; the function that is called, or nil
   (thread nil))                         ; sleeps on the word while FUNCTION is set
 
 (defglobal **catchers** '())
 
 ;; A C function that stores 1 in the first four octets of the next page and wakes one thread that
-;; sleeps on them. It makes the system call itself, so that not even errno is changed.
+;; sleeps on them. The function makes the system call itself, so that not even errno is changed.
 (defparameter *catching-instructions*
   #+x86-64
   '(#xc7 #x05 #xf6 #x0f #x00 #x00 #x01 #x00 #x00 #x00 ; mov dword [rip+4086], 1

@@ -1,7 +1,7 @@
 ;;;; How the kernel is called: SYSCALL is a C call without allocation whose -1 becomes the negated
 ;;;; errno. The kernel's constants are written down here, since Lisp has no headers to read; a test
-;;;; compiles the table with cc, if that is installed, and compares. They are the same on x86-64 and
-;;;; arm64 except for those in epoll.lisp.
+;;;; compiles the table with cc, if that is installed, and compares. The constants are the same on
+;;;; x86-64 and arm64 except for those in epoll.lisp.
 
 (in-package #:clgrpc.os)
 
@@ -70,7 +70,7 @@
 
 (defmacro syscall ((name type) &rest arguments)
   "Call the C function NAME, whose result is a signed integer of TYPE, with ARGUMENTS of the form
-(type value). Return its result, or the negated errno if that is -1."
+(type value). Return the call's result, or the negated errno if that is -1."
   `(let ((value (alien-funcall (extern-alien ,name (function ,type ,@(mapcar #'first arguments)))
                                ,@(mapcar #'second arguments))))
      (if (= value -1)

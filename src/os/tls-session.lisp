@@ -53,9 +53,9 @@
 (defconstant +tlsext-err-ok+ 0)
 (defconstant +tlsext-err-alert-fatal+ 2)
 
-;;; OpenSSL's callbacks. They run inside SSL_do_handshake, on the loop. They neither allocate
-;;; (except LOG-SECRET, see the file key-log) nor unwind. They do not examine a ClientHello: its
-;;; callback first makes OpenSSL return, and SHAKE-HANDS decides; see CHOOSE there.
+;;; OpenSSL's callbacks. The callbacks run inside SSL_do_handshake, on the loop; they neither
+;;; allocate (except LOG-SECRET, see the file key-log) nor unwind, and do not examine a ClientHello:
+;;; the callback for one first makes OpenSSL return, and SHAKE-HANDS decides; see CHOOSE there.
 
 (defun hello-extension (ssl kind)
   "The address and length of the extension KIND of the ClientHello that SSL has read, or 0 and 0."
@@ -108,7 +108,8 @@ address NAMES; or nil."
         (and (= 1 http1) (select "http/1.1"))
         +tlsext-err-alert-fatal+)))
 
-;;; The name that a client asks for (RFC 6066 section 3). It is any octets, from an unknown peer.
+;;; The name that a client asks for (RFC 6066 section 3). The name is any octets, from an unknown
+;;; peer.
 
 (defun host-name-character-p (character)
   "True if CHARACTER may be in the name of a host: ASCII letters, digits and a few signs."
@@ -244,8 +245,8 @@ in which WHAT names the text, if it cannot be read or does not match the certifi
      text what)))
 
 (defun add-root (context der what)
-  "Make CONTEXT trust the certificate DER, octets. If it cannot be used, signal TLS-ERROR, in which
-WHAT names its origin."
+  "Make CONTEXT trust the certificate DER, octets. If the certificate cannot be used, signal
+TLS-ERROR, in which WHAT names its origin."
   (call-with-x509 (lambda (certificate)
                     (let ((store (ssl-ctx-get-cert-store context)))
                       (x509-store-set-flags store +x509-flag-partial-chain+)
@@ -285,7 +286,7 @@ nothing and return false."
           (progn (err-clear-error) nil)))))
 
 (declaim (type cons **server-contexts**))
-(defglobal **server-contexts** (list 0)) ; how many have been made; atomic
+(defglobal **server-contexts** (list 0)) ; how many contexts have been made; atomic
 
 (defun prepare-server (context alpn)
   "Make CONTEXT, a server's, call back for ClientHellos and issue one ticket. Other contexts do not
@@ -411,7 +412,7 @@ number."
 ;;; Sessions
 
 (declaim (type cons **tls-sessions**))
-(defglobal **tls-sessions** (list 0))   ; how many there are; atomic
+(defglobal **tls-sessions** (list 0))   ; how many sessions there are; atomic
 
 (defun tls-session-count ()
   "The number of sessions; tests look for leaks with it."
@@ -511,7 +512,7 @@ position after the result; and :more if the peer must send more, :ended if it se
 
 (define-hot encrypt-octets ((ssl foreign-pointer) (octets octets) (start index) (end index))
     boolean
-  "Encrypt OCTETS from START to END into the area of SSL. Return false if that fails."
+  "Encrypt OCTETS from START to END into the area of SSL. Return false if the encryption fails."
   (assert (<= start end (length octets)))
   (err-clear-error)
   (with-pinned-objects (octets)

@@ -61,7 +61,7 @@ as text. From any thread."
   (sap (int-sap 0) :type system-area-pointer :read-only t) ; its address
   ;; 0 and 1 compress to gzip and deflate, 2 and 3 decompress them
   (kind 0 :type (integer 0 3) :read-only t)
-  (level 0 :type (integer 0 9)))        ; of compression
+  (level 0 :type (integer 0 9)))        ; the level of compression
 
 (declaim (sb-ext:freeze-type zlib-stream))
 
@@ -132,8 +132,8 @@ as text. From any thread."
               until (eq old (sb-ext:compare-and-swap (svref **idle-streams** kind) old cell))))))
 
 (defmacro with-zlib-stream ((variable kind level) &body body)
-  "Evaluate BODY with VARIABLE bound to the sap of a z_stream of KIND. If there is no memory for it,
-the value is :no-memory."
+  "Evaluate BODY with VARIABLE bound to the sap of a z_stream of KIND. If there is no memory for the
+stream, the value is :no-memory."
   (let ((stream (gensym "STREAM")))
     `(let ((,stream nil))
        (sb-sys:without-interrupts

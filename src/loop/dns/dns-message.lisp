@@ -25,13 +25,13 @@
 (defstruct (question (:copier nil))
   "The question of a message."
   (name (make-octets 1) :type octets :read-only t) ; see name.lisp
-  (type 0 :type (unsigned-byte 16) :read-only t)   ; +A+ and so on
+  (type 0 :type (unsigned-byte 16) :read-only t)   ; the type that is asked for, such as +A+
   (class +in+ :type (unsigned-byte 16) :read-only t)) ; +IN+ in our queries
 
 (defstruct (record (:copier nil))
   "A record of the class IN."
   (name (make-octets 1) :type octets :read-only t) ; see name.lisp
-  (type 0 :type (unsigned-byte 16) :read-only t)   ; +A+ and so on
+  (type 0 :type (unsigned-byte 16) :read-only t)   ; the type of the record, such as +A+
   (seconds 0 :type (unsigned-byte 32) :read-only t) ; how long it may be kept
   ;; +A+ and +AAAA+: the address, 4 or 16 octets; +CNAME+: a name; +TXT+: a list of octets; else nil
   (data nil :read-only t))
@@ -39,8 +39,9 @@
 (defstruct (message (:copier nil))
   "A message, as returned by PARSE-MESSAGE."
   (id 0 :type (unsigned-byte 16) :read-only t)     ; the query's
-  (response-p nil :type boolean :read-only t)      ; it is an answer
-  (truncated-p nil :type boolean :read-only t)     ; it was cut off: no records were read
+  (response-p nil :type boolean :read-only t)      ; true if the message is an answer
+  ;; true if the message was cut off: no records were read
+  (truncated-p nil :type boolean :read-only t)
   (code 0 :type (unsigned-byte 12) :read-only t)   ; 0 if all is well (RCODE)
   (question nil :type (or null question) :read-only t) ; nil if there is not exactly one
   (records '() :type list :read-only t))           ; the answers, in their order
@@ -172,8 +173,8 @@ which limits how many there are before any is read."
       (values records (read-upper-code octets at end others)))))
 
 (defun parse-message (octets start end)
-  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if it is not one. From any
-thread."
+  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if the octets are no message.
+From any thread."
   (declare (type octets octets) (type index start end))
   ;; pointers count from the beginning of the message
   (let* ((octets (subseq octets start end))

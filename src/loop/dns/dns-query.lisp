@@ -23,13 +23,14 @@
   (function nil :type function :read-only t)       ; (outcome data): see ASK
   (end-ns 0 :type nanoseconds :read-only t)        ; the time limit
   (attempt 0 :type index)               ; the number of the try under way
-  (id 0 :type (unsigned-byte 16))       ; of the last message sent
+  (id 0 :type (unsigned-byte 16))       ; the id of the message sent last
   (extended t :type boolean)            ; messages have OPT; false once a server rejected it
   (timer nil :type (or null timer))     ; when it rings, the try has failed
-  (udp-socket nil :type (or null loop:udp-socket)) ; of the try under way, over UDP
-  (connection nil :type (or null loop:connection)) ; over TCP
-  (outcome :no-answer :type outcome)    ; of the last try
-  (text "" :type string)                ; why it has failed
+  ;; the socket of the try under way, if that is over UDP
+  (udp-socket nil :type (or null loop:udp-socket))
+  (connection nil :type (or null loop:connection)) ; the connection of the try, if that is over TCP
+  (outcome :no-answer :type outcome)    ; the outcome of the last try
+  (text "" :type string)                ; why the last try has failed
   (done nil :type boolean))             ; FUNCTION has been called
 
 (declaim (sb-ext:freeze-type query))
@@ -200,14 +201,15 @@ question."
       (setf (query-connection query) nil)
       (try-failed query :unreachable
                   (server-text query
-                               (if reason (princ-to-string reason) "it closed the connection"))))))
+                               (if reason (princ-to-string reason) "the server closed the
+connection"))))))
 
 (sb-ext:define-load-time-global **handler**
     (loop:make-handler :input #'take-input :closed #'input-ended)
   "The handler of connections to servers.")
 
 (defun ask-over-tcp (query)
-  "Ask the same server over TCP, which allows an answer of any length, within all the remaining
+  "Ask the server of QUERY over TCP, which allows an answer of any length, within all the remaining
 time."
   (leave-try query)
   (set-limit query (time-left query))

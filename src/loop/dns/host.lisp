@@ -1,6 +1,6 @@
-;;;; The addresses of a host, of both families. Both are looked up at once. Once one answer has
-;;;; addresses, the other one gets one more second, so that a server that drops the questions of a
-;;;; family does not delay the other.
+;;;; The addresses of a host, of both families. Both families are looked up at once. Once one answer
+;;;; has addresses, the other one gets one more second, so that a server that drops the questions of
+;;;; a family does not delay the other.
 ;;;;
 ;;;; Within a family the order is the answer's. IPv6 addresses come before IPv4 ones if the host has
 ;;;; a route to IPv6 (RFC 6724 section 6, rules 1 and 6, without the finer ones), else after them.

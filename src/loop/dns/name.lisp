@@ -76,7 +76,7 @@ MALFORMED-MESSAGE if no name is there."
         (fill 0)
         (at start)
         (lowest start)                  ; where the part that is being read begins
-        (pointers 0)                    ; that were followed
+        (pointers 0)                    ; how many pointers were followed
         (after nil))                    ; where the name ends, once a pointer was followed
     (declare (type index fill at lowest pointers))
     (flet ((octet (at)

@@ -1,5 +1,5 @@
-;;;; The DNS servers that the system's resolver asks, from its file resolv.conf. They are used for
-;;;; records that getaddrinfo cannot look up, such as texts.
+;;;; The DNS servers that the system's resolver asks, from its file resolv.conf. The servers are
+;;;; used for records that getaddrinfo cannot look up, such as texts.
 
 (in-package #:clgrpc.dns)
 
@@ -22,6 +22,6 @@ that of a server on this machine if TEXT has no such line."
         (list (os:make-address "127.0.0.1" +dns-port+)))))
 
 (defun system-servers ()
-  "The addresses of the DNS servers that the system's resolver asks. It reads a short file."
+  "The addresses of the DNS servers that the system's resolver asks. This reads a short file."
   (parse-servers (handler-case (uiop:read-file-string "/etc/resolv.conf" :external-format :latin-1)
                    (error () ""))))

@@ -20,7 +20,7 @@
 
 (defstruct (byte-channel-kind (:copier nil))
   "How all byte channels of a kind work. The functions run on the loop."
-  (name "" :type string :read-only t)   ; for people
+  (name "" :type string :read-only t)   ; a name for people
   (read nil :type function :read-only t) ; (byte-channel octets start end)
   (write nil :type function :read-only t) ; (byte-channel octets start end)
   (shutdown nil :type function :read-only t) ; (byte-channel) ends our output

@@ -1,14 +1,14 @@
 ;;;; Connections: reading and output. A turn reads a ready connection once, into the loop's
 ;;;; input area. Octets that the owner leaves, such as half a frame, are kept in a buffer of the
-;;;; connection. They are copied in front of the next octets; if they are many, the next octets are
-;;;; read after them instead. If the owner has done enough for a turn (POSTPONED), it gets the rest
-;;;; before anything more is read. Output is collected in a buffer borrowed from the loop and sent
-;;;; with one call at the end of the turn; the connection keeps the buffer only while some of it is
-;;;; unsent.
+;;;; connection. Those octets are copied in front of the next octets; if they are many, the next
+;;;; octets are read after them instead. If the owner has done enough for a turn (POSTPONED), it
+;;;; gets the rest before anything more is read. Output is collected in a buffer borrowed from the
+;;;; loop and sent with one call at the end of the turn; the connection keeps the buffer only while
+;;;; some of it is unsent.
 ;;;;
 ;;;; When a write fails the peer may have sent octets that say why, such as an answer and GOAWAY.
-;;;; They can still be read: a handler with a function BROKEN gets them before its connection is
-;;;; aborted. Clients have one; a server's answers to such octets would reach nobody.
+;;;; Those octets can still be read: a handler with a function BROKEN gets them before its
+;;;; connection is aborted. Clients have one; a server's answers to such octets would reach nobody.
 
 (in-package #:clgrpc.loop)
 
@@ -118,9 +118,9 @@ approximate."
              :failed))))
 
 (defun end-output (connection result)
-  "A write of CONNECTION has failed with RESULT: drop its output. If its handler has a function
-BROKEN, abort it once it is read to the end, or after +LINGER-NS+; else at once. A byte channel that
-is broken itself, such as by a wrong record of TLS, is not read further."
+  "A write of CONNECTION has failed with RESULT: drop its output. If the handler of CONNECTION has a
+function BROKEN, abort CONNECTION once it is read to the end, or after +LINGER-NS+; else at once. A
+byte channel that is broken itself, such as by a wrong record of TLS, is not read further."
   (let ((broken (handler-broken (connection-handler connection))))
     (cond ((or (null broken)
                (= result +broken+)
@@ -425,3 +425,130 @@ handshake, whose octets had arrived in an earlier turn, no further event would c
   (setf (connection-stopped connection) nil)
   (read-soon connection)
   nil)
+
+;;; Closing
+
+(defun end-of-input (connection)
+  "The peer will send no more; half closed counts as closed."
+  (setf (connection-readable connection) nil)
+  (case (connection-state connection)
+    (:open
+     (unless (connection-blocked connection) (send-output connection))
+     (unless (eq :aborting (connection-state connection))
+       (abort-connection connection (connection-reason connection))))
+    (:closing (setf (connection-ended connection) t))
+    (:lingering (abort-connection connection nil)))
+  nil)
+
+(defun abort-connection (connection reason)
+  "Close CONNECTION at the end of the turn, and drop its unsent output."
+  (unless (member (connection-state connection) '(:aborting :closed))
+    (end-linger connection)
+    (setf (connection-state connection) :aborting
+          (connection-reason connection) reason
+          (connection-readable connection) nil)
+    (mark-dirty connection))
+  nil)
+
+(defun close-connection (connection &key abort)
+  "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
+that accepts no output for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
+that is done; if a write has failed before, with the reason of that. Closing a closed connection
+does nothing, except with ABORT. On the loop."
+  (cond ((or abort (connection-broken connection))
+         (abort-connection connection (if abort nil (connection-reason connection))))
+        ((eq :open (connection-state connection))
+         (setf (connection-state connection) :closing)
+         (start-linger-timer connection)
+         (when (connection-readable connection) (mark-ready connection))
+         (mark-dirty connection)))
+  nil)
+
+(defun start-linger-timer (connection)
+  (let ((timer (or (connection-timer connection)
+                   (setf (connection-timer connection)
+                         (make-timer #'give-up-lingering connection))))
+        (loop (connection-loop connection)))
+    (start-timer loop timer (+ (event-loop-now loop) +linger-ns+))))
+
+(defun give-up-lingering (connection)
+  (abort-connection connection (connection-reason connection)))
+
+(defun bound-lingering (loop most)
+  "Reduce the lingering connections of LOOP to MOST; those that have lingered longest end first."
+  (loop while (< most (event-loop-lingering loop))
+        do (abort-connection (first (fifo-items (event-loop-lingerers loop))) nil)))
+
+(defun count-lingering (connection)
+  "CONNECTION lingers from now on."
+  (let ((loop (connection-loop connection)))
+    (enqueue connection (event-loop-lingerers loop))
+    (incf (event-loop-lingering loop))
+    (bound-lingering loop +most-lingering+)))
+
+(defun end-linger (connection)
+  "Stop the lingering of CONNECTION, if it lingers, since it is about to be closed."
+  (when (eq :lingering (connection-state connection))
+    (let ((loop (connection-loop connection)))
+      (remove-from-fifo connection (event-loop-lingerers loop)) ; +MOST-LINGERING+ at most
+      (decf (event-loop-lingering loop)))))
+
+(defun begin-linger (connection reason)
+  "Shut down our side of CONNECTION, whose output was all sent, and wait for a while until the peer
+closes its side. Closing earlier might destroy octets that are still on their way to the peer."
+  (release-output connection)
+  (cond ((connection-ended connection) (finish-connection connection reason))
+        (t (setf (connection-state connection) :lingering)
+           (count-lingering connection)
+           (shut-byte-channel-down (connection-byte-channel connection))
+           (start-linger-timer connection)
+           (when reason
+             ;; it was not read to its end
+             (setf (connection-readable connection) t)
+             (mark-ready connection))
+           (tell-closed connection reason))))
+
+(defun tell-closed (connection reason)
+  (unless (connection-told connection)
+    (setf (connection-told connection) t)
+    (guarding (:closed-handler-error :connection connection)
+      (funcall (handler-closed (connection-handler connection)) connection reason))))
+
+(defun finish-connection (connection reason)
+  "Close CONNECTION's byte channel, release its memory and call its owner."
+  (unless (eq :closed (connection-state connection))
+    (let ((loop (connection-loop connection)))
+      (end-linger connection)
+      (setf (connection-state connection) :closed
+            (connection-readable connection) nil
+            (connection-buffer connection) nil)
+      (when (connection-leftover connection)
+        (give-buffer-back loop (connection-leftover connection))
+        (setf (connection-leftover connection) nil))
+      (when (connection-account connection) (charge-kept connection))
+      (stop-timer loop (connection-timer connection))
+      (remove-source connection)
+      (close-byte-channel (connection-byte-channel connection))
+      (tell-closed connection reason)
+      (dolist (function (event-loop-after-closing loop))
+        (call-last loop function loop))))
+  nil)
+
+(defun connections-closing-p (loop)
+  "True if LOOP has connections that are being closed and wait for their peer: to take the rest of
+the output, or to close its side. On the loop."
+  (flet ((closing-p (source)
+           (and (typep source 'connection)
+                (member (connection-state source) '(:closing :lingering))
+                t)))
+    (some #'closing-p (event-loop-sources loop))))
+
+(defun close-unowned (loop byte-channel reason)
+  "Close BYTE-CHANNEL, whose new owner failed; perhaps it has made a connection of it on LOOP."
+  (let ((connection (find-if (lambda (source)
+                               (and (typep source 'connection)
+                                    (eq byte-channel (connection-byte-channel source))))
+                             (event-loop-sources loop))))
+    (if connection
+        (abort-connection connection reason)
+        (close-byte-channel byte-channel))))

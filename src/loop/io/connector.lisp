@@ -9,8 +9,9 @@
 ;;;; A61 and A62. Attempts begin one after the other, so the oldest is the first whose time is over.
 ;;;;
 ;;;; An owner that needs more steps before it can use a connection, such as a handshake, takes each
-;;;; new connection as a candidate (ON-CANDIDATE). Its attempt counts as under way until the owner
-;;;; reports that it has failed (CANDIDATE-FAILED), or chooses it (END-CONNECTING).
+;;;; new connection as a candidate (ON-CANDIDATE). The attempt of such a connection counts as under
+;;;; way until the owner reports that it has failed (CANDIDATE-FAILED), or chooses it
+;;;; (END-CONNECTING).
 
 (in-package #:clgrpc.loop)
 
@@ -19,19 +20,20 @@
 
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
   "An attempt to connect to one of several addresses."
-  (name "" :type string)                ; of the target, for people
+  (name "" :type string)                ; the name of the target, for people
   (on-done nil :type function)          ; (byte-channel condition), one of them nil
   (on-progress nil :type (or null function)) ; (event &rest plist)
   (on-candidate nil :type (or null function)) ; (byte-channel)
-  (untried '() :type list)              ; addresses
-  (connectings '() :type list)          ; those under way
-  (candidates '() :type list)           ; those that the owner has: (peer . due-ns), newest first
+  (untried '() :type list)              ; addresses that were not tried yet
+  (connectings '() :type list)          ; attempts under way
+  (candidates '() :type list) ; candidates that the owner has, (peer . due-ns), newest first
   (each nil :type boolean)              ; TIMEOUT-NS is for each attempt, not for all
   (timeout-ns 0 :type nanoseconds)      ; the time limit
   (end-ns 0 :type nanoseconds)          ; the end of the time limit for everything, if there is one
-  (failures '() :type list)             ; texts, newest first
-  (failure-class 'connect-error :type symbol) ; of the last of them
-  (delay-ns +connecting-delay-ns+ :type nanoseconds) ; that an attempt is waited for
+  (failures '() :type list)             ; texts of the failures, newest first
+  (failure-class 'connect-error :type symbol) ; the condition class of the last failure
+  ;; how long one attempt is waited for before the next begins
+  (delay-ns +connecting-delay-ns+ :type nanoseconds)
   (deadline nil :type (or null timer))  ; when it rings, the time of all or of an attempt is up
   (delay nil :type (or null timer))     ; when it rings, the next attempt begins
   (done nil :type boolean))             ; ON-DONE has been called
@@ -40,9 +42,9 @@
 
 (defstruct (connecting (:include source) (:constructor %make-connecting) (:copier nil))
   "An attempt of a connector to connect to one address."
-  (connector nil :type connector)       ; whose it is
-  (address "" :type string)             ; as text
-  (due-ns 0 :type nanoseconds)          ; when its time is up
+  (connector nil :type connector)       ; the connector to which the attempt belongs
+  (address "" :type string)             ; the address as text
+  (due-ns 0 :type nanoseconds)          ; when the time of the attempt is up
   (socket -1 :type fixnum))             ; the descriptor that is being connected; -1 once given up
 
 (declaim (sb-ext:freeze-type connecting))
@@ -81,8 +83,8 @@ that fails. Return the connector. Signal MISUSE if LOOP has stopped. From any th
 
 (defun connect-to (loop target timeout-ns on-done)
   "Connect to TARGET, one of PARSE-TARGET or its text, as CONNECT-ADDRESSES does, once its addresses
-have been looked up. All of that may take TIMEOUT-NS nanoseconds. Signal MISUSE if TARGET is not a
-target, or LOOP has stopped. From any thread."
+have been looked up. Look-up and connecting may take TIMEOUT-NS nanoseconds. Signal MISUSE if TARGET
+is not a target, or LOOP has stopped. From any thread."
   (declare (type function on-done))
   (let ((target (if (stringp target) (parse-target target) target)))
     (if (target-addresses target)
@@ -246,7 +248,7 @@ attempts are under way, the next one begins when it would have begun."
 
 (defun end-connecting (connector)
   "End the attempts of CONNECTOR that are under way, except those of candidates, which belong to
-their owner. None of their functions is called any more. On the loop."
+their owner. None of the attempts' functions is called any more. On the loop."
   (unless (connector-done connector)
     (let ((loop (connector-loop connector)))
       (setf (connector-done connector) t

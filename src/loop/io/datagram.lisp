@@ -15,8 +15,8 @@ few.")
   "Datagrams to a peer and back; see OPEN-UDP-SOCKET."
   (socket -1 :type fixnum)              ; the descriptor; -1 once closed
   (peer "" :type string)                ; its address, as text
-  (on-datagram nil :type function)      ; (octets end)
-  (on-failure nil :type function)       ; (text)
+  (on-datagram nil :type function)      ; a function of (octets end)
+  (on-failure nil :type function)       ; a function of (text)
   (taken 0 :type (integer 0 #.+most-datagrams+)) ; how many datagrams have come
   (input (make-octets +datagram-octets+) :type octets :read-only t)) ; the last of them
 
@@ -71,7 +71,7 @@ process listens there or LOOP stops; then the UDP socket is closed. All on LOOP.
              (cond ((= result (- os:+eagain+)) (return))
                    ((os:failed-p result) (fail-udp-socket udp-socket (os:errno-text result)))
                    ((= +most-datagrams+ (udp-socket-taken udp-socket))
-                    (fail-udp-socket udp-socket "it sends too much"))
+                    (fail-udp-socket udp-socket "the peer sends too much"))
                    (t (incf (udp-socket-taken udp-socket))
                       (funcall (udp-socket-on-datagram udp-socket) input result))))))
 
@@ -84,7 +84,7 @@ process listens there or LOOP stops; then the UDP socket is closed. All on LOOP.
   (fail-udp-socket udp-socket "the event loop has stopped"))
 
 (defun close-udp-socket (udp-socket)
-  "Close UDP-SOCKET: its functions are not called any more. On its loop."
+  "Close UDP-SOCKET, whose functions are not called any more. On its loop."
   (remove-source udp-socket)
   (let ((socket (shiftf (udp-socket-socket udp-socket) -1)))
     (unless (minusp socket) (funcall (network-close (udp-socket-network udp-socket)) socket)))

@@ -20,15 +20,15 @@ more than the longest backlog.")
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."
   (socket -1 :type fixnum)              ; the descriptor; -1 once closed
-  (address "" :type string)             ; as text, with its actual port
-  (file nil :type list)                 ; of a unix socket, see LISTENING-FILE
+  (address "" :type string)             ; the address as text, with its actual port
+  (file nil :type list)                 ; the file of a unix socket, see LISTENING-FILE
   (loops '() :type list)                ; the loops that get its connections
-  (on-accept nil :type function)        ; (loop byte channel peer)
+  (on-accept nil :type function)        ; a function of (loop byte channel peer)
   (on-full nil :type function)          ; (), true if it has closed descriptors
   (max-connections 0 :type index)       ; the most of all LOOPS together
   (pause nil :type (or null timer))     ; pending during a pause, which it ends
   (quiet-until 0 :type nanoseconds)     ; no warning is logged before
-  (peer (make-octets os:+address-octets+) :type octets)) ; of the last connection accepted
+  (peer (make-octets os:+address-octets+) :type octets)) ; the peer of the last connection accepted
 
 (declaim (sb-ext:freeze-type listener))
 
@@ -118,8 +118,8 @@ first of LOOPS runs."
   (funcall (network-close (listener-network listener)) socket))
 
 (defun close-listener (listener)
-  "Close LISTENER. It still accepts the connections that wait already, so that their peers get an
-answer instead of a reset. If other processes listen on its port too, connections that arrive
+  "Close LISTENER. LISTENER still accepts the connections that wait already, so that their peers get
+an answer instead of a reset. If other processes listen on its port too, connections that arrive
 meanwhile go to them without a reset. Closing happens on its loop: at once if this is called there,
 otherwise soon. Closing again does nothing. From any thread."
   (let ((loop (listener-loop listener)))

@@ -24,7 +24,7 @@
   "How many events one wait reports at most; the next wait reports the rest.")
 
 (defstruct (poller (:copier nil))
-  "A poller. Its functions are called by the thread that runs the loop; WAKE by any thread."
+  "A poller. A poller's functions are called by the thread that runs the loop; WAKE by any thread."
   ;; (poller descriptor token) returns a result as the kernel's calls do
   (add nil :type function :read-only t)
   ;; (poller descriptor), likewise
@@ -64,9 +64,10 @@ together."
 
 (defstruct (epoll (:copier nil))
   "The state of a poller that uses epoll."
-  (descriptor -1 :type fixnum)          ; epoll's own
-  (eventfd -1 :type fixnum)             ; written to by WAKE
-  (area (os:make-event-area +most-events+) :type octets) ; where the kernel leaves events
+  (descriptor -1 :type fixnum)          ; the descriptor of epoll itself
+  (eventfd -1 :type fixnum)             ; the eventfd to which WAKE writes
+  ;; the vector in which the kernel leaves events
+  (area (os:make-event-area +most-events+) :type octets)
   (timespec (make-octets 16) :type octets)) ; a time-out, for the kernel
 
 (declaim (sb-ext:freeze-type epoll))
@@ -149,8 +150,9 @@ left."
 
 (defstruct (polled (:copier nil))
   "The state of a poller that uses poll(2)."
-  (eventfd -1 :type fixnum)             ; written to by WAKE
-  (tokens (make-array 64 :initial-element 0) :type simple-vector) ; by descriptor; 0: not added
+  (eventfd -1 :type fixnum)             ; the eventfd to which WAKE writes
+  ;; tokens by descriptor; 0: not added
+  (tokens (make-array 64 :initial-element 0) :type simple-vector)
   (area (os:make-poll-area 64) :type octets) ; the kernel's pollfd structures
   (next 0 :type index))                 ; the descriptor to begin with, so that each has its turn
 

@@ -18,10 +18,10 @@
 ;;;; only +SHAKING-OCTETS+ of a handshake, no peer may send more than +MAX-SHAKING-OCTETS+ before it
 ;;;; is over, and handshakes are slow work: a turn does only some of it (loop-structure.lisp).
 ;;;;
-;;;; Records that the inner byte channel did not take wait in TAIL. Their data, OWED octets, do not
-;;;; count as written before they are sent. So the connection offers those octets again and sees as
-;;;; much back-pressure as without TLS. Records of the handshake have no such data: the reads that
-;;;; continue the handshake also send its records.
+;;;; Records that the inner byte channel did not take wait in TAIL. The data of such records, OWED
+;;;; octets, do not count as written before they are sent. So the connection offers those octets
+;;;; again and sees as much back-pressure as without TLS. Records of the handshake have no such
+;;;; data: the reads that continue the handshake also send its records.
 
 (in-package #:clgrpc.loop)
 
@@ -51,10 +51,10 @@ data has 23 more.")
   "The result of the handshake of a TLS connection."
   (protocol "" :type string :read-only t) ; the version of TLS
   (cipher "" :type string :read-only t) ; the name of the cipher suite
-  (resumed-p nil :type boolean :read-only t) ; it continued an earlier session
+  (resumed-p nil :type boolean :read-only t) ; true if the session continued an earlier one
   (alpn nil :type (or null string) :read-only t) ; the protocol that both ends agreed on
   (server-name nil :type (or null string) :read-only t) ; the host that the client asked for
-  (peer-certificate nil :type (or null os:certificate) :read-only t)) ; nil: it has shown none
+  (peer-certificate nil :type (or null os:certificate) :read-only t)) ; nil: the peer has shown none
 
 (document-functions
   security-p "True if the argument is a value of CALL-SECURITY for a connection with TLS."
@@ -76,16 +76,18 @@ verified, unless the credentials have :verify nil.")
                        loop area))
                 (:copier nil))
   "The STATE of a TLS byte channel; see above."
-  (inner nil :type byte-channel :read-only t) ; carries the records
-  (role :client :type (member :client :server) :read-only t) ; our end's
-  (used-credentials nil :type tls-credentials :read-only t) ; those in force when it began
+  (inner nil :type byte-channel :read-only t) ; the byte channel that carries the records
+  (role :client :type (member :client :server) :read-only t) ; the role of our end
+  ;; the credentials that were in force when the handshake began
+  (used-credentials nil :type tls-credentials :read-only t)
   (context nil :type context)           ; a server may replace it by the context for another name
-  (server nil :type (or null string) :read-only t) ; as a client calls it, with its port
+  (server nil :type (or null string) :read-only t) ; the server as a client calls it, with its port
   (server-name nil :type (or null string)) ; the name by which the client calls the server
   (hello :awaited :type (member :awaited :taken :refused)) ; the ClientHello of a server's peer
-  (record-scan nil :type (or null record-scan)) ; of a server's peer that shakes hands: its messages
+  ;; reads the messages of a client that shakes hands with this server
+  (record-scan nil :type (or null record-scan))
   (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
-  (loop nil :type event-loop :read-only t) ; that it is on
+  (loop nil :type event-loop :read-only t) ; the loop on which the channel is
   (area nil :type os:tls-area :read-only t) ; the loop's
   (ssl 0 :type os:foreign-pointer)      ; OpenSSL's session; 0 once freed
   ;; of the handshake and the end
@@ -325,7 +327,7 @@ same name (RFC 8446 section 4.1.2)."
 
 (defun passes-check-p (tls ssl)
   "False if the PEER-CHECK of the credentials rejects the peer of SSL, the session of TLS. An error
-in that is a refusal, and logged."
+in the check is a refusal, and logged."
   (let ((check (tls-credentials-peer-check (tls-used-credentials tls)))
         (der (os:session-certificate ssl)))
     (or (null check)
@@ -412,7 +414,7 @@ session has written meanwhile. Return the position after the decrypted octets."
         (let ((before at))
           (setf at (decrypt-records byte-channel tls octets before end))
           (count-idle byte-channel tls count (- at before))))
-      ;; it reads no more
+      ;; the session reads no more
       (when (member (tls-state tls) '(:ended :failed)) (os:drop-unread (tls-area tls)))
       (send-answers byte-channel tls))
     (when shaking (trace-handshake byte-channel tls))

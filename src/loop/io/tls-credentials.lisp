@@ -23,13 +23,15 @@
 (defstruct (context (:copier nil))
   "An OpenSSL context made of credentials, for one role."
   (pointer 0 :type os:foreign-pointer :read-only t) ; OpenSSL's, valid in INSTANCE
-  (instance 0 :type (unsigned-byte 62) :read-only t) ; the OS:OPENSSL-INSTANCE it was made in
-  (digests '() :type list :read-only t) ; of the files that it was made of
-  (checked-ns 0 :type nanoseconds)      ; when these were last looked at
+  ;; the OS:OPENSSL-INSTANCE the context was made in
+  (instance 0 :type (unsigned-byte 62) :read-only t)
+  (digests '() :type list :read-only t) ; digests of the files from which the context was made
+  (checked-ns 0 :type nanoseconds)      ; when the files were last looked at
   (names '() :type list :read-only t)   ; the hosts that a server's certificate is for
   (bundles '() :type list :read-only t) ; the roots of each trust domain; of no SPIFFE: nil
   (others '() :type list)               ; contexts of a server's other credentials
-  (tickets (make-hash-table :test 'equal) :type hash-table :read-only t)) ; by name of the server
+  ;; tickets by name of the server
+  (tickets (make-hash-table :test 'equal) :type hash-table :read-only t))
 
 (defstruct (ticket (:constructor make-ticket (pointer until)) (:copier nil))
   "A ticket with which a client resumes a session."
@@ -48,10 +50,11 @@
 (defstruct (tls-credentials (:constructor %make-tls-credentials) (:copier nil))
   "The certificate that one end shows, and the certificates that it trusts. The function
 TLS-CREDENTIALS has an argument for each slot but the last four, and explains it."
-  (certificate nil :type (or null string pathname) :read-only t) ; PEM or a file
-  (key nil :type (or null string pathname) :read-only t) ; PEM or a file
-  (password nil :type (or null string) :read-only t) ; of the key
-  (roots :system :type (or string pathname (eql :system)) :read-only t) ; trusted certificates
+  (certificate nil :type (or null string pathname) :read-only t) ; the certificate, PEM or a file
+  (key nil :type (or null string pathname) :read-only t) ; the key, PEM or a file
+  (password nil :type (or null string) :read-only t) ; the password of the key
+  ;; trusted certificates, PEM, a file or the system's
+  (roots :system :type (or string pathname (eql :system)) :read-only t)
   (client-certificates :none :type (member :none :request :require) :read-only t) ; a server's
   (verify t :type boolean :read-only t) ; a client verifies its server
   (server-name nil :type (or null string) :read-only t) ; nil: the host of the target
@@ -67,7 +70,8 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
   (looking nil :type boolean)           ; a thread looks at the files
   ;; notified when LOOKING becomes nil
   (looked (sb-thread:make-waitqueue :name "clgrpc credentials checked") :read-only t)
-  (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t)) ; for reloading
+  ;; held while files are reloaded
+  (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t))
 
 (document-functions
   tls-credentials-server-name "The name that a client with CREDENTIALS expects of its server, a
@@ -175,8 +179,8 @@ SPIFFE-BUNDLE        a file of bundles of SPIFFE trust domains (gRFC A87), in pl
                      the identities its server may have. See CERTIFICATE-IDENTITY
 PEER-CHECK           a function that is called with the CERTIFICATE of a peer that has passed all
                      these checks; it returns true to accept the peer, false to refuse the
-                     connection. It runs on the loop in every handshake, so it must not wait. It is
-                     not called for a client that has shown no certificate
+                     connection. The function runs on the loop in every handshake, so it must not
+                     wait. The function is not called for a client that has shown no certificate
 REVOKED              certificate revocation lists (RFC 5280), as PEM likewise: a certificate in one
                      of them, or whose issuer's list has expired, is refused; one whose issuer has
                      no list is not (gRFC A69)
@@ -188,11 +192,11 @@ CHECK-SECONDS        how often the files are checked, a real, by default 10; nil
                      that time the next connection makes them be read again if they have changed. If
                      that takes longer than a tenth of a second, only connections that begin
                      afterwards use them. See RELOAD-CREDENTIALS
-ALPN                 with nil, no protocol is agreed on by ALPN. That is only for TCP-SERVER and
+ALPN with nil, no protocol is agreed on by ALPN. That value is only for TCP-SERVER and
                      TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 
 The environment variable GRPC_SSL_CIPHER_SUITES names the cipher suites of all TLS credentials, in
-place of the defaults. It is read with the files.
+place of the defaults. The variable is read with the files.
 
 Sessions are resumed only under the credentials that they began with, and while all certificates
 that vouched for the peer are valid. Signal MISUSE for a wrong argument. Files are first read when
@@ -369,8 +373,8 @@ the lock."
                                      (tls-credentials-lock credentials) *look-end-ns*))))))
 
 (defun current-context (credentials role)
-  "The context of CREDENTIALS for ROLE. It is made if it does not exist or its files have changed.
-Call this with the lock, which is released meanwhile."
+  "The context of CREDENTIALS for ROLE. The context is made if it does not exist or its files have
+changed. Call this with the lock, which is released meanwhile."
   (let ((context (role-context credentials role)))
     (cond ((or (null context) (/= (context-instance context) (os:openssl-instance)))
            (setf (role-context credentials role) (build-context credentials role)))
@@ -382,7 +386,7 @@ Call this with the lock, which is released meanwhile."
              (role-context credentials role)))))
 
 (defmacro with-context ((context credentials role) &body body)
-  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now. It waits for the
+  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now. This waits for the
 checks of all files that are due, including those of OTHERS, together."
   (let ((held (gensym "CREDENTIALS")) (wanted (gensym "ROLE")))
     `(let ((,held ,credentials) (,wanted ,role) (*look-end-ns* (or *look-end-ns* (look-end-ns))))
@@ -433,8 +437,8 @@ other role."
 
 (defun reload-credentials (credentials)
   "Read the files of CREDENTIALS again, now, for connections that begin from now on; open
-connections do not change. Signal TLS-ERROR if they cannot be used: then everything stays as it was.
-From any thread."
+connections do not change. Signal TLS-ERROR if the files cannot be used: then everything stays as it
+was. From any thread."
   (let ((new (loop for each in (cons credentials (tls-credentials-others credentials))
                    ;; not with the lock: loops would wait for the files as well
                    collect (cons each (new-contexts each)))))

@@ -22,7 +22,7 @@
 (defconstant +reader-threads+ 4
   "The most threads that check certificate files at once; others wait.")
 (defconstant +waiting-readers+ 1000
-  "How many may wait.")
+  "How many readers may wait.")
 
 (sb-ext:define-load-time-global **readers**
   (make-reserve :threads +reader-threads+ :queue +waiting-readers+ :idle-seconds 0))
@@ -50,8 +50,8 @@
 (defstruct (address-query (:constructor make-address-query (key reserve since-ns)) (:copier nil))
   "The addresses of a host that were requested."
   (key nil :type cons :read-only t)     ; the host's name and the port
-  (reserve nil :type reserve :read-only t) ; whose thread asks
-  (since-ns 0 :type nanoseconds :read-only t) ; when it was asked first
+  (reserve nil :type reserve :read-only t) ; the reserve whose thread asks
+  (since-ns 0 :type nanoseconds :read-only t) ; when the name was asked for first
   (begun nil :type boolean)             ; a thread asks the system's resolver
   (askers '() :type list))              ; conses of functions: gets the answer, is it wanted still
 
@@ -62,7 +62,7 @@
   (length (address-query-askers address-query)))
 
 (declaim (type list **address-queries**))
-(defglobal **address-queries** '())     ; those without an answer
+(defglobal **address-queries** '())     ; the queries without an answer
 (defglobal **address-queries-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
 
 (defun find-address-query (address-query)
@@ -103,8 +103,8 @@ query if it is a new one, to be asked by a thread of RESERVE."
     (funcall (the function (car asker)) addresses failure)))
 
 (defun begin-address-query (address-query)
-  "Decide, on a thread for ADDRESS-QUERY, whether to ask it; return true if so. It is not asked if
-no asker waits for the answer any more, or if another thread asks the same."
+  "Decide, on a thread for ADDRESS-QUERY, whether to ask it; return true if so. ADDRESS-QUERY is not
+asked if no asker waits for the answer any more, or if another thread asks the same."
   (sb-thread:with-mutex (**address-queries-lock**)
     (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
           (other (find-address-query address-query)))

@@ -12,7 +12,7 @@
 
 (defstruct (scheme (:copier nil))
   "The functions for addresses that begin with NAME and a colon."
-  (name "" :type string :read-only t)   ; in lower case
+  (name "" :type string :read-only t)   ; the scheme in lower case
   (parse nil :type (or null function) :read-only t) ; the table above explains each
   (resolver nil :type (or null function) :read-only t) ; likewise
   (open nil :type (or null function) :read-only t) ; likewise

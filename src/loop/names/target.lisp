@@ -19,7 +19,7 @@
 
 (defstruct (target (:copier nil))
   "A place to connect to or to listen on."
-  (text "" :type string)                ; as it was given
+  (text "" :type string)                ; the target as it was given
   (addresses '() :type list)            ; the kernel's; empty if HOST must be looked up
   (server nil :type (or null octets))   ; the address of the DNS server to ask; nil: the system's
   (host "" :type string)                ; a name or numeric address
@@ -189,10 +189,10 @@ is nil. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
                  (no-target text "a DNS server has a numeric address, not ~S" host))))))
 
 (defun parse-target (text &key (smallest-port 1) for-channel)
-  "The target that TEXT, a string, means; see above. Ports begin at SMALLEST-PORT. If that is 0, the
-target is for listening, and a missing host means every IPv4 address. If FOR-CHANNEL is true, the
-target may name a DNS server and needs no port. Signal MISUSE if TEXT is not an address. From any
-thread."
+  "The target that TEXT, a string, means; see above. Ports begin at SMALLEST-PORT. If SMALLEST-PORT
+is 0, the target is for listening, and a missing host means every IPv4 address. If FOR-CHANNEL is
+true, the target may name a DNS server and needs no port. Signal MISUSE if TEXT is not an address.
+From any thread."
   (unless (stringp text)
     (misuse "An address is a string, not ~S~@[: ~A~]." text
             (typecase text
@@ -218,6 +218,6 @@ thread."
 
 (defun address-name (text)
   "The name in TEXT, an address with a scheme: the part after the scheme and the optional authority,
-without the slashes before it and with each %XX decoded. Signal MISUSE if that is not text."
+without the slashes before it and with each %XX decoded. Signal MISUSE if the name is not text."
   (decoded-string text (string-left-trim
                         "/" (nth-value 1 (split-authority text (1+ (position #\: text)))))))

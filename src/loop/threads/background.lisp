@@ -5,7 +5,7 @@
 ;;;;
 ;;;; 1. A job is idle, running or ended. WAKE-JOB runs an idle job at once, and a running one once
 ;;;;    more when it returns.
-;;;; 2. Its function returns the seconds until its next run, or nil: then only WAKE-JOB runs it.
+;;;; 2. A job's function returns the seconds until its next run, or nil: then only WAKE-JOB runs it.
 ;;;; 3. END-JOB waits until the function has returned, unless that function calls it.
 ;;;;
 ;;;; LOCK guards all data that change; no function runs while it is held. The thread starts when a
@@ -19,28 +19,30 @@ before.")
 
 (defstruct (background (:constructor %make-background (name reserve)) (:copier nil))
   "A set of jobs and the threads that run them, see MAKE-BACKGROUND."
-  (name "" :type string :read-only t)   ; of its thread
-  (world *world* :type world :read-only t) ; that has its threads
-  (reserve nil :type reserve :read-only t) ; whose threads run its jobs
-  (lock (sb-thread:make-mutex :name "clgrpc background") :read-only t) ; of all that follows
-  (waitqueue (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; TIMED, or ENDED
-  (quiet (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; a job has returned
-  (jobs '() :type list)                 ; those that have not ended
-  (timed '() :type list)                ; those of them that are due at some time, in no order
-  (thread nil)                          ; that waits for these
-  (started nil :type boolean)           ; there is such a thread
-  (ended nil :type boolean))            ; it takes no more jobs
+  (name "" :type string :read-only t)   ; the name of its thread
+  (world *world* :type world :read-only t) ; the world to which its threads belong
+  (reserve nil :type reserve :read-only t) ; the reserve whose threads run its jobs
+  (lock (sb-thread:make-mutex :name "clgrpc background") :read-only t) ; guards all slots below
+  ;; notified when TIMED or ENDED has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc background") :read-only t)
+  ;; notified when a job has returned
+  (quiet (sb-thread:make-waitqueue :name "clgrpc background") :read-only t)
+  (jobs '() :type list)                 ; the jobs that have not ended
+  (timed '() :type list)                ; the jobs that are due at some time, in no order
+  (thread nil)                          ; the thread that waits for the jobs
+  (started nil :type boolean)           ; the thread exists
+  (ended nil :type boolean))            ; the background takes no more jobs
 
 (defstruct (job (:constructor %make-job (background function)) (:copier nil))
   "Work done in the background, see ADD-JOB."
   (background nil :type background :read-only t) ; its background
-  (function nil :type function :read-only t) ; ()
+  (function nil :type function :read-only t) ; a function without arguments
   (due-ns 0 :type nanoseconds)          ; the time of its next run, while it is timed
-  (woken nil :type boolean)             ; it is to run once more
-  (running nil :type boolean)           ; a thread runs it, or is about to
-  (thread nil)                          ; the thread that runs it
+  (woken nil :type boolean)             ; the job must run once more
+  (running nil :type boolean)           ; a thread runs the job, or is about to
+  (thread nil)                          ; the thread that runs the job
   (failure nil :type (or null condition)) ; the failure that was logged and continues
-  (ended nil :type boolean))            ; it must not run again
+  (ended nil :type boolean))            ; the job must not run again
 
 (declaim (sb-ext:freeze-type background job))
 
@@ -77,7 +79,7 @@ any thread."
 ;;; Running; the functions whose names begin with % are called with the lock held
 
 (defun %take-job (job)
-  "Mark JOB to run once more. Return true if it was idle, so that the caller must start it."
+  "Mark JOB to run once more. Return true if JOB was idle, so that the caller must start it."
   (let ((background (job-background job)))
     (cond ((job-ended job) nil)
           ((job-running job) (setf (job-woken job) t) nil)
@@ -85,7 +87,7 @@ any thread."
                    (job-running job) t)))))
 
 (defun %put-down (job seconds)
-  "Note that JOB has returned, and runs again in SECONDS, or when it is woken. Return true if it
+  "Note that JOB has returned, and runs again in SECONDS, or when it is woken. Return true if JOB
 runs again at once."
   (let ((background (job-background job)))
     (setf (job-thread job) nil)
@@ -138,8 +140,8 @@ thread; this does not wait."
   nil)
 
 (defun end-job (job &key (seconds 3600))
-  "End JOB: it does not run any more. Wait until its function has returned, at most SECONDS, unless
-that function calls this. Return true if it has returned. From any thread."
+  "End JOB, which does not run any more. Wait until its function has returned, at most SECONDS,
+unless that function calls this. Return true if JOB's function has returned. From any thread."
   (let ((background (job-background job)) (end (notice-end seconds)))
     ;; a job that has ended and is still timed would be due for ever
     (sb-sys:without-interrupts

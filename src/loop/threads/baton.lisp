@@ -147,8 +147,8 @@ events. The watchdog is not woken."
   nil)
 
 (define-hot (resume :inline t) ((loop event-loop)) boolean
-  "Take back the baton that this thread lent. Return false if it is lost; then IN-EVENT-LOOP-P is
-false."
+  "Take back the baton that this thread lent. Return false if the baton is lost; then
+IN-EVENT-LOOP-P is false."
   (loop
     (let ((old (event-loop-baton loop)))
       (sb-thread:barrier (:read))
@@ -238,7 +238,8 @@ long and holds the baton of LOOP for a moment."
     (when (take loop) (lend loop))))
 
 (define-hot resume-wait ((loop event-loop)) boolean
-  "Take the baton of LOOP back if this thread has lent it to wait for events. Return true if so."
+  "Take the baton of LOOP back if this thread has lent it to wait for events. Return true if this
+thread has the baton again."
   (and (= +waiting+ (baton-state (event-loop-baton loop)))
        (resume loop)))
 
@@ -252,9 +253,9 @@ lent; otherwise evaluate ELSEWHERE. Return the first value."
          (if ,done ,value (progn ,@elsewhere))))))
 
 (defmacro with-taken-loop ((loop taking) &body body)
-  "Evaluate TAKING, a form that takes the baton of LOOP for this thread. If it is true, evaluate
-BODY, which must give the baton up, with *EVENT-LOOP* bound to LOOP and interrupts off except in
-WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
+  "Evaluate TAKING, a form that takes the baton of LOOP for this thread. If TAKING returns true,
+evaluate BODY, which must give the baton up, with *EVENT-LOOP* bound to LOOP and interrupts off
+except in WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
   `(sb-sys:without-interrupts
      (when ,taking
        (let ((*event-loop* ,loop))
@@ -315,8 +316,8 @@ wake LOOP by it."
 
 (defun close-poller (loop poller quiet)
   "Close POLLER, of LOOP. QUIET is false if a thread that was stopped in the middle of a POST may
-still wake LOOP by POLLER. Then it stays open, since its descriptors may belong to others by the
-time that thread writes to them."
+still wake LOOP by POLLER. Then the poller stays open, since its descriptors may belong to others by
+the time that thread writes to them."
   (if quiet
       (funcall (poller-close poller) poller)
       (log-event :error :waker-does-not-return :loop loop)))
@@ -380,7 +381,8 @@ calling thread has now.")
 
 (defun request-takeover (loop baton if-busy)
   "Make a reserve thread of LOOP overtake the thread that has lent its BATON. IF-BUSY is as for
-RUN-ON-RESERVE. Return true if one will try. The second value is the function that it will call."
+RUN-ON-RESERVE. Return true if a reserve thread will try. The second value is the function that it
+will call."
   (let ((reserve (event-loop-reserve loop))
         (function (lambda ()
                     (with-taken-loop (loop (if (= +waiting+ (baton-state baton))
@@ -397,7 +399,8 @@ RUN-ON-RESERVE. Return true if one will try. The second value is the function th
 
 (defun request-runner (loop)
   "Make a reserve thread of LOOP run it if no thread does. If necessary a thread is started beyond
-the limit, since all threads of the reserve may wait for LOOP. Return true if one will try."
+the limit, since all threads of the reserve may wait for LOOP. Return true if a reserve thread will
+try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve

@@ -6,8 +6,8 @@
 ;;;;     timer is due; another thread takes the loop;
 ;;;;   - +COALESCING-NS+ have passed.
 ;;;; If the sender then does something else for long, a flusher sends the output: a reserve thread
-;;;; that sends output that has waited long enough. It starts with a burst, and ends after several
-;;;; checks that have found nothing.
+;;;; that sends output that has waited long enough. The flusher starts with a burst, and ends after
+;;;; several checks that have found nothing.
 ;;;;
 ;;;; Only a thread that has the baton sets COALESCED-NS, and only with COALESCED-NS set may it give
 ;;;; up a loop that has output. No output is forgotten: a thread that coalesces first sets
@@ -39,7 +39,8 @@ LOOP and sent a message on it."
   nil)
 
 (define-hot coalesce-p ((loop event-loop)) boolean
-  "Note that a message has been sent on LOOP. Return true if it may wait for those that follow."
+  "Note that a message has been sent on LOOP. Return true if the message may wait for the messages
+that follow."
   (let* ((driving (driving-of loop))
          (now (event-loop-now loop))
          (since (driving-coalesced-ns driving)))
@@ -65,8 +66,8 @@ LOOP and sent a message on it."
                   (>= (connection-unsent connection) +flush-octets+))))
 
 (define-hot begin-coalescing ((loop event-loop) (now nanoseconds)) boolean
-  "Coalesce the output of LOOP from NOW on, if a flusher will send it in the end. Return true if
-so."
+  "Coalesce the output of LOOP from NOW on, if a flusher will send it in the end. Return true if a
+flusher will."
   (let ((driving (driving-of loop)))
     (setf (driving-coalesced-ns driving) now)
     (sb-thread:barrier (:memory))

@@ -248,8 +248,8 @@ LOOP belongs to a simulated world."
   nil)
 
 (define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
-  "True if this thread, which runs LOOP, drives for another call than ARGUMENT. Then it will leave
-LOOP to a reserve thread, which may run user code of ARGUMENT."
+  "True if this thread, which runs LOOP, drives for another call than ARGUMENT. Then the driver will
+leave LOOP to a reserve thread, which may run user code of ARGUMENT."
   (let ((driving (event-loop-driving loop)))
     (and driving
          (driving-owner driving)
@@ -284,7 +284,8 @@ output of FUNCTION. Return the value of FUNCTION as well, the first of the two v
 
 (defconstant +unwatched-ns+ 100000
   "If no thread has fetched events for a loop for this time, a thread that takes it does so first: a
-peer may have closed its connection, and a call on it would be lost. That costs one system call.")
+peer may have closed its connection, and a call on it would be lost. The look costs one system
+call.")
 
 (defconstant +looks+ 4
   "How often a thread that takes such a loop reads each connection at most.")

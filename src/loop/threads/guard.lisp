@@ -20,8 +20,8 @@
   "The errors that a place has logged lately. If several threads change it at once, a count may be
 lost."
   (since-ns 0 :type nanoseconds)        ; when the second began
-  (logged 0 :type fixnum)               ; in that second
-  (unlogged 0 :type fixnum))            ; since the last that was logged
+  (logged 0 :type fixnum)               ; how many conditions were logged in that second
+  (unlogged 0 :type fixnum))            ; how many were not logged since the last logged one
 
 (declaim (sb-ext:freeze-type errors))
 
@@ -43,8 +43,8 @@ lost."
     nil))
 
 (defun guarded-p (condition)
-  "True if a guard against errors handles CONDITION. It does not handle C-c, which is for the
-debugger, nor conditions for the handlers outside."
+  "True if a guard against errors handles CONDITION. Such a guard does not handle C-c, which is for
+the debugger, nor conditions for the handlers outside."
   (not (or (eq condition *unguarded*)
            (typep condition 'sb-sys:interactive-interrupt))))
 

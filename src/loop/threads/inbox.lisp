@@ -68,8 +68,8 @@ the result of PUSH-INBOX."
   nil)
 
 (define-hot (doze-inbox :inline t) ((inbox inbox)) boolean
-  "Say that the consumer is about to sleep. Return true if it may sleep, since INBOX is empty;
-otherwise it counts as awake. By the consumer."
+  "Say that the consumer is about to sleep. Return true if the consumer may sleep, since INBOX is
+empty; otherwise the consumer counts as awake. By the consumer."
   (setf (inbox-asleep inbox) 1)
   (sb-thread:barrier (:memory))
   (or (inbox-empty-p inbox)
@@ -108,8 +108,8 @@ is about to wake the consumer; false if one still is after +LONGEST-WAKE-NS+. By
   (no-waker-left-p inbox))
 
 (defun no-waker-left-p (inbox)
-  "Wait until no thread is about to wake the consumer of INBOX. Return true; return false if one
-still is after +LONGEST-WAKE-NS+."
+  "Wait until no thread is about to wake the consumer of INBOX. Return true; return false if a waker
+is still left after +LONGEST-WAKE-NS+."
   (sb-thread:barrier (:memory))
   (loop with end = (+ (monotonic-ns) +longest-wake-ns+)
         until (zerop (inbox-wakers inbox))

@@ -5,10 +5,10 @@
 ;;;; a sixteenth of the threads is for functions without a quota, which take over loops. With fewer
 ;;;; than 16 threads all are for quotas, and a take-over may start one more.
 ;;;;
-;;;; A loop that a reserve thread has taken over is not given back to its own thread. That thread
-;;;; becomes one of the reserve instead, and the reserve has room for one more until the loop stops
-;;;; (COUNT-RUNNER). So a take-over keeps a thread from others only while the user code that has
-;;;; lost the loop runs. An example with a limit of 4: at first 4 handlers may run; 3 while one
+;;;; A loop that a reserve thread has taken over is not given back to its own thread. The loop's own
+;;;; thread becomes one of the reserve instead, and the reserve has room for one more until the loop
+;;;; stops (COUNT-RUNNER). So a take-over keeps a thread from others only while the user code that
+;;;; has lost the loop runs. An example with a limit of 4: at first 4 handlers may run; 3 while one
 ;;;; that has lost the loop runs as well; then 4 again, beside the thread that runs the loop.
 ;;;;
 ;;;; LOCK guards everything but the threads' work. A thread waits on its own queue, so that exactly
@@ -31,22 +31,22 @@
                          &aux (root (make-quota)) (lookups (make-quota :parent root))))
                     (:copier nil))
   "See MAKE-RESERVE."
-  (world *world* :type world :read-only t) ; that has its threads
+  (world *world* :type world :read-only t) ; the world to which its threads belong
   ;; of its threads; more are started only with :EXCEED, and for RUNNERS
   (limit 0 :type index :read-only t)
-  (max-queue 0 :type index :read-only t) ; functions that may wait
+  (max-queue 0 :type index :read-only t) ; how many functions may wait
   (idle-seconds 0 :type real :read-only t) ; an idle thread ends after so long
-  (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; for all that follows
+  (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; guards all slots below
   ;; notified when a thread ends
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
-  (root nil :type quota :read-only t)   ; the quota of all its threads
-  (lookups nil :type quota :read-only t) ; that of names that are looked up
+  (root nil :type share :read-only t)   ; the share of all its threads
+  (lookups nil :type share :read-only t) ; the share for names that are looked up
   (runners 0 :type index)               ; threads beyond LIMIT, for the loops that some of them run
-  (count 0 :type index)                 ; threads, including those about to start
-  (busy 0 :type index)                  ; how many of them are not IDLE
-  (threads '() :type list)              ; those that run; once it is closed, those that have run
-  (closed nil :type boolean))           ; it takes no more functions
+  (count 0 :type index)                 ; the number of threads, including those about to start
+  (busy 0 :type index)                  ; how many threads are not IDLE
+  (threads '() :type list)              ; those that run or, once it is closed, have run
+  (closed nil :type boolean))           ; the reserve takes no more functions
 
 (declaim (sb-ext:freeze-type reserve))
 
@@ -143,9 +143,9 @@ is free."
 
 (defun run-on-reserve (reserve function &key (if-busy :queue) (quota (reserve-root reserve))
                                           takeover)
-  "Call FUNCTION, without arguments, on a thread of RESERVE. An error in it is logged. IF-BUSY is
-the action if QUOTA may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
-room, and though QUOTA has the most functions that it may have; :FIRST, queue before all others,
+  "Call FUNCTION, without arguments, on a thread of RESERVE. An error in FUNCTION is logged. IF-BUSY
+is the action if SHARE may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
+room, and though SHARE has the most functions that it may have; :FIRST, queue before all others,
 even without room; :EXCEED, start a thread beyond the limit; :REFUSE. Return true if FUNCTION gets a
 thread, :QUEUED if it waits for one. Return false as the first value if FUNCTION will not be called,
 for instance because RESERVE is closed; the second value is :QUOTA if QUOTA has the most functions
@@ -184,9 +184,9 @@ has stopped. From any thread."
               (incf (reserve-runners reserve) change)))
       (start-waiting reserve))))
 
-(defun leave-reserve (reserve quota &key function)
-  "Drop the functions that wait in QUOTA, which has no children; or FUNCTION alone, if it is given
-and still waits. Their places in the queue are free. From any thread."
+(defun leave-reserve (reserve share &key function)
+  "Drop the functions that wait in SHARE, which has no parts; or FUNCTION alone, if it is given and
+still waits. The functions' places in the queue are free. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (if function
         (withdraw-function quota function)
@@ -300,8 +300,8 @@ or RESERVE is closed."
 
 (defun close-reserve (reserve timeout-seconds)
   "Accept no more functions, and wait, at most TIMEOUT-SECONDS, until those accepted before, and
-with them all threads, have ended. Return true if they have. Threads whose function does not return
-remain; they end when it returns. Not from a thread of RESERVE."
+with them all threads, have ended. Return true if all have ended. Threads whose function does not
+return remain; they end when it returns. Not from a thread of RESERVE."
   (let* ((end (notice-end timeout-seconds))
          (ended (sb-thread:with-mutex ((reserve-lock reserve))
                   (setf (reserve-closed reserve) t)

@@ -69,7 +69,7 @@ comes soon.")
   ;; the value of **CALLERS-TRIALS** when this loop last answered a trial
   (answered 0 :type fixnum)
   (sent 0 :type (unsigned-byte 62))     ; octets that the loop had sent when it last waited
-  (spun-ns 0 :type (unsigned-byte 62))) ; how long it has spun, in all
+  (spun-ns 0 :type (unsigned-byte 62))) ; how long the loop has spun, in all
 
 (declaim (sb-ext:freeze-type spin-state))
 

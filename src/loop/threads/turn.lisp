@@ -6,8 +6,8 @@
 ;;;; few others, these run in the same turn: a handler that has just begun answers the messages that
 ;;;; came with its call, and the answer shares the send. Nothing here allocates. In the middle of
 ;;;; a long turn timers run as well, and newcomers are admitted: connections with new input are
-;;;; read, and what they defer runs before what was deferred earlier. They get at most half of the
-;;;; time, so neither they nor the deferred functions wait for all of the others.
+;;;; read, and what they defer runs before what was deferred earlier. The newcomers get at most half
+;;;; of the time, so neither they nor the deferred functions wait for all of the others.
 
 (in-package #:clgrpc.loop)
 
@@ -21,7 +21,7 @@
   "After how many posted functions the turn reads the clock.")
 (defconstant +functions-per-look+ 16
   "After how many deferred functions at most, if there are more, the turn checks whether output
-should be sent, a timer is due or newcomers should be admitted. It begins with
+should be sent, a timer is due or newcomers should be admitted. The number begins with
 +FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. Once the watchdog has found
 the turn long, the loop checks after each function.")
 (defconstant +functions-caused+ 16
@@ -335,7 +335,7 @@ all output if the last time was long ago. Return the time."
 
 (define-hot admit-newcomers ((loop event-loop) (now nanoseconds)) index
   "In the middle of a turn, at NOW: read the connections that have new input, so that the functions
-that are deferred for them run next. Return how many these are."
+that are deferred for them run next. Return the number of these functions."
   (let ((waiting (event-loop-ring-count loop))
         (postponed (event-loop-ready-count loop)))
     (setf (event-loop-now loop) now)
@@ -353,11 +353,11 @@ that are deferred for them run next. Return how many these are."
         (caused-p nil)                  ; those run now that others have deferred in this phase
         ;; the functions called before DONE reaches this number are newcomers'
         (admitted 0)
-        (admitted-at 0)                 ; when these began, or 0
+        (admitted-at 0)                 ; when the newcomers' functions began, or 0
         (admission (+ (event-loop-now loop) +admission-ns+)) ; when other newcomers may be admitted
         (step +functions-before-look+)
         (look +functions-before-look+)  ; when DONE is so much, look
-        (looked-at (event-loop-now loop))) ; when that was done last
+        (looked-at (event-loop-now loop))) ; the time of the last look
     (declare (type index count done admitted look) (type (integer 1 #.+functions-per-look+) step)
              (type nanoseconds admitted-at admission looked-at))
     (flet ((look-around ()
@@ -435,7 +435,7 @@ that are deferred for them run next. Return how many these are."
   nil)
 
 (define-hot run-turn ((loop event-loop)) boolean
-  "One turn. Return false if the baton was lost in it."
+  "One turn. Return false if the baton was lost in the turn."
   (when (wait-and-dispatch loop)
     (read-phase loop)
     (when (deferred-phase loop)

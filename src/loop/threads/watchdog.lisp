@@ -1,6 +1,6 @@
-;;;; The watchdog: one thread for all loops of the image. It detects user code that takes too long,
-;;;; and makes a reserve thread take the loop over. It also detects a caller-driven loop without a
-;;;; thread, and makes a reserve thread run it.
+;;;; The watchdog: one thread for all loops of the image. The watchdog detects user code that takes
+;;;; too long, and makes a reserve thread take the loop over. The watchdog also detects a
+;;;; caller-driven loop without a thread, and makes a reserve thread run it.
 ;;;;
 ;;;; The watchdog ticks only while batons move. User code takes too long when two ticks, a
 ;;;; millisecond apart, see the same lent baton and no garbage was collected between them. While all
@@ -236,7 +236,7 @@ Count such checks in a row that find the SAME-WAIT; a check that is not COMPARAB
 
 (defun look-at-turn (watched loop in-user-code)
   "Note the turn of LOOP and its current function. If LOOP is IN-USER-CODE and in the same turn as
-at the last check, mark the turn as long. If it is also in the same function, mark the function as
+at the last check, mark the turn as long. If LOOP is also in the same function, mark the function as
 late, and return true."
   (let* ((turns (event-loop-turns loop))
          (at (event-loop-ring-start loop))
