@@ -1,5 +1,5 @@
-;;;; Answers: the values of HTTP handlers, checked. Their headers must not include those that only
-;;;; the server sets, and each must be exactly one line of the head.
+;;;; Answers: the values of HTTP handlers, checked. An answer's headers must not include those that
+;;;; only the server sets, and each must be exactly one line of the head.
 
 (in-package #:clgrpc.exchange)
 
@@ -8,14 +8,14 @@
   "The answer to a request."
   (http-status 200 :type (integer 200 599) :read-only t) ; as in RFC 9110
   (headers '() :type list :read-only t) ; an alist, checked, without content-length
-  (body (make-octets 0) :type octets :read-only t) ; empty for none
+  (body (make-octets 0) :type octets :read-only t) ; the body; empty for none
   ;; of one that is given again and again: its head over HTTP/1.1 up to date, the last field
   (head nil :type (or null octets) :read-only t))
 
 (defstruct (answer-head (:constructor %make-answer-head (http-status fields lines)) (:copier nil))
   "The head of answers that are sent repeatedly, with other bodies and perhaps more headers."
   (http-status 200 :type (integer 200 599) :read-only t) ; as in RFC 9110
-  (fields #() :type simple-vector :read-only t) ; HPACK's, over HTTP/2
+  (fields #() :type simple-vector :read-only t) ; the header fields over HTTP/2, HPACK's
   (lines (make-octets 0) :type octets :read-only t)) ; over HTTP/1.1, without later lines
 
 (declaim (sb-ext:freeze-type plain-answer answer-head))

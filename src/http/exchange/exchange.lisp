@@ -66,31 +66,33 @@ which runs on any thread."
                        (:copier nil))
   "The data of a request over HTTP/1.1 from its head alone. For a repeated head they are in the memo
 of MESSAGE. A known head belongs to its connection."
-  (message nil :type http1:message :read-only t) ; which the head is
-  (headers :unread :type (or list (eql :unread))) ; as HTTP-REQUEST-HEADERS returns them
+  (message nil :type http1:message :read-only t) ; the message of which this is the head
+  (headers :unread :type (or list (eql :unread))) ; the headers as HTTP-REQUEST-HEADERS returns them
   (router nil :type (or null router) :read-only t) ; the router that has found ROUTE
-  (route nil :read-only t)              ; by which a handler is called, or nil
-  (prompt nil :type (or null function) :read-only t) ; that answers, see PROMPT-HANDLER
-  (query nil :type (or null string) :read-only t) ; which that is called with
+  (route nil :read-only t)              ; the route by which a handler is called, or nil
+  ;; the function that answers at once, see PROMPT-HANDLER
+  (prompt nil :type (or null function) :read-only t)
+  (query nil :type (or null string) :read-only t) ; the query with which PROMPT is called
   (claimed nil :type boolean :read-only t) ; ROUTE is what the router's CLAIM has returned
-  (refusal nil :type (or null plain-answer) :read-only t) ; or CLAIM's answer
+  ;; the answer of CLAIM, if that has refused the request
+  (refusal nil :type (or null plain-answer) :read-only t)
   (epoch (router-epoch router) :type fixnum :read-only t)) ; the router's at that time
 
 (defstruct (http-request (:constructor nil) (:copier nil))
   "A request of HTTP: see HTTP-HANDLER."
-  (responder nil :type responder)       ; of its version of HTTP
+  (responder nil :type responder)       ; the responder of its version of HTTP
   (sink nil :type sink)                 ; its owner's
   (options nil :type options)           ; its owner's
-  (method "" :type string)              ; "GET"
+  (method "" :type string)              ; the method, such as "GET"
   (target "" :type string)              ; the path, with the query, as it came
   (source '() :type (or list known-head)) ; its headers, an alist, or their source
   (body (make-octets 0) :type octets)   ; the part that has come, up to FILL
   (fill 0 :type index)                  ; the length of that part
-  (whole nil :type boolean)             ; all of it has come
+  (whole nil :type boolean)             ; true once all of the body has come
   (claimed nil :type boolean)           ; the owner takes its body and writes its answer
   (route nil)                           ; the route of its handler, or nil
-  (context nil)                         ; the owner's data for it
-  (refusal **not-found** :type plain-answer) ; the answer if it has no route
+  (context nil)                         ; the owner's data for the request
+  (refusal **not-found** :type plain-answer) ; the answer if the request has no route
   (answer nil :type (or null plain-answer)) ; the handler's, whole or only its head
   ;; of an answer in chunks: whether its head has been written
   (sending nil :type (member nil :posted :begun)))

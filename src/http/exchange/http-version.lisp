@@ -1,5 +1,5 @@
-;;;; The protocol of a server's connection, HTTP/2 or HTTP/1.1. It is determined only here, by the
-;;;; result of ALPN, or else by the first octets.
+;;;; The protocol of a server's connection, HTTP/2 or HTTP/1.1. The protocol is determined only
+;;;; here, by the result of ALPN, or else by the first octets.
 
 (in-package #:clgrpc.exchange)
 

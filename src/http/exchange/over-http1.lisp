@@ -1,5 +1,5 @@
 ;;;; HTTP/1.1 at a server (RFC 9112): a connection, from the octets of requests to those of their
-;;;; answers. Its owner has a SINK.
+;;;; answers. The connection's owner has a SINK.
 ;;;;
 ;;;; A connection has one request at a time. Pipelined octets after the request wait until it is
 ;;;; answered; meanwhile nothing more is read, so a peer can make us keep at most the octets of one
@@ -14,12 +14,12 @@
 
 (defstruct (http-loop (:copier nil))
   "The shared data of the connections on one loop that speak HTTP/1.1."
-  (router nil :type router :read-only t) ; finds handlers
-  (sink nil :type sink :read-only t)    ; their owner's
-  (options nil :type options :read-only t) ; their owner's
+  (router nil :type router :read-only t) ; the router that finds handlers
+  (sink nil :type sink :read-only t)    ; the sink of the owner of the connections
+  (options nil :type options :read-only t) ; the options of the owner of the connections
   ;; the last lines of heads: the date, for its second, and an empty line
   (date-lines (make-octets 0) :type octets)
-  (date-due-ns 0 :type nanoseconds))    ; when to look at the date again
+  (date-due-ns 0 :type nanoseconds))    ; when the date must be renewed
 
 (defstruct (http1-connection (:conc-name state-)
                              (:constructor make-http1-connection (owner http socket parser))
@@ -28,11 +28,11 @@
   (owner nil :read-only t)              ; the owner's own object for it
   (http nil :type http-loop :read-only t) ; the shared data
   (socket nil :type loop:connection :read-only t) ; the loop's
-  (parser nil :type http1:parser :read-only t) ; of its requests
+  (parser nil :type http1:parser :read-only t) ; the parser of its requests
   (phase :head :type (member :idle :head :body :answer :over)) ; see above
   (since-ns 0 :type nanoseconds)        ; the time when the phase began
   (message nil :type (or null http1:message)) ; the head of the request under way
-  (request nil :type (or null http1-request)) ; that request, until it has been answered
+  (request nil :type (or null http1-request)) ; the request at hand, until it has been answered
   (prompt nil :type (or null plain-answer)) ; its answer, if it was available at once
   (answered 0 :type index)              ; how many requests have been taken
   (last nil :type boolean)              ; the connection ends with the answer to come
@@ -40,14 +40,14 @@
   (paused nil :type boolean)            ; the owner wants no more of the body for now
   (sent-ns 0 :type nanoseconds)         ; when output last left
   (timer nil :type (or null timer))     ; see STATE-DUE
-  (timer-ns 0 :type nanoseconds))       ; when it comes due
+  (timer-ns 0 :type nanoseconds))       ; when the timer is due
 
 (document-functions
   state-request "The request under way on a connection that speaks HTTP/1.1, or nil.")
 
 (defstruct (http1-request (:include http-request) (:copier nil))
   "A request over HTTP/1.1."
-  (connection nil :type http1-connection) ; that it has come on
+  (connection nil :type http1-connection) ; the connection on which the request has come
   (chunked nil :type boolean)           ; claimed, and its answer has no length
   (begun nil :type boolean))            ; claimed, and the head of its answer has been written
 

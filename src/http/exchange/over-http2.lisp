@@ -4,7 +4,7 @@
 
 (defstruct (http2-request (:include http-request) (:copier nil))
   "A request over HTTP/2."
-  (stream nil :type (or null http2:stream))) ; nil once it is closed
+  (stream nil :type (or null http2:stream))) ; nil once the stream is closed
 
 (declaim (sb-ext:freeze-type http2-request))
 

@@ -7,12 +7,13 @@
                                                            &optional prompt))
                          (:copier nil))
   "A handler of requests for a path: see the function HTTP-HANDLER."
-  (path "" :type string :read-only t)   ; all below it, too, if it ends with a slash
-  (function nil :type (or function symbol) :read-only t) ; of an HTTP-REQUEST
-  (methods '() :type list :read-only t) ; of HTTP, strings
-  (execution nil :type (member nil :inline :blocking :auto) :read-only t) ; nil: as the server's
+  (path "" :type string :read-only t)   ; the path; if it ends with a slash, all paths below it, too
+  (function nil :type (or function symbol) :read-only t) ; a function of an HTTP-REQUEST
+  (methods '() :type list :read-only t) ; the methods of HTTP that the handler answers, strings
+  ;; where the handler runs; nil: as the server's
+  (execution nil :type (member nil :inline :blocking :auto) :read-only t)
   (quiet nil :type boolean :read-only t) ; logs and traces leave its requests out
-  (prompt nil :type (or null function) :read-only t)) ; of the query, see PROMPT-HANDLER
+  (prompt nil :type (or null function) :read-only t)) ; a function of the query, see PROMPT-HANDLER
 
 (declaim (sb-ext:freeze-type http-handler))
 
@@ -27,11 +28,11 @@ PATH       the path of the requests, a string such as \"/metrics\". If it ends w
            \"/console/\" does, the handler is for all paths that begin with it and have no handler
            of their own
 FUNCTION   a function, or the name of one, of an HTTP-REQUEST: see HTTP-REQUEST-PATH,
-           HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. It returns an HTTP
-           status from 200 to 599, an alist of headers, strings both, and a body: a string, octets
-           or nil. Or it answers in chunks: see BEGIN-RESPONSE. It runs as handlers of calls do. An
-           error in it is answered with 500 and goes to the log; a FAIL in it is answered with the
-           closest HTTP status
+           HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. The function returns
+           an HTTP status from 200 to 599, an alist of headers, strings both, and a body: a string,
+           octets or nil. Or the function answers in chunks: see BEGIN-RESPONSE. The function runs
+           as handlers of calls do. An error in FUNCTION is answered with 500 and goes to the log; a
+           FAIL in FUNCTION is answered with the closest HTTP status
 METHODS    a list of HTTP methods, strings, by default GET and HEAD; requests with others are
            answered with 405. HEAD gets the answer of GET without the body
 EXECUTION  :inline, :blocking or :auto, the choice of the thread of FUNCTION as for START-SERVER;
@@ -52,17 +53,17 @@ QUIET      true: traces have no spans of the requests, and access logs only thos
 
 (defstruct (router-entry (:constructor make-router-entry (handler route)) (:copier nil))
   "A handler of a server."
-  (handler nil :type http-handler :read-only t) ; the handler given to it
+  (handler nil :type http-handler :read-only t) ; the handler given to the route
   (route nil :read-only t))             ; the owner's, which calls it
 
 (defstruct (router (:copier nil))
   "The handlers of the plain requests of a server."
-  (entries (make-hash-table :test 'equal) :type hash-table :read-only t) ; by path
+  (entries (make-hash-table :test 'equal) :type hash-table :read-only t) ; entries by path
   (longest 0 :type index)               ; the length of the longest path of ENTRIES
   (trees '() :type list)                ; the entries whose paths end with a slash, longest first
   (fallback nil)                        ; the route of all other requests, or nil
-  ;; (http-method target fields): asked first, with HPACK's fields of the head, a vector. It returns
-  ;; the owner's claim of the request, or an answer, or nil
+  ;; (http-method target fields): asked first, with HPACK's fields of the head, a vector. The
+  ;; function returns the owner's claim of the request, or an answer, or nil
   (claim nil :type (or null function))
   (epoch 0 :type fixnum))               ; one more whenever the result of CLAIM may change
 

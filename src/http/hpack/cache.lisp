@@ -16,8 +16,8 @@
 ;;;; A cache is direct mapped, with sets of four elements: raw octets, their meaning, the hash of
 ;;;; these octets, and the hash of the last octets that missed. Octets are stored when they miss
 ;;;; twice in a row in their set, so octets that occur only once (time-outs, trace ids) cost no
-;;;; memory and do not replace those that repeat. A decoder's own cache has one set while it has
-;;;; only one entry.
+;;;; memory and do not replace those that repeat. A decoder's own cache has one set while the cache
+;;;; has only one entry.
 
 (in-package #:clgrpc.hpack)
 

@@ -1,7 +1,7 @@
 ;;;; A header field as it passes between the layers.
 ;;;;
 ;;;; The meaning of a FIELD (name, value, size, sensitivity) never changes, so tables, lists and the
-;;;; layers above share one object and may keep it. Its other slots are memos. All threads use
+;;;; layers above share one object and may keep it. A field's other slots are memos. All threads use
 ;;;; constant fields, so code that stores a memo must store the value that any other thread would
 ;;;; store too. The decoder returns the same object of its table each time, so a layer above finds
 ;;;; its KIND and MEMO for a repeated field without reading the octets.

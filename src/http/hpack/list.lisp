@@ -12,7 +12,7 @@
 not change, the block stands for the same fields, and decoding it changes nothing."
   (fields #() :type simple-vector :read-only t) ; the fields of the block
   (octets 0 :type index :read-only t)   ; the sum of their sizes
-  (memory 0 :type index)                ; the octets of memory that it takes, about
+  (memory 0 :type index)                ; the octets of memory that the list takes, about
   (memo nil))                           ; the result of the layers above for the block
 (declaim (freeze-type repeat))
 
@@ -99,8 +99,8 @@ is missing.")
 (define-hot (field-list-memo :inline t) ((list field-list)) t
   "The value stored with SETF of FIELD-LIST-MEMO the last time this decoder decoded the same block,
 or NIL. Only blocks that were repeated octet for octet have a memo: storing one in another list has
-no effect. It is for an upper layer's result about a block as a whole; two lists with the same memo
-have the same field objects."
+no effect. The memo is for an upper layer's result about a block as a whole; two lists with the same
+memo have the same field objects."
   (let ((repeat (field-list-repeat list)))
     (and repeat (repeat-memo repeat))))
 

@@ -1,6 +1,6 @@
 ;;;; The static table of RFC 7541 appendix A, declared once, and the search in it.
 ;;;;
-;;;; Its entries are FIELDs like any other, so decoding an index yields the same object each time.
+;;;; The entries are FIELDs like any other, so decoding an index yields the same object each time.
 ;;;; The search runs once per field object: FIELD-STATIC remembers the answer.
 
 (in-package #:clgrpc.hpack)

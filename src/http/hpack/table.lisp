@@ -33,7 +33,7 @@ is empty."
   "The memory of a field in addition to its octets: the structure, and the heads of its vectors.")
 
 (defconstant +most-places+ 65536
-  "No ring of a table is longer than that.")
+  "The longest ring of a table.")
 
 (define-hot (table-memory :inline t) ((table table)) index
   "About how many octets of memory TABLE keeps. A field's strings have up to four octets a

@@ -11,13 +11,13 @@
   (remove-if-not (lambda (field) (named-p field name)) fields))
 
 (defun only-field (name fields)
-  "The field NAME, or nil. Two fields of that name are an error."
+  "The field NAME, or nil. Two fields of the name are an error."
   (let ((found (fields-named name fields)))
     (when (rest found) (bad-message 400 "~A is there twice" name))
     (first found)))
 
 (defun only-value (name fields)
-  "The value of the field NAME, or nil. Two fields of that name are an error."
+  "The value of the field NAME, or nil. Two fields of the name are an error."
   (let ((field (only-field name fields)))
     (and field (hpack:field-value-string field))))
 

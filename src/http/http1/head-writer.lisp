@@ -1,6 +1,6 @@
 ;;;; The writer: heads and the lines of chunks are appended to a BUFFER of base. The caller ensures
 ;;;; that a body is as long as its head says, and that names and values are valid in HTTP. A CR or
-;;;; LF in one of them, which would begin another field, is refused here.
+;;;; LF in a name or value, which would begin another field, is refused here.
 
 (in-package #:clgrpc.http1)
 
@@ -20,7 +20,7 @@
     nil))
 
 (defun append-text (buffer text)
-  "Append TEXT, part of a line, an octet for each character. Signal MISUSE if it would end the
+  "Append TEXT, part of a line, an octet for each character. Signal MISUSE if TEXT would end the
 line."
   (append-simple-text buffer (if (typep text '(simple-array character (*)))
                                  text

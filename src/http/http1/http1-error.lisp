@@ -4,7 +4,7 @@
 (in-package #:clgrpc.http1)
 
 (define-condition http1-error (clgrpc-error)
-  ((status :initarg :status :reader http1-error-status) ; of a server's answer
+  ((status :initarg :status :reader http1-error-status) ; the status of a server's answer
    (text :initarg :text :reader http1-error-text)) ; the fault
   (:report (lambda (condition stream)
              (format stream "Bad HTTP/1.1 message (~D): ~A."

@@ -1,5 +1,5 @@
-;;;; The parser: it takes octets in any portions, and returns the parts of messages one by one. It
-;;;; keeps no more than a head, or a line between chunks; a body is not copied.
+;;;; The parser: it takes octets in any portions, and returns the parts of messages one by one. The
+;;;; parser keeps no more than a head, or a line between chunks; a body is not copied.
 ;;;;
 ;;;;     (multiple-value-bind (at event) (parse parser octets start end) …)
 ;;;;
@@ -14,22 +14,23 @@
 
 (defstruct (parser (:constructor %make-parser (role max-head-octets max-fields)) (:copier nil))
   "A parser of the messages of one peer, in order; for one thread at a time. One thread at a time."
-  (role :server :type (member :server :client) :read-only t) ; :server if it reads requests
-  (max-head-octets 0 :type index :read-only t) ; of a head, and of the trailers
-  (max-fields 0 :type index :read-only t) ; of a head, and of the trailers
+  (role :server :type (member :server :client) :read-only t) ; :server if the parser reads requests
+  (max-head-octets 0 :type index :read-only t) ; the most octets of a head, and of the trailers
+  (max-fields 0 :type index :read-only t) ; the most fields of a head, and of the trailers
   ;; where in a message it is
   (state :start :type (member :start :half-line :head :octets :chunk-line :chunk :chunk-end
                               :trailers :until-close :whole :done))
   (message nil :type (or null message)) ; the newest, once its head has been read
-  (requests '() :type list)             ; methods of requests whose responses come, oldest first
+  (requests '() :type list) ; methods of the requests whose responses are awaited, oldest first
   (left 0 :type index)                  ; octets left of the body, or of its chunk
   (kept (make-octets 0) :type octets)   ; the beginning of a head or of a line
   (fill 0 :type index)                  ; how much of KEPT that is
-  (body-start 0 :type index)            ; of the part of the body that has come
-  (body-end 0 :type index)              ; where that ends
+  (body-start 0 :type index)            ; where the part of the body that has come begins
+  (body-end 0 :type index)              ; where that part of the body ends
   (trailers '() :type list)             ; HPACK's fields after a chunked body
   (interim 0 :type index)               ; responses of 1xx in a row
-  (last-head nil :type (or null octets)) ; of MESSAGE, with its empty line, in case it is repeated
+  ;; the octets of the head of MESSAGE, with its empty line, in case it is repeated
+  (last-head nil :type (or null octets))
   (last-request nil :type (or null simple-string))) ; the method that MESSAGE is the response for
 
 (declaim (freeze-type parser))
@@ -119,8 +120,8 @@ LF; other errors in the lines are found when the lines are read."
 (defun read-through (parser octets start end limit find-end too-long read)
   "Read a part whose end FIND-END finds, a function of octets, start and end. If the part is
 complete, call READ with the octets, its start and its end, and return its end; else keep the octets
-so far and return nil. If it has more than LIMIT octets, call TOO-LONG, a function that signals an
-error."
+so far and return nil. If the part has more than LIMIT octets, call TOO-LONG, a function that
+signals an error."
   (declare (type octets octets) (type index start end limit)
            (type function find-end too-long read))
   (cond ((zerop (parser-fill parser))

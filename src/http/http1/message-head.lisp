@@ -11,11 +11,12 @@
 
 (defstruct (message (:copier nil))
   "The head of a request or of a response."
-  (http-method "" :type simple-string :read-only t) ; of a request, such as "GET"
-  (target "" :type simple-string :read-only t) ; of a request: the path and query, or "*"
-  (status 0 :type (integer 0 999) :read-only t) ; of a response
-  (reason "" :type simple-string :read-only t) ; of a response, for people
-  (minor 1 :type (integer 0 9) :read-only t) ; of the version, whose major is 1
+  (http-method "" :type simple-string :read-only t) ; the method of a request, such as "GET"
+  (target "" :type simple-string :read-only t) ; the target of a request: the path and query, or "*"
+  (status 0 :type (integer 0 999) :read-only t) ; the status of a response
+  (reason "" :type simple-string :read-only t) ; the reason phrase of a response, for people
+  ;; the minor number of the version, whose major number is 1
+  (minor 1 :type (integer 0 9) :read-only t)
   (fields #() :type simple-vector :read-only t) ; HPACK's, names in lower case, in their order
   (body 0 :type framing :read-only t)   ; where the body ends; 0 without a body
   (persistent-p nil :type boolean :read-only t) ; the connection goes on after this message

@@ -59,17 +59,18 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (control-frames 0 :type event-count)  ; answers in the output, with some that have left lately
   (later-control-frames 0 :type event-count) ; the number of those after CONTROL-MARK
   (control-mark 0 :type event-count)    ; a place in the output, as SENT-OCTETS counts
-  (block-octets 0 :type index)          ; of the header block that is being collected
-  (streams-opened 0 :type event-count)  ; by either side
+  (block-octets 0 :type index)          ; octets of the header block that is being collected
+  (streams-opened 0 :type event-count)  ; streams that either side has opened
   ;; of the opened streams, those that ended before the server had ended its side
   (streams-failed 0 :type event-count)
-  (resets-due 0 :type time-ns)          ; when the whole burst of resets is allowed again
-  (idle-due 0 :type time-ns)            ; the same for frames that carry nothing
+  (resets-due 0 :type time-ns)          ; the time when the whole burst of resets is allowed again
+  ;; the time when the whole burst of frames that carry nothing is allowed again
+  (idle-due 0 :type time-ns)
   (calls-served 0 :type event-count)    ; calls of NOTE-CALL-SERVED, which each earn a reset
   (resets-borne 0 :type event-count)    ; earned resets that were used up, or that lapsed
-  (pinged-ns 0 :type time-ns)           ; when the peer's last PING came
+  (pinged-ns 0 :type time-ns)           ; the time when the peer's last PING came
   (opened-at-ping 0 :type event-count)  ; STREAMS-OPENED at that time
-  (open-at-ping 0 :type index)          ; how many streams were open at that time
+  (open-at-ping 0 :type index)          ; how many streams were open at the last PING
   (data-since-ping nil :type boolean)   ; whether we have sent DATA since
   (updates-earned 0 :type (unsigned-byte 31)) ; WINDOW_UPDATEs and late frames still free of charge
   (ping-strikes 0 :type event-count))   ; PINGs that came too soon, one after the other (gRFC A8)
@@ -83,7 +84,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (keeps-users nil :type boolean :read-only t) ; a stream that is used again keeps its user
   (streams nil :type (or null stream))  ; streams to use again, chained by NEXT
   (stream-count 0 :type index)          ; the number of these
-  (field-list nil :type (or null hpack:field-list)) ; to decode a header block into
+  (field-list nil :type (or null hpack:field-list)) ; the list into which a header block is decoded
   (common (hpack:make-common-fields) :type simple-vector)) ; fields that many peers send
 
 (defmethod print-object ((pool pool) stream)
@@ -115,15 +116,16 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (pool nil :type pool)                 ; shared with other connections of the thread
   (counters (make-counters) :type counters) ; the work that the peer caused
   (phase +awaiting-preface+ :type (unsigned-byte 3)) ; a constant above
-  (output nil :type (or null buffer))   ; to append to; nil until it is borrowed
+  ;; the buffer to which output is appended; nil until it is borrowed
+  (output nil :type (or null buffer))
   (given-octets 0 :type index)          ; how much it held when it was given back
-  (sent-octets 0 :type event-count)     ; how many octets had left it when it was borrowed
-  (encoder nil :type hpack:encoder)     ; of our header blocks
-  (decoder nil :type hpack:decoder)     ; of the peer's
+  (sent-octets 0 :type event-count)     ; how many octets had left the buffer when it was borrowed
+  (encoder nil :type hpack:encoder)     ; the encoder of our header blocks
+  (decoder nil :type hpack:decoder)     ; the decoder of the peer's header blocks
   (error-text "" :type simple-string)   ; the last error, for logs
   ;; Streams
   (table #() :type simple-vector)       ; chains of streams that are not finished; see STREAM-SLOT
-  (seed (hash-seed) :type (unsigned-byte 62)) ; of the choice of chains
+  (seed (hash-seed) :type (unsigned-byte 62)) ; the seed for the choice of chains
   (stream-count 0 :type index)          ; the number of streams in the table
   (highest-id -1 :type (signed-byte 32)) ; the last identifier that the client has used
   (skipped-low 0 :type stream-id)       ; the newest gap that it left below: its first identifier
@@ -144,12 +146,12 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (peer-max-streams 100 :type (unsigned-byte 32)) ; the most streams that the peer allows
   (peer-max-header-list #xFFFFFFFF :type (unsigned-byte 32)) ; the peer's advice (6.5.2)
   (ring-head nil :type (or null stream)) ; the ring of writers (data-queue.lisp): the next one
-  (ring-tail nil :type (or null stream)) ; and the last one
+  (ring-tail nil :type (or null stream)) ; the last stream of the ring
   (open-mark -1 :type fixnum)           ; where in the output an unended header block begins, or -1
   ;; the stream whose DATA frame was the last thing in the output
   (data-stream nil :type (or null stream))
   (data-mark 0 :type index)             ; where in the output that frame begins
-  (data-end 0 :type index)              ; and where that frame ends
+  (data-end 0 :type index)              ; where in the output that frame ends
   ;; Receiving
   (stream-window 0 :type window)        ; the full window of a stream
   (connection-window 0 :type window)    ; the full window of the connection
@@ -161,8 +163,8 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (block-buffer nil :type (or null buffer)) ; the part of it that has come
   (block-ns 0 :type time-ns)            ; the time of the first part
   ;; Time; a deadline of 0 means no deadline
-  (settings-deadline 0 :type time-ns)   ; by which our SETTINGS must be acknowledged
-  (preface-deadline 0 :type time-ns)    ; by which the peer's preface and SETTINGS must come
+  (settings-deadline 0 :type time-ns)   ; the time by which the peer must acknowledge our SETTINGS
+  (preface-deadline 0 :type time-ns) ; the time by which the peer's preface and SETTINGS must come
   (last-receive-ns 0 :type time-ns))    ; the NOW of the last RECEIVE-OCTETS
 
 ;;; Streams
@@ -181,23 +183,23 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 (defstruct (segment (:constructor make-segment (octets start end storable)) (:copier nil)
                     (:predicate nil))
   "Octets queued on a stream."
-  (octets (make-octets 0) :type octets) ; that hold them
+  (octets (make-octets 0) :type octets) ; the vector that holds the octets
   (start 0 :type index)                 ; the first that is not sent yet
-  (end 0 :type index)                   ; after the last
+  (end 0 :type index)                   ; the end of the octets in it
   (storable nil :type boolean)          ; whether OCTETS go back to the store of clgrpc.base
-  (next nil :type (or null segment)))   ; in the stream's queue
+  (next nil :type (or null segment)))   ; the next segment in the stream's queue
 
 (defstruct (stream (:constructor %make-stream (connection id)) (:copier nil))
   "An HTTP/2 stream."
   (id 0 :type stream-id)                ; its identifier
-  (state +idle+ :type state)            ; of RFC 9113 section 5.1 (stream-state.lisp)
+  (state +idle+ :type state)            ; the state by RFC 9113 section 5.1 (stream-state.lisp)
   (flags 0 :type (unsigned-byte 8))     ; the constants above
   (connection nil :type connection)     ; its connection
   (user nil)                            ; any object of the owner
-  (next nil :type (or null stream))     ; in its chain of the table, or in the pool
-  (ring-next nil :type (or null stream)) ; in the ring of writers
+  (next nil :type (or null stream))     ; the next stream in its chain of the table, or in the pool
+  (ring-next nil :type (or null stream)) ; the next stream in the ring of writers
   (ring-before nil :type (or null stream)) ; likewise
-  (due nil :type (or null stream))      ; in the list of streams with a due WINDOW_UPDATE
+  (due nil :type (or null stream)) ; the next stream in the list of those with a due WINDOW_UPDATE
   (send-window 0 :type window)          ; octets of DATA that the peer still takes
   (receive-window 0 :type window)       ; how much the peer may still send
   (unreturned 0 :type window)           ; octets consumed and not yet given back

@@ -23,7 +23,8 @@ next."
 
 (defun start-connection (connection now)
   "Write the beginning of CONNECTION: a client's preface, SETTINGS, and the WINDOW_UPDATE that
-raises the connection's window to that of the options. Its time-outs begin at NOW, in nanoseconds."
+raises the connection's window to that of the options. The connection's time-outs begin at NOW, in
+nanoseconds."
   (let ((options (connection-options connection))
         (raise (- (connection-connection-window connection) +default-window+)))
     (unless (connection-server-p connection)
@@ -109,8 +110,8 @@ ones; 0 after either end has sent GOAWAY or the connection is finished."
 
 (define-hot open-stream ((connection connection)) (or null stream)
   "Return a new stream of the client end CONNECTION, or NIL if none may be opened now
-(AVAILABLE-STREAMS). Its headers must be sent, or it must be reset, before the next stream is
-opened: identifiers reach the peer in order (RFC 9113 section 5.1.1)."
+(AVAILABLE-STREAMS). The stream's headers must be sent, or it must be reset, before the next stream
+is opened: identifiers reach the peer in order (RFC 9113 section 5.1.1)."
   (when (connection-server-p connection)
     (misuse "A server opens no streams: ~S." connection))
   (when (connection-opening connection)
@@ -135,7 +136,7 @@ Running streams continue."
 
 (defun receive-eof (connection)
   "The peer has closed its side: finish CONNECTION. Every stream left gets ON-RESET with
-:CONNECTION, then ON-CLOSE is called with code NO_ERROR. Does nothing if it is finished."
+:CONNECTION, then ON-CLOSE is called with code NO_ERROR. Does nothing if CONNECTION is finished."
   (unless (connection-closed-p connection)
     (end-connection connection +no-error+ "the peer closed the connection")))
 

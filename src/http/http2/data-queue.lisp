@@ -90,8 +90,8 @@ been ended."
 
 (define-hot send-trailers-later ((stream stream) (function function)) null
   "Call FUNCTION with STREAM once its queue has been written, at once if that is empty: FUNCTION
-must send the trailers by BEGIN-HEADERS and END-HEADERS. It is not called if the stream is reset
-before."
+must send the trailers by BEGIN-HEADERS and END-HEADERS. FUNCTION is not called if the stream is
+reset before."
   (if (zerop (stream-queued-octets stream))
       (funcall function stream)
       (setf (stream-trailers-function stream) function))

@@ -41,8 +41,8 @@
 (defun describe-frame (octets at end)
   "A description of the frame that begins AT in OCTETS, of which those before END are there. Two
 values: a plist with :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, keywords, and, if
-the frame is complete, the contents of its payload; and its length with its header. Nil if its
-header is incomplete."
+the frame is complete, the contents of its payload; and its length with its header. Nil if the
+frame's header is incomplete."
   (when (<= (+ at +frame-header-octets+) end)
     (multiple-value-bind (length type flags id) (read-frame-header octets at)
       (let* ((payload (+ at +frame-header-octets+))

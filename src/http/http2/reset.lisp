@@ -38,7 +38,7 @@
 
 (define-hot forget-reset ((connection connection) (place index)) index
   "Drop the lowest of the recorded streams that we reset, to make room for a new one at PLACE.
-Return the place that the new one then has."
+Return the place that the new reset then has."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))

@@ -123,7 +123,7 @@ ended its side: then the rest of the client's side does not matter."
           (if (= before +no-goaway+) last-stream-id (min before last-stream-id)))))
 
 (defun fail-connection (connection code text)
-  "End CONNECTION with GOAWAY of CODE and TEXT (5.4.1). Does nothing if it is finished."
+  "End CONNECTION with GOAWAY of CODE and TEXT (5.4.1). Does nothing if CONNECTION is finished."
   (unless (connection-closed-p connection)
     (discard-open-block connection)
     (emit-goaway connection (lower-goaway connection (last-peer-stream-id connection)) code
@@ -133,6 +133,6 @@ ended its side: then the rest of the client's side does not matter."
 
 (defun close-connection (connection error-code text)
   "End CONNECTION for a reason of the owner's: write GOAWAY with ERROR-CODE and TEXT (ASCII), call
-ON-RESET with :CONNECTION for every stream left, then call ON-CLOSE. Does nothing if it is
+ON-RESET with :CONNECTION for every stream left, then call ON-CLOSE. Does nothing if CONNECTION is
 finished."
   (fail-connection connection error-code (coerce text 'simple-string)))

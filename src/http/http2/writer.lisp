@@ -153,7 +153,7 @@ between."
 
 (define-hot end-data ((stream stream) (count index) (end-stream-p boolean)) null
   "End the COUNT octets of DATA that BEGIN-DATA began on STREAM; with END-STREAM-P they are the
-last. They become a frame of their own, or join the frame before them: messages that are sent
+last. The octets become a frame of their own, or join the frame before them: messages that are sent
 together share one frame, which costs the peer less than a frame for each."
   (let* ((connection (stream-connection stream))
          (buffer (the buffer (connection-output connection)))
