@@ -1,8 +1,8 @@
 ;;;; The structures that the files of the client share, and functions of a channel's core for all of
 ;;;; them.
 ;;;;
-;;;; The user has a channel, a CLOS object (network-channel.lisp). It points to its core, the
-;;;; channel's state on its loop. Objects on a loop do not point back, so the collector finds a
+;;;; The user has a channel, a CLOS object (network-channel.lisp). The object points to its core,
+;;;; the channel's state on its loop. Objects on a loop do not point back, so the collector finds a
 ;;;; channel that its user has dropped (dropped-channel.lisp). The core has a resolver, a balancer
 ;;;; and subchannels; a subchannel has a connection set, which has the links. Channels that are
 ;;;; alike may share connection sets. A channel, its subchannels and their links stay on one loop.
@@ -15,8 +15,9 @@
 
 (defstruct (method-table (:constructor make-method-table (config receive-limit)) (:copier nil))
   "The method configs of a channel's service config; see current-config.lisp."
-  (config nil :type config:service-config :read-only t) ; that has the methods
-  (receive-limit nil :type (or null index) :read-only t) ; that the user has set, of messages
+  (config nil :type config:service-config :read-only t) ; the config that has the methods
+  ;; the limit that the user has set for received messages
+  (receive-limit nil :type (or null index) :read-only t)
   (found '() :type list))               ; an alist from RPC-METHOD to METHOD-CONFIG or nil; atomic
 
 (declaim (sb-ext:freeze-type method-table))
@@ -27,7 +28,7 @@
 (defstruct (subchannel-pool (:constructor make-subchannel-pool (key)) (:copier nil))
   "The connection sets that channels that are alike share on their loop; see connection-set.lisp."
   (key '() :type list :read-only t)      ; equal, by EQUAL, for channels that share
-  (waiting-count 0 :type index)         ; how many calls of all of them wait for a stream
+  (waiting-count 0 :type index)         ; how many calls of all channels wait for a stream
   ;; from lists of addresses, text, to the connection sets for them
   (connection-sets (make-hash-table :test #'equal) :type hash-table :read-only t))
 
@@ -38,15 +39,15 @@
 
 (defstruct (resolution (:constructor make-resolution (resolver)) (:copier nil))
   "The resolution of a channel's target to backends; see core.lisp."
-  (resolver nil :type (or null resolver)) ; that finds them
+  (resolver nil :type (or null resolver)) ; the resolver that finds them
   (begun nil :type boolean)             ; the resolver has begun
-  (done nil :type boolean)              ; it has published backends
-  (backends '() :type list)             ; those that were used last
+  (done nil :type boolean)              ; the resolver has published backends
+  (backends '() :type list)             ; the backends that were used last
   ;; the keys of all backends that it last published, sorted; for channelz
   (keys '() :type list)
   ;; true if the channel must connect when the next answer comes
   (awaited nil :type boolean)
-  (back-off (make-back-off) :type back-off :read-only t)) ; of a resolver that fails
+  (back-off (make-back-off) :type back-off :read-only t)) ; the back-off of a resolver that fails
 
 (define-printer (resolution resolution)
   "~A, ~D backends" (resolution-resolver resolution) (length (resolution-backends resolution)))
@@ -57,7 +58,7 @@ number; see stream-queue.lisp."
   (waiting (make-ring) :type ring :read-only t) ; attempts for which any stream will do
   (patient (make-ring) :type ring :read-only t) ; attempts that wait for another picker
   (scattered nil :type boolean)         ; some queued attempt is not in WAITING
-  (count 0 :type index)                 ; of all, with those of subchannels
+  (count 0 :type index) ; the number of all waiting attempts, including those of subchannels
   (unpicked-count 0 :type index)        ; the number of those for which no server was picked
   (next-number 0 :type (unsigned-byte 62))) ; the number of the next place
 
@@ -65,7 +66,7 @@ number; see stream-queue.lisp."
   "The time since which a channel has had no calls; see core.lisp."
   (timer nil :type (or null timer))     ; while the channel may go idle
   (picks 0 :type index)                 ; the number of picked streams when calls were last seen
-  (since-ns 0 :type nanoseconds))       ; when that was
+  (since-ns 0 :type nanoseconds))       ; when calls were last seen
 
 (declaim (sb-ext:freeze-type resolution stream-queue idle-watch))
 
@@ -81,21 +82,23 @@ number; see stream-queue.lisp."
                  (:copier nil))
   "The state of a channel on its loop."
   (name "" :type string :read-only t)   ; the channel's target, as it was given
-  (open t :type boolean)                ; until CLOSE-CHANNEL
+  (open t :type boolean)                ; true until CLOSE-CHANNEL
   ;; if the user has dropped the channel, a function that is called when a link ends
   (dropped nil :type (or null function))
-  (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; of CHANGED
+  (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; guards CHANGED
   ;; STATE has, or FAILED-ATTEMPTS
   (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t)
-  (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
+  ;; the credentials for TLS, or nil
+  (credentials nil :type (or null loop:tls-credentials) :read-only t)
   (call-credentials nil :read-only t)   ; see credentials/call-credentials.lisp, or nil
   (plaintext-credentials nil :type boolean :read-only t) ; true if they may be sent without TLS
-  (sink nil :type (or null http2:sink) :read-only t) ; for events of links' streams
-  (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; of all links
+  (sink nil :type (or null http2:sink) :read-only t) ; the sink for events of links' streams
+  (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; the pool of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
-  (user-agent nil :type (or null hpack:field) :read-only t) ; likewise, if not **USER-AGENT**
-  (encoding nil :type (or null encoding:encoding) :read-only t) ; of requests, by default
-  (codec nil :type (or null encoding:message-codec) :read-only t) ; of messages, or nil
+  (user-agent nil :type (or null hpack:field) :read-only t) ; the field, if not **USER-AGENT**
+  ;; the encoding of requests, unless a call has another
+  (encoding nil :type (or null encoding:encoding) :read-only t)
+  (codec nil :type (or null encoding:message-codec) :read-only t) ; the codec of messages, or nil
   ;; encodings that no server with a known list accepts; changed by one store
   (refused '() :type list)
   (resolution (make-resolution nil) :type resolution :read-only t) ; how its target is resolved
@@ -110,24 +113,26 @@ number; see stream-queue.lisp."
   (picker nil)                          ; see balancer.lisp; changed by one store
   ;; of what the balancer publishes: the picker that calls have; see guarded-picker.lisp
   (picker-wrapper #'identity :type function)
-  (idle-watch (make-idle-watch) :type idle-watch :read-only t) ; whether it may go idle
-  (state :idle :type connectivity)      ; of the channel
-  (state-functions '() :type list)      ; of STATE, see ON-STATE-CHANGE
-  (subchannels '() :type list)          ; those in use, and those that still have calls
+  (idle-watch (make-idle-watch) :type idle-watch :read-only t) ; whether the channel may go idle
+  (state :idle :type connectivity)      ; the state of the channel
+  (state-functions '() :type list)      ; functions of STATE, see ON-STATE-CHANGE
+  (subchannels '() :type list)          ; subchannels in use, and those that still have calls
   (subchannel-count 0 :type index)      ; the number of SUBCHANNELS
-  (crowded nil :type boolean)           ; there was no room for another, since the last update
+  (crowded nil :type boolean) ; there was no room for another subchannel at the last update
   ;; what it shares with channels that are alike, if it does; see connection-set.lisp
   (subchannel-pool nil :type (or null subchannel-pool) :read-only t)
-  (stream-queue (make-stream-queue) :type stream-queue :read-only t) ; calls without a stream
+  ;; the queue of calls without a stream
+  (stream-queue (make-stream-queue) :type stream-queue :read-only t)
   (on-stream nil :type (or null function)) ; called with the core and a subchannel that may have a
                                         ; free stream, see core.lisp
-  (clock (make-wait-clock) :type wait-clock :read-only t) ; of the waits of its calls
-  (keepalive-ns nil :type (or null nanoseconds)) ; of new links, once a server has complained of
-                                        ; PINGs
+  (clock (make-wait-clock) :type wait-clock :read-only t) ; measures how long its calls wait
+  ;; the keepalive time of new links, once a server has complained of PINGs
+  (keepalive-ns nil :type (or null nanoseconds))
   ;; after which links send a PING, see LIMIT-CHANNEL-SILENCE
   (silence-ns nil :type (or null nanoseconds))
   (last-error nil :type (or null string)) ; why the last attempt to connect failed
-  (failed-attempts 0 :type (unsigned-byte 62)) ; to resolve its target, or to connect to a server
+  ;; failed attempts to resolve its target, or to connect to a server
+  (failed-attempts 0 :type (unsigned-byte 62))
   (throttle nil :type (or null throttle)) ; the throttle of retries, once needed
   (replays (make-octet-budget) :type octet-budget :read-only t) ; octets of requests that are kept
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
@@ -138,10 +143,10 @@ number; see stream-queue.lisp."
   ;; for channelz
   ;; its number and its last events
   (channel-trace (make-channel-trace 0) :type channel-trace :read-only t)
-  (calls-begun 0 :type (unsigned-byte 62)) ; of users
-  (calls-succeeded 0 :type (unsigned-byte 62)) ; that have ended with OK
-  (calls-failed 0 :type (unsigned-byte 62)) ; that have ended otherwise
-  (call-ns 0 :type (unsigned-byte 62)))  ; when the last one began, 0 for none
+  (calls-begun 0 :type (unsigned-byte 62)) ; calls that users have begun
+  (calls-succeeded 0 :type (unsigned-byte 62)) ; calls that have ended with OK
+  (calls-failed 0 :type (unsigned-byte 62)) ; calls that have ended otherwise
+  (call-ns 0 :type (unsigned-byte 62)))  ; when the last call began, 0 for none
 
 (defglobal **cores** (make-registry)
   "The cores of the channels that are open, a registry.")
@@ -158,8 +163,8 @@ number; see stream-queue.lisp."
                       :severity severity))
 
 (document-functions
-  subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if it is for
-several."
+  subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if SUBCHANNEL
+is for several."
   subchannel-attributes "The attributes that the resolver gives for the server of SUBCHANNEL, a
 plist."
   subchannel-state "The state of SUBCHANNEL as its balancer sees it: :idle, :connecting, :ready,
@@ -242,9 +247,9 @@ resolver that has just failed is asked later anyhow."
 
 (defstruct (veto (:constructor make-veto (name state text)) (:copier nil))
   "A reason why a connected subchannel is not used."
-  (name nil :type symbol :read-only t)  ; of its maker
-  (state nil :type connectivity :read-only t) ; of the subchannel meanwhile
-  (text "" :type string :read-only t))  ; for people
+  (name nil :type symbol :read-only t)  ; the name of its maker
+  (state nil :type connectivity :read-only t) ; the state of the subchannel meanwhile
+  (text "" :type string :read-only t))  ; the text for people
 
 (define-printer (veto veto)
   "~(~A, ~A~): ~A" (veto-name veto) (veto-state veto) (veto-text veto))
@@ -253,17 +258,17 @@ resolver that has just failed is asked later anyhow."
   "The connections to one of some addresses, and the attempts to make them; see
 connection-set.lisp."
   (core nil :type core :read-only t)    ; the core whose name, credentials and so on the links use
-  (pool nil :type (or null subchannel-pool) :read-only t) ; that shares it, or nil
-  (owners '() :type list)               ; the subchannels that use it
+  (pool nil :type (or null subchannel-pool) :read-only t) ; the pool that shares the set, or nil
+  (owners '() :type list)               ; the subchannels that use the set
   (addresses '() :type list)            ; the kernel's, octets
-  (link-state :idle :type connectivity) ; of its connections
-  (connect-rounds '() :type list)       ; to connect: those under way
-  (links '() :type list)                ; in use, oldest first
+  (link-state :idle :type connectivity) ; the state of its connections
+  (connect-rounds '() :type list)       ; rounds of attempts to connect that are under way
+  (links '() :type list)                ; links in use, oldest first
   ;; links that get no more calls, but still have calls under way
   (draining '() :type list)
   (proven nil :type boolean)            ; the last connection has worked
   (useless 0 :type (integer 0 2))       ; connections in a row that were useless, 2 for more
-  (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect
+  (back-off (make-back-off) :type back-off :read-only t) ; the back-off between attempts to connect
   (failure nil :type (or null string))  ; the text of the last failed attempt
   (failed-connects 0 :type (unsigned-byte 62))) ; how often all addresses have failed
 
@@ -273,32 +278,33 @@ connection-set.lisp."
                            (&key core balancer key addresses attributes channel-trace note))
                        (:copier nil))
   "One server as a balancer sees it: the addresses of one server, or of several that count as one."
-  (core nil :type core :read-only t)    ; of its channel
+  (core nil :type core :read-only t)    ; the core of its channel
   (balancer nil :type balancer :read-only t) ; the balancer that gets its states
   (addresses '() :type list)            ; the kernel's, octets
-  (connection-set nil :type (or null connection-set)) ; the connection set whose links it uses
+  ;; the connection set whose links the subchannel uses
+  (connection-set nil :type (or null connection-set))
   (former-sets '() :type list)          ; connection sets on which calls of it may still run
   ;; the state of its connection set, if it has asked that to connect
   (link-state :idle :type connectivity)
   (open-calls 0 :type index)            ; attempts of calls that are under way, internal ones too
-  (picks 0 :type (unsigned-byte 62))    ; how many of users' calls it has had
-  (key "" :type string :read-only t)    ; of its backend, if it has one
+  (picks 0 :type (unsigned-byte 62))    ; how many of users' calls the subchannel has had
+  (key "" :type string :read-only t)    ; the key of the backend, if it has one
   ;; the backend's plist; with several backends, that of the one it was last connected to
   (attributes '() :type list)
-  (backends '() :type list)             ; its backends, if it has several
+  (backends '() :type list)             ; its backends, if the subchannel has several
   (vetoes '() :type list)               ; the vetoes on the use of its connection, newest first
   ;; the state that follows from LINK-STATE and VETOES, which its balancer sees
   (state :idle :type connectivity)
   (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
   (listener nil :type (or null function)) ; called at each attempt's end, see ADD-LISTENER
-  (breaker nil :type (or null breaker)) ; of a guarded channel's
+  (breaker nil :type (or null breaker)) ; the circuit breaker, if the channel is guarded
   ;; the channel's own calls on its links, see internal-call.lisp
   (internal-calls '() :type list)
   (waiting (make-ring) :type ring :read-only t) ; PLACEs of calls that wait for a stream of it
   (waiting-count 0 :type index)         ; the number of calls without a stream whose last pick it is
   (note nil)                            ; its balancer's data about it
   (failures 0 :type (unsigned-byte 62)) ; attempts that failed and were not cancelled
-  (cancellations 0 :type (unsigned-byte 62)) ; attempts that were cancelled
+  (cancellations 0 :type (unsigned-byte 62)) ; how many attempts were cancelled
   ;; its number and its last events
   (channel-trace (make-channel-trace 0) :type channel-trace :read-only t))
 
@@ -307,9 +313,10 @@ connection-set.lisp."
 (defstruct (connect-round (:copier nil))
   "An attempt of a connection set to connect to one of its addresses. The first connection on which
 the peer's SETTINGS arrive is used (gRFC A61)."
-  (connection-set nil :type connection-set :read-only t) ; that connects
-  (connector nil :type (or null loop:connector)) ; that tries the addresses
-  (began-ns 0 :type nanoseconds :read-only t) ; when
+  ;; the connection set for which the round connects
+  (connection-set nil :type connection-set :read-only t)
+  (connector nil :type (or null loop:connector)) ; the connector that tries the addresses
+  (began-ns 0 :type nanoseconds :read-only t) ; when the round began
   (links '() :type list)                ; candidates: their peers have sent no SETTINGS yet
   (met nil :type boolean))              ; a peer has accepted a connection, which may have failed
 
@@ -360,13 +367,13 @@ the peer's SETTINGS arrive is used (gRFC A61)."
   "The failure of an attempt of a call, with the data that the user gets if the failure ends the
 call."
   (how '() :type list :read-only t)     ; a plist, as END-CALL takes it
-  (trailers #() :type simple-vector :read-only t)) ; metadata that came with it
+  (trailers #() :type simple-vector :read-only t)) ; metadata that came with the failure
 
 (defstruct (client-retries (:include attempt:retries)
                            (:constructor make-client-retries (policy limit &optional running))
                            (:copier nil))
   "The state of a call that is tried more than once, or may be."
-  (timer nil :type (or null timer)))    ; of the awaited time
+  (timer nil :type (or null timer)))    ; the timer of the awaited time
 
 (declaim (sb-ext:freeze-type client-failure client-retries))
 
@@ -387,8 +394,8 @@ call."
     (princ (caller-identity-credentials identity) stream)))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
-  "A call on the client. Its stream is the stream of the attempt with which it continues so far, the
-oldest attempt under way."
+  "A call on the client. A call's stream is the stream of the attempt with which the call continues
+so far, the oldest attempt under way."
   (request nil)                         ; the only one, a message or encoded, until the response
                                         ; begins (request.lisp)
   ;; the reply of a method with one response, decoded or for WIRE-DECODE
@@ -401,8 +408,7 @@ oldest attempt under way."
 (defstruct (identity-wait (:constructor make-identity-wait (call taker)) (:copier nil))
   "The wait of an attempt for its call credentials; see caller-identity.lisp."
   (call nil :type (or null client-call)) ; the attempt's call; nil once the call has ended
-  (taker nil :type function :read-only t) ; continues the attempt
-  (leave nil :type (or null function))  ; makes the credentials forget this: see ASK-CREDENTIALS
+  (taker nil :type function :read-only t) ; the function that continues the attempt
   (stage :asking :type symbol)          ; :answered or :waiting, by what came first
   (metadata '() :type list)             ; the answer
   (error nil))                          ; the RPC-ERROR of the credentials, or nil
@@ -418,17 +424,18 @@ oldest attempt under way."
   (wire:marked-p call :unattended))
 
 (defstruct (attempt (:constructor make-attempt (stream)) (:copier nil))
-  "One try of a call, on one stream. It is made once for an object of the stream pool, and used
-again with it."
+  "One try of a call, on one stream. An attempt is made once for an object of the stream pool, and
+used again with it."
   (stream nil :type http2:stream :read-only t) ; the stream whose user it is
   ;; the subchannel that STREAM was opened for, until STREAM is closed
   (subchannel nil :type (or null subchannel))
-  (call nil :type (or null client-call)) ; that it is part of, until its stream is closed
+  ;; the call that the attempt is part of, until its stream is closed
+  (call nil :type (or null client-call))
   (number 0 :type index)                ; how many attempts of CALL came before it
-  (began-ns 0 :type nanoseconds)        ; when it did
+  (began-ns 0 :type nanoseconds)        ; when the attempt began
   ;; the failure, once it has failed and CALL continues without it
   (cause nil :type (or null client-failure))
-  (view nil :type (or null attempt:attempt))) ; for interceptors, if the channel has some
+  (view nil :type (or null attempt:attempt))) ; the view for interceptors, if the channel has some
 
 (declaim (sb-ext:freeze-type attempt))
 
@@ -438,10 +445,10 @@ again with it."
 
 (rpc:define-own-part parts (client client-call wire:wire-parts)
   "The parts of a call on the client."
-  (identity nil :type (or null caller-identity)) ; set if it has call credentials
+  (identity nil :type (or null caller-identity)) ; set if the call has call credentials
   (internal nil :type boolean)          ; the channel's own call, see internal-call.lisp
   (retries nil :type (or null client-retries)) ; set once a second attempt is possible
-  (wait nil :type (or null wait-clock)) ; of the call's waits
+  (wait nil :type (or null wait-clock)) ; the clock of the call's waits, or nil
   ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
   (queued-attempt nil))
 

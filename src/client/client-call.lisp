@@ -132,8 +132,9 @@ requests."
 
 (defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))
   "A long REPLY that several threads may request at once; the thread that holds LOCK decodes it."
-  (reply nil)                           ; as it came
-  (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t)) ; of the thread that decodes it
+  (reply nil)                           ; the reply as it came
+  ;; held by the thread that decodes the message
+  (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t))
 
 (defmethod print-object ((undecoded undecoded) stream)
   (print-unreadable-object (undecoded stream :type t)))

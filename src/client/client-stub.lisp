@@ -81,8 +81,8 @@
   (loop:read-clock (core-loop (channel-core channel))))
 
 (defun make-call (channel method deadline unattended now)
-  "A new call of METHOD on CHANNEL, its own future if UNATTENDED is true. It begins at NOW; if NOW
-is 0, it begins when its loop starts it."
+  "A new call of METHOD on CHANNEL, its own future if UNATTENDED is true. The call begins at NOW; if
+NOW is 0, it begins when its loop starts it."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
   (let ((call (make-client-call
                :rpc-method method :endpoint (channel-core channel) :deadline deadline :born-ns now
@@ -103,9 +103,9 @@ long."
       (wire:encode-message call request :auto))))
 
 (define-hot submit-call ((call client-call) request) null
-  "Hand CALL to its loop with its only REQUEST, or nil. If this thread may run the loop for that, it
-writes the request directly into the output; else it encodes the request. If the loop has just
-stopped, since the channel was closed, end CALL."
+  "Hand CALL to its loop with its only REQUEST, or nil. If this thread may run the loop, it writes
+the request directly into the output; else it encodes the request. If the loop has just stopped,
+since the channel was closed, end CALL."
   (let ((loop (wire-call-loop call))
         (encoded (and request
                       (if (waited-for-p call)

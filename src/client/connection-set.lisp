@@ -8,14 +8,14 @@
 ;;;;    the subchannel: vetoes, listeners, breakers, internal calls, counts of calls.
 ;;;; 2. A subchannel is idle until CONNECT, in any state of its connection set. From then on its
 ;;;;    LINK-STATE follows the connection set's, until that is idle; then CONNECT is needed again.
-;;;; 3. An attempt refers to the subchannel that was picked for it. That subchannel is informed of
-;;;;    the end of the stream, even if it does not use the connection set any more.
+;;;; 3. An attempt refers to the subchannel that was picked for it. The picked subchannel is
+;;;;    informed of the end of the stream, even if it does not use the connection set any more.
 ;;;; 4. A subchannel that is closed leaves its connection set; when the last subchannel has left,
 ;;;;    the links of the connection set end with their last calls.
 ;;;; 5. A subchannel whose addresses change keeps its connection set if no other subchannel uses it
-;;;;    and the pool has none for the new addresses. Otherwise it moves to the connection set for
-;;;;    its new addresses. But if it is connected to one of its new addresses, it moves only when
-;;;;    that connection has ended; until then it is misplaced.
+;;;;    and the pool has none for the new addresses. Otherwise the subchannel moves to the
+;;;;    connection set for its new addresses. But if the subchannel is connected to one of its new
+;;;;    addresses, it moves only when that connection has ended; until then it is misplaced.
 
 (in-package #:clgrpc.client)
 
@@ -86,7 +86,8 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
 
 (defun change-link-states (subchannels state)
   "Change the link state of all SUBCHANNELS, which belong to one connection set, to STATE. Then call
-their watchers, and notify the balancer of each subchannel whose own state has changed."
+the watchers of these subchannels, and notify the balancer of each subchannel whose own state has
+changed."
   (dolist (subchannel subchannels) (setf (subchannel-link-state subchannel) state))
   (dolist (subchannel subchannels)
     (tell-watchers subchannel)

@@ -1,9 +1,9 @@
-;;;; The core of a channel on its loop. It resolves the channel's target, balances the servers,
-;;;; picks a subchannel for each call and starts the call on a stream. It keeps the calls that wait
-;;;; for a connection or, past the limits of the servers, for a stream.
+;;;; The core of a channel on its loop. The core resolves the channel's target, balances the
+;;;; servers, picks a subchannel for each call and starts the call on a stream. The core keeps the
+;;;; calls that wait for a connection or, past the limits of the servers, for a stream.
 ;;;;
-;;;; 1. A call that needs a connection wakes an idle channel. Its resolver begins, or is asked
-;;;;    again; the channel waits for an answer that is certain to arrive soon (ANSWERS-P).
+;;;; 1. A call that needs a connection wakes an idle channel. The channel's resolver begins, or is
+;;;;    asked again; the channel waits for an answer that is certain to arrive soon (ANSWERS-P).
 ;;;; 2. The resolver publishes backends, then and whenever they change, to the balancer.
 ;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
 ;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows
@@ -210,8 +210,8 @@ of CORE wait in line, until one finds no stream."
 ;;; States
 
 (defun unready-text (core)
-  "The reason why CORE is not ready, a text, or nil. It is the reason of its picker, for example
-that a server does not serve, or that of the last failure to connect. From any thread."
+  "The reason why CORE is not ready, a text, or nil. The text is the reason of CORE's picker, for
+example that a server does not serve, or that of the last failure to connect. From any thread."
   (let ((picker (core-picker core)))
     (if (failure-p picker) (failure-text picker) (core-last-error core))))
 

@@ -1,7 +1,7 @@
 ;;;; The description of a channel, which DESCRIBE prints for people and CHANNEL-ADDRESSES returns as
 ;;;; plists. The description is read on the channel's loop, so that all of it belongs to one moment.
-;;;; It needs no counters that would cost each call time: the number of picks of a server is the
-;;;; number of its streams.
+;;;; The description needs no counters that would cost each call time: the number of picks of a
+;;;; server is the number of its streams.
 
 (in-package #:clgrpc.client)
 

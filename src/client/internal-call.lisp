@@ -1,16 +1,16 @@
 ;;;; Internal calls: streams of responses that the channel itself requests from one server, on a
-;;;; link of a given subchannel: health (gRFC A17), load reports (gRFC A51). They bypass the picker,
-;;;; are not retried, and have no method config. They do not count as calls of the channel's users:
-;;;; observers do not see them, and they do not make a connection useful. An internal call ends when
-;;;; its link is left, so that it does not delay the end of the link.
+;;;; link of a given subchannel: health (gRFC A17), load reports (gRFC A51). Internal calls bypass
+;;;; the picker, are not retried, and have no method config. Internal calls do not count as calls of
+;;;; the channel's users: observers do not see them, and they do not make a connection useful. An
+;;;; internal call ends when its link is left, so that it does not delay the end of the link.
 ;;;;
-;;;; Their messages are reports, each of which makes the earlier ones obsolete. The loop gets the
-;;;; newest report; earlier reports that it has not handled yet are skipped, since a server can send
-;;;; reports faster than balancers can use them.
+;;;; The messages of internal calls are reports, each of which makes the earlier ones obsolete. The
+;;;; loop gets the newest report; earlier reports that it has not handled yet are skipped, since a
+;;;; server can send reports faster than balancers can use them.
 ;;;;
-;;;; They carry the channel's call credentials, as gRFC A17 asks. The credentials may have to fetch
-;;;; them. A function of a user among the credentials may wait, so a thread of the reserve calls it.
-;;;; The call begins after that.
+;;;; Internal calls carry the channel's call credentials, as gRFC A17 asks. The credentials may have
+;;;; to fetch a token. A function of a user among the credentials may wait, so a thread of the
+;;;; reserve calls it. The call begins when the credentials have answered.
 
 (in-package #:clgrpc.client)
 

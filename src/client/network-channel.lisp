@@ -4,7 +4,7 @@
 (in-package #:clgrpc.client)
 
 (defclass wire-channel (method:channel)
-  ((target :initarg :target :reader channel-target) ; as it was given
+  ((target :initarg :target :reader channel-target) ; the target as the user gave it
    (core :initarg :core :reader channel-core
          :documentation "The state of the channel on its loop."))
   (:documentation "A channel over the network; made by MAKE-CHANNEL, ended by CLOSE-CHANNEL."))
@@ -38,9 +38,9 @@
                               resolvers
      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form in
-doc/addresses.md. It does not connect yet. End it with CLOSE-CHANNEL, or use WITH-CHANNEL.
-CREDENTIALS            a value of TLS-CREDENTIALS, for TLS; nil, the default, is plaintext
-COMPRESSION            :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default:
+doc/addresses.md. The channel does not connect yet. End the channel with CLOSE-CHANNEL, or use
+WITH-CHANNEL. CREDENTIALS a value of TLS-CREDENTIALS, for TLS; nil, the default, is plaintext
+COMPRESSION :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default:
                        the compression of requests, unless a stub's :compression sets another or
                        the server does not accept it
 INTERCEPTORS           a list of functions (method request options next), the first the outermost,
@@ -80,10 +80,10 @@ OBSERVER               a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAK
                        MAKE-CONSOLE, or a list of these, which receives the events of the channel's
                        calls, messages and connections
 ATTEMPT-INTERCEPTORS   a list of functions of an ATTEMPT, called in order before each attempt of a
-                       call is sent to its server, on the loop, so they must not wait. They may
-                       change its metadata (ATTEMPT-REQUEST-METADATA), make it fail (FAIL), and get
-                       its end (ON-ATTEMPT-END). After another error in one the attempt fails with
-                       :internal
+                       call is sent to its server, on the loop, so they must not wait. The
+                       interceptors may change an attempt's metadata (ATTEMPT-REQUEST-METADATA),
+                       make it fail (FAIL), and get its end (ON-ATTEMPT-END). After another error in
+                       one the attempt fails with :internal
 An element (WHERE . functions) of either list of interceptors is for some methods only: WHERE is the
 full name of a service, a string, or the symbol of one method. All other keywords are rows of the
 options table, see OPTION-TABLE. Signal MISUSE for a wrong target or option, TLS-ERROR if
@@ -204,8 +204,8 @@ does."
                            (resolver-authority resolver)))))
 
 (defun check-user-agent (prefix)
-  "Return PREFIX, the user's beginning of the header user-agent. Signal MISUSE if it is not valid in
-a header."
+  "Return PREFIX, the user's beginning of the header user-agent. Signal MISUSE if the text is not
+valid in a header."
   (unless (and (stringp prefix)
                (plusp (length prefix))
                (every (lambda (character) (char<= #\Space character #\~)) prefix))

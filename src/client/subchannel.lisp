@@ -1,8 +1,8 @@
-;;;; Subchannels: a subchannel connects to one server for a balancer. It has addresses that count as
-;;;; one server's, and a connection set for them (connection-set.lisp), which has one or more links
-;;;; to one of them (WIDEN). The connection set connects when the balancer calls CONNECT
-;;;; (connect-round.lisp), and waits between failed attempts; the balancer gets the subchannel's
-;;;; states. Everything here runs on the channel's loop.
+;;;; Subchannels: a subchannel connects to one server for a balancer. A subchannel has addresses
+;;;; that count as one server's, and a connection set for them (connection-set.lisp), which has one
+;;;; or more links to one of them (WIDEN). The connection set connects when the balancer calls
+;;;; CONNECT (connect-round.lisp), and waits between failed attempts; the balancer gets the
+;;;; subchannel's states. Everything here runs on the channel's loop.
 ;;;;
 ;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the last
 ;;;; link ends; :connecting → :transient-failure → (back-off) → :idle; :shutdown for good, when the
@@ -127,8 +127,8 @@ an attempt begins at once; a new order applies to the next attempt."
 (defun change-connection-set (subchannel connection-set)
   "Adapt SUBCHANNEL, which uses CONNECTION-SET, to its new addresses. CONNECTION-SET gets these
 addresses as well if no other subchannel uses it and the pool has no connection set for them. If
-SUBCHANNEL is connected to one of its new addresses, it stays until that connection ends. Else
-SUBCHANNEL moves to another connection set."
+SUBCHANNEL is connected to one of its new addresses, SUBCHANNEL keeps its connection set until that
+connection ends. Else SUBCHANNEL moves to another connection set."
   (let* ((addresses (subchannel-addresses subchannel))
          (found (find-connection-set (connection-set-pool connection-set) addresses)))
     (cond ((eq connection-set found))

@@ -1,4 +1,4 @@
-;;;; The waits of a client's call before it has a stream. Its channel keeps a WAIT-CLOCK: the total
+;;;; The waits of a client's call before it has a stream. A channel keeps a WAIT-CLOCK: the total
 ;;;; time it has been in each stage of getting a connection. A call that begins to wait stores the
 ;;;; totals of the clock; the totals at the end minus these are the waits of the call. The report
 ;;;; for people is in client-call.lisp.
@@ -12,14 +12,14 @@ once there is a connection, a stream on it.")
 
 (defstruct (wait-clock (:copier nil))
   "How long a channel has been in each of *WAITING-STAGES*, and how often it has tried to connect. A
-call that waits has a clock of its own, with only TOTALS, ATTEMPTS and DONE. They are the values of
-the channel's clock when the call began to wait; when DONE is true, the difference to the values at
-the end of the wait."
-  (stage :queue :type symbol)           ; of *WAITING-STAGES*
-  (since-ns 0 :type nanoseconds)        ; when it came to STAGE
+call that waits has a clock of its own, with only TOTALS, ATTEMPTS and DONE. These slots are the
+values of the channel's clock when the call began to wait; when DONE is true, the difference to the
+values at the end of the wait."
+  (stage :queue :type symbol)           ; one of *WAITING-STAGES*
+  (since-ns 0 :type nanoseconds)        ; when the call came to STAGE
   ;; nanoseconds in each stage until then
   (totals (make-array 5 :initial-element 0) :type (simple-vector 5))
-  (attempts 0 :type (unsigned-byte 62)) ; to connect
+  (attempts 0 :type (unsigned-byte 62)) ; the number of attempts to connect
   (done nil :type boolean))             ; TOTALS and ATTEMPTS are differences
 
 (declaim (sb-ext:freeze-type wait-clock))

@@ -7,8 +7,8 @@
 ;;;;    stream is the call's.
 ;;;; 2. The first attempt whose answer begins commits the call: its stream is the call's from then
 ;;;;    on, and those of the others are reset.
-;;;; 3. If an attempt fails before that, the machine decides: the call continues with another
-;;;;    attempt, now or later, or ends, within its one deadline.
+;;;; 3. If an attempt fails before the answer begins, the machine decides: the call continues with
+;;;;    another attempt, now or later, or ends, within its one deadline.
 ;;;; 4. When a stream is closed its attempt is over, and observers and interceptors get its end.
 ;;;;
 ;;;; A call without a policy has no RETRIES until an attempt of it has failed, so the possibility of
@@ -104,8 +104,8 @@ many attempts it allows; or nil."
                          :trailers (metadata-fields trailers))))
 
 (defun intercept (attempt link)
-  "Call the interceptors, if there are some, for ATTEMPT on LINK. Return its failure if they make it
-fail, or if its headers cannot be sent."
+  "Call the interceptors, if there are some, for ATTEMPT on LINK. Return the attempt's failure if
+the interceptors make it fail, or if its headers cannot be sent."
   (let ((call (attempt-call attempt))
         (number (attempt-number attempt)))
     (multiple-value-bind (view error)
@@ -182,7 +182,7 @@ than the service config, which is known now, allows."
       t)))
 
 (define-hot begin-attempt ((call client-call) (link link) (stream http2:stream) request) null
-  "Begin an attempt of CALL on STREAM of LINK. Send its headers and its only REQUEST or, if that is
+  "Begin an attempt of CALL on STREAM of LINK. Send CALL's headers and only REQUEST or, if that is
 nil, the messages that CALL has sent before and those that wait for a stream."
   (let ((own (null (client-call-stream call)))
         (core (client-call-core call))
@@ -340,7 +340,7 @@ without it."
 
 (define-hot committed-call ((stream http2:stream)) (or null client-call)
   "The call for which an answer begins on STREAM; the attempt on STREAM is its only one from now on.
-Nil if no call waits for that answer."
+Return nil if no call waits for that answer."
   (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
          (call (and attempt (attempt-call attempt)))
          (retries (and call (call-retries call))))

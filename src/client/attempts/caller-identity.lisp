@@ -2,19 +2,18 @@
 ;;;; asked before each of its attempts, including the first and transparent retries, so that an
 ;;;; expired token is not sent again.
 ;;;;
-;;;;   credentials that never wait     SUBMIT asks them on the loop. Mostly they answer at once, and
-;;;;                                   the attempt begins in the same turn; otherwise it begins when
-;;;;                                   they have answered
+;;;;   credentials that never wait     SUBMIT asks them on the loop. Mostly the credentials answer
+;;;;                                   at once, and the attempt begins in the same turn; otherwise
+;;;;                                   it begins when they have answered
 ;;;;   functions, which may wait       the stub asks them in its caller's thread for the first
 ;;;;                                   attempt, a thread of the reserve for each further one
 ;;;;
-;;;; An attempt sends the newest metadata that the credentials have given for its call. If they
-;;;; fail, the attempt counts as one for which no server was found, and the policy of its method
-;;;; decides the next step. A call whose attempt waits for credentials is in the table ASKING of its
-;;;; core; it ends by its deadline, or with its channel. Credentials that have not answered by then
-;;;; forget it; a function that has not returned holds an IDENTITY-WAIT, which does not refer to an
-;;;; ended call: the requests of very many would fill the heap. All functions but BEGIN-IDENTITY are
-;;;; called on the loop.
+;;;; An attempt sends the newest metadata that the credentials have given for its call. If the
+;;;; credentials fail, the attempt counts as one for which no server was found, and the policy of
+;;;; its method decides the next step. A call whose attempt waits for credentials is in the table
+;;;; ASKING of its core; it ends by its deadline, or with its channel. Credentials that have not
+;;;; answered by then hold an IDENTITY-WAIT, which no longer refers to the call: requests of very
+;;;; many ended calls would fill the heap. All functions but BEGIN-IDENTITY are called on the loop.
 
 (in-package #:clgrpc.client)
 
@@ -89,10 +88,10 @@ LOOP is that of WAIT's call."
       (loop:post loop (lambda () (go-on-later wait))))))
 
 (defun ask-identity (call identity request taker)
-  "Ask the credentials of CALL, which has IDENTITY. When they have answered, and CALL still needs
-the attempt, call TAKER with CALL, its only REQUEST, and nil or the RPC-ERROR of the credentials.
-REQUEST is nil for a stream, or if CALL keeps it by then. Credentials may answer at once, or later
-on any thread."
+  "Ask the credentials of CALL, which has IDENTITY. When the credentials have answered, and CALL
+still needs the attempt, call TAKER with CALL, its only REQUEST, and nil or the RPC-ERROR of the
+credentials. REQUEST is nil for a stream, or if CALL keeps it by then. Credentials may answer at
+once, or later on any thread."
   (declare (type function taker))
   (let ((wait (make-identity-wait call taker))
         (loop (core-loop (client-call-core call))))

@@ -52,7 +52,7 @@
 ;;; Errors of the library, of a balancer or of a policy in the code for a call
 
 (defmacro guarding-call ((call) &body body)
-  "Evaluate BODY, which works for CALL. An error in it is logged, and CALL ends with :internal."
+  "Evaluate BODY, which works for CALL. An error in BODY is logged, and CALL ends with :internal."
   `(end-if-failed ,call (nth-value 1 (loop:guarding (:call-failed :method (rpc:call-path ,call))
                                        ,@body))))
 

@@ -6,7 +6,7 @@
 ;;;; second stream. The only request is kept as the message itself while its caller waits in the
 ;;;; stub, else encoded. If the method has a policy for further attempts, all messages of a stream
 ;;;; are kept; otherwise only the first few, for the case that the server has not seen the call
-;;;; (resend-octets and resend-messages). They are kept only while there is room for them
+;;;; (resend-octets and resend-messages). The messages are kept only while there is room for them
 ;;;; (base/replay.lisp). A single request counts for that room only if it is kept because of a
 ;;;; policy.
 ;;;;
@@ -137,7 +137,7 @@ outbox."
 
 (defun longest-outgoing (call request)
   "The number of octets of REQUEST, a message of CALL or the value of ENCODE-MESSAGE for one. If
-that is nil, the octets of the longest message in CALL's outbox, 0 if that is empty."
+REQUEST is nil, the octets of the longest message in CALL's outbox, 0 if that is empty."
   (flet ((length-of (encoded) (- (wire:encoded-length encoded) wire:+prefix-octets+)))
     (typecase request
       (null (let ((outbound (call-client-outbound call)))

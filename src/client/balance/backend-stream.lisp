@@ -14,19 +14,19 @@
 
 (defstruct (backend-stream (:copier nil))
   "An internal call of METHOD on SUBCHANNEL that is maintained."
-  (subchannel nil :type subchannel :read-only t) ; the subchannel that it is on
+  (subchannel nil :type subchannel :read-only t) ; the subchannel that the stream is on
   (method nil :read-only t)             ; an RPC-METHOD that streams responses
   (request nil :read-only t)            ; its request, a message
   ;; called with an event and a message or a text, see START-BACKEND-STREAM
   (tell nil :type function :read-only t)
   (watcher nil :type (or null function)) ; its function among the watchers of the subchannel
   (call nil)                            ; the call under way, or nil
-  (heard nil :type boolean)             ; it has brought a message
-  (began-ns 0 :type nanoseconds)        ; when it began
+  (heard nil :type boolean)             ; true once the stream has brought a message
+  (began-ns 0 :type nanoseconds)        ; when the stream began
   ;; a call was made again at once, and no call has lasted since
   (hasty nil :type boolean)
-  (vain nil :type boolean)              ; the server does not implement it
-  (back-off (make-back-off) :type back-off :read-only t)) ; between calls
+  (vain nil :type boolean)              ; the server does not implement the method
+  (back-off (make-back-off) :type back-off :read-only t)) ; the back-off between calls
 
 (defmethod print-object ((backend-stream backend-stream) stream)
   (print-unreadable-object (backend-stream stream :type t)

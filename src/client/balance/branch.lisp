@@ -6,7 +6,7 @@
 ;;;; connections (gRFC A56).
 ;;;;
 ;;;; The attribute :path of a backend, a list of names, selects its child: the first is the child's
-;;;; name, the rest is the path there. A backend without one belongs to every child.
+;;;; name, the rest is the path there. A backend without a :path belongs to every child.
 
 (in-package #:clgrpc.balance)
 
@@ -14,20 +14,21 @@
 
 (defclass branch (switch)
   ((name :initarg :name :reader branch-name
-         :documentation "Its name in the config.")
+         :documentation "The name of the child in the config.")
    (state :initform :connecting :accessor branch-state
-          :documentation "The state that it has last published.")
+          :documentation "The state that the child has last published.")
    (picker :initform nil :accessor branch-picker
-           :documentation "The picker that it has last published.")
+           :documentation "The picker that the child has last published.")
    (timer :initform nil :accessor branch-timer
-          :documentation "The timer of its end while it is not needed."))
+          :documentation "The timer that ends the child while the child is not needed."))
   (:documentation "A child with a name."))
 
 (defclass tree (balancer)
   ((branches :initform (make-hash-table :test #'equal) :reader tree-branches
              :documentation "From a name to the BRANCH.")
    (busy :initform nil :accessor tree-busy
-         :documentation "True during an update of children: their states are combined after it."))
+         :documentation "True during an update of children: their states are combined after the
+update."))
   (:documentation "A balancer with children that have names."))
 
 (defgeneric choose (tree)

@@ -23,8 +23,8 @@ are published together.")
 
 (defstruct (member-note (:conc-name note-) (:copier nil))
   "The data of a leaf policy about one of its subchannels, which has them as its SUBCHANNEL-NOTE."
-  (failed nil :type boolean)            ; it has failed and not been ready since
-  (health nil :type (or null backend-stream))) ; over its server's health, or nil
+  (failed nil :type boolean) ; true while the subchannel has failed and has not been ready since
+  (health nil :type (or null backend-stream))) ; the stream of its server's health, or nil
 
 (defclass leaf-policy (balancer)
   ((members :initform (make-hash-table :test #'equal) :accessor leaf-policy-members
@@ -32,9 +32,10 @@ are published together.")
    (to-connect :initform (make-fifo) :reader leaf-policy-to-connect
                :documentation "Members that must connect in a later turn.")
    (deferred :initform nil :accessor leaf-policy-deferred
-             :documentation "True if its state must be published after this turn.")
+             :documentation "True if the policy's state must be published after this turn of the
+loop.")
    (closed :initform nil :accessor leaf-policy-closed
-           :documentation "True once it has been closed.")
+           :documentation "True once the policy was closed.")
    (last-error :initform "no server can be reached" :accessor leaf-policy-last-error
             :documentation "The reason of the last failure of a member.")
    (health :initform nil :accessor leaf-policy-health

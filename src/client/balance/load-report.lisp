@@ -3,9 +3,9 @@
 ;;;;
 ;;;; A report may have invalid numbers: 0 / 0 on the first sample of a meter is a NaN. So numbers of
 ;;;; a report are read by LOAD-NUMBER only. LOAD-NUMBER ignores NaNs and infinities, as gRFC A114
-;;;; specifies, and numbers that are not above 0. It clamps all other numbers to the range from
-;;;; +LEAST-LOAD+ to +MOST-LOAD+. The weight of a server is in that range as well. So no product,
-;;;; quotient or sum of a few of them can overflow.
+;;;; specifies, and numbers that are not above 0. LOAD-NUMBER clamps all other numbers to the range
+;;;; from +LEAST-LOAD+ to +MOST-LOAD+. The weight of a server is in that range as well. So no
+;;;; product, quotient or sum of a few of them can overflow.
 
 (in-package #:clgrpc.balance)
 

@@ -20,16 +20,18 @@
 (defstruct (algorithm (:copier nil))
   "The config of one of the two algorithms."
   (factor 0 :type (integer 0) :read-only t) ; stdevFactor, or threshold in per cent
-  (enforcement 100 :type (integer 0 100) :read-only t) ; the chance that it ejects, in per cent
+  ;; the chance that the algorithm ejects, in per cent
+  (enforcement 100 :type (integer 0 100) :read-only t)
   (hosts 5 :type (integer 0) :read-only t) ; servers with VOLUME calls needed to judge
   (volume 0 :type (integer 0) :read-only t)) ; a server with fewer is not judged
 
 (defstruct (detection (:copier nil))
   "The config of outlier_detection. Times are in nanoseconds."
-  (interval-ns 0 :type nanoseconds :read-only t) ; between two examinations
+  (interval-ns 0 :type nanoseconds :read-only t) ; the time between two examinations
   (base-ns 0 :type nanoseconds :read-only t) ; how long the first ejection lasts
   (most-ns 0 :type nanoseconds :read-only t) ; the longest ejection
-  (most-percent 10 :type (integer 0 100) :read-only t) ; of the servers may be ejected
+  ;; at most this percentage of the servers may be ejected
+  (most-percent 10 :type (integer 0 100) :read-only t)
   (success-rate nil :type (or null algorithm) :read-only t) ; nil if it is not used
   (failure-percentage nil :type (or null algorithm) :read-only t) ; nil if it is not used
   (child nil :type config:policy-config :read-only t)) ; the child's policy
@@ -72,9 +74,9 @@
   "A server, with the counts of its calls and its ejection."
   (successes 0 :type (integer 0))       ; calls since the last examination
   (failures 0 :type (integer 0))        ; likewise
-  (ejected-ns nil :type (or null nanoseconds)) ; when it was ejected, or nil if it is not
+  (ejected-ns nil :type (or null nanoseconds)) ; when the server was ejected, or nil if it is not
   (multiplier 0 :type (integer 0))      ; ejections, less the intervals without
-  (subchannels '() :type list))         ; to it
+  (subchannels '() :type list))         ; the subchannels to the server
 
 (defun endpoint-volume (endpoint)
   "The calls to ENDPOINT that have ended since the last look."
@@ -89,7 +91,7 @@
    (endpoints :initform (make-hash-table :test #'equal) :reader detection-endpoints
               :documentation "From a backend's key to its ENDPOINT.")
    (ejected :initform 0 :accessor detection-ejected
-            :documentation "How many of them are ejected.")
+            :documentation "How many of these endpoints are ejected.")
    (timer :initform nil :accessor detection-timer
           :documentation "The timer of the next examination.")
    (since-ns :initform nil :accessor detection-since-ns

@@ -41,7 +41,7 @@
   ((priorities :accessor priorities
                :documentation "Its config.")
    (backends :initform '() :accessor priority-backends
-             :documentation "The backends of its last update.")
+             :documentation "The backends of the policy's last update.")
    (failing :initform (make-hash-table :test #'eq) :reader priority-failing
             :documentation "A table from a branch that has time to become ready to the timer of that
 time; or to T once the time is over."))

@@ -1,8 +1,8 @@
 ;;;; The policy random_subsetting (gRFC A68): a child policy balances over only subsetSize of the
-;;;; servers. They are chosen by rendezvous hashing with a seed of the balancer's own: the servers
-;;;; with the lowest hashes. So when a server is added or removed at most one member of the subset
-;;;; changes, and the subsets of many clients spread evenly over the servers. The hash is the XXH64
-;;;; of a server's first address.
+;;;; servers. These servers are chosen by rendezvous hashing with a seed of the balancer's own: the
+;;;; servers with the lowest hashes. So when a server is added or removed at most one member of the
+;;;; subset changes, and the subsets of many clients spread evenly over the servers. The hash is the
+;;;; XXH64 of a server's first address.
 
 (in-package #:clgrpc.balance)
 

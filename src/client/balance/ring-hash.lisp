@@ -24,7 +24,7 @@
   "The config of ring_hash."
   (least 1024 :type index :read-only t) ; minRingSize
   (most 4096 :type index :read-only t)  ; maxRingSize
-  (header nil :type (or null string) :read-only t)) ; whose values are hashed
+  (header nil :type (or null string) :read-only t)) ; the header whose values are hashed, or nil
 
 (defun parse-ring-config (object path)
   (flet ((size (name default)
@@ -62,7 +62,7 @@
 (defstruct (entries (:conc-name ring-) (:constructor make-ring-entries (hashes servers))
                     (:copier nil))
   "A ring."
-  (hashes nil :type hashes :read-only t) ; ascending
+  (hashes nil :type hashes :read-only t) ; the hashes in ascending order
   (servers nil :type simple-vector :read-only t)) ; the subchannel of each
 
 (defstruct (ring-note (:include member-note) (:conc-name note-) (:copier nil))
@@ -163,7 +163,7 @@ one for each."
   ((config :accessor ring-hash-config
            :documentation "Its RING-CONFIG.")
    (ring :initform nil :accessor ring-hash-ring
-         :documentation "The ENTRIES of its members, or nil if they have changed since."))
+         :documentation "The ENTRIES of the members, or nil if the members have changed since."))
   (:documentation "The policy ring_hash_experimental."))
 
 (defmethod configure ((leaf-policy ring-hash) config)

@@ -8,9 +8,9 @@
 (config:register-policy :round-robin '("round_robin") 'round-robin)
 
 (defun turns-picker (ready last)
-  "A picker of READY, a vector of subchannels, in turn, beginning after the index LAST. It skips
-subchannels without a free stream, as long as others have one, and those whose breakers refuse the
-call."
+  "A picker of READY, a vector of subchannels, in turn, beginning after the index LAST. The picker
+skips subchannels without a free stream, as long as others have one, and those whose breakers refuse
+the call."
   (declare (type simple-vector ready) (type index last))
   (flet ((next ()
            (setf last (if (= (1+ last) (length ready)) 0 (1+ last)))

@@ -19,7 +19,7 @@
 (defstruct (stride (:constructor make-stride (weights sequence)) (:copier nil))
   "A scheduler, with an entry for each weight."
   (weights nil :type weights)           ; the weight of each entry; the largest is +MOST-WEIGHT+
-  (sequence 0 :type (unsigned-byte 62))) ; of the next try
+  (sequence 0 :type (unsigned-byte 62))) ; the sequence number of the next try
 
 (declaim (sb-ext:freeze-type stride))
 

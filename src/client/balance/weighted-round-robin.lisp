@@ -15,8 +15,10 @@
   "The config of weighted_round_robin. Times are in nanoseconds."
   (out-of-band nil :type boolean :read-only t) ; servers send reports on streams
   (interval-ns 0 :type nanoseconds :read-only t) ; the time between two out-of-band reports
-  (blackout-ns 0 :type nanoseconds :read-only t) ; from the first report until it counts
-  (expiration-ns 0 :type nanoseconds :read-only t) ; from the last report until it expires
+  ;; time from the first report until the weight counts
+  (blackout-ns 0 :type nanoseconds :read-only t)
+  ;; time from the last report until the weight expires
+  (expiration-ns 0 :type nanoseconds :read-only t)
   (update-ns 0 :type nanoseconds :read-only t) ; between two renewals of the weights
   ;; the utilization added by an error per call
   (penalty 1d0 :type (double-float 0d0 #.+most-load+) :read-only t))
@@ -36,9 +38,9 @@
 
 (defstruct (weighted-note (:include member-note) (:conc-name note-) (:copier nil))
   "The data of the policy about a server."
-  (weight 0d0 :type double-float)       ; by the last report
-  (first-ns nil :type (or null nanoseconds)) ; of the first report that counts
-  (last-ns nil :type (or null nanoseconds)) ; of the last report
+  (weight 0d0 :type double-float)       ; the weight that the last report gives
+  (first-ns nil :type (or null nanoseconds)) ; the time of the first report that counts
+  (last-ns nil :type (or null nanoseconds)) ; the time of the last report
   (load nil :type (or null backend-stream))) ; the stream of its server's load reports, or nil
 
 (defclass weighted-round-robin (leaf-policy)
@@ -47,7 +49,7 @@
    (ready :initform #() :accessor weighted-ready
           :documentation "The members among which the picker picks.")
    (stride :initform nil :accessor weighted-stride
-           :documentation "The STRIDE by which it picks, or nil to pick in turn.")
+           :documentation "The STRIDE by which the picker picks, or nil to pick in turn.")
    (timer :initform nil :accessor weighted-timer
           :documentation "The timer of the next renewal of the weights."))
   (:documentation "The policy weighted_round_robin."))

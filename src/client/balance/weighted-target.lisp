@@ -33,7 +33,7 @@
 
 (defclass weighted-target (tree)
   ((targets :initform '() :accessor weighted-targets
-            :documentation "The TARGET-CONFIGs of its config."))
+            :documentation "The TARGET-CONFIGs of the policy's config."))
   (:documentation "The policy weighted_target_experimental."))
 
 (config:register-policy :weighted-target '("weighted_target_experimental")

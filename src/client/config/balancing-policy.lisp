@@ -9,7 +9,7 @@
   (keyword nil :type keyword :read-only t) ; its name as an option's value
   ;; strings, its names in JSON; the first is used in texts for people
   (names '() :type list :read-only t)
-  (class nil :type symbol :read-only t) ; of its balancers
+  (class nil :type symbol :read-only t) ; the class of its balancers
   (parser nil :type (or symbol function) :read-only t)) ; see REGISTER-POLICY
 
 (define-printer (policy policy)
@@ -31,9 +31,9 @@
   "Register the policy whose balancers are of CLASS, the symbol of a subclass of BALANCER. KEYWORD
 names it in the option :balance of a channel, each of NAMES, strings, in the loadBalancingConfig of
 a service config. PARSER is a function of the policy's own config, an alist from strings to values
-of PARSE-JSON, and of its path, a text. It returns the config for UPDATE-BACKENDS, or signals an
-error by CONFIG-ERROR. A policy that has KEYWORD already is replaced for channels and configs that
-are made later. Return KEYWORD. From any thread."
+of PARSE-JSON, and of its path, a text. The function returns the config for UPDATE-BACKENDS, or
+signals an error by CONFIG-ERROR. A policy that has KEYWORD already is replaced for channels and
+configs that are made later. Return KEYWORD. From any thread."
   (check-type keyword keyword)
   (check-type class symbol)
   (let ((policy (make-policy keyword names class parser)))
@@ -56,8 +56,8 @@ are made later. Return KEYWORD. From any thread."
 
 (defstruct (policy-config (:constructor make-policy-config (name row value)) (:copier nil))
   "A policy and its own config."
-  (name "" :type string :read-only t)   ; as in JSON
-  (row nil :type policy :read-only t)   ; of the registry
+  (name "" :type string :read-only t)   ; the policy's name, as in JSON
+  (row nil :type policy :read-only t)   ; the row of the registry
   (value nil :read-only t))             ; the value of the policy's parser
 
 (defmethod print-object ((config policy-config) stream)

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.config)
 
 (define-condition service-config-error (misuse)
-  ((path :initarg :path :reader service-config-error-path)) ; methodConfig[0].timeout
+  ((path :initarg :path :reader service-config-error-path)) ; such as methodConfig[0].timeout
   (:report (lambda (condition stream)
              (format stream "Invalid service config: ~@[~A ~]~A."
                      (let ((path (service-config-error-path condition)))

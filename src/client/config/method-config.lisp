@@ -1,15 +1,18 @@
-;;;; Method configs: MethodConfig of service_config.proto. Its policies for further attempts are in
-;;;; retry-policy.lisp.
+;;;; Method configs: MethodConfig of service_config.proto. The policies of a method config for
+;;;; further attempts are in retry-policy.lisp.
 
 (in-package #:clgrpc.config)
 
 (defstruct (method-config (:copier nil))
   "The rules for calls of a method."
   (timeout-ns nil :type (or null nanoseconds) :read-only t) ; the longest duration of a call
-  (wait-for-ready :unset :type (member :unset t nil) :read-only t) ; unless the call says
-  (max-request-octets nil :type (or null (unsigned-byte 32)) :read-only t) ; of a message sent
-  (max-response-octets nil :type (or null (unsigned-byte 32)) :read-only t) ; of one received
-  (policy nil :type (or null attempt-policy) :read-only t)) ; for further attempts
+  ;; whether calls wait for ready, unless the call says so itself
+  (wait-for-ready :unset :type (member :unset t nil) :read-only t)
+  ;; the most octets of a sent message
+  (max-request-octets nil :type (or null (unsigned-byte 32)) :read-only t)
+  ;; the most octets of a received message
+  (max-response-octets nil :type (or null (unsigned-byte 32)) :read-only t)
+  (policy nil :type (or null attempt-policy) :read-only t)) ; the policy for further attempts
 
 (declaim (sb-ext:freeze-type method-config))
 

@@ -10,8 +10,9 @@
 
 (defstruct (attempt-policy (:constructor nil) (:copier nil))
   "The rules for further attempts of a method's calls."
-  (max-attempts 2 :type (unsigned-byte 32) :read-only t) ; all of a call, as the config has it
-  (codes 0 :type status-mask :read-only t)) ; of failures that do not end the call
+  ;; the most attempts of a call, as the config has it
+  (max-attempts 2 :type (unsigned-byte 32) :read-only t)
+  (codes 0 :type status-mask :read-only t)) ; the statuses of failures that do not end the call
 
 (defstruct (retry-policy (:include attempt-policy) (:copier nil))
   "The rules for retries after a failed attempt."
@@ -22,7 +23,7 @@
 
 (defstruct (hedging-policy (:include attempt-policy) (:copier nil))
   "The rules for hedging, several attempts of a call at once."
-  (delay-ns 0 :type nanoseconds :read-only t)) ; from one attempt to the next
+  (delay-ns 0 :type nanoseconds :read-only t)) ; the time from one attempt to the next
 
 (declaim (sb-ext:freeze-type attempt-policy))
 
@@ -81,8 +82,8 @@ of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more or less.
     code))
 
 (defun statuses-field (object name path &key required)
-  "The set of the statuses in the field NAME of OBJECT, a list; empty if it is absent. If it is
-REQUIRED, it must be there and not be empty."
+  "The set of the statuses in the field NAME of OBJECT, a list; empty if it is absent. If the field
+is REQUIRED, it must be there and not be empty."
   (let ((mask 0))
     (declare (type status-mask mask))
     (multiple-value-bind (list present) (list-field object name path)

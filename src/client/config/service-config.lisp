@@ -1,5 +1,5 @@
 ;;;; A service config as a whole (ServiceConfig of service_config.proto; gRFCs A6, A17, A21, A24,
-;;;; A105). It is valid if all known fields are valid; unknown fields are ignored.
+;;;; A105). A service config is valid if all known fields are valid; unknown fields are ignored.
 
 (in-package #:clgrpc.config)
 
@@ -7,7 +7,8 @@
   "The limits by which calls are not retried while too many fail (gRFC A6)."
   ;; in thousandths of a token
   (max-tokens 1000 :type (integer 1000 1000000) :read-only t) ; the initial number of tokens
-  (token-ratio 1 :type (integer 1 1000000) :read-only t)) ; what a call that ends with :ok adds
+  ;; what a call that ends with :ok adds, in thousandths of a token
+  (token-ratio 1 :type (integer 1 1000000) :read-only t))
 
 (defstruct (service-config (:copier nil))
   "A parsed service config. Immutable."
@@ -15,8 +16,10 @@
   (methods (make-hash-table :test #'equal) :type hash-table :read-only t)
   (balancing nil :type (or null policy-config) :read-only t) ; nil if the config has none
   (throttling nil :type (or null throttling) :read-only t) ; nil if the config has none
-  (health-service nil :type (or null string) :read-only t) ; for health checks, or nil
-  (max-connections nil :type (or null (unsigned-byte 32)) :read-only t) ; of a subchannel, or nil
+  ;; the health service for health checks, or nil
+  (health-service nil :type (or null string) :read-only t)
+  ;; the most connections of a subchannel, or nil
+  (max-connections nil :type (or null (unsigned-byte 32)) :read-only t)
   (source nil :type (or list string) :read-only t)) ; the text or plist
 
 (declaim (sb-ext:freeze-type throttling service-config))
@@ -38,7 +41,7 @@ are alike."
        (policy-config-name (service-config-balancing config))))
 
 (defun parse-throttling (object path)
-  "The THROTTLING in OBJECT, at PATH. Its ratio is truncated to thousandths, but is at least one
+  "The THROTTLING in OBJECT, at PATH. The ratio is truncated to thousandths, but is at least one
 thousandth."
   (make-throttling
    :max-tokens (* 1000 (integer-field object "maxTokens" path :required t :minimum 1
@@ -93,7 +96,7 @@ thousandth."
   "The longest service config that is read, in characters. A config from DNS has at most 64 KB.")
 
 (defun parse-text (text)
-  "The value of TEXT, JSON. Signal SERVICE-CONFIG-ERROR if it is invalid."
+  "The value of TEXT, JSON. Signal SERVICE-CONFIG-ERROR if TEXT is invalid."
   (handler-case (parse-json text :max-depth 50 :max-length +longest-config+)
     (clgrpc-error (error)
       (config-error "" "must be JSON: ~A" (string-right-trim "." (princ-to-string error))))))

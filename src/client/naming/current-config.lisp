@@ -1,6 +1,6 @@
-;;;; The service config in force for the calls of a channel (gRFC A21; service_config.proto). It is
-;;;; the resolver's, or else the channel's default. Before the resolver's first answer no config is
-;;;; in force; calls that wait for the answer get it then.
+;;;; The service config in force for the calls of a channel (gRFC A21; service_config.proto). The
+;;;; config in force is the resolver's, or else the channel's default. Before the resolver's first
+;;;; answer no config is in force; calls that wait for the answer get it then.
 ;;;;
 ;;;; The config of a method is looked up once and remembered. A channel whose config has no method
 ;;;; configs has no METHOD-TABLE, so its calls look nothing up.

@@ -5,13 +5,13 @@
 ;;;;
 ;;;; 1. A name is looked up when the channel first needs it, and later when the channel has lost a
 ;;;;    server or cannot reach one; but no sooner than resolve-interval-seconds after a look-up that
-;;;;    had an answer. A look-up that is requested earlier begins at that time.
+;;;;    had an answer. A look-up that is requested earlier begins then.
 ;;;; 2. After a failed look-up the channel keeps its addresses, and asks again after its back-off.
 ;;;; 3. A missing or unreachable config is not a failure: if no server answers the previous config
 ;;;;    remains; if the DNS server says that no such record exists, the resolver has no config.
 ;;;; 4. A channel that has had addresses waits a second for new ones; then it continues with the old
-;;;;    ones. It does not wait if no look-up may begin yet, or if the look-up under way has already
-;;;;    taken longer.
+;;;;    ones. The channel does not wait if no look-up may begin yet, or if the look-up under way has
+;;;;    already taken longer.
 
 (in-package #:clgrpc.client)
 
@@ -25,7 +25,7 @@
           :documentation "The target of the loop package that has the name to look up.")
    (together :initarg :together :reader resolver-together
              :documentation "True if all addresses of the name are one backend.")
-   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns) ; of a look-up
+   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns) ; how long a look-up may take
    (dns-timeout-ns :initarg :dns-timeout-ns :reader resolver-dns-timeout-ns
                    :documentation "The time-out of a look-up that asks DNS servers.")
    (interval-ns :initarg :interval-ns :reader resolver-interval-ns
@@ -38,7 +38,8 @@
            :documentation "The time from which the next look-up may begin; nil for any time.")
    (timer :initform nil :accessor resolver-timer
           :documentation "Begins the next look-up, or ends the wait for the one under way.")
-   (addresses :initform '() :accessor resolver-addresses) ; of the last look-up
+   ;; the addresses that the last look-up found
+   (addresses :initform '() :accessor resolver-addresses)
    (told :initform nil :accessor resolver-told
          :documentation "True once ADDRESSES have been published since the resolver last began.")
    (config :initform :none :accessor resolver-config
@@ -102,7 +103,7 @@ those after +LOOK-UP-WAIT-NS+."
   "Look up RESOLVER's name and its service config at once."
   (let ((found nil) (failure nil)       ; the addresses, or the reason of the failure
         (config (if (resolver-config-name resolver) :unknown :none))
-        (query nil)                     ; for the config
+        (query nil)                     ; the query for the service config
         (waiting 2))                    ; the number of answers to come
     (labels ((answered ()
                (when (zerop (decf waiting))

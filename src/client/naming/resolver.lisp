@@ -1,12 +1,12 @@
 ;;;; Resolvers, which find the addresses of a channel's servers (gRPC's document "Name Resolution").
 ;;;; Each scheme of targets has its resolvers in the registry of loop/names/scheme.lisp.
 ;;;; DEFINE-RESOLVER adds the resolver of a user: a class, of which each channel has an instance,
-;;;; with methods of START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. It pushes addresses or failures
-;;;; at any time and from any thread; a push goes to the channel's loop.
+;;;; with methods of START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. A resolver pushes addresses or
+;;;; failures at any time and from any thread; a push goes to the channel's loop.
 ;;;;
-;;;; A user's methods run on reserve threads, so they may block. Those of one resolver run one after
-;;;; another, in the order of the channel's requests. Between STOP-RESOLVER, when the channel goes
-;;;; idle or is closed, and the next START-RESOLVER no method is called.
+;;;; A user's methods run on reserve threads, so they may block. The methods of one resolver run one
+;;;; after another, in the order of the channel's requests. Between STOP-RESOLVER, when the channel
+;;;; goes idle or is closed, and the next START-RESOLVER no method is called.
 
 (in-package #:clgrpc.client)
 
@@ -96,7 +96,7 @@ DEFINE-RESOLVER."))
 slashes and with each %XX decoded. From any thread."
   resolver-authority "The :authority of calls to the servers of RESOLVER, text."
   resolver-host "The name that a certificate of RESOLVER's servers must have, text."
-  resolver-loop "The event loop of RESOLVER's channel, once it has begun; nil before that.")
+  resolver-loop "The event loop of RESOLVER's channel, once RESOLVER has begun; nil before that.")
 
 (defmethod print-object ((resolver resolver) stream)
   (print-unreadable-object (resolver stream :type t)
@@ -183,9 +183,10 @@ there."
    (errands :initform (make-fifo) :reader resolver-errands
             :documentation "Functions that a reserve thread will call; under LOCK.")
    (running :initform nil :accessor resolver-running
-            :documentation "True while a reserve thread calls them; under LOCK.")
+            :documentation "True while a reserve thread calls these functions; under LOCK.")
    (asked :initform nil :accessor resolver-asked
-          :documentation "True while RESOLVE-NOW is among them and has not begun; under LOCK."))
+          :documentation "True while RESOLVE-NOW is among these functions and has not begun; under
+LOCK."))
   (:documentation "The superclass of each class of DEFINE-RESOLVER."))
 
 (defgeneric start-resolver (resolver)
@@ -311,7 +312,7 @@ RESOLVE-NOW later. Return false if the channel does not use RESOLVER any more. F
   "Define the class NAME of resolvers with SLOTS and CLASS-OPTIONS as in DEFCLASS. MAKE-CHANNEL
 makes an instance for each target that begins with SCHEME, a string, and a colon. If SCHEME is nil
 only channels use the class that name it among their :resolvers. Define a method of START-RESOLVER
-for it, which calls PUSH-ADDRESSES, and perhaps methods of RESOLVE-NOW and STOP-RESOLVER.
+for the class, which calls PUSH-ADDRESSES, and perhaps methods of RESOLVE-NOW and STOP-RESOLVER.
 RESOLVER-NAME is the name to resolve, and also the channel's :authority. A new class for a scheme
 replaces the old one; existing channels keep their resolvers. Evaluate the form at top level, from
 one thread at a time, like DEFCLASS."

@@ -1,13 +1,13 @@
 ;;;; Balancers, which decide which server gets a call (gRPC's document "Load Balancing"). A balancer
 ;;;; gets the channel's backends and the states of its subchannels, on the channel's loop, and
-;;;; publishes a state and a picker by PUBLISH. It makes its subchannels by OPEN-SUBCHANNEL,
+;;;; publishes a state and a picker by PUBLISH. A balancer makes its subchannels by OPEN-SUBCHANNEL,
 ;;;; connects them by CONNECT and closes them by CLOSE-SUBCHANNEL (subchannel.lisp).
 ;;;;
 ;;;; Balancers are a tree: each has a parent, which is the channel's core or another balancer, and
 ;;;; publishes to its parent. A balancer that has children makes them with itself as :PARENT, passes
 ;;;; them the backends, and combines their states and pickers in CHILD-PUBLISHED.
 ;;;;
-;;;; A picker is immutable, except for data that only picking uses. It is one of
+;;;; A picker is immutable, except for data that only picking uses. A picker is one of
 ;;;;
 ;;;;   nil            calls wait for another picker; an idle channel connects
 ;;;;   a FAILURE      calls end with it, and those that wait for ready wait
@@ -21,7 +21,7 @@
                     (:copier nil))
   "The pick for a call that gets no server."
   (text "" :type string :read-only t)   ; the message of the calls' status
-  (status :unavailable :type keyword :read-only t) ; of the calls
+  (status :unavailable :type keyword :read-only t) ; the status with which calls end
   (drop nil :type boolean :read-only t)) ; true: even calls that wait for ready end
 
 (declaim (sb-ext:freeze-type failure))
@@ -82,9 +82,9 @@ CALL-RPC-METHOD and similar functions. From any thread."
 
 (defclass balancer ()
   ((parent :initarg :parent :reader balancer-parent
-           :documentation "The CORE or balancer to which it publishes.")
+           :documentation "The CORE or balancer to which the balancer publishes.")
    (core :accessor balancer-core
-         :documentation "The CORE of its channel."))
+         :documentation "The CORE of the balancer's channel."))
   (:documentation "An instance of a balancing policy, for one channel. Each class of users has
 methods of UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
 
@@ -116,8 +116,8 @@ the channel's loop.")
   (:method ((balancer balancer)) nil))
 
 (defgeneric close-balancer (balancer)
-  (:documentation "Clean BALANCER up, which is not needed any more. Its subchannels are closed after
-this, and the states that it publishes are ignored. On the channel's loop.")
+  (:documentation "Clean BALANCER up, which is not needed any more. BALANCER's subchannels are
+closed after this, and the states that it publishes are ignored. On the channel's loop.")
   (:method ((balancer balancer)) nil))
 
 ;;; Events from balancers
@@ -152,7 +152,7 @@ MAKE-PICKER or MAKE-FAILURE. On the channel's loop."
   (child-published (balancer-parent balancer) balancer state picker))
 
 (defun call-guarded (publisher balancer function)
-  "Call FUNCTION, a method of BALANCER's, which may be a user's. An error in it is logged, and
+  "Call FUNCTION, a method of BALANCER's, which may be a user's. An error in FUNCTION is logged, and
 PUBLISHER, a balancer, publishes a failure, since otherwise calls might wait for ever."
   (let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
                               (funcall (the function function))))))

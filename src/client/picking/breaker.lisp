@@ -1,11 +1,11 @@
 ;;;; A circuit breaker, which keeps calls away from a server of which too many calls fail. While a
 ;;;; breaker is closed it counts calls and failures over a window of time. When too large a part of
-;;;; enough calls has failed it opens, and passes no calls for a while. Then it is half open and
-;;;; passes one call at a time, until one has ended: after a success it is closed, after a failure
-;;;; it is open again. A call counts as a success once its answer has begun, since a stream may last
-;;;; for days. If a trial has no answer within the time for which a breaker stays open, it decides
-;;;; nothing any more, and the next call is the trial. A call without a deadline at a server that
-;;;; hangs would last for ever.
+;;;; enough calls has failed it opens, and passes no calls for a while. Then the breaker is half
+;;;; open and passes one call at a time, until one has ended: after a success it is closed, after a
+;;;; failure it is open again. A call counts as a success once its answer has begun, since a stream
+;;;; may last for days. If a trial has no answer within the time for which a breaker stays open, it
+;;;; decides nothing any more, and the next call is the trial. A call without a deadline at a server
+;;;; that hangs would last for ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts are of the last nine to ten tenths of the window.
@@ -30,7 +30,7 @@
   (part 0 :type unsigned-byte)          ; the newest part of the window, counted from time 0
   ;; how many calls ended in each part, at its number modulo the count of parts
   (calls (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t)
-  ;; likewise, how many of these had failed
+  ;; the same for calls that had failed
   (failures (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t))
 
 (declaim (sb-ext:freeze-type breaker))

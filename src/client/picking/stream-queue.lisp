@@ -21,7 +21,7 @@
   "The place of an attempt of a call among those that wait for a stream."
   (call nil :type client-call :read-only t) ; the attempt is of
   (taker nil :type function :read-only t) ; called with the stream, see core.lisp
-  (number 0 :type (unsigned-byte 62) :read-only t) ; how many came to the channel before
+  (number 0 :type (unsigned-byte 62) :read-only t) ; how many calls came to the channel before
   (server nil :type (or null subchannel)) ; its last pick
   (sibling nil :type (or null queued-attempt))) ; another place of CALL
 

@@ -1,8 +1,8 @@
 ;;;; A balancer with one child, whose policy is that of the service config. When the config names
 ;;;; another policy, a child of that policy replaces it, without a failed call (gRPC's "graceful
-;;;; switch"). The new child becomes ready while the old one serves. The old one serves until the
-;;;; new one has published a state other than :connecting, or the old one is not ready itself. The
-;;;; channel's core has a switch, and so has each child that a config of another balancer names.
+;;;; switch"). The new child becomes ready while the old one serves. The old child serves until the
+;;;; new child has published a state other than :connecting, or the old child is not ready itself.
+;;;; The channel's core has a switch, and so has each child that a config of another balancer names.
 
 (in-package #:clgrpc.client)
 
@@ -37,13 +37,13 @@
 ;;; Policies of users
 
 (defmacro define-balancer (name policy (&rest slots) &body class-options)
-  "Define the class NAME of balancers with SLOTS and CLASS-OPTIONS as in DEFCLASS. It balances
-channels whose service config names POLICY, a string such as \"my_policy\", or that are made with
-:balance and the keyword of that name, :my-policy. Define methods of UPDATE-BACKENDS and
-SUBCHANNEL-CHANGED for it, and perhaps of EXIT-IDLE and CLOSE-BALANCER. All run on the channel's
-loop, so they must not wait; an error in one is logged. The config of UPDATE-BACKENDS is the
-policy's own as an alist from strings to values. A new class for a policy replaces the old one;
-existing balancers keep theirs. Evaluate it at top level."
+  "Define the class NAME of balancers with SLOTS and CLASS-OPTIONS as in DEFCLASS. Such a balancer
+balances channels whose service config names POLICY, a string such as \"my_policy\", or that are
+made with :balance and the keyword of that name, :my-policy. Define methods of UPDATE-BACKENDS and
+SUBCHANNEL-CHANGED for the class, and perhaps of EXIT-IDLE and CLOSE-BALANCER. All run on the
+channel's loop, so they must not wait; an error in one is logged. The config of UPDATE-BACKENDS is
+the policy's own as an alist from strings to values. A new class for a policy replaces the old one;
+existing balancers keep theirs. Evaluate the definition at top level."
   `(progn
      (defclass ,name (balancer) (,@slots) ,@class-options)
      (config:register-policy ,(intern (substitute #\- #\_ (string-upcase policy)) '#:keyword)

@@ -55,8 +55,8 @@ of the same NAME, or a newer veto. The new veto replaces an earlier veto of NAME
 
 (defun add-listener (subchannel function)
   "Call FUNCTION at the end of each attempt of a call on SUBCHANNEL, after the functions added
-before. Its arguments are the call, SUBCHANNEL, the attempt's status, and its trailers, fields or
-nil."
+before. FUNCTION's arguments are the call, SUBCHANNEL, the attempt's status, and its trailers,
+fields or nil."
   (declare (type function function))
   (let ((before (subchannel-listener subchannel)))
     (setf (subchannel-listener subchannel)

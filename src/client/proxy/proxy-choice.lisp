@@ -8,12 +8,12 @@
 
 (defstruct (proxy (:copier nil))
   "A proxy for the connections of a channel, and their destination."
-  (kind :http :type (member :http :socks5)) ; how to talk with it: by CONNECT, or by RFC 1928
+  (kind :http :type (member :http :socks5)) ; how to talk with the proxy: by CONNECT, or by RFC 1928
   (target nil :type loop:target)        ; its address
   (user nil :type (or null string))     ; our name at the proxy, or nil
-  (password "" :type string)            ; of that user
-  (host "" :type string)                ; of the channel's target, without brackets
-  (port 0 :type (unsigned-byte 16)))    ; of the channel's target
+  (password "" :type string)            ; the password of that user
+  (host "" :type string)                ; the host of the channel's target, without brackets
+  (port 0 :type (unsigned-byte 16)))    ; the port of the channel's target
 
 (declaim (sb-ext:freeze-type proxy))
 
@@ -153,7 +153,8 @@ returns one; and that name."
       (when (plusp (length value)) (return (values value name))))))
 
 (defun environment-proxy (host port &optional (get-variable #'sb-ext:posix-getenv))
-  "The PROXY to HOST and PORT from the environment, or nil. Signal MISUSE if its URL is invalid."
+  "The PROXY to HOST and PORT from the environment, or nil. Signal MISUSE if the proxy's URL is
+invalid."
   (multiple-value-bind (url variable) (first-variable *proxy-variables* get-variable)
     (and url
          (not (this-machine-p host))

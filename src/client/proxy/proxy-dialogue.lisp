@@ -2,9 +2,9 @@
 ;;;; RFC 1929). Pure: no I/O.
 ;;;;
 ;;;; A dialogue is a function of OCTETS from START to END, those that were received and are not
-;;;; consumed. It returns the number of octets that it consumes; an outcome: nil (more must come), T
-;;;; (the tunnel is open) or a text (the reason of a failure); and octets to send, or nil. It is
-;;;; first called before any octets were received.
+;;;; consumed. The dialogue returns the number of octets that it consumes; an outcome: nil (more
+;;;; must come), T (the tunnel is open) or a text (the reason of a failure); and octets to send, or
+;;;; nil. The dialogue is first called before any octets were received.
 
 (in-package #:clgrpc.proxy)
 
@@ -65,9 +65,9 @@ answer."
               (t (values 0 nil nil)))))))
 
 (defparameter *socks-failures*
-  '((1 "a general failure") (2 "its rules forbid it") (3 "the network is unreachable")
+  '((1 "a general failure") (2 "its rules forbid the connection") (3 "the network is unreachable")
     (4 "the host is unreachable") (5 "connection refused") (6 "the time to live is over")
-    (7 "it does not know the command") (8 "it does not know the kind of address"))
+    (7 "the proxy does not know the command") (8 "the proxy does not know the kind of address"))
   "The failures in the reply of a SOCKS5 proxy (RFC 1928 section 6), by number.")
 
 (defun listed-octets (list)

@@ -12,14 +12,14 @@
 (defstruct (tunnel (:copier nil))
   "The STATE of a byte channel through a proxy; see above."
   (inner nil :type loop:byte-channel :read-only t) ; the connection to the proxy
-  (dialogue nil :type (or null function)) ; with the proxy, until the tunnel is open
+  (dialogue nil :type (or null function)) ; the dialogue with the proxy, until the tunnel is open
   (state :new :type (member :new :talking :open :failed)) ; see above
-  (output nil :type (or null octets))   ; to be written to INNER
-  (output-start 0 :type index)          ; of the octets that INNER has not accepted
+  (output nil :type (or null octets))   ; octets to write to INNER
+  (output-start 0 :type index)          ; where the octets that INNER has not accepted begin
   ;; the octets that have come; nil once all are passed on
   (input (make-octets +proxy-answer-octets+) :type (or null octets))
-  (input-start 0 :type index)           ; of the octets that are not consumed
-  (input-end 0 :type index))            ; after the last
+  (input-start 0 :type index)           ; where the octets that are not consumed begin
+  (input-end 0 :type index))            ; the end of these octets
 
 (declaim (sb-ext:freeze-type tunnel))
 

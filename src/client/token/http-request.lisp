@@ -3,8 +3,9 @@
 ;;;; client loop does the I/O. The limits for the server are the total time, the length of the head
 ;;;; (the parser's) and the length of the body.
 ;;;;
-;;;; States of an exchange: :connecting → :open → :done. It is settled once, by RESOLVE-FUTURE or
-;;;; REJECT-FUTURE of its future, and its connection is aborted then. Later octets are dropped.
+;;;; States of an exchange: :connecting → :open → :done. An exchange is settled once, by
+;;;; RESOLVE-FUTURE or REJECT-FUTURE of its future, and its connection is aborted then. Later octets
+;;;; are dropped.
 
 (in-package #:clgrpc.token)
 
@@ -13,13 +14,14 @@
 
 (defstruct (exchange (:copier nil))
   "A request and its answer."
-  (future (loop:make-future) :type loop:future :read-only t) ; of the status and the body
-  (http-method "" :type string :read-only t) ; such as GET
-  (request (make-octets 0) :type octets :read-only t) ; head and body
-  (most-octets 0 :type index :read-only t) ; of the answer's body
-  (parser (http1:make-parser :client) :type http1:parser :read-only t) ; of the answer
-  (body (make-buffer :size 1024) :type buffer :read-only t) ; of the answer, so far
-  (connection nil :type (or null loop:connection))) ; set once it is made
+  (future (loop:make-future) :type loop:future :read-only t) ; the future of the status and the body
+  (http-method "" :type string :read-only t) ; the method of the request, such as GET
+  (request (make-octets 0) :type octets :read-only t) ; the octets of the request, head and body
+  (most-octets 0 :type index :read-only t) ; the most octets of the answer's body
+  (parser (http1:make-parser :client) :type http1:parser :read-only t) ; the parser of the answer
+  ;; the part of the answer's body that has arrived
+  (body (make-buffer :size 1024) :type buffer :read-only t)
+  (connection nil :type (or null loop:connection))) ; set once the connection is made
 
 (defmethod print-object ((exchange exchange) stream)
   (print-unreadable-object (exchange stream :type t))) ; it has secrets
@@ -27,10 +29,10 @@
 (defstruct (url (:constructor make-url (text secure host port path)) (:copier nil))
   "The parts of a URL of HTTP."
   (text "" :type string :read-only t)   ; the URL without its path, since a path may be secret
-  (secure nil :type boolean :read-only t) ; by TLS
+  (secure nil :type boolean :read-only t) ; whether the request goes over TLS
   (host "" :type string :read-only t)   ; a name or an address without brackets
-  (port 0 :type (integer 1 65535) :read-only t) ; of the server
-  (path "/" :type string :read-only t)) ; and the query
+  (port 0 :type (integer 1 65535) :read-only t) ; the port of the server
+  (path "/" :type string :read-only t)) ; the path and the query
 
 (defmethod print-object ((url url) stream)
   (print-unreadable-object (url stream :type t)

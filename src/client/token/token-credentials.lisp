@@ -30,15 +30,16 @@ take time.")
 
 (defstruct (kept-token (:constructor make-kept-token (text refresh-ns end-ns)) (:copier nil))
   "A token, until it expires."
-  (text "" :type string :read-only t)   ; itself
+  (text "" :type string :read-only t)   ; the token itself
   (refresh-ns 0 :type integer :read-only t) ; the time from which another token is fetched
-  (end-ns 0 :type integer :read-only t)) ; the time from which it is not sent
+  (end-ns 0 :type integer :read-only t)) ; the time from which the token is not sent
 
 (defmethod print-object ((kept kept-token) stream)
   (print-unreadable-object (kept stream :type t))) ; it is secret
 
 (defclass token-credentials (credentials:call-credentials)
-  ((lock :initform (sb-thread:make-mutex :name "clgrpc token") :reader token-lock) ; of the others
+  ((lock :initform (sb-thread:make-mutex :name "clgrpc token")
+         :reader token-lock)            ; guards the other slots
    (kept :initform nil :accessor token-kept) ; a KEPT-TOKEN, or nil
    ;; futures that the fetch will settle, as keys
    (waiting :initform (make-hash-table :test 'eq) :accessor token-waiting)
@@ -56,9 +57,9 @@ at a time. All channels with the same credentials share it. From any thread."))
   (:documentation "Return a new token of CREDENTIALS, TOKEN-CREDENTIALS, a string of printable
 ASCII, and the seconds, a real, for which it is valid. A third value, seconds, makes the next fetch
 come earlier than the token's life requires. Define a method for your own subclass of
-TOKEN-CREDENTIALS. It is called on a thread of its own and may wait, but not without end. If it
-signals an RPC-ERROR, attempts that wait for the token fail with that error; use :unavailable if
-another attempt may succeed. Any other error becomes :unauthenticated."))
+TOKEN-CREDENTIALS. The method is called on a thread of its own and may wait, but not without end. If
+the method signals an RPC-ERROR, attempts that wait for the token fail with that error; use
+:unavailable if another attempt may succeed. Any other error becomes :unauthenticated."))
 
 (defun wall-now ()
   "The nanoseconds since 1970."
@@ -74,8 +75,8 @@ at the latest if that is not nil."
                      (+ now (seconds-ns (- seconds (min +least-life-seconds+ (/ seconds 12))))))))
 
 (defun check-token (token seconds)
-  "Return TOKEN, which is valid for SECONDS. Signal :unauthenticated if it cannot be a token, or has
-expired."
+  "Return TOKEN, which is valid for SECONDS. Signal :unauthenticated if TOKEN cannot be a token, or
+has expired."
   (flet ((refuse (text &rest arguments)
            (error (status:make-rpc-error :unauthenticated :ended-by :local :sent nil
                                          :message (apply #'format nil text arguments)))))

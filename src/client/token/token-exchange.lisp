@@ -22,7 +22,7 @@ token that does not expire.")
    (parameters :initarg :parameters :reader endpoint-parameters) ; a function that returns an alist
    (headers :initarg :headers :reader endpoint-headers) ; an alist
    (tls :initarg :tls :reader endpoint-tls) ; TLS credentials, or nil
-   (timeout :initarg :timeout :reader endpoint-timeout)) ; seconds
+   (timeout :initarg :timeout :reader endpoint-timeout)) ; how long the request may take, in seconds
   (:documentation "Call credentials with a token from an authorization server; see CLIENT-TOKEN and
 EXCHANGED-TOKEN."))
 
@@ -62,8 +62,9 @@ EXCHANGED-TOKEN."))
         (refuse-answer credentials "answers ~D~@[: ~A~]" status (told-error members)))))
 
 (defun life-member (members)
-  "The life in seconds of the token in MEMBERS; 0 if their expires_in is invalid. So is one of less
-than a second: a token that is never valid for longer would be requested for each call."
+  "The life in seconds of the token in MEMBERS; 0 if their expires_in is invalid. A life of less
+than a second counts as invalid, too: a token that is never valid for longer would be requested for
+each call."
   (let ((member (assoc "expires_in" members :test #'string=)))
     (cond ((null member) +default-life-seconds+)
           ((typep (cdr member) '(real 1)) (rational (min (cdr member) +longest-life-seconds+)))

@@ -9,7 +9,7 @@ read again.")
 
 (defclass file-credentials (token-credentials)
   ((path :initarg :path :reader token-file-path) ; a pathname
-   (seconds :initarg :seconds :reader token-file-seconds)) ; between readings, or nil
+   (seconds :initarg :seconds :reader token-file-seconds)) ; the time between readings, or nil
   (:documentation "Call credentials with a token from a file; see TOKEN-FILE."))
 
 (define-printer (credentials file-credentials)
@@ -18,8 +18,8 @@ read again.")
 (define-keyword-function token-file (path &key seconds)
   "Return call credentials, for :call-credentials of a channel or stub, that send the token in the
 file PATH, a pathname or its text, as `authorization: Bearer TOKEN` (gRFC A97). The file contains
-only the token, 65,535 octets at most, perhaps with blanks and ends of lines around it. It is read
-when a token is first needed, on a thread of its own.
+only the token, 65,535 octets at most, perhaps with blanks and ends of lines around it. The file is
+read when a token is first needed, on a thread of its own.
 SECONDS  a real, 1 or more: the interval at which the file is read again. nil, the default, is for
          JSON Web Tokens: the file is read again 90 seconds before the token's expiry (`exp`), and
          a token without an expiry fails

@@ -52,15 +52,15 @@ KEY-ID, a string, is the member `kid` of its header if it is not nil."
 are dropped.")
 
 (defclass self-signed-credentials (credentials:call-credentials)
-  ((key :initarg :key :reader signer-key) ; PEM
+  ((key :initarg :key :reader signer-key) ; the private key, as PEM
    (what :initarg :what :reader signer-what) ; the name of KEY in errors
-   (password :initarg :password :reader signer-password) ; of KEY, or nil
-   (key-id :initarg :key-id :reader signer-key-id) ; `kid`, or nil
-   (issuer :initarg :issuer :reader signer-issuer) ; `iss`
-   (subject :initarg :subject :reader signer-subject) ; `sub`, or nil
+   (password :initarg :password :reader signer-password) ; the password of KEY, or nil
+   (key-id :initarg :key-id :reader signer-key-id) ; the header `kid`, or nil
+   (issuer :initarg :issuer :reader signer-issuer) ; the claim `iss`
+   (subject :initarg :subject :reader signer-subject) ; the claim `sub`, or nil
    (audience :initarg :audience :reader signer-audience) ; a string, or :service
    (claims :initarg :claims :reader signer-claims) ; an alist
-   (seconds :initarg :seconds :reader signer-seconds) ; of a token's life
+   (seconds :initarg :seconds :reader signer-seconds) ; how many seconds a token lives
    ;; of KEPT
    (lock :initform (sb-thread:make-mutex :name "clgrpc self-signed tokens") :reader signer-lock)
    ;; from audiences to KEPT-TOKENs
