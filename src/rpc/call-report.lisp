@@ -26,9 +26,9 @@ Stages of a handler's call:
 Other entries:
  :TOTAL, from its beginning to its end, or to now;
  :STAGE, the stage that CALL has reached, or had reached when it ended with another status than :ok.
-   It may also be :SEND if the peer does not receive the data to send; :BEGIN if the call's deadline
-   had passed before it waited for anything; :CREDENTIALS if its call credentials have not answered
-   yet, or have failed;
+   The stage may also be :SEND if the peer does not receive the data to send; :BEGIN if the call's
+   deadline had passed before it waited for anything; :CREDENTIALS if its call credentials have not
+   answered yet, or have failed;
  :ATTEMPTS, to connect, for which CALL has waited;
  :MESSAGES-SENT and :MESSAGES-RECEIVED;
  :UNSENT-OCTETS, of messages that the peer has not received;

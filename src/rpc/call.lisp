@@ -17,7 +17,7 @@
   "An RPC at one of its ends. A call made by CALL-ASYNC is also its own future."
   (rpc-method nil :type (or null rpc-method)) ; nil if no such method is known
   (operations (misuse "A call has a transport.") :type operations) ; its transport's
-  (deadline 0 :type deadline)           ; in ns of its loop's clock; 0 without a deadline
+  (deadline 0 :type deadline)           ; in ns of the loop's clock; 0 without a deadline
   (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it has arrived
   (status nil :type symbol)             ; a keyword once the call has ended
   (half-closed nil :type boolean)       ; the peer's last message has been queued
@@ -403,7 +403,7 @@ filter."
 
 (define-hot put-received ((call call) message (first boolean)) null
   "Add MESSAGE, which is not charged, to the messages that the receiving thread has taken out of
-CALL's queue: before them if FIRST is true, else after them. Only by that thread."
+CALL's queue: before them if FIRST is true, else after them. Only by the thread that receives."
   (let* ((inbound (ensure-inbound call))
          (received (inbound-received inbound))
          (batch (make-batch :item message)))
@@ -416,8 +416,9 @@ CALL's queue: before them if FIRST is true, else after them. Only by that thread
   nil)
 
 (define-hot pop-incoming ((call call)) t
-  "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If its octets
-are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the receiving thread."
+  "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If the item's
+octets are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the receiving
+thread."
   (let* ((inbound (call-inbound call))
          (batch (and inbound (oldest-batch inbound))))
     (when batch

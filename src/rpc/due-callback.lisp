@@ -33,8 +33,8 @@ again when there is room."
   nil)
 
 (define-hot due-callback ((call call) (callbacks callbacks) (over boolean)) (or null function)
-  "The callback of CALL, other than that for messages, that must run next. If OVER is false, that is
-the callback for room or none: the others wait for the last message or for the end of CALL."
+  "The callback of CALL, other than the callback for messages, that must run next. If OVER is false,
+that is the callback for room or none: the others wait for the last message or for the end of CALL."
   (cond ((not over) (due-on-writable call callbacks))
         ((and (callbacks-on-half-close callbacks) (all-received-p call))
          (shiftf (callbacks-on-half-close callbacks) nil))

@@ -1,6 +1,6 @@
 ;;;; Errors in user code, above all in handlers: how they end the call, the log, and the debugger
-;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves it;
-;;;; only an interrupt from the keyboard and the end of the thread do.
+;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves the
+;;;; code here; only an interrupt from the keyboard and the end of the thread do.
 ;;;;
 ;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
 ;;;; An RPC-ERROR of another call, one that the handler has made, is an error like any other, since
@@ -102,10 +102,10 @@ code has ended with. Return ERROR."
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
 RETRY-HANDLER is chosen in the debugger. A timeout of SB-EXT:WITH-TIMEOUT that BODY does not handle
 may be meant for the code around this form, such as a user's code that waits for CALL. So
-PASS-TIMEOUT, the name of a function or a lambda form, is called with that timeout. If that returns,
-the timeout is an error in BODY. A lambda form crosses to other condition handlers than those around
-this, so it is also called with a timeout that code within BODY passes on. The timeout may also come
-while an error is written to the log."
+PASS-TIMEOUT, the name of a function or a lambda form, is called with that timeout. If the handling
+returns, the timeout is an error in BODY. A lambda form crosses to other condition handlers than
+those around this, so it is also called with a timeout that code within BODY passes on. The timeout
+may also come while an error is written to the log."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
         (outcome (gensym "OUTCOME")))
     `(flet ((,function () ,@body))

@@ -2,8 +2,8 @@
 ;;;; around its handlers, on the handlers' threads; a channel's around its stubs, on the caller's
 ;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (messaging.lisp) show
 ;;;; them the messages of streams, and the ends of calls that outlive their handler or stub.
-;;;; CALL-VALUE (call-value.lisp) carries their results to handlers. Interceptors of attempts are in
-;;;; attempt/attempt-view.lisp.
+;;;; CALL-VALUE (call-value.lisp) carries the results of interceptors to handlers. Interceptors of
+;;;; attempts are in attempt/attempt-view.lisp.
 ;;;;
 ;;;; In the list of interceptors, those for some methods only are a list of their own, whose first
 ;;;; element is the service or method that they are for.

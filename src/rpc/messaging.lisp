@@ -1,11 +1,11 @@
 ;;;; The functions of calls for users, over any transport: SEND, RECEIVE, metadata, cancellation,
-;;;; and the reactive style: callbacks on the call's loop. All of them use the call's OPERATIONS.
-;;;; Messages pass the filters of interceptors here.
+;;;; and the reactive style: callbacks on the call's loop. All functions here use the call's
+;;;; OPERATIONS. Messages pass the filters of interceptors here.
 
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing :inline t) ((call call) message) t
-  "MESSAGE after the filter of CALL's outgoing messages. Signal MISUSE if that is not of the type
+  "MESSAGE after the filter of CALL's outgoing messages. Signal MISUSE if MESSAGE is not of the type
 that CALL's method sends."
   (let* ((outbound (call-outbound call))
          (method (call-rpc-method call))
@@ -16,7 +16,7 @@ that CALL's method sends."
 
 (declaim (inline check-call))
 (defun check-call (thing)
-  "Return THING. Signal MISUSE unless it is a call."
+  "Return THING. Signal MISUSE unless THING is a call."
   (if (typep thing 'call)
       thing
       (misuse "~S is not a call. A handler has its call in the keyword argument CALL. The stub of ~
@@ -64,7 +64,8 @@ for a handler's call. From any thread."
   "Return the next message of CALL, or nil after the last one. Wait until a message arrives. On a
 client, signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler,
 signal it once the call was cancelled or its deadline passed. Only one thread at a time may receive
-on a call. Signal MISUSE after ON-MESSAGE. Never call it on a loop's thread while no message waits."
+on a call. Signal MISUSE after ON-MESSAGE. Never call RECEIVE on a loop's thread while no message
+waits."
   (check-call call)
   (check-receiver call)
   (operate receive call))

@@ -16,8 +16,8 @@
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defstruct (observation (:copier nil))
     "A row of the table: an event that observers receive."
-    (name nil :type symbol)             ; of the event
-    (lambda-list '() :type list)        ; of the observer's function
+    (name nil :type symbol)             ; the name of the event
+    (lambda-list '() :type list)        ; the lambda list of the observer's function
     (tracer nil :type (or null keyword)) ; while this tracer is on, the tracers get the event too
     (text "" :type string))             ; when the event happens
 
@@ -148,10 +148,10 @@ encoding) and :half-closed (call), for logs of the contents of calls; :connectio
 :connection-ended (peer reason); :subchannel-connected (peer), :subchannel-disconnected (peer
 error), :subchannel-failed (reason) and :weights-updated (weights stale fallback), of channels;
 :refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
-the loop or, for calls within the image, on the thread that makes or handles the call. They must not
-wait; an error in one of them goes to the log. Signal MISUSE for any other name, and for a value
-that is neither a function nor nil. With :trusted t the caller promises that the functions signal no
-errors, and no handlers are established. From any thread."
+the loop or, for calls within the image, on the thread that makes or handles the call. The functions
+must not wait; an error in one of them goes to the log. Signal MISUSE for any other name, and for a
+value that is neither a function nor nil. With :trusted t the caller promises that the functions
+signal no errors, and no handlers are established. From any thread."
   (when (getf functions :trusted)
     (return-from make-observer
       (apply #'%make-observer (loop for (name function) on functions by #'cddr

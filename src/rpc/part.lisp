@@ -28,18 +28,18 @@ messages is limited too.")
   "The threads that wait for a call: they sleep on its futex."
   (ringing nil :type boolean)           ; the loop's: the sleepers wake when the turn ends
   (sleepers 0 :type sb-ext:word)        ; threads that sleep here or are about to; atomic
-  (futex (os:make-futex) :type os:futex)) ; on which these threads sleep
+  (futex (os:make-futex) :type os:futex)) ; the futex on which these threads sleep
 
 (declaim (sb-ext:freeze-type wait-queue))
 
 (defstruct (outcome (:copier nil))
   "The end of a call. A call that ended with :ok and without text or details has no outcome."
   (message "" :type string)             ; the text of the status
-  (details nil :type (or null octets))  ; of grpc-status-details-bin
+  (details nil :type (or null octets))  ; the value of grpc-status-details-bin
   (ended-by :peer :type symbol)         ; see RPC-ERROR-ENDED-BY
   (cause nil)                           ; the frame, code or errno that caused the end, or nil
   (sent t)                              ; false if the request certainly never reached the peer
-  (stage nil :type symbol)              ; of the call when it ended, see CALL-STAGE
+  (stage nil :type symbol)              ; the stage of the call when it ended, see CALL-STAGE
   (last-error nil :type (or null string)) ; the last failure in that stage
   (unsent 0 :type index))               ; octets that the peer had not received
 
@@ -56,7 +56,7 @@ messages is limited too.")
   (received nil :type (or null batch))  ; the receiving thread's: oldest first
   (queued-octets 0 :type sb-ext:word)   ; the charge of all batches in the queue; atomic
   (batch nil :type (or null batch))     ; the loop's: short messages of a read, not queued yet
-  (filter nil :type (or null function))) ; of interceptors: see FILTER-MESSAGES
+  (filter nil :type (or null function))) ; the function of FILTER-MESSAGES that interceptors gave
 
 (defstruct (outbound (:copier nil))
   "The outgoing side of a call."
@@ -71,28 +71,29 @@ runs."
   (on-half-close nil :type (or null function)) ; see ON-HALF-CLOSE
   (on-cancel nil :type (or null function)) ; see ON-CANCEL
   (on-writable nil :type (or null function)) ; see ON-WRITABLE
-  (on-ended '() :type list))            ; functions; see ON-END
+  (on-ended '() :type list))            ; functions of ON-END
 
 (defconstant +most-failed-attempts+ 32
   "The most failed attempts of a call that are remembered.")
 
 (defstruct (ending (:copier nil))
   "How a call ended, or will end."
-  (attempts 0 :type index)              ; of a client's call that is retried: how many have begun
+  (attempts 0 :type index) ; of a client's call that is retried: how many attempts have begun
   (failed '() :type list)               ; the elements of FAILED-ATTEMPTS, the newest first
   (outcome nil :type (or null outcome)) ; nil for :ok without text and details
   (trailers '() :type list)             ; a handler's: to be sent, an alist
-  (trailer-fields #() :type simple-vector)) ; from the peer, in the form of the transport
+  ;; the trailer fields from the peer, in the form of the transport
+  (trailer-fields #() :type simple-vector))
 
 (defstruct (own-options (:copier nil))
   "The settings that the user of a call has made."
-  (metadata '() :type list)             ; to be sent with the headers, an alist
+  (metadata '() :type list)             ; metadata to send with the headers, an alist
   (send-limit nil :type (or null index)) ; the most octets of a request, if not the channel's limit
   (receive-limit nil :type (or null index))) ; the most octets of a response, likewise
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."
-  (wait-queue nil :type (or null wait-queue)) ; for threads that wait for the call
+  (wait-queue nil :type (or null wait-queue)) ; the wait queue for threads that wait for the call
   (inbound nil :type (or null inbound)) ; the incoming messages
   (outbound nil :type (or null outbound)) ; the outgoing messages
   (callbacks nil :type (or null callbacks)) ; the callbacks of the user

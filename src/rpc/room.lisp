@@ -1,6 +1,6 @@
 ;;;; Room for long messages. Before a thread encodes or decodes a long message it gets a promise for
-;;;; octets of the heap (base/memory/heap.lisp). Without a promise it waits, at most for the option
-;;;; room-wait-seconds; then the call ends with :resource-exhausted.
+;;;; octets of the heap (base/memory/heap.lisp). Without a promise the thread waits, at most for the
+;;;; option room-wait-seconds; then the call ends with :resource-exhausted.
 ;;;;
 ;;;; One of the threads that wait has the turn, **ROOM-TURN**. That thread checks for room again and
 ;;;; again, and collects garbage if the heap has none; the others wait for their turn. If the heap
@@ -17,7 +17,7 @@
 (in-package #:clgrpc.rpc)
 
 (defconstant +long-octets+ 65536
-  "Longer messages need a promise of room. Shorter ones are bounded by the number of calls.")
+  "Longer messages need a promise of room. Shorter messages are bounded by the number of calls.")
 
 (defconstant +room-look-ns+ 4000000
   "The interval, in nanoseconds, at which the thread that has the turn looks for room.")
@@ -70,7 +70,7 @@ has passed."
 (defun call-promised (held function)
   "Call FUNCTION, user code that makes an answer. The first of the list HELD is the number of octets
 promised for that. While this thread waits for room for another message, such as a request that it
-decodes, it is 0 and nothing is promised. It remains 0 if there is no room afterwards."
+decodes, it is 0 and nothing is promised. The promise remains 0 if there is no room afterwards."
   (let ((octets (first held)))
     (loop:call-releasing
      (lambda () (settle-octets (shiftf (first held) 0)))

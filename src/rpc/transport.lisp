@@ -9,13 +9,13 @@
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defstruct (contract-row (:copier nil))
     "One operation of the contract."
-    (name nil :type symbol)             ; of the operation
-    (lambda-list '() :type list)        ; of required parameters, the call first
-    (thread :any :type (member :any :loop :receiver)) ; the thread on which it is called
+    (name nil :type symbol)             ; the name of the operation
+    (lambda-list '() :type list)        ; the lambda list of required parameters, the call first
+    (thread :any :type (member :any :loop :receiver)) ; the thread on which the operation is called
     (end nil :type (member nil :client :server)) ; the end that has it; nil for both
     ;; a form for the function; nil if each transport must give one
     (default nil)
-    (text "" :type string))             ; what it does
+    (text "" :type string))             ; what the operation does
 
   (defvar *contract* '() "The CONTRACT-ROWs, in the order of the table.")
 

@@ -9,7 +9,7 @@
 (defstruct (verdict-row (:copier nil))
   "A row of the table."
   (name nil :type keyword)              ; the name by which code refers to it
-  (status nil :type keyword)            ; that the call ends with
+  (status nil :type keyword)            ; the status that the call ends with
   (text "" :type string))               ; a format control, if the verdict has arguments
 
 (defglobal **verdicts** (vector))
@@ -67,10 +67,10 @@
   (:callback-left :internal "callback left by a non-local exit"))
 
 (defun verdict (name &rest arguments)
-  "The status and the text of the verdict NAME, a keyword. ARGUMENTS are those of its text, a format
-control. A string among them may come from a peer, so only its first 120 characters are shown: HPACK
-lets the peer repeat that string at the cost of one octet, and each of its characters may have to be
-escaped."
+  "The status and the text of the verdict NAME, a keyword. ARGUMENTS are the arguments of the
+verdict's text, a format control. A string among them may come from a peer, so only its first 120
+characters are shown: HPACK lets the peer repeat that string at the cost of one octet, and each of
+its characters may have to be escaped."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is not a verdict." name))))
     (values (verdict-row-status row)

@@ -34,7 +34,8 @@ charged with four times its octets, and in addition with the memory of the messa
                              &optional (keep boolean nil) (decode (or null function) nil))
     null
   "The operation DELIVER of methods that take one message. If KEEP is true, the handler's thread
-decodes the request. DECODE, if not nil, is the function that decodes it, as for WIRE:TAKE-SINGLE."
+decodes the request. DECODE, if not nil, is the function that decodes the request, as for
+WIRE:TAKE-SINGLE."
   (cond ((call-status call))            ; an observer of the message has ended the call
         ((or (server-call-request call) (server-call-undecoded call))
          (rpc:abort-as call (rpc:violation call 2 nil)))

@@ -44,8 +44,8 @@ true if VALUE names a codec that does not exist, but may."
   "The :path of LIST, the headers of a request."
   (hpack:field-value-string (hpack:find-field list ":path")))
 
-(defun take-request-codec (request)
-  "Replace the route of REQUEST by that of its method in the codec that the content type names.
+(defun take-codec (request)
+  "Replace the route of REQUEST by the route of its method in the codec that the content type names.
 Reject the request if the method's messages are raw or already have a codec."
   (let* ((codec (request-codec request))
          (route (request-route request))
@@ -168,8 +168,8 @@ block, LIST remembers the REQUEST."
              (request request)
              (route (or null server-route)))
     server-call
-  "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count it, give it its compression,
-and return it. A plain request is not counted among the calls."
+  "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count the call, give it its
+compression, and return it. A plain request is not counted among the calls."
   (count-call link server-loop)
   (let* ((now (loop:event-loop-now (server-link-loop link)))
          (method (and route (route-method route)))
@@ -208,8 +208,8 @@ fields."
 
 (define-hot room-for-call-p
             ((server-loop server-loop) (link server-link) (call server-call) (charge index)) boolean
-  "Charge LINK with CHARGE octets for the header list of CALL. If that exceeds a limit, end CALL and
-return false."
+  "Charge LINK with CHARGE octets for the header list of CALL. If the octets exceed a limit, end
+CALL and return false."
   (or (zerop charge)
       (wire:hold call charge t)
       (progn (complain server-loop :max-held-octets (link-peer-name link))

@@ -1,7 +1,7 @@
 ;;;; The end of the connections of a server that stops (RFC 9113 section 6.8):
 ;;;;
 ;;;; 1. A first GOAWAY, with the largest identifier, asks the peer to begin no more calls. A PING
-;;;;    follows it.
+;;;;    follows the GOAWAY.
 ;;;; 2. The answer to the PING shows that the peer has seen the GOAWAY, so no further request is on
 ;;;;    its way. A second GOAWAY names the last call.
 ;;;; 3. When the last call has ended the connection is closed.

@@ -164,7 +164,7 @@ cannot be decoded. In user code."
          :thread (sb-thread:thread-name sb-thread:*current-thread*) plist))
 
 (define-hot run-handler ((call server-call)) t
-  "Run CALL's handler. Return its value, or the RPC-ERROR that ended it."
+  "Run CALL's handler. Return the handler's value, or the RPC-ERROR that ended the handler."
   (when (tracing-p :server) (tell-handler call :handler-begun))
   (let* ((route (server-call-route call))
          (request nil)
@@ -345,7 +345,7 @@ the handler. On the loop."
 
 (defun note-not-sent (call value)
   "If VALUE, the value of CALL's handler, is a message or a list of messages, log once for the
-method that such values are not sent. They are not sent, and nothing else was."
+method that such values are not sent. The values are not sent, and nothing else was."
   (let ((message (if (consp value) (first value) value))
         (method (call-rpc-method call)))
     (when (and (protobuf:message-p message)

@@ -1,7 +1,8 @@
 ;;;; A new connection: ALPN or its first octets decide its protocol
-;;;; (http/exchange/http-version.lisp), before it has a core of HTTP/2 or a parser of HTTP/1.1. Its
-;;;; permit and its limits do not depend on the protocol. HTTP/2 loses no time by this, since it
-;;;; gets the first octets in the same read. HTTP/2 also answers connections that speak neither.
+;;;; (http/exchange/http-version.lisp), before it has a core of HTTP/2 or a parser of HTTP/1.1. The
+;;;; connection's permit and limits do not depend on the protocol. HTTP/2 loses no time by this,
+;;;; since it gets the first octets in the same read. HTTP/2 also answers connections that speak
+;;;; neither protocol.
 
 (in-package #:clgrpc.server)
 

@@ -2,16 +2,16 @@
 ;;;; registered by name; a server uses only its function that gets the routes and returns a CLAIMER.
 ;;;; For a request whose content type is not gRPC's, the server calls its claimers in order. A
 ;;;; claimer returns nil if the request is not its own, or a PLAIN-ANSWER that answers it, or a
-;;;; CLAIM. With a claim the request becomes a call by the claim's route. It has everything that
-;;;; calls have: limits, deadline, interceptors, observers, drain (claimed.lisp). The claim holds
-;;;; the differences from a gRPC call: the operations of the call, and a PROTOCOL-HANDLER, functions
-;;;; of the protocol that the code of dispatch and answers calls.
+;;;; CLAIM. With a claim the request becomes a call by the claim's route. The call has everything
+;;;; that calls have: limits, deadline, interceptors, observers, drain (claimed.lisp). The claim
+;;;; holds the differences from a gRPC call: the operations of the call, and a PROTOCOL-HANDLER,
+;;;; functions of the protocol that the code of dispatch and answers calls.
 
 (in-package #:clgrpc.server)
 
 (defstruct (protocol (:copier nil))
   "A protocol beside gRPC."
-  (name nil :type keyword :read-only t) ; in :PROTOCOLS of START-SERVER
+  (name nil :type keyword :read-only t) ; its name in :PROTOCOLS of START-SERVER
   ;; (server table): return a CLAIMER for SERVER, whose routes are those of TABLE; signal MISUSE if
   ;; its services cannot be served so. Called when a server starts and when a service is redefined
   (prepare nil :type function :read-only t)
@@ -22,7 +22,7 @@
 (defstruct (protocol-handler (:copier nil))
   "The functions of a protocol for its calls, in addition to their operations. All functions but
 POST-REPLY run on the loop. Protocols include this structure."
-  (name nil :type keyword :read-only t) ; of the protocol, for observers
+  (name nil :type keyword :read-only t) ; the name of the protocol, for observers
   ;; (call octets start end last): more of the request's body, valid only during the call; LAST if
   ;; the body is whole with it
   (receive nil :type function :read-only t)
@@ -36,15 +36,16 @@ POST-REPLY run on the loop. Protocols include this structure."
   (writable nil :type function :read-only t)) ; (call): over HTTP/1.1 the peer has taken output
 
 (defstruct (claim (:copier nil))
-  "The result of a protocol for the head of a request. It is immutable, and kept with the head for
-requests that repeat it. Protocols include this structure."
-  (handler nil :type protocol-handler :read-only t) ; of the protocol
-  (operations nil :type rpc:operations :read-only t) ; of the call
+  "The result of a protocol for the head of a request. A claim is immutable, and kept with the head
+for requests that repeat it. Protocols include this structure."
+  (handler nil :type protocol-handler :read-only t) ; the handler of the protocol
+  (operations nil :type rpc:operations :read-only t) ; the operations of the call
   (route nil :type (or null server-route) :read-only t) ; nil with a rejection only
   (fields #() :type simple-vector :read-only t) ; the metadata, HPACK's fields
-  (http-method "POST" :type string :read-only t) ; of the request
-  (timeout nil :type (or null (unsigned-byte 62)) :read-only t) ; nanoseconds
-  (incoming nil :type (or null encoding:encoding) :read-only t) ; of compressed messages
+  (http-method "POST" :type string :read-only t) ; the method of the HTTP request
+  (timeout nil :type (or null (unsigned-byte 62)) :read-only t) ; the time-out in nanoseconds
+  ;; the encoding of compressed messages, or nil
+  (incoming nil :type (or null encoding:encoding) :read-only t)
   (accepted '() :type list :read-only t) ; the encodings that the client can read
   (rejection '() :type list :read-only t)) ; a status and a text if the request cannot become a call
 

@@ -1,5 +1,5 @@
-;;;; A server loop: the state of one loop of a server. It owns the loop's links; only the loop
-;;;; touches it.
+;;;; A server loop: the state of one loop of a server. The server loop owns the loop's links; only
+;;;; the loop touches it.
 
 (in-package #:clgrpc.server)
 
@@ -13,22 +13,24 @@
   (routes nil :type route-table)        ; swapped when a service is defined again
   ;; the shared data of plain requests, if the server has handlers for them
   (http nil :type (or null exchange:http-loop))
-  (claimers '() :type list)             ; of protocols beside gRPC, see protocol.lisp; as ROUTES
-  (encoding nil :type (or null encoding:encoding)) ; of answers, by default
+  ;; the claimers of protocols other than gRPC, see protocol.lisp; as ROUTES
+  (claimers '() :type list)
+  ;; the encoding of answers, unless a call has another
+  (encoding nil :type (or null encoding:encoding))
   ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (begun 0 :type (unsigned-byte 62))    ; how many calls have begun
-  (calls 0 :type (unsigned-byte 62))    ; how many have ended
-  (failed 0 :type (unsigned-byte 62))   ; how many of these ended with another status than :ok
+  (calls 0 :type (unsigned-byte 62))    ; how many calls have ended
+  (failed 0 :type (unsigned-byte 62))   ; how many calls ended with another status than :ok
   (call-ns 0 :type (unsigned-byte 62))  ; when the last call began; 0 if none has
   (open 0 :type fixnum)                 ; how many calls are under way, plain requests included
-  (max-open 0 :type fixnum)             ; how many may be
-  (request (make-request) :type request) ; for headers that no peer repeats
+  (max-open 0 :type fixnum)             ; how many calls may be under way
+  (request (make-request) :type request) ; a request object for headers that no peer repeats
   ;; the places of calls that wait for room, see reply-room.lisp
   (room-waiters (make-ring) :type ring)
   (probe nil :type (or null wire-call)) ; the one of the waiting calls that has begun without room
   (room-timer nil :type (or null timer)) ; when to look for room again
-  (pool (http2:make-pool) :type http2:pool)) ; shared by the connections
+  (pool (http2:make-pool) :type http2:pool)) ; the pool of streams, shared by the connections
 
 (declaim (sb-ext:freeze-type server-loop))
 

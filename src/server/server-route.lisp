@@ -6,7 +6,7 @@
 
 (defstruct (server-route (:include route) (:conc-name route-) (:copier nil))
   "The route of a path of a server."
-  (execution :auto :type (member :inline :blocking :auto)) ; where its handler runs
+  (execution :auto :type (member :inline :blocking :auto)) ; where the route's handler runs
   ;; with :auto: its handler has overstayed, or has waited while others were due
   (blocks nil :type (member nil t :waits))
   (quick 0 :type fixnum)                ; how many calls in a row have been quick since
@@ -33,7 +33,8 @@ message that is sent."
             value)))))
 
 (defun code-answers (route)
-  "Return ROUTE, a new one. If its method has a codec, add the interceptor that encodes answers."
+  "Return ROUTE, a new one. If the route's method has a codec, add the interceptor that encodes
+answers."
   (let ((method (route-method route)))
     (when (and method (method:rpc-method-codec method))
       (push (coding-interceptor method) (route-interceptors route)))
@@ -70,7 +71,8 @@ EXECUTION, the argument of START-SERVER."
         (push (cons codec coded) (route-coded route))
         coded)))
 
-;;; Which methods block. The slots for that are hints, which several threads set without a lock.
+;;; Which methods block. The slots for quick and late handlers are hints, which several threads set
+;;; without a lock.
 
 (defconstant +quick-ns+ 100000
   "A handler that returns within this time, in nanoseconds, does not block.")

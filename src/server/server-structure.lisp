@@ -7,30 +7,33 @@
   "The servers that have not stopped, a registry.")
 
 (defclass wire-server (server)
-  ((credentials :initarg :credentials :reader server-credentials) ; for TLS, or nil
-   (server-loops :initform '() :accessor server-loops) ; one for each loop
-   (listeners :initform '() :accessor server-listeners) ; one for each address
-   (execution :initarg :execution :reader server-execution) ; as in START-SERVER
+  ((credentials :initarg :credentials :reader server-credentials) ; the credentials for TLS, or nil
+   (server-loops :initform '() :accessor server-loops) ; one SERVER-LOOP for each loop
+   (listeners :initform '() :accessor server-listeners) ; one listener for each address
+   ;; the argument :EXECUTION of START-SERVER
+   (execution :initarg :execution :reader server-execution)
   ;; beside gRPC, a list
   (protocols :initarg :protocols :initform '() :reader server-protocols)
   ;; the origins of web pages that may call, see START-SERVER
   (origins :initarg :origins :initform '() :reader server-origins)
-  (claimers :initform '() :accessor server-claimers) ; of PROTOCOLS, for the services as they are
-  (router :initform nil :accessor server-router) ; of plain requests, or nil
+  ;; the claimers of PROTOCOLS, for the services as they are
+  (claimers :initform '() :accessor server-claimers)
+  (router :initform nil :accessor server-router) ; the router of plain requests, or nil
    (loop-count :initarg :loop-count :reader server-loop-count) ; the number of its loops
    ;; of the octets that all links hold
    (account :initform (make-account **process-account**) :reader server-account)
-   (admission :accessor server-admission) ; of the peers: see admission.lisp
+   (admission :accessor server-admission) ; admits connections of peers: see admission.lisp
    ;; a list of T while it has been asked to give way, else of NIL
    (asked-to-give-way :initform (list nil) :reader server-asked-to-give-way)
    (refusals :accessor server-refusals) ; its refusals that are not logged yet
-   (encoding :initarg :encoding :reader server-encoding) ; of answers, by default
+   ;; the encoding of answers, unless a call has another
+   (encoding :initarg :encoding :reader server-encoding)
    ;; its number and its events
    (channel-trace :initarg :channel-trace :reader server-channel-trace)
    (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
    ;; of CALL-BEFORE-STOP; the lock's
    (stop-functions :initform '() :accessor server-stop-functions)
-   ;; of the routes, the state and STOP-FUNCTIONS
+   ;; guards the routes, the state and STOP-FUNCTIONS
    (routes-lock :initform (sb-thread:make-mutex :name "clgrpc server routes")
                 :reader server-routes-lock)
    (watcher :initform nil :accessor server-watcher) ; a function that ends WATCH-SERVICES
@@ -57,11 +60,12 @@ listeners.")
   "A connection of a server's."
   (posted 0 :type sb-ext:word)          ; octets of answers on their way to the loop; atomic
   (place 0 :type index)                 ; its place among the links of its server loop
-  (permit nil)                          ; of admission.lisp: its place among the connections
-  (peer-view nil)                       ; of admission.lisp: its peer, as its server loop sees it
+  (permit nil)                          ; its place among the connections: see admission.lisp
+  (peer-view nil)                       ; its peer, as its server loop sees it: see admission.lisp
   ;; the timer that ends the wait for its first octets
   (opening nil :type (or null timer))
   (queries-due 0 :type nanoseconds)     ; when TAKE-QUERY-OCTETS allows the whole burst again
-  (http1 nil :type (or null exchange:http1-connection))) ; the state of HTTP/1.1, if it speaks that
+  ;; the state of HTTP/1.1, if the link speaks that
+  (http1 nil :type (or null exchange:http1-connection)))
 
 (declaim (sb-ext:freeze-type server-link))

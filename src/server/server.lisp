@@ -22,7 +22,7 @@
                       (apply #'format nil text arguments)))
 
 (defun checked-server (thing)
-  "THING. Signal MISUSE unless it is a server."
+  "THING. Signal MISUSE unless THING is a server."
   (if (typep thing 'server)
       thing
       (misuse "~S is not a server, such as the value of START-SERVER." thing)))
@@ -64,7 +64,7 @@ on its thread. Users may define methods for their service classes; by default no
 (defgeneric note-server-stopping (service server)
   (:documentation "Called for each service of SERVER by STOP-SERVER, before the calls under way are
 given time to end, on its thread. Users may define methods for their service classes; by default
-nothing happens. A method ends calls that would not end by themselves. It must not wait.")
+nothing happens. A method ends calls that would not end by themselves. A method must not wait.")
   (:method (service server) (declare (ignore service server))))
 
 (defgeneric min-ping-seconds (service)
@@ -132,12 +132,12 @@ HTTP          a handler or a list of handlers, see HTTP-HANDLER, for requests th
               each handler is for its path
 FALLBACK      answers other requests that are not gRPC: a function (http-method path headers body)
               of two strings, an alist of strings, and octets, :max-fallback-body-octets at most.
-              It returns an HTTP status, an alist of headers, and a body: a string, octets or nil.
-              It runs as handlers do, on the thread that EXECUTION requires unless that is an alist.
-              After an error in it the answer is 500, and the error goes to the log; after FAIL it
-              is the closest HTTP status. With FALLBACK or HTTP, the server speaks HTTP/1.1 on the
-              same addresses (see the option :http1). Without both, it answers such requests with
-              415 or 405
+              The fallback returns an HTTP status, an alist of headers, and a body: a string, octets
+              or nil. The fallback runs as handlers do, on the thread that EXECUTION requires unless
+              that is an alist. After an error in the fallback the answer is 500, and the error goes
+              to the log; after FAIL it is the closest HTTP status. With FALLBACK or HTTP, the
+              server speaks HTTP/1.1 on the same addresses (see the option :http1). Without both, it
+              answers such requests with 415 or 405
 PROTOCOLS     a list of keywords, the protocols for calls beside gRPC, which is always served; on
               the same addresses, over HTTP/1.1 and HTTP/2
 ORIGINS       the origins whose web pages may call by these protocols from another origin (CORS):
@@ -370,11 +370,11 @@ connections have not ended."
 
 (defun call-before-stop (server function)
   "Make STOP-SERVER call FUNCTION first, while SERVER still accepts calls, on the thread of
-STOP-SERVER; even if other such functions run already. Its argument is the number of seconds that
-running calls will have. FUNCTION should remove SERVER from registries and load balancers, and may
-block for a part of these seconds. It returns nil, or a function without arguments to be called when
-SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not run, or
-FUNCTION takes no argument. From any thread."
+STOP-SERVER; even if other such functions run already. FUNCTION's argument is the number of seconds
+that running calls will have. FUNCTION should remove SERVER from registries and load balancers, and
+may block for a part of these seconds. FUNCTION returns nil, or a function without arguments to be
+called when SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not
+run, or FUNCTION takes no argument. From any thread."
   (check-arity function '(seconds) "The function of CALL-BEFORE-STOP")
   (sb-thread:with-mutex ((server-routes-lock (checked-server server)))
     (unless (member (server-state server) '(:starting :serving))

@@ -1,5 +1,5 @@
-;;;; The status message, percent-encoded in grpc-message (gRPC over HTTP/2, "Status-Message"). Its
-;;;; decoding is in client/attempts/status-mapping.lisp.
+;;;; The status message, percent-encoded in grpc-message (gRPC over HTTP/2, "Status-Message"). The
+;;;; decoding of the message is in client/attempts/status-mapping.lisp.
 
 (in-package #:clgrpc.server)
 
@@ -54,8 +54,8 @@ has room for an ellipsis after it."
 
 (defun encode-status-message (message &optional (limit (ash 1 40)))
   "Return the octets of grpc-message for the string MESSAGE. If these would be more than LIMIT,
-encode only the beginning of MESSAGE and an ellipsis. Blanks at its ends are escaped as well, since
-HTTP/2 allows none there (RFC 9113 section 8.2.1)."
+encode only the beginning of MESSAGE and an ellipsis. Blanks at the message's ends are escaped as
+well, since HTTP/2 allows none there (RFC 9113 section 8.2.1)."
   (let ((message (coerce message 'simple-string)))
     (multiple-value-bind (end size cut) (status-message-end message limit)
       (let ((octets (make-octets (if (and cut (plusp end)) (+ size 3) size)))

@@ -1,5 +1,5 @@
-;;;; Callbacks of calls on the wire. They run after all connections of the turn were read, never
-;;;; within the protocol core, and with the baton lent.
+;;;; Callbacks of calls on the wire. The callbacks run after all connections of the turn were read,
+;;;; never within the protocol core, and with the baton lent.
 
 (in-package #:clgrpc.wire)
 
@@ -53,8 +53,8 @@ loop any more: let the loop continue with CALL."
                (wire-schedule call))))
 
 (defconstant +messages-at-once+ 16
-  "The most messages that a callback gets for one lending of the baton. They are few, so that the
-watchdog does not mistake many quick calls of the callback for one that takes too long.")
+  "The most messages that a callback gets for one lending of the baton. The messages are few, so
+that the watchdog does not mistake many quick calls of the callback for one that takes too long.")
 
 (define-hot run-with-messages ((call wire-call) (callbacks wire-callbacks)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
@@ -73,7 +73,7 @@ RUN-CALLBACK."
 
 ;;; A server charges a connection with each thread in which a callback has lost the loop. The thread
 ;;; that takes the loop over adds the charge, and the thread that returns from the callback removes
-;;; it. This happens in either order, so both threads hold the lock of the reserve.
+;;; it. The two events come in either order, so both threads hold the lock of the reserve.
 
 (defun late-callback-p (call)
   "True if what has lost the loop of CALL is a callback of CALL, which runs or has just returned."
@@ -84,7 +84,7 @@ RUN-CALLBACK."
 
 (defun note-callback-charge (call charged)
   "Note that the callback of CALL that has lost the loop is CHARGED or, with nil, that it has
-returned. Return true if that changes the charge."
+returned. Return true if the charge changes."
   (let ((callbacks (call-wire-callbacks call)))
     (if charged
         (when (eq :running (wire-callbacks-scheduled callbacks))

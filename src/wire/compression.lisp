@@ -199,8 +199,8 @@ OS:INFLATE-OCTETS. In user code."
   "The compression of a call: OUTGOING is the encoding of our messages, INCOMING that of the peer's
 compressed messages. ARRIVING is true if the message being delivered is compressed, RECEIVED if the
 message decoded last was. FAILURE says why a message could not be decompressed."
-  (outgoing nil :type (or null encoding)) ; of our messages, or nil
-  (incoming nil :type (or null encoding)) ; of the peer's messages, or nil
+  (outgoing nil :type (or null encoding)) ; the encoding of our messages, or nil
+  (incoming nil :type (or null encoding)) ; the encoding of the peer's messages, or nil
   (arriving nil :type boolean)          ; the loop's
   (received nil :type boolean)          ; the receiving thread's
   ;; an outcome of OS:INFLATE-OCTETS other than :ok, with which a message has ended the call, or nil

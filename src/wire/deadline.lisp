@@ -1,4 +1,5 @@
-;;;; The timers of a call: its deadline, and those of AFTER. All stop at its end.
+;;;; The timers of a call: its deadline, and those of AFTER. All these timers stop at the call's
+;;;; end.
 
 (in-package #:clgrpc.wire)
 

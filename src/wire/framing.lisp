@@ -4,9 +4,9 @@
 ;;;; is put together in a PARTIAL, which grows as octets arrive, whatever length the peer claims.
 ;;;;
 ;;;; A long message, to be sent or received, is a BYTE-BUFFER: octets of the image's store with an
-;;;; end. It has one owner at a time. A message to send is passed from the thread that encodes it to
-;;;; the connection; a received one from the PARTIAL to the thread that decodes it. The last owner
-;;;; gives the octets back to the store.
+;;;; end. The buffer has one owner at a time. A message to send is passed from the thread that
+;;;; encodes it to the connection; a received one from the PARTIAL to the thread that decodes it.
+;;;; The last owner gives the octets back to the store.
 
 (in-package #:clgrpc.wire)
 
@@ -25,8 +25,8 @@ so long that the loop should not do it.")
 
 (defstruct (byte-buffer (:constructor make-byte-buffer (octets end &optional plain)) (:copier nil))
   "A long message: OCTETS, of BORROW-OCTETS, up to END."
-  (octets (make-octets 0) :type octets) ; of BORROW-OCTETS
-  (end 0 :type index)                   ; of the message in them
+  (octets (make-octets 0) :type octets) ; a vector of BORROW-OCTETS
+  (end 0 :type index)                   ; the end of the message in OCTETS
   ;; for a message of ours: its size before it was compressed, or nil
   (plain nil :type (or null index))
   (compressed nil :type boolean))       ; for a message of the peer's: it waits in compressed form
@@ -40,8 +40,8 @@ so long that the loop should not do it.")
 (defglobal **taken** (make-octets 0))   ; of a byte buffer whose octets were taken
 
 (define-hot byte-buffer-taken ((byte-buffer byte-buffer)) octets
-  "Remove the octets from BYTE-BUFFER and return them. Signal MISUSE if they were taken before: two
-threads that receive on one call must not both return them to the store."
+  "Remove the octets from BYTE-BUFFER and return them. Signal MISUSE if the octets were taken
+before: two threads that receive on one call must not both return them to the store."
   (let ((octets (byte-buffer-octets byte-buffer)))
     (if (and (not (eq octets **taken**))
              (eq octets (sb-ext:compare-and-swap (byte-buffer-octets byte-buffer)
@@ -60,7 +60,7 @@ peer can make us keep this many times the octets that it sends; they are charged
   "A message of which a part has arrived: first its prefix, five octets, then its octets in BODY."
   (prefix (make-octets +prefix-octets+) :type octets) ; up to PREFIX-FILL
   (prefix-fill 0 :type (integer 0 5))   ; 5 once the prefix is whole
-  (body (load-time-value (make-octets 0)) :type octets) ; of BORROW-OCTETS
+  (body (load-time-value (make-octets 0)) :type octets) ; a vector of BORROW-OCTETS
   (fill 0 :type index))                 ; how much of BODY has come
 
 (declaim (sb-ext:freeze-type partial))
@@ -70,7 +70,7 @@ peer can make us keep this many times the octets that it sends; they are charged
 
 (define-hot (partial-room :inline t) ((partial partial)) index
   "The octets of memory of PARTIAL's message: up to +FORESIGHT+ times the part that has arrived. The
-call is charged with these octets."
+call is charged with these octets of memory."
   (min (length (partial-body partial)) (partial-length partial)))
 
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index

@@ -124,9 +124,9 @@ own data."
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
     (values byte-buffer boolean)
-  "Return a byte buffer with the octets START to END, a long message that DELIVER has got. It has a
-copy of them, or the vector in which the message was put together. The second value is true if the
-message is, or may be, long once it is decompressed."
+  "Return a byte buffer with the octets START to END, a long message that DELIVER has got. The
+buffer has a copy of the octets, or the vector in which the message was put together. The second
+value is true if the message is, or may be, long once it is decompressed."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (byte-buffer (cond ((and partial (eq octets (partial-body partial)))
@@ -248,12 +248,13 @@ queued again. On the loop."
   "A compressed message of Protocol Buffers is timed only if it becomes more than this many times as
 long.")
 
-;;; A message is decoded by a function of its call, the octets, their start and end, and CONSUME. It
-;;; returns the message, or the RPC-ERROR that ends the call; with CONSUME, the message may keep the
-;;; octets as a part of it: then the second value is true; the third value is the memory, in octets,
-;;; that the messages inside it take. A function for DECODE-ITEM has two arguments more, MOST and
-;;; BEYOND: the messages inside may take MOST octets beyond eight times the length of the message.
-;;; BEYOND, if not nil, is called if they take more; it exits non-locally.
+;;; A message is decoded by a function of its call, the octets, their start and end, and CONSUME.
+;;; The function returns the message, or the RPC-ERROR that ends the call; with CONSUME, the message
+;;; may keep the octets as a part of it: then the second value is true; the third value is the
+;;; memory, in octets, that the messages inside it take. A function for DECODE-ITEM has two
+;;; arguments more, MOST and BEYOND: the messages inside may take MOST octets beyond eight times the
+;;; length of the message. BEYOND, if not nil, is called if the messages take more; it exits
+;;; non-locally.
 
 (define-hot (decode-message :inline t) ((call wire-call) (octets octets) (start index)
                                         (end index) (consume boolean))

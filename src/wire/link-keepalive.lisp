@@ -37,7 +37,7 @@
     (when (and due (null (link-failure link)))
       (loop:start-timer (link-loop link) (link-life link) due))))
 
-;;; Each check acts if it is due at NOW. It returns the time when it is due next, or NIL for
+;;; Each check acts if it is due at NOW. The check returns the time when it is due next, or NIL for
 ;;; never.
 
 (defun advance-core (link now)

@@ -86,8 +86,8 @@ else return true."
 
 (define-hot hold ((call wire-call) (count index) &optional (until-closed boolean nil)) boolean
   "Charge CALL's link with COUNT octets that CALL keeps: if UNTIL-CLOSED is true, as long as CALL's
-stream exists, which must be open; else until they are delivered. If that exceeds a limit, end CALL
-and return false. On the loop."
+stream exists, which must be open; else until they are delivered. If the sum exceeds a limit, end
+CALL and return false. On the loop."
   (if until-closed
       (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
       (incf (wire-inbound-held (ensure-wire-inbound call)) count))

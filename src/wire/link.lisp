@@ -1,14 +1,14 @@
 ;;;; A link: one connection on an event loop, at either end, that speaks HTTP/2 as a rule. The loop
-;;;; reads and writes, the http2 core decides, and the link joins the two. It passes octets to the
-;;;; core, lends the loop's output buffer to the core for a turn, and has one timer for all its
+;;;; reads and writes, the http2 core decides, and the link joins the two. The link passes octets to
+;;;; the core, lends the loop's output buffer to the core for a turn, and has one timer for all its
 ;;;; checks (link-keepalive.lisp). Everything here runs on the link's loop.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (connection-protocol (:copier nil))
   "The functions of a link without a core of HTTP/2: before it has a core, or if it uses another
-protocol. All run on its loop. A server includes this structure."
-  (octets nil :type function :read-only t) ; (link): the memory it keeps, about
+protocol. All functions run on the link's loop. A server includes this structure."
+  (octets nil :type function :read-only t) ; (link): the memory the link keeps, about
   ;; (call paused): read no more of the body of CALL, or with nil read on
   (pause nil :type function :read-only t)
   (abandon nil :type function :read-only t)) ; (link status text): end its calls
@@ -21,30 +21,31 @@ protocol. All run on its loop. A server includes this structure."
   (loop nil :type loop:event-loop)      ; the loop on which all of it runs
   (options nil :type options)           ; its owner's
   (owner nil)                           ; the server loop, or the connection set
-  (observer nil :type (or null observer)) ; of its events
+  (observer nil :type (or null observer)) ; the observer of its events, or nil
   (socket nil :type (or null loop:connection)) ; the loop's connection
   (peer nil :type (or null string))     ; the address of its peer
   (account nil :type (or null account)) ; the account of the octets that it holds
   (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
-  (calls 0 :type fixnum)                ; open ones
+  (calls 0 :type fixnum)                ; the number of open calls
   (measured 0 :type index)              ; charged by MEASURE-LINK, see link-memory.lisp
   (window-withheld nil :type boolean)   ; the connection's; see link-memory.lisp
   (arriving '() :type list)             ; calls for which the read under way has brought messages
   (held-up nil :type (or null fifo))    ; a server's calls that wait for output to leave
-  (draining nil :type boolean)          ; it gets no more calls
-  (broken nil :type boolean)            ; it sends no more, and ends when it has been read
+  (draining nil :type boolean)          ; true: the link gets no more calls
+  (broken nil :type boolean)            ; the link sends no more, and ends when it has been read
   (stopped nil :type boolean)           ; the core reads no more until output has left
   (last-fields #() :type simple-vector) ; the metadata of the last call, to be shared
   (last-octets 0 :type index)           ; their memory, about
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for a thread
   (asked nil :type boolean)             ; a function for WAITING-CALLS is queued, see ASK-FOR-THREAD
-  (quota nil :type (or null loop:quota)) ; of threads; nil without a limit
+  (share nil :type (or null loop:share)) ; its share of the reserve; nil without a limit
   ;; at a server, (call came function): call FUNCTION, which decompresses and decodes a message of
   ;; CALL of CAME octets, within the budget of the peer, and return its values
   (budget nil :type (or null function))
-  (life nil :type (or null timer))      ; of link-keepalive.lisp, as those until QUIET-NS
-  (born-ns 0 :type (unsigned-byte 62))  ; when it began
+  ;; the timer of link-keepalive.lisp, which uses the slots until QUIET-NS, too
+  (life nil :type (or null timer))
+  (born-ns 0 :type (unsigned-byte 62))  ; when the link began
   (age-ns 0 :type (unsigned-byte 62))   ; the age at which it must end; 0 without a limit
   (keepalive-ns 0 :type (unsigned-byte 62)) ; the silence after which we send a PING; 0 for never
   (keepalive-timeout-ns 0 :type (unsigned-byte 62)) ; how long the peer may be silent after that
@@ -55,18 +56,18 @@ protocol. All run on its loop. A server includes this structure."
   (aged nil :type boolean)              ; the owner has had the event :AGE
   (graced nil :type boolean)            ; the owner has had the event :GRACE
   (idled nil :type boolean)             ; the owner has had the event :IDLE
-  (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
-  (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it is idle
+  (quiet-opened -1 :type fixnum)        ; how many calls the link had had when last seen idle
+  (quiet-ns 0 :type (unsigned-byte 62)) ; since when the link is idle
   (goaway nil :type (or null string))   ; the error in a GOAWAY of the peer, or nil
   (protocol nil :type (or null connection-protocol)) ; nil for HTTP/2
   ;; for channelz; a time of 0 is none
   (number (new-number) :type (unsigned-byte 62) :read-only t) ; its own, for good
-  (stream-ns 0 :type (unsigned-byte 62)) ; when its last stream began
-  (messages-sent 0 :type (unsigned-byte 62)) ; in each attempt of a call
-  (sent-ns 0 :type (unsigned-byte 62))  ; when the last was
-  (messages-received 0 :type (unsigned-byte 62)) ; whole ones
-  (received-ns 0 :type (unsigned-byte 62)) ; when the last came
-  (keepalives 0 :type (unsigned-byte 62)) ; keepalive PINGs sent
+  (stream-ns 0 :type (unsigned-byte 62)) ; when the link's last stream began
+  (messages-sent 0 :type (unsigned-byte 62)) ; messages sent, in each attempt of a call
+  (sent-ns 0 :type (unsigned-byte 62))  ; when the last message was sent
+  (messages-received 0 :type (unsigned-byte 62)) ; whole messages received
+  (received-ns 0 :type (unsigned-byte 62)) ; when the last message came
+  (keepalives 0 :type (unsigned-byte 62)) ; how many keepalive PINGs were sent
   (failure nil))                        ; the reason why the link ended, a text
 
 (defmethod print-object ((link link) stream)
@@ -123,8 +124,8 @@ valid on any thread, the others only on LINK's loop."
   "End LINK because of TEXT. If STATUS is not nil, first end every call on LINK with STATUS. Return
 nil. HOW is one of
 nil      in order: send GOAWAY, send the queued output, close
-:EXPEL   at once, and every call on it with :unavailable. Its peer is sent a GOAWAY with
-         ENHANCE_YOUR_CALM, but we do not wait until it has received that
+:EXPEL at once, and every call on it with :unavailable. The peer is sent a GOAWAY with
+         ENHANCE_YOUR_CALM, but we do not wait until the peer has received that
 :LOST    at once, because its peer has disconnected"
   (when status (abort-calls link status text))
   (ecase how

@@ -1,4 +1,4 @@
-;;;; Metadata on the wire: the HPACK fields as they arrived. They are immutable and decoded on
+;;;; Metadata on the wire: the HPACK fields as they arrived. The fields are immutable and decoded on
 ;;;; demand (gRPC over HTTP/2, "Custom-Metadata"). This file also has the header that both ends send
 ;;;; before the metadata, the content type.
 

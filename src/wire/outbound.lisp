@@ -221,13 +221,13 @@ another reason, signal an error with that reason. From user code."
 
 (define-hot (posted-octets :inline t) ((call wire-call)) index
   "The number of octets that threads have sent on CALL and that have not reached the loop yet. While
-it is 0 the loop may send something on CALL without overtaking them."
+this number is 0 the loop may send something on CALL without overtaking posted messages."
   (let ((outbound (call-wire-outbound call)))
     (if outbound (the index (wire-outbound-unsent-octets outbound)) 0)))
 
 (defun post-charged (call size function)
   "Post FUNCTION, which sends SIZE octets, at least 1, to CALL's loop, even from the loop itself.
-Until it is called CALL is charged with SIZE, so nothing overtakes it."
+Until the function is called CALL is charged with SIZE, so nothing overtakes it."
   (let ((outbound (ensure-wire-outbound call)))
     (sb-sys:without-interrupts          ; so that charged octets are posted
       (sb-ext:atomic-incf (wire-outbound-unsent-octets outbound) size)
@@ -290,7 +290,7 @@ false. On the loop."
 
 (defun post-encoded (call encoded)
   "Post ENCODED, a value of ENCODE-MESSAGE, to the loop, which sends it. CALL's budget is charged
-with it until then."
+with the message until then."
   (post-charged call (encoded-length encoded)
                 (lambda ()
                   (send-encoded call encoded)

@@ -188,11 +188,12 @@ links."
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options)))
                     (keepalive-timeout-ns (seconds-ns (options-keepalive-timeout-seconds options))))
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
-link. The link shares http2's POOL with its owner's other links. Its account is part of ACCOUNT, and
-its events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless that is 0, it sends the
-peer a PING; if no answer arrives within KEEPALIVE-TIMEOUT-NS, it gives the peer up. MAKE is called
-with LOOP, OPTIONS and OWNER and returns the link. If the protocol of the link is not known yet, it
-has PROTOCOL and the loop's HANDLER until SPEAK-HTTP2 is called."
+link. The link shares http2's POOL with its owner's other links. The link's account is part of
+ACCOUNT, and the link's events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless
+that is 0, the link sends the peer a PING; if no answer arrives within KEEPALIVE-TIMEOUT-NS, it
+gives the peer up. MAKE is called with LOOP, OPTIONS and OWNER and returns the link. If the protocol
+of the link is not known yet, the link has PROTOCOL and the loop's HANDLER until SPEAK-HTTP2 is
+called."
   (let ((link (funcall make loop options owner)))
     (setf (link-observer link) observer
           (link-peer link) (loop:byte-channel-peer byte-channel)

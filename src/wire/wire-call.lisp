@@ -10,7 +10,8 @@
   (loop nil :type loop:event-loop)      ; the loop that all of them are on
   (options nil :type options)           ; the channel's or server's
   (observer nil :type (or null observer)) ; the observer of this call, or nil
-  (account (make-account **process-account**) :type account) ; of what all its links hold
+  ;; the account of all that its links hold
+  (account (make-account **process-account**) :type account)
   ;; called with a call, returns the limit in octets of a message that it sends, and of one that it
   ;; receives; nil if the options decide that
   (limits nil :type (or null function))

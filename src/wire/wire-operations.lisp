@@ -1,5 +1,5 @@
 ;;;; The operations of rpc/transport.lisp over HTTP/2 that are the same at both ends. Each end adds
-;;;; its own (client/client-operations.lisp, server/server-operations.lisp).
+;;;; operations of its own (client/client-operations.lisp, server/server-operations.lisp).
 
 (in-package #:clgrpc.wire)
 

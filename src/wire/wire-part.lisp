@@ -22,7 +22,7 @@
 (define-own-part parts (wire call)
   "The parts of a call on a stream of HTTP/2."
   (timer nil :type (or null timer))     ; the deadline's
-  (compression nil :type (or null compression)) ; of the messages both ways
+  (compression nil :type (or null compression)) ; the compression of the messages both ways
   (replay nil :type (or null replay)))  ; the sent messages that are kept
 
 (define-own-part callbacks (wire call)
@@ -31,7 +31,7 @@
   ;; runs or has just run, see NOTE-CALLBACK-CHARGE; a ring: the call's place among those that wait
   ;; for a thread
   (scheduled nil :type (or symbol ring))
-  (timers '() :type list)               ; those of AFTER
+  (timers '() :type list)               ; the timers of AFTER
   (due '() :type list))                 ; the loop's: functions of AFTER whose time has come
 
 (declaim (sb-ext:freeze-type wire-inbound wire-callbacks))

@@ -1,8 +1,8 @@
 ;;;; Attempts for their interceptors. Interceptors of a channel go around a call, with all its
 ;;;; attempts (gRFC A6). Interceptors of attempts are called before each attempt is sent to its
-;;;; server, including the first, hedges and transparent retries. They may change its metadata or
-;;;; make it fail; the policy of the call's method treats that like any failure of an attempt.
-;;;; ON-ATTEMPT-END calls a function when an attempt ends.
+;;;; server, including the first, hedges and transparent retries. The interceptors may change the
+;;;; attempt's metadata or make it fail; the policy of the call's method treats that like any
+;;;; failure of an attempt. ON-ATTEMPT-END calls a function when an attempt ends.
 ;;;;
 ;;;; Interceptors do not see an attempt that finds no server. A transport calls VIEW-ATTEMPT at the
 ;;;; single place where its attempts begin, and CLOSE-ATTEMPT at the single place where they end. A
@@ -12,17 +12,17 @@
 
 (defstruct (attempt (:constructor make-attempt (call number kind peer headers)) (:copier nil))
   "One try of a client's call, for the interceptors of attempts."
-  (call nil :type call :read-only t)    ; the call that it is part of
-  (number 0 :type index :read-only t)   ; how many attempts came before it
-  (kind :first :type attempt-kind :read-only t) ; why it is made
+  (call nil :type call :read-only t)    ; the call that the attempt is part of
+  (number 0 :type index :read-only t)   ; how many attempts came before this one
+  (kind :first :type attempt-kind :read-only t) ; why the attempt is made
   (peer nil :type (or null string) :read-only t) ; the server's address
   (headers '() :type list)              ; metadata to be sent, an alist
   (begun nil :type boolean)             ; the metadata have been sent
-  (status nil :type symbol)             ; the status that it ended with, once it has ended
+  (status nil :type symbol)             ; the status that the attempt ended with, once it has ended
   (message "" :type string)             ; the text of that status
   (fields #() :type simple-vector)      ; the server's initial metadata, in the transport's form
   (trailer-fields #() :type simple-vector) ; likewise the trailing
-  (functions '() :type list))           ; of ON-ATTEMPT-END, newest first
+  (functions '() :type list))           ; functions of ON-ATTEMPT-END, newest first
 
 (declaim (sb-ext:freeze-type attempt))
 

@@ -1,8 +1,8 @@
 ;;;; Retries and hedging (gRFC A6) as a pure state machine: it decides the next step of a call whose
-;;;; attempts fail. It knows no transport, no thread and no clock; only the tokens of a THROTTLE are
-;;;; shared by threads. Attempts are objects of the transport; the machine only keeps a list of
-;;;; those under way. A transport gives it RETRY-OPERATIONS and reports each event; CARRY-OUT
-;;;; performs the machine's decision by these operations. What a policy says is in
+;;;; attempts fail. The state machine knows no transport, no thread and no clock; only the tokens of
+;;;; a THROTTLE are shared by threads. Attempts are objects of the transport; the machine only keeps
+;;;; a list of those under way. A transport gives it RETRY-OPERATIONS and reports each event;
+;;;; CARRY-OUT performs the machine's decision by these operations. What a policy says is in
 ;;;; config/retry-policy.lisp. The transports that make attempts are client/attempts/attempt.lisp
 ;;;; and inproc/relay.lisp.
 ;;;;
@@ -86,16 +86,16 @@ not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended
 
 (defstruct (throttle (:constructor %make-throttle (throttling tokens)) (:copier nil))
   "The remaining tokens for further attempts to a server, in thousandths of a token."
-  (throttling nil :type config:throttling :read-only t) ; of the service config
-  (tokens 0 :type sb-ext:word))         ; in thousandths; atomic
+  (throttling nil :type config:throttling :read-only t) ; the throttling of the service config
+  (tokens 0 :type sb-ext:word))         ; tokens in thousandths; atomic
 
 (define-printer (throttle throttle)
   "~,3F of ~,3F tokens" (/ (throttle-tokens throttle) 1000)
   (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))
 
 (defun current-throttle (throttle config)
-  "The throttle for CONFIG, a SERVICE-CONFIG or nil. It is THROTTLE, a throttle or nil, if that has
-the limits of CONFIG; else a full one; nil if CONFIG has no throttling."
+  "The throttle for CONFIG, a SERVICE-CONFIG or nil. This is THROTTLE, a throttle or nil, if that
+has the limits of CONFIG; else a full throttle; nil if CONFIG has no throttling."
   (let ((throttling (and config (config:service-config-throttling config))))
     (cond ((null throttling) nil)
           ((and throttle (equalp throttling (throttle-throttling throttle))) throttle)
@@ -113,8 +113,8 @@ the limits of CONFIG; else a full one; nil if CONFIG has no throttling."
 
 (defun count-failure (throttle policy status pushback)
   "Count in THROTTLE, or nil, an attempt under POLICY, or nil, that has ended with STATUS and
-PUSHBACK, a value of PARSE-PUSHBACK or nil. It counts if STATUS allows another attempt, or if
-PUSHBACK is :NEVER."
+PUSHBACK, a value of PARSE-PUSHBACK or nil. The attempt counts as a failure if STATUS allows another
+attempt, or if PUSHBACK is :NEVER."
   (when (and throttle
              (or (config:continues-after-p policy status)
                  (eq :never pushback)))
@@ -149,8 +149,8 @@ structure."
 (defstruct (retries (:constructor make-retries (policy limit &optional running)) (:copier nil))
   "The state of a call that is tried more than once, or may be. A transport may include this
 structure."
-  (policy nil :type (or null config:attempt-policy) :read-only t) ; of the call's method
-  (limit 1 :type index :read-only t)    ; how many attempts that allows
+  (policy nil :type (or null config:attempt-policy) :read-only t) ; the policy of the call's method
+  (limit 1 :type index :read-only t)    ; how many attempts the policy allows
   (running '() :type list)              ; the attempts under way, oldest first
   (pending '() :type list)              ; the numbers of the attempts that begin as soon as they can
   (issued 1 :type index)                ; how many attempts count so far, including those of PENDING
@@ -158,9 +158,9 @@ structure."
   (over nil :type boolean)              ; no further attempt may begin
   (waits 0 :type index)                 ; back-offs since a server said how long to wait
   (resent 0 :type index)                ; how often a server had not seen the call
-  (resent-ns nil :type (or null nanoseconds)) ; when that was first
-  (last nil :type (or null attempt-failure)) ; of the attempt that failed last
-  (since-ns 0 :type nanoseconds)        ; since when no attempt runs, or last was so
+  (resent-ns nil :type (or null nanoseconds)) ; when a server had first not seen the call
+  (last nil :type (or null attempt-failure)) ; the failure of the attempt that failed last
+  (since-ns 0 :type nanoseconds)        ; since when no attempt runs, or the last such time
   (idle-ns 0 :type nanoseconds))        ; how long no attempt ran while a time was awaited
 
 (define-printer (retries retries)
@@ -176,8 +176,8 @@ structure."
   '(member :first :retry :hedge :transparent))
 
 (defun kind-of-attempt (retries number repeated)
-  "The ATTEMPT-KIND of the attempt of RETRIES, or nil, that has NUMBER attempts before it. It is
-REPEATED if another with that number has failed."
+  "The ATTEMPT-KIND of the attempt of RETRIES, or nil, that has NUMBER attempts before it. The kind
+is REPEATED if another attempt with that number has failed."
   (cond (repeated :transparent)
         ((zerop number) :first)
         ((retries-hedged-p retries) :hedge)

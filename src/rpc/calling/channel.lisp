@@ -67,5 +67,5 @@ than once. From any thread but a loop's."))
 
 (defgeneric reset-back-off (channel)
   (:documentation "End the back-off of CHANNEL: resolve its target and connect to its servers at
-once, and begin later back-offs with the shortest wait. Use it when the network works again. Return
-CHANNEL. From any thread."))
+once, and begin later back-offs with the shortest wait. Use RESET-BACK-OFF when the network works
+again. Return CHANNEL. From any thread."))

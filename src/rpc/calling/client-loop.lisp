@@ -24,20 +24,20 @@ each garbage collection 30 µs longer.")
 
 (defstruct (group (:constructor make-group (key pool)) (:copier nil))
   "The channels of one KEY, which are on one loop."
-  (key '() :type list :read-only t)     ; EQUAL for these channels
+  (key '() :type list :read-only t)     ; a key that is EQUAL for these channels
   (pool nil :read-only t)               ; the data they share
-  (channels 0 :type fixnum))            ; how many there are
+  (channels 0 :type fixnum))            ; how many channels there are
 
 (define-printer (group group)
   "~D channel~:P" (group-channels group))
 
 (defstruct (client-loop (:constructor make-client-loop (loop reserve)) (:copier nil))
   "A loop that channels use."
-  (loop nil :type loop:event-loop :read-only t) ; that runs
+  (loop nil :type loop:event-loop :read-only t) ; the loop itself, which runs
   (reserve nil :type loop:reserve :read-only t) ; shared by all client loops of a world
   (channels 0 :type fixnum)             ; how many channels are on LOOP
   (timers 0 :type fixnum)               ; how many channels within the image have timers on LOOP
-  (groups '() :type list))              ; of channels on LOOP that share something
+  (groups '() :type list))              ; groups of channels on LOOP that share something
 
 (define-printer (client-loop client-loop)
   "~A, ~D channels" (client-loop-loop client-loop) (client-loop-channels client-loop))

@@ -1,7 +1,7 @@
 ;;;; Objects that end automatically when their user has dropped them. The collector finds an object
 ;;;; to which nothing refers any more, and calls its finalizer, in whatever thread has just
-;;;; collected garbage. That thread may hold any lock, so the finalizer passes the rest on to
-;;;; another thread.
+;;;; collected garbage. The collecting thread may hold any lock, so the finalizer passes the rest on
+;;;; to another thread.
 
 (in-package #:clgrpc.calling)
 

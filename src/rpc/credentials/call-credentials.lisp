@@ -6,8 +6,8 @@
 ;;;;   a function of a method's path    returns metadata, and may wait. For the first attempt of a
 ;;;;                                    call it is called in the caller's thread
 ;;;;   an instance of CALL-CREDENTIALS  GET-REQUEST-METADATA returns metadata, or a future of
-;;;;                                    them, and does not wait. It is asked where the attempt
-;;;;                                    begins, on the channel's loop
+;;;;                                    them, and does not wait. The function is asked where the
+;;;;                                    attempt begins, on the channel's loop
 ;;;;
 ;;;; ASK-CREDENTIALS asks either kind without waiting; CREDENTIALS-METADATA asks and waits.
 ;;;; Every failure becomes one RPC-ERROR, never a condition that leaves the loop. Credentials go
@@ -25,7 +25,7 @@ define a method of GET-REQUEST-METADATA."))
 (defstruct (credentials-request (:constructor make-credentials-request (path authority secure))
                                 (:copier nil))
   "The call that call credentials give metadata for; see GET-REQUEST-METADATA."
-  (path "" :type string :read-only t)   ; of the method
+  (path "" :type string :read-only t)   ; the path of the method
   (authority "" :type string :read-only t) ; the :authority of the call, HOST or HOST:PORT
   (secure nil :type boolean :read-only t)) ; the channel is secure
 
@@ -57,9 +57,9 @@ string, with the port unless that is 443. From any thread."
 an alist as for :metadata of a stub, or a future of one (MAKE-FUTURE) if it must be fetched first.
 Called before each attempt of a call, each retry and each hedge, and for the channel's own health
 checks. Called on the channel's loop or, for calls within the image, in the caller's thread, so it
-must not wait. If it signals an RPC-ERROR, or the future is rejected with one, the attempt fails
-with that, and the method's retry policy applies. A status that only applications may give becomes
-:internal (gRFC A54). Any other error becomes :unauthenticated."))
+must not wait. If the method signals an RPC-ERROR, or the future is rejected with one, the attempt
+fails with that, and the method's retry policy applies. A status that only applications may give
+becomes :internal (gRFC A54). Any other error becomes :unauthenticated."))
 
 ;;; Kinds
 
@@ -69,12 +69,12 @@ second value is true if CHANNEL sends call credentials even though it is not sec
   (:method ((channel channel)) nil))
 
 (defclass composite-credentials (call-credentials)
-  ((parts :initarg :parts :reader composite-credentials-parts)) ; in their order
+  ((parts :initarg :parts :reader composite-credentials-parts)) ; the parts in their order
   (:documentation "Several call credentials of one call."))
 
 (defun check-credentials (credentials &optional channel)
   "Return two values: CREDENTIALS, and whether they include functions that may wait. Signal MISUSE
-if they are not call credentials, and :unauthenticated if they must not be sent on CHANNEL: a
+if CREDENTIALS are not call credentials, and :unauthenticated if they must not be sent on CHANNEL: a
 channel, a core or nil."
   (unless (typep credentials '(or call-credentials function (and symbol (not null))))
     (misuse "Call credentials are a value of BEARER-TOKEN, for example, an instance of a ~
@@ -89,9 +89,9 @@ channel, a core or nil."
   (values credentials (waiting-credentials-p credentials)))
 
 (defun compose-credentials (&rest credentials)
-  "Return call credentials that send the metadata of all CREDENTIALS, in this order. If one of them
-fails, the attempt fails with its error. Signal MISUSE if an argument is not call credentials. From
-any thread."
+  "Return call credentials that send the metadata of all CREDENTIALS, in this order. If one of the
+credentials fails, the attempt fails with its error. Signal MISUSE if an argument is not call
+credentials. From any thread."
   (mapc #'check-credentials credentials)
   (if (= 1 (length credentials))
       (first credentials)
@@ -111,8 +111,8 @@ any thread."
 
 (defun refusal-error (cause status text)
   "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
-user and its server, which TEXT describes. Its status is that of CAUSE, changed by CONTROL-STATUS;
-or STATUS if CAUSE is not an RPC-ERROR."
+user and its server, which TEXT describes. The error's status is that of CAUSE, changed by
+CONTROL-STATUS; or STATUS if CAUSE is not an RPC-ERROR."
   (multiple-value-bind (status said)
       (if (typep cause 'rpc-error)
           (control-status (rpc-error-status cause) (rpc-error-message cause))
@@ -188,9 +188,8 @@ why they cannot be sent."
   "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, a channel or core, with
 AUTHORITY, its :authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is
 nil, or the RPC-ERROR of a failure; METADATA is nil then. RUN is called with a function that may
-wait. It calls that function on a thread that may wait and returns true; it returns false if the
-channel has no such thread any more. Return nil, or a function for a call that ends before the
-answer: (FUNCTION) makes the credentials forget it."
+wait. RUN calls that function on a thread that may wait and returns true; it returns false if the
+channel has no such thread any more."
   (ask credentials
        (make-credentials-request (rpc-method-path method) authority
                                  (and (channel-secure-p channel) t))

@@ -7,8 +7,8 @@
 
 (defstruct (encoding (:copier nil))
   "A way to compress messages."
-  (name :gzip :type keyword :read-only t) ; for users
-  (text "" :type simple-string :read-only t) ; for peers, in headers
+  (name :gzip :type keyword :read-only t) ; the name in code
+  (text "" :type simple-string :read-only t) ; the name in headers
   ;; without arguments: return true if the functions below may be called, else nil and the reason
   (opener (constantly t) :type function)
   ;; (level octets start end room): the values of OS:DEFLATE-OCTETS
@@ -85,13 +85,13 @@ of BORROW-OCTETS, or nil, and how many of them, at most LIMIT, are the beginning
 
 (defstruct (bounded-output (:conc-name output-) (:copier nil))
   "The octets that a user's function has decompressed so far."
-  (octets nil :type octets)             ; of BORROW-OCTETS
-  (fill 0 :type index)                  ; how many of them are filled
+  (octets nil :type octets)             ; a vector of BORROW-OCTETS
+  (fill 0 :type index)                  ; how many octets are filled
   (limit 0 :type index))                ; the most there may be
 
 (defun add-output (output octets start end)
-  "Add OCTETS from START to END to OUTPUT. If that exceeds the limit, add as many as fit and return
-false."
+  "Add OCTETS from START to END to OUTPUT. If the sum exceeds the limit, add as many octets as fit
+and return false."
   (let* ((fill (output-fill output))
          (count (min (- end start) (- (output-limit output) fill)))
          (room (length (output-octets output))))
@@ -180,17 +180,18 @@ the encoding. From any thread."
 (define-keyword-function register-compressor (name &key compress decompress)
   "Register the compression NAME, a keyword: from now on :COMPRESSION of channels, servers and stubs
 accepts it, headers offer it to peers, and messages that peers have compressed by it are read. In
-headers its name is in lower case: \"snappy\" for :snappy. Return NAME.
-COMPRESS    a function of octets, those of a message, and the option :compression-level, 1 to 9,
+headers the name is in lower case: \"snappy\" for :snappy. Return NAME. COMPRESS a function of
+octets, those of a message, and the option :compression-level, 1 to 9,
             that returns octets
 DECOMPRESS  a function of octets, those of a compressed message, and a function WRITE. It calls
             WRITE with the octets of the message, in pieces: (funcall write octets start end), where
             START and END are optional. Once these octets are more than the call's limit,
             :max-receive-octets, WRITE does not return, and the call ends with :resource-exhausted.
             If DECOMPRESS signals an error the message is corrupt: the call ends with :internal
-Both may be called by several threads at once, and must not change their octets. Registering NAME
-again replaces its functions. Register a compression before you make channels and servers that use
-it. Signal MISUSE for :identity, :gzip, :deflate, and an invalid name. From any thread."
+Both functions may be called by several threads at once, and must not change their octets.
+Registering NAME again replaces its functions. Register a compression before you make channels and
+servers that use it. Signal MISUSE for :identity, :gzip, :deflate, and an invalid name. From any
+thread."
   (let ((text (encoding-text-for name)))
     (unless (and (functionp compress) (functionp decompress))
       (misuse "The compression ~S needs two functions, :compress and :decompress." name))

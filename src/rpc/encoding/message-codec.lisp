@@ -8,8 +8,8 @@
 (defstruct (message-codec (:conc-name codec-) (:copier nil))
   "An encoding of messages as octets."
   (name "" :type simple-string :read-only t) ; the content subtype
-  (serialize nil :type function)        ; (message type) → octets
-  (deserialize nil :type function)      ; (octets type) → message
+  (serialize nil :type function)        ; a function of (message type) that returns octets
+  (deserialize nil :type function)      ; a function of (octets type) that returns a message
   (field nil))                          ; the wire's: the header content-type, once it was made
 
 (declaim (sb-ext:freeze-type message-codec))
@@ -47,7 +47,7 @@
 (define-keyword-function register-codec (name &key serialize deserialize)
   "Register the codec NAME, a content subtype in small letters such as \"json\": from now on
 GENERIC-METHOD and :CODEC of channels accept it, and servers serve requests with the content type
-application/grpc+NAME. Its messages are encoded by the codec instead of Protocol Buffers. Return
+application/grpc+NAME. The messages are encoded by the codec instead of Protocol Buffers. Return
 NAME.
 SERIALIZE    a function of a message and its type that returns octets
 DESERIALIZE  a function of octets and a type that returns a message, which must not be nil; if it
@@ -71,8 +71,8 @@ name, and for \"proto\". From any thread."
     name))
 
 (defun find-codec (name)
-  "The codec that is registered as NAME, a string in any case, or nil. If it is nil, the second
-value is true if NAME may be registered later. From any thread."
+  "The codec that is registered as NAME, a string in any case, or nil. If the first value is nil,
+the second value is true if NAME may be registered later. From any thread."
   (or (gethash name **codecs**)
       (values nil (codec-name-p (string-downcase name)))))
 

@@ -5,7 +5,7 @@
 
 (defun type-or-raw (type)
   "The message type of TYPE, an argument of FIND-MESSAGE-TYPE, or nil for raw messages. Signal
-MISUSE if it is unknown."
+MISUSE if TYPE is unknown."
   (if type
       (or (protobuf:find-message-type type) (misuse "There is no message type ~S." type))
       protobuf:**raw-type**))
@@ -34,9 +34,9 @@ CODEC is unknown. From any thread."
 
 (define-keyword-function pool-method (pool name &key raw)
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", whose service is in POOL, a type
-pool, to INVOKE on a channel or to serve by a generic service; nil if POOL has no such method. Its
-messages have the types of POOL. With RAW messages are raw, see RAW-MESSAGE, and can be converted to
-JSON. Signal MISUSE if POOL lacks a type. From any thread."
+pool, to INVOKE on a channel or to serve by a generic service; nil if POOL has no such method. The
+method's messages have the types of POOL. With RAW messages are raw, see RAW-MESSAGE, and can be
+converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
   (let* ((slash (position #\/ name :from-end t))
          (service (and slash (find (subseq name 0 slash)
                                    (loop for file in (protobuf:type-pool-files pool)
@@ -78,8 +78,8 @@ JSON. Signal MISUSE if POOL lacks a type. From any thread."
 ;;; Services
 
 (defclass generic-service (service)
-  ((handler :initarg :handler :reader generic-service-handler) ; (method request call)
-   (methods :initarg :methods :reader generic-service-methods) ; of the service
+  ((handler :initarg :handler :reader generic-service-handler) ; a function of (method request call)
+   (methods :initarg :methods :reader generic-service-methods) ; the methods of the service
    ;; true if it also takes calls of methods that no service has
    (unknown :initarg :unknown :reader generic-service-unknown))
   (:documentation "A service whose handler is one function; see MAKE-GENERIC-SERVICE."))
@@ -113,7 +113,7 @@ messages (see RAW-MESSAGE). In-process channels do not support UNKNOWN. From any
                               (funcall handler method request call)))))
 
 (defun check-service (thing)
-  "Return THING and, as second value, SERVICE-IDLE-P. Signal MISUSE unless it is a service object
+  "Return THING and, as second value, SERVICE-IDLE-P. Signal MISUSE unless THING is a service object
 that has methods or may get some."
   (cond ((not (typep thing 'service))
          (misuse "~S is not a service: ~A." thing

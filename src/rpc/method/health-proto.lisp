@@ -1,5 +1,5 @@
 ;;;; The proto files of protocols between gRPC clients and servers themselves: health, load reports.
-;;;; They make the packages GRPC.HEALTH.V1, GRPC.HEALTH.V1.HEALTH, XDS.DATA.ORCA.V3 and so on.
+;;;; The files make the packages GRPC.HEALTH.V1, GRPC.HEALTH.V1.HEALTH, XDS.DATA.ORCA.V3 and so on.
 
 (in-package #:cl-user)
 

@@ -13,21 +13,22 @@
 (defstruct (rpc-method (:copier nil))
   "A method, for both ends: its names, its KIND (:unary, :client-streaming, :server-streaming or
 :bidi), the message types, and the symbol of its generic function."
-  (name "" :type simple-string)         ; within its service
+  (name "" :type simple-string)         ; the method's name within its service
   (service-name "" :type simple-string) ; the full name
-  (path "" :type simple-string :read-only t) ; "/package.Service/Method"
+  (path "" :type simple-string :read-only t) ; the path, such as "/package.Service/Method"
   (path-field nil)                      ; the wire's: the header field of PATH, once it was made
   (route nil)                           ; the last route of PATH within the image
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
   ;; nil for a request that is not gRPC's
   (descriptor nil)                      ; its descriptor, if the image has none of its name
-  (request-type nil :type (or null protobuf:message-type)) ; of the messages to the handler
-  (response-type nil :type (or null protobuf:message-type)) ; of those to the client
-  (function-name nil :type symbol)      ; of the generic function
+  (request-type nil :type (or null protobuf:message-type)) ; the type of the messages to the handler
+  (response-type nil :type (or null protobuf:message-type)) ; the type of the messages to the client
+  (function-name nil :type symbol)      ; the name of the generic function
   (codec nil)                           ; the codec of its messages; nil for Protocol Buffers
   (coded '() :type list)                ; an alist from codecs to METHOD-IN-CODEC of this one
   (quiet nil :type boolean)             ; logs and traces leave out calls that end with :ok
-  (number 0 :type (unsigned-byte 16)))  ; of PATH, see NUMBER-OF-PATH; 0 without code
+  ;; the number that stands for PATH, see NUMBER-OF-PATH; 0 without code
+  (number 0 :type (unsigned-byte 16)))
 
 (declaim (sb-ext:freeze-type rpc-method))
 
@@ -95,7 +96,7 @@ is no such channel. The in-process channel has a method. From any thread.")
 
 (defstruct (binding (:copier nil))
   "The effective function of a method for instances of CLASS: (service request call) → values."
-  (class nil :type class)               ; of the service object
+  (class nil :type class)               ; the class of the service object
   (function #'identity :type function)) ; called with service, request and call
 
 (declaim (sb-ext:freeze-type binding))
@@ -103,7 +104,8 @@ is no such channel. The in-process channel has a method. From any thread.")
 (defclass method-function (standard-generic-function)
   (;; the RPC method of the generic function
    (rpc-method :initarg :rpc-method :initform nil :accessor method-function-rpc-method)
-   (bindings :initform '() :accessor method-function-bindings) ; of the service classes in use
+   ;; the bindings of the service classes in use
+   (bindings :initform '() :accessor method-function-bindings)
    (stubs :initform '() :accessor method-function-stubs)) ; the methods made by define-proto
   (:metaclass sb-mop:funcallable-standard-class)
   (:documentation "The class of the generic functions of RPC methods."))
@@ -117,8 +119,8 @@ is no such channel. The in-process channel has a method. From any thread.")
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY while no other thread changes bindings. The lock is the one that the compiler, the
-loader and CLOS hold during definitions. They call this code with that lock held, so two locks could
-be taken in different orders."
+loader and CLOS hold during definitions. All three call this code with that lock held, so two locks
+could be taken in different orders."
   `(sb-c::with-world-lock () ,@body))
 
 (defun refuse-argument-count (function count)
@@ -303,7 +305,8 @@ instance of the class of its second argument."
 
 (defun number-of-path (path)
   "A small number above 0 that identifies PATH, of a method with generated code, in this process; 0
-if +MOST-NUMBERS+ paths are already numbered. It stays the same when the method is redefined."
+if +MOST-NUMBERS+ paths are already numbered. The number stays the same when the method is
+redefined."
   (sb-ext:with-locked-hash-table (**numbers**)
     (or (gethash path **numbers**)
         (if (< (hash-table-count **numbers**) +most-numbers+)

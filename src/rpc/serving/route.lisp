@@ -10,8 +10,8 @@
   (server nil)                          ; the server, or an object in its place
   (epoch 0 :type fixnum)                ; the epoch of the table that made it
   (method nil :type (or null rpc-method)) ; nil for a path that leads nowhere
-  (service nil)                         ; the object whose handler it is
-  (binding nil :type (or null binding)) ; of the handler
+  (service nil)                         ; the object whose handler the route is
+  (binding nil :type (or null binding)) ; the binding of the handler
   (interceptors '() :type list)         ; the interceptors around the handler, the outermost first
   (long-octets 0 :type index))          ; the length of its recent long answers; 0 if all were short
 
@@ -35,9 +35,9 @@ returned a short answer after long ones."
   "The routes of a server, or of an object that represents one. A table is immutable; when a service
 is redefined, a new table replaces it."
   (server nil)                          ; the server, or an object in its place
-  (epoch 0 :type fixnum)                ; one more than in the table before
+  (epoch 0 :type fixnum)                ; one more than the epoch of the table before
   (make-route nil :type function)       ; makes a ROUTE from the keywords of its slots
-  (routes (make-hash-table :test 'equal) :type hash-table) ; by path
+  (routes (make-hash-table :test 'equal) :type hash-table) ; routes by path
   ;; a function of another path that returns a ROUTE, or nil; nil if no service takes other paths
   (unknown nil :type (or null function)))
 

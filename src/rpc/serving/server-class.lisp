@@ -7,13 +7,14 @@
 (in-package #:clgrpc.serving)
 
 (defclass server ()
-  ((services :initarg :services :reader server-services) ; service objects
+  ((services :initarg :services :reader server-services) ; the service objects
    (options :initarg :options :reader server-options) ; rows of the options table
    ;; functions around the handlers, the outermost first
    (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
    ;; the observer of its events, or nil
    (observer :initarg :observer :initform nil :reader server-observer)
-   (reserve :initarg :reserve :reader server-reserve) ; of threads, for handlers that block
+   ;; the reserve of threads, for handlers that block
+   (reserve :initarg :reserve :reader server-reserve)
    ;; the acceptors by which calls within the image come
    (acceptors :initform '() :accessor server-acceptors)
    (accepting :initform t :accessor server-accepting) ; nil once the acceptors are closed

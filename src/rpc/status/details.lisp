@@ -54,7 +54,7 @@ loaded, or it is damaged or too large."
 
 (defun octets-details (octets)
   "The messages in OCTETS, a serialized google.rpc.Status, as RPC-ERROR-DETAILS returns them; nil if
-OCTETS are not such a message. Together they may use the memory allowed for one message."
+OCTETS are not such a message. Together the details may use the memory allowed for one message."
   (handler-case
       (let* ((anys (google.rpc:status-details (protobuf:parse-message 'google.rpc:status octets)))
              (share (floor (option-default :max-decoded-octets) (max 1 (length anys)))))

@@ -12,7 +12,7 @@
    ;; messages, or octets as they came
    (details :initarg :details :initform nil :reader rpc-error-raw-details)
    (trailers :initarg :trailers :initform nil :reader rpc-error-trailers) ; an alist
-   (call :initarg :call :initform nil :reader rpc-error-call) ; that ended, or nil
+   (call :initarg :call :initform nil :reader rpc-error-call) ; the call that ended, or nil
    (peer :initarg :peer :initform nil :reader rpc-error-peer) ; its address, or nil
    ;; :peer, :local or :transport
    ;; :peer, :local or :transport
@@ -136,9 +136,9 @@ From any thread."
 
 (defun control-status (status text)
   "The status and the text with which a call ends when a component between its user and its server,
-such as a balancer or call credentials, ends it with STATUS and TEXT. They are STATUS and TEXT
-themselves; but if only applications may use STATUS, the status is :internal, since STATUS would
-look like the server's (gRFC A54). Signal MISUSE if STATUS is not a status."
+such as a balancer or call credentials, ends it with STATUS and TEXT. The results are STATUS and
+TEXT themselves; but if only applications may use STATUS, the status is :internal, since STATUS
+would look like the server's (gRFC A54). Signal MISUSE if STATUS is not a status."
   (if (member (status-row-keyword (status-row status)) *application-statuses*)
       (values :internal (format nil "~A: a bug, since ~A is for applications to give" text
                                 (substitute #\_ #\- (string status))))

@@ -5,7 +5,8 @@
 (in-package #:clgrpc.status)
 
 (deftype deadline ()
-  "It is so small that the difference of two deadlines, of either sign, still fits into 62 bits."
+  "Each deadline is so small that the difference of two deadlines, of either sign, still fits into
+62 bits."
   '(unsigned-byte 61))
 
 (defconstant +latest-deadline+ (1- (ash 1 61)) "A deadline that never passes: 73 years.")

@@ -33,17 +33,17 @@ POSITION-OF. Return the last position; POSITION if no message was received."
 the last position when it breaks. FUNCTION gets each message once and in order, if the server
 honours positions. Return the last position once the stream has ended with :ok.
 BEGIN             a function of a position that returns a call to receive from: the value of a stub
-                  of a method with a stream of answers. Its argument is POSITION at first, later the
-                  position of the last message
+                  of a method with a stream of answers. The function's argument is POSITION at
+                  first, later the position of the last message
 FUNCTION          a function of a message. An error that it signals, or another non-local exit, ends
                   FOLLOW-STREAM and the call
 POSITION          the position at which to begin, nil by default
 POSITION-OF       a function of a message that returns its position, the argument of BEGIN if the
                   stream breaks after this message
 LOST              a function without arguments, called if a stream ends with :out-of-range, because
-                  the server does not keep the next messages any more. It deals with the missed
-                  messages and returns the position from which to go on, mostly nil. Without LOST
-                  the error is signalled
+                  the server does not keep the next messages any more. The function deals with the
+                  missed messages and returns the position from which to go on, mostly nil. Without
+                  LOST the error is signalled
 PATIENCE-SECONDS  a real from 0: the longest time without a message, since the stream first broke,
                   before the last error is signalled; 60 by default. A stream that lasted longer
                   than this before it broke counts as a message, since its server had none to send

@@ -1,6 +1,6 @@
 ;;;; Topics. A message that is broadcast to a topic goes to every call that subscribes to it, in the
-;;;; same order to each. The calls are handlers' streams, on any loop and over any protocol. Their
-;;;; handlers have returned them, so no call holds a thread.
+;;;; same order to each. The calls are handlers' streams, on any loop and over any protocol. The
+;;;; handlers have returned the calls, so no call holds a thread.
 ;;;;
 ;;;; Every subscription has a queue of its own, so a slow one delays no other, and no sender. A
 ;;;; message is sent at once while its call has room (TRY-SEND), else when there is room again
@@ -32,34 +32,37 @@
 
 (defstruct (topic (:constructor %make-topic (slow queue-limit past-limit)) (:copier nil))
   "A stream of messages with one sender and many receivers; see MAKE-TOPIC."
-  (slow :end :type (member :end :drop-oldest :drop-newest) :read-only t) ; of full queues
+  ;; what happens to a call whose queue is full
+  (slow :end :type (member :end :drop-oldest :drop-newest) :read-only t)
   (queue-limit 0 :type index :read-only t) ; how many messages a subscription may have waiting
   (past-limit 0 :type index :read-only t) ; how many of the last messages are kept
-  (lock (sb-thread:make-mutex :name "clgrpc topic") :read-only t) ; of all that follows
-  (subscriptions (make-hash-table :test 'eq) :type hash-table :read-only t) ; by their calls
+  (lock (sb-thread:make-mutex :name "clgrpc topic") :read-only t) ; guards all slots below
+  ;; subscriptions by their calls
+  (subscriptions (make-hash-table :test 'eq) :type hash-table :read-only t)
   (position 0 :type index)              ; the number of the last message
   (past (make-fifo) :type fifo :read-only t) ; the last messages
   (past-count 0 :type index)            ; the number of messages in PAST
   (dropped 0 :type index)               ; messages lost by a full queue, or that could not be sent
   (ended 0 :type index)                 ; how many calls were ended because they were slow
-  (closing nil :type list))             ; the arguments of FINISH, once it is closed
+  (closing nil :type list))             ; the arguments of FINISH, once the topic is closed
 
 (defstruct (subscriber (:constructor make-subscriber (call)) (:copier nil))
   "A call that receives the messages of topics."
   (call nil :read-only t)               ; a handler's
-  (topics '() :type list)               ; the topics that it leaves when it ends
-  (subscriptions '() :type list)        ; to these, and those after which it is to end
-  (lock (sb-thread:make-mutex :name "clgrpc subscriber") :read-only t) ; of all that follows
+  (topics '() :type list)               ; the topics that the subscriber leaves when it ends
+  ;; subscriptions to these topics, and to topics after which the call must end
+  (subscriptions '() :type list)
+  (lock (sb-thread:make-mutex :name "clgrpc subscriber") :read-only t) ; guards all slots below
   (pumping nil :type boolean)           ; a thread sends the messages in the queues
   (again nil :type boolean))            ; the pump must look again before it leaves
 
 (defstruct (subscription (:constructor make-subscription (topic subscriber limit)) (:copier nil))
   "The messages of a topic that a call will receive."
-  (topic nil :type topic :read-only t)  ; the one whose messages it receives
-  (subscriber nil :type subscriber :read-only t) ; of the call
-  (lock (sb-thread:make-mutex :name "clgrpc subscription") :read-only t) ; of all that follows
-  (queue (make-fifo) :type fifo :read-only t) ; messages to be sent
-  (count 0 :type index)                 ; how many those are
+  (topic nil :type topic :read-only t)  ; the topic whose messages the subscription receives
+  (subscriber nil :type subscriber :read-only t) ; the subscriber of the call
+  (lock (sb-thread:make-mutex :name "clgrpc subscription") :read-only t) ; guards all slots below
+  (queue (make-fifo) :type fifo :read-only t) ; messages that must be sent
+  (count 0 :type index)                 ; the number of messages in QUEUE
   ;; how many there may be: the topic's limit, and those of the past with which it began; of these,
   ;; one less with each that is sent
   (limit 0 :type index)
@@ -72,7 +75,7 @@
   (subscriber-call (subscription-subscriber subscription)))
 
 (defun check-topic (thing)
-  "Return THING. Signal MISUSE unless it is a topic."
+  "Return THING. Signal MISUSE unless THING is a topic."
   (if (typep thing 'topic)
       thing
       (misuse "~S is not a topic, such as the value of MAKE-TOPIC." thing)))
@@ -357,8 +360,8 @@ time may do this for a call."
   call)
 
 (defun forget-subscriber (topic call)
-  "Remove CALL from TOPIC, whose lock is held, and TOPIC from CALL's topics. Return its
-subscription, or nil if it has none."
+  "Remove CALL from TOPIC, whose lock is held, and TOPIC from CALL's topics. Return the subscription
+of CALL, or nil if it has none."
   (let ((subscription (gethash call (topic-subscriptions topic))))
     (when subscription
       (remhash call (topic-subscriptions topic))
@@ -367,8 +370,8 @@ subscription, or nil if it has none."
       subscription)))
 
 (defun leave-topic (topic call)
-  "Take CALL out of TOPIC, and drop the messages that wait for it. Return its subscription, or nil
-if it has none."
+  "Take CALL out of TOPIC, and drop the messages that wait for it. Return the subscription of CALL,
+or nil if it has none."
   (let ((subscription (sb-thread:with-mutex ((topic-lock topic))
                         (forget-subscriber topic call))))
     (when subscription

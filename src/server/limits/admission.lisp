@@ -7,8 +7,8 @@
 ;;;; A connection has a PERMIT from before it is begun until it has ended. A peer has two lists of
 ;;;; the permits whose connections have begun, the oldest first: those that are not ready and those
 ;;;; that are. The admission dismisses a permit when its connection must give way to another. A
-;;;; dismissed permit no longer counts among its peer's. It counts among the LEAVING until its
-;;;; connection has ended on its own loop; MAX-LEAVING bounds their number.
+;;;; dismissed permit no longer counts among its peer's. The permit counts among the LEAVING until
+;;;; its connection has ended on its own loop; MAX-LEAVING bounds their number.
 
 (in-package #:clgrpc.server)
 
@@ -16,9 +16,10 @@
                        (:copier nil))
   "A peer, with its connections and its quota. The entry of a peer without connections is in the
 admission's ring GONE."
-  (name "" :type string :read-only t)   ; from PEER-NAME
-  (quota nil :type loop:quota :read-only t) ; of threads; the parent of those of its links
-  (account nil :type account :read-only t) ; of the octets that its connections hold
+  (name "" :type string :read-only t)   ; the name that PEER-NAME returns
+  ;; its share of the reserve; the shares of its links are parts of it
+  (share nil :type loop:share :read-only t)
+  (account nil :type account :read-only t) ; the account of the octets that its connections hold
   ;; of the time that its compressed messages take
   (budget (make-decompression-budget) :read-only t)
   ;; the number of its connections, in the ranking of all peers
@@ -39,8 +40,10 @@ admission's ring GONE."
   "The place of a connection among those of its peer."
   (entry nil :type peer-entry :read-only t) ; the peer's
   (link nil :type (or null server-link))      ; the connection, once it is begun
-  (ready nil :type boolean)             ; it has shown that it speaks the protocol, or has ended
-  (leaving nil :type boolean)           ; it must end, and counts among the admission's LEAVING
+  ;; the connection has shown that it speaks the protocol, or has ended
+  (ready nil :type boolean)
+  ;; the connection must end, and counts among the admission's LEAVING
+  (leaving nil :type boolean)
   (octets-left 0 :type fixnum)          ; its part of the admission's LEAVING-OCTETS
   (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
   (drain-end-ns 0 :type nanoseconds)    ; the loop's: until when it waits for the PING's answer
@@ -51,10 +54,12 @@ admission's ring GONE."
 (defstruct (admission (:constructor %make-admission) (:copier nil))
   "The peers of a server, the totals of their connections, and the limits, which are derived from
 the server's options."
-  (lock (sb-thread:make-mutex :name "clgrpc peers") :read-only t) ; for all the others
-  (peers (make-hash-table :test 'equal) :type hash-table :read-only t) ; name to entry
-  (connections (make-ranking) :type ranking :read-only t) ; of all peers
-  (handshakes (make-ranking) :type ranking :read-only t) ; of them, those that are not ready
+  (lock (sb-thread:make-mutex :name "clgrpc peers") :read-only t) ; guards all other slots
+  ;; maps a name to the entry of the peer
+  (peers (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (connections (make-ranking) :type ranking :read-only t) ; connections of all peers
+  ;; connections of all peers that are not ready
+  (handshakes (make-ranking) :type ranking :read-only t)
   (leaving 0 :type index)               ; connections that must end and have not ended yet
   ;; octets held by connections that leave because of a limit on octets
   (leaving-octets 0 :type fixnum)
@@ -63,7 +68,7 @@ the server's options."
   (max-handshakes 0 :type index)        ; connections that are not ready
   (gone (make-ring) :type ring :read-only t) ; entries without connections whose handlers still run
   (derived 0 :type index)               ; the first value of MAX-CONNECTIONS
-  (lowered-ns 0 :type nanoseconds))     ; when it last became less
+  (lowered-ns 0 :type nanoseconds))     ; when MAX-CONNECTIONS last became less
 
 (declaim (sb-ext:freeze-type admission))
 
@@ -154,9 +159,9 @@ reserved for other peers, since it may be a load balancer and represent many cli
 
 (defun forget-entries (admission)
   "Look at the two entries that have been in GONE for longest. An entry is dropped if its peer has
-no connection and no handler, and owes no time for compressed messages. Otherwise it goes to the end
-of the ring, so that its handlers and time still count if the peer returns. If the peer is back
-already, the entry only leaves the ring."
+no connection and no handler, and owes no time for compressed messages. Otherwise the entry goes to
+the end of the ring, so that its handlers and time still count if the peer returns. If the peer is
+back already, the entry only leaves the ring."
   (loop repeat 2
         for entry = (ring-first (admission-gone admission))
         while entry
@@ -289,7 +294,7 @@ it. On SERVER-LOOP's loop."
       (enter-ring permit (peer-entry-unready (permit-entry permit))))))
 
 (defun give-permit-up (server-loop permit)
-  "Give PERMIT up: its connection has ended, or could not be begun."
+  "Give PERMIT up, whose connection has ended, or could not be begun."
   (let ((admission (server-admission (server-loop-server server-loop))))
     (sb-thread:with-mutex ((admission-lock admission))
       (decf (admission-leaving-octets admission) (shiftf (permit-octets-left permit) 0))

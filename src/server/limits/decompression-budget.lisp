@@ -2,8 +2,8 @@
 ;;;;
 ;;;; A message may become a thousand times as long when it is decompressed, and all of it is
 ;;;; decoded: 236 octets that become 200 KB take 5 ms. So each octet that comes earns its peer
-;;;; +EARNED-OCTET-NS+ of time. If a thread needs more time than that to decompress and decode a
-;;;; message, its peer owes the difference. The debt decreases at the rate of the option
+;;;; +EARNED-OCTET-NS+ of time. If a thread needs more time than the octets earn to decompress and
+;;;; decode a message, its peer owes the difference. The debt decreases at the rate of the option
 ;;;; decompression-percent; with P percent,
 ;;;;
 ;;;;   due = max(due, now) + owed × 100 / P

@@ -1,8 +1,8 @@
-;;;; A ranking of owners by the number of places that they hold. It finds the owner with the most
-;;;; places. Each owner has an OWNER-USAGE. Owner usages with the same count form a row, which is a
-;;;; ring with a head; rows are indexed by count. A count changes by one at a time, so the owner
-;;;; with the most is always known, and every operation takes the same time however many owners
-;;;; there are.
+;;;; A ranking of owners by the number of places that they hold. The ranking finds the owner with
+;;;; the most places. Each owner has an OWNER-USAGE. Owner usages with the same count form a row,
+;;;; which is a ring with a head; rows are indexed by count. A count changes by one at a time, so
+;;;; the owner with the most is always known, and every operation takes the same time however many
+;;;; owners there are.
 ;;;;
 ;;;; Invariants: TOTAL is the sum of the counts; MOST is the largest of them; an owner usage is in
 ;;;; the row of its count, and in no row if the count is 0. The caller ensures that only one thread

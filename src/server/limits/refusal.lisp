@@ -9,7 +9,7 @@
 
 (defstruct (refusals (:copier nil))
   "The refusals of a server that are not logged yet."
-  (lock (sb-thread:make-mutex :name "clgrpc refusals") :read-only t) ; for all the others
+  (lock (sb-thread:make-mutex :name "clgrpc refusals") :read-only t) ; guards all other slots
   (counts '() :type list)               ; lists of option, peer and how often
   (quiet-until 0 :type nanoseconds)     ; nothing is logged before that
   (scheduled nil :type boolean))        ; a timer will log them
