@@ -1,6 +1,6 @@
 ;;;; Protocol Buffers for SBCL: .proto source → descriptors → native code specialised per message.
-;;;; It uses only clgrpc.base and clgrpc.kernel. Users need the first group of exports; the other
-;;;; groups serve the layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
+;;;; The package uses only clgrpc.base and clgrpc.kernel. Users need the first group of exports; the
+;;;; other groups serve the layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
 
 (defpackage #:clgrpc.protobuf
   (:use #:cl #:clgrpc.base #:clgrpc.option)

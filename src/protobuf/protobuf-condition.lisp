@@ -81,9 +81,9 @@ checked."))
   required-field-missing-path "The way from the message to the field that it lacks, as text.")
 
 (define-condition message-text-error (protobuf-error)
-  ((format :initarg :format :reader message-text-error-format) ; :json or :text
-   (line :initarg :line :reader message-text-error-line) ; from 1
-   (column :initarg :column :reader message-text-error-column) ; from 1
+  ((format :initarg :format :reader message-text-error-format) ; the text's, :json or :text
+   (line :initarg :line :reader message-text-error-line) ; the line of the fault, from 1
+   (column :initarg :column :reader message-text-error-column) ; the column of the fault, from 1
    ;; of the field that was being read, as text
    (path :initarg :path :initform "" :reader message-text-error-path))
   (:report (lambda (condition stream)
@@ -106,7 +106,7 @@ PATH the field."))
   message-text-error-path "The field that was being read, as text: \"orders[2].price\".")
 
 (define-condition message-print-error (protobuf-error)
-  ((format :initarg :format :reader message-print-error-format)) ; :json or :text
+  ((format :initarg :format :reader message-print-error-format)) ; the text's, :json or :text
   (:report (lambda (condition stream)
              (format stream "Cannot write ~:[a message~;~:*~A~] as ~A: ~A."
                      (protobuf-error-type condition)
@@ -123,9 +123,9 @@ an Any of an unknown type in JSON."))
   "The most errors of one file in the text of a PROTO-SYNTAX-ERROR.")
 
 (define-condition proto-syntax-error (clgrpc-error)
-  ((file :initarg :file :reader proto-syntax-error-file) ; as imports write it
-   (line :initarg :line :reader proto-syntax-error-line) ; from 1
-   (column :initarg :column :reader proto-syntax-error-column) ; from 1
+  ((file :initarg :file :reader proto-syntax-error-file) ; the file's name as imports write it
+   (line :initarg :line :reader proto-syntax-error-line) ; the line of the fault, from 1
+   (column :initarg :column :reader proto-syntax-error-column) ; the column of the fault, from 1
    ;; the expected text, or nil
    (expected :initarg :expected :initform nil :reader proto-syntax-error-expected)
    (text :initarg :text :reader proto-syntax-error-text) ; the fault, as a sentence
@@ -145,8 +145,8 @@ twenty are printed."))
 
 (document-functions
   proto-syntax-error-file "The .proto file with the error, as text."
-  proto-syntax-error-line "Its line, from 1."
-  proto-syntax-error-column "Its column, from 1."
+  proto-syntax-error-line "The line of the error, from 1."
+  proto-syntax-error-column "The column of the error, from 1."
   proto-syntax-error-expected "The text or token that was expected, or nil."
   proto-syntax-error-text "The error as one sentence."
   proto-syntax-error-others "The further errors of the same file, a list of PROTO-SYNTAX-ERRORs.")

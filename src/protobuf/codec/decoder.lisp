@@ -1,5 +1,6 @@
 ;;;; The code that reads a message: one function of octets, start, end and a READING (message.lisp)
-;;;; per layout, made from its plan. It returns the message, or nil for "read again, deferred".
+;;;; per layout, made from its plan. The decoder returns the message, or nil for "read again,
+;;;; deferred".
 ;;;;
 ;;;; A singular sub-message may come in several pieces, which count as one concatenation. Merging
 ;;;; piece by piece would copy repeated fields once per piece, so a hostile peer could make the work
@@ -189,7 +190,7 @@ length. Code that looks ahead from there must not trust the octets there."
 
 (defun room-form (slot vector count)
   "A form that makes room in VECTOR for one element of SLOT and for those that directly follow it.
-If they are strings, it may already read some of them."
+If the elements are strings, the form may already read some of them."
   (case (scalar-kind (slot-scalar slot))
     ((:string :unchecked-string)
      `(let ((content ,(content-form slot)))
@@ -327,8 +328,9 @@ leave the block KNOWN."
         #'< :key #'first))
 
 (defun dispatch-form (arms)
-  "A form that evaluates the element of ARMS, in order, that belongs to TAG. It compares by halving
-and does not use a jump table, since the processor predicts comparisons better: tags come in order."
+  "A form that evaluates the element of ARMS, in order, that belongs to TAG. The form compares by
+halving and does not use a jump table, since the processor predicts comparisons better: tags come in
+order."
   (if (<= (length arms) 4)
       `(cond ,@(loop for (tag . forms) in arms collect `((= tag ,tag) ,@forms)))
       (let ((middle (floor (length arms) 2)))

@@ -15,8 +15,8 @@
 
 (defstruct (key-index (:constructor make-key-index (table seed)) (:copier nil))
   "A hash table from the keys of a map to their positions; see above."
-  (table (make-array 0 :element-type '(unsigned-byte 32)) :type index-table) ; of entries
-  (seed 0 :type (unsigned-byte 62))     ; of the hash
+  (table (make-array 0 :element-type '(unsigned-byte 32)) :type index-table) ; the table of entries
+  (seed 0 :type (unsigned-byte 62))     ; the seed of the hash
   (used 0 :type index))                 ; entries that are not 0
 
 (declaim (inline mix))

@@ -14,10 +14,10 @@
   (key-kind :string :type keyword)      ; the kind of the keys
   (value-kind :string :type keyword)    ; the kind of the values
   (value-type nil)                      ; the message or enum type of the values, or nil
-  (keys #() :type simple-vector)        ; in the order of insertion
+  (keys #() :type simple-vector)        ; keys in the order of insertion
   (vals #() :type simple-vector)        ; the value of each
   (count 0 :type index)                 ; how many entries there are
-  (index nil :type (or null key-index))) ; from keys to places, if there are many
+  (index nil :type (or null key-index))) ; maps keys to places, if there are many
 
 (define-printer (map proto-map)
   "~(~A~) → ~(~A~), ~D entr~:@P" (proto-map-key-kind map) (proto-map-value-kind map)

@@ -120,9 +120,9 @@ they may; it exits non-locally."
      &key (depth index **max-message-depth**) (decoded-octets index **max-decoded-octets**)
      (partial t nil))
     message
-  "Return the message of TYPE whose serialized form is the octets START to END. It may be at most
-DEPTH levels deep, with messages that occupy at most DECODED-OCTETS of memory beyond eight times
-its size. Signal PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
+  "Return the message of TYPE whose serialized form is the octets START to END. The message may be
+at most DEPTH levels deep, with messages that occupy at most DECODED-OCTETS of memory beyond eight
+times its size. Signal PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
   (values (parse-received type octets start end depth decoded-octets nil :partial partial)))
 
 (define-compiler-macro parse-octets (&whole form type octets start end &rest options)
@@ -281,7 +281,7 @@ their octets. From any thread, while no other thread changes A or B."
 form of SOURCE were appended to that of TARGET. Present singular fields replace those of TARGET,
 sub-messages are merged, repeated fields appended, map entries put, unknown fields appended. TARGET
 then shares no message, vector or map with SOURCE. Signal a TYPE-ERROR if the types differ. Only one
-thread at a time may do this with TARGET, while no other thread changes SOURCE."
+thread at a time may change TARGET, while no other thread changes SOURCE."
   (unless (eq (message-type-of target) (message-type-of source))
     (error 'type-error :datum source :expected-type (type-of target)))
   (let* ((into (current target))

@@ -25,10 +25,11 @@
   (type nil :type (or null message-type enum-type)) ; see SLOT-TYPE-OBJECT
   (item-p nil :type boolean)            ; an extension written as an item of a message set
   (default nil)                         ; the value while it is absent
-  (place nil :type (or symbol index))   ; of a slot of a structure, or of CONTENTS (dynamic.lisp)
+  ;; the place of a slot of a structure, or of CONTENTS (dynamic.lisp)
+  (place nil :type (or symbol index))
   (bits nil :type (or symbol index))    ; for :bit, the place of the word with the bit
   (bit 0 :type (unsigned-byte 6))       ; for :bit, the number of the bit
-  (oneof nil)                           ; the ONEOF-SLOT that it belongs to, or nil
+  (oneof nil)                           ; the ONEOF-SLOT that the slot belongs to, or nil
   (size nil :type (or symbol index))    ; where the size of a packed varint field is kept
   (entry-key nil :type (or null slot))  ; of a map, the slot of the keys
   (entry-value nil :type (or null slot)) ; of a map, the slot of the values
@@ -37,7 +38,7 @@
 (defstruct (oneof-slot (:copier nil))
   "A oneof as it is laid out."
   (name "" :type string)                ; its Lisp name
-  (descriptor nil)                      ; of the oneof
+  (descriptor nil)                      ; the descriptor of the oneof
   ;; the place of the number of the field that is present, 0 for none
   (case nil :type (or symbol index))
   (value nil :type (or symbol index))   ; the place of that field's value
@@ -47,7 +48,7 @@
 (defstruct (plan (:copier nil))
   "How a message is laid out."
   (message nil :type (or null message-descriptor)) ; its descriptor
-  (fingerprint "" :type string)         ; of all that layout and coders depend on
+  (fingerprint "" :type string)         ; a digest of all that layout and coders depend on
   (structure nil :type symbol)          ; the name of the hidden structure
   (maker nil :type symbol)              ; the name of the function that makes an empty one
   (slots '() :type list)                ; the slots of its fields, in the order of the source
@@ -171,14 +172,14 @@ included. ENTRIES are the MAP-ENTRIES around."
 (defstruct (layout-state (:conc-name state-) (:copier nil))
   "The state of making the slots of a PLAN."
   (plan nil :type plan)                 ; the plan being made
-  (place nil :type function)            ; from a name to a place
-  (names (make-hash-table :test 'equal) :type hash-table) ; of the slots so far
+  (place nil :type function)            ; maps a name to a place
+  (names (make-hash-table :test 'equal) :type hash-table) ; names of the slots so far
   ;; Lisp names of oneofs, which places of fields must avoid
   (oneof-names (make-hash-table :test 'equal) :type hash-table)
   (oneofs (make-hash-table :test 'equal) :type hash-table) ; by the names in the .proto file
   (entries nil :type hash-table)        ; see MAP-ENTRIES
   (bit-count 0 :type index)             ; how many presence bits are taken
-  (word nil :type (or symbol index)))   ; of the last bit
+  (word nil :type (or symbol index)))   ; the place of the word that has the last bit
 
 (defun state-place-of (state name)
   (funcall (state-place state) name))

@@ -2,9 +2,9 @@
 ;;;; all messages have.
 ;;;;
 ;;;; A MESSAGE-TYPE is interned by full name and never replaced: generated code, routes and tables
-;;;; refer to it, and a new definition swaps its slots. A LAYOUT is one definition of it: a hidden
-;;;; concrete structure, named by the fingerprint of its fields, with its coders. Messages of older
-;;;; layouts live on; current code that meets one turns it into a forwarder
+;;;; refer to it, and a new definition swaps its slots. A LAYOUT is one definition of a type: a
+;;;; hidden concrete structure, named by the fingerprint of its fields, with its coders. Messages of
+;;;; older layouts live on; current code that meets one turns it into a forwarder
 ;;;; (message-reflection.lisp, CURRENT-MESSAGE).
 ;;;;
 ;;;; Every message has two words besides its fields. EXTRA is nil; the octets of unknown fields;
@@ -41,10 +41,10 @@
 (defstruct (layout (:copier nil))
   "One definition of a message type."
   (type nil)                            ; the message type
-  (fingerprint "" :type string)         ; of all that the structure and the coders depend on
+  (fingerprint "" :type string) ; a digest of all that the structure and the coders depend on
   (structure nil :type symbol)          ; the name of the hidden structure
   (maker nil :type (or null function))  ; makes an empty message
-  (slots #() :type simple-vector)       ; of its plan (message-plan.lisp)
+  (slots #() :type simple-vector)       ; slots of its plan (message-plan.lisp)
   (json nil)                            ; its view for JSON (textual.lisp), made when needed
   (text nil)                            ; its view for the text format, likewise
   (reader #'identity :type function)    ; as MESSAGE-TYPE-READER
@@ -56,7 +56,7 @@
 (defstruct (message-type (:constructor %make-message-type (name)) (:copier nil))
   "A message type, one per full name."
   (name "" :type string :read-only t)   ; the full name
-  (symbol nil :type symbol)             ; that names the type in Lisp, or nil before it is defined
+  (symbol nil :type symbol) ; the symbol that names the type in Lisp, or nil before it is defined
   (descriptor nil :type (or null message-descriptor)) ; the current descriptor, or nil
   (layout nil :type (or null layout))   ; the current definition, or nil
   (extensions nil :type (or null hash-table)) ; number to slot; replaced, never changed
@@ -111,7 +111,8 @@ overwrite up to nine octets after the end, if the vector has them.")
   ;; copied but gets them as its value
   (spare nil :type (or null octets))
   (kept-start 0 :type index)            ; the part of SPARE for that value begins here
-  (kept-stop 0 :type index))            ; and ends here; 0 while no field has taken them
+  (kept-stop 0 :type index))            ; the end of that part; 0 while no field has it
+
 (declaim (sb-ext:freeze-type reading))
 
 (define-hot bytes-at ((octets octets) (start index) (stop index) (reading reading)) octets
@@ -151,8 +152,8 @@ as in READING."
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 
 (defun intern-message-type (full-name)
-  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". It exists for ever, and
-even before its definition is loaded; until then its coders signal MISUSE."
+  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". The type exists for ever,
+and even before its definition is loaded; until then its coders signal MISUSE."
   (or (gethash full-name **message-types**)
       (sb-ext:with-locked-hash-table (**message-types**)
         (or (gethash full-name **message-types**)
@@ -262,6 +263,7 @@ such type is defined. From any thread."
 (defstruct (enum-type (:constructor %make-enum-type (name)) (:copier nil))
   "An enum type, one per full name."
   (name "" :type string :read-only t)   ; the full name
+  (symbol nil :type symbol)             ; the symbol that names the type in Lisp
   (descriptor nil :type (or null enum-descriptor)) ; the current descriptor, or nil
   (keywords #() :type simple-vector)    ; the keyword of each number from 0 where there is one
   (sparse (make-hash-table) :type hash-table) ; the keywords of all other numbers

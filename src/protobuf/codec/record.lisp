@@ -14,7 +14,7 @@
   (message nil :type message-descriptor) ; the descriptor with these fields
   (entries '() :type list)              ; (field . value), in order
   (tail '() :type list)                 ; the last cons of ENTRIES that ADD-ENTRY made
-  (index nil :type (or null hash-table)) ; in a long record: a table from fields to values
+  (index nil :type (or null hash-table)) ; of a long record, a table from fields to values
   (oneofs nil :type (or null hash-table)) ; name to field; see CHECK-UNSET
   (literal-p nil :type boolean))        ; an aggregate has given the whole record
 

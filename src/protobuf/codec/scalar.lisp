@@ -17,14 +17,14 @@
 (defstruct (scalar (:copier nil))
   "A kind of value that is not a message. TAKE, SIZE and PUT are forms in the manner of wire.lisp,
 with VALUE bound."
-  (kind nil :type keyword)              ; such as :int32
-  (lisp-type t)                         ; of one value
+  (kind nil :type keyword)              ; the kind of the type, such as :int32
+  (lisp-type t)                         ; the Lisp type of one value
   (default nil)                         ; the value of an absent field
   (wire 0 :type (integer 0 5))          ; the wire type
   (element t)                           ; the element type of the vector of a repeated field
-  (take nil)                            ; reads a value
-  (size nil)                            ; measures one
-  (put nil)                             ; writes one
+  (take nil)                            ; a form that reads a value
+  (size nil)                            ; a form that measures a value
+  (put nil)                             ; a form that writes a value
   ;; a function that does TAKE; this and the next three are set by sequence.lisp
   (reader nil :type (or null function))
   ;; a function of octets, start, end and enum type that returns a vector whose first elements are

@@ -138,9 +138,9 @@ object.")
     (values index index index)
   "Read the strings of fields with TAG that follow each other from AT, after the first TAG, and put
 them after the COUNT elements of VECTOR. Return the new count, the position after the last string,
-and the octets of PIECE that they took. It ends at a string that is not ASCII or has more than 63
-octets, near the end of OCTETS, and at the end of VECTOR or PIECE. The collector must be off.
-Afterwards only the rest of PIECE is a vector."
+and the octets of PIECE that they took. The reading ends at a string that is not ASCII or has more
+than 63 octets, near the end of OCTETS, and at the end of VECTOR or PIECE. The collector must be
+off. Afterwards only the rest of PIECE is a vector."
   (let* ((header (* sb-vm:vector-data-offset sb-vm:n-word-bytes))
          (all (+ header (logandc2 (+ (length piece) 15) 15)))
          (size (if (< tag 128) 1 2))
@@ -257,14 +257,14 @@ and the position after them."
                              (to (simple-array * (*))) (at index) (size index))
     null
   "Copy SIZE octets of the data of the vector FROM, from the octet START of it on, to the octet AT
-of the data of TO. Both have numbers as elements."
+of the data of TO. Both vectors have numbers as elements."
   (with-sap ((source from) (target to))
     (%copy-memory (sb-sys:sap+ source start) (sb-sys:sap+ target at) size))
   nil)
 
 (defmacro unpack-varint ()
-  "The varint at the beginning of WORD, read at AT; move AT after it. Its length is predicted rather
-than computed, since reading the next varint must wait for the length."
+  "The varint at the beginning of WORD, read at AT; move AT after it. The varint's length is
+predicted rather than computed, since reading the next varint must wait for the length."
   `(macrolet ((found (size value)
                 `(prog1 ,value (setf at (truly-the index (+ at ,size))))))
      (cond ((not (logtest #x80 word)) (found 1 (ldb (byte 7 0) word)))

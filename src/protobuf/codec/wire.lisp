@@ -36,7 +36,7 @@
 ;;; Leaves
 
 (defmacro %octet-at (octets at)
-  "The octet AT of OCTETS, which is known to exist. It is a macro, since generated readers use it
+  "The octet AT of OCTETS, which is known to exist. This is a macro, since generated readers use it
 very often and inline functions take long to compile."
   `(truly-the octet (sb-kernel:data-vector-ref (truly-the octets ,octets) (truly-the index ,at))))
 

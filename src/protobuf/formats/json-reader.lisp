@@ -11,7 +11,7 @@
 
 (defstruct (json-input (:include input (format :json)) (:copier nil))
   "A text in JSON that is being read."
-  (reader (make-json-reader "") :type json-reader)) ; where reading stands
+  (reader (make-json-reader "") :type json-reader)) ; the reader of the JSON
 
 (defun json-wrong (input control &rest arguments)
   "Signal MESSAGE-TEXT-ERROR where INPUT stands."

@@ -10,7 +10,7 @@
 
 (defstruct (text-input (:include input (format :text)) (:copier nil))
   "A text in text format that is being read, with the token that comes next."
-  (at 0 :type index)                    ; after the token
+  (at 0 :type index)                    ; where the text after the token begins
   (kind :end :type keyword)             ; :word, :number, :string, :symbol or :end
   (token 0 :type index)                 ; where the token begins
   ;; a string, (digits exponent radix float-p), octets, or a character
@@ -343,7 +343,7 @@ its message."
   "The part of a message that has been read."
   (message nil :type message)           ; the message
   (slots '() :type list)                ; the slots that occurred in the text
-  (items '() :type list))               ; of repeated slots, the latest first, by slot
+  (items '() :type list))               ; items of repeated slots, the latest first, by slot
 
 (defun note-text-field (input partial-message slot)
   "Note that the field of SLOT occurs; signal an error if it must not occur, or must not occur twice

@@ -6,8 +6,9 @@
 ;;;; so on. So writing is bounded as reading is: one depth and one allowance for memory apply to all
 ;;;; levels (WRITING), and the text has a limit.
 ;;;;
-;;;; Both readers work on octets and on slots (message-plan.lisp) through message-reflection.lisp
-;;;; alone, so they serve every message that has slots, including dynamic ones.
+;;;; The readers of JSON and of text work on octets and on slots (message-plan.lisp) through
+;;;; message-reflection.lisp alone, so they serve every message that has slots, including dynamic
+;;;; ones.
 
 (in-package #:clgrpc.protobuf)
 
@@ -18,7 +19,7 @@
   (ordered #() :type simple-vector)     ; its slots by number
   ;; from the names of a field to its index among them
   (indices (make-hash-table) :type hash-table)
-  (keys #() :type simple-vector)        ; for JSON: the text before the value of each
+  (keys #() :type simple-vector)        ; for JSON, the text before the value of each field
   (proto-keys #() :type simple-vector)  ; the same with the names of the .proto file
   ;; for JSON: the name of a type with a form of its own, or nil
   (form nil :type symbol))
@@ -74,7 +75,7 @@ declared in the same place."
 
 (defstruct (enum-names (:constructor make-enum-names (descriptor)) (:copier nil))
   "Tables from the names of the values of an enum, including aliases, to the values and back."
-  (descriptor nil)                      ; of the enum
+  (descriptor nil)                      ; the descriptor of the enum
   (numbers (make-hash-table :test 'equal) :type hash-table) ; name to number
   (names (make-hash-table) :type hash-table)) ; number to name
 
@@ -107,7 +108,7 @@ declared in the same place."
   (partial nil)                         ; whether required fields may be missing
   ;; from the full name of a type in an Any to that type, or nil
   (finder #'find-message-type :type function)
-  (type-name nil)                       ; of the outermost message, for errors
+  (type-name nil)                       ; the type of the outermost message, for errors
   ;; to the value being read, the innermost first: slots, indices and keys
   (path '() :type list)
   (depth 0 :type index)                 ; the number of open messages
@@ -246,11 +247,11 @@ of characters, and the name of a type after the last slash."
   (buffer (make-buffer) :type buffer)   ; the output so far
   ;; from the name of a type in an Any to that type, or nil
   (finder #'find-message-type :type function)
-  (type-name nil)                       ; of the outermost message, for errors
+  (type-name nil)                       ; the type of the outermost message, for errors
   (levels 0 :type fixnum)               ; the number of messages that may still be entered
   (anys 0 :type fixnum)                 ; the number of Anys around
   (allowance 0 :type fixnum)            ; octets of memory that messages in Anys may still take
-  (max-octets 0 :type fixnum))          ; of the text
+  (max-octets 0 :type fixnum))          ; the most octets of the text
 
 (defun fail-writing (writing control &rest arguments)
   "Signal MESSAGE-PRINT-ERROR."

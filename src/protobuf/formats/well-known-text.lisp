@@ -1,6 +1,6 @@
 ;;;; The texts of well-known types in JSON (protobuf.dev, "ProtoJSON format"): Timestamp as RFC
-;;;; 3339, Duration in seconds, FieldMask as paths in camel case. These are functions of numbers and
-;;;; strings; readers and writers apply them to messages.
+;;;; 3339, Duration in seconds, FieldMask as paths in camel case. The functions here are functions
+;;;; of numbers and strings; readers and writers apply them to messages.
 ;;;;
 ;;;; Days are counted in the proleptic Gregorian calendar, without a table and without the clock.
 

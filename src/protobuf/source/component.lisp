@@ -6,11 +6,11 @@
 ;;;;     :components ((:proto-file "shop" :import-paths ("protos/"))   ; shop.proto
 ;;;;                  (:file "server")))
 ;;;;
-;;;; Compiling it compiles a DEFINE-PROTO of the file. It is compiled again when the file or one
-;;;; that it imports, directly or not, has changed. Its imports of the same system are loaded before
-;;;; it, in any order of the components. Imports are looked for in the places of DEFINE-PROTO, in
-;;;; the system's directory, and in the directories of the .proto files of systems on which it
-;;;; depends.
+;;;; Compiling it compiles a DEFINE-PROTO of the file. The component is compiled again when the file
+;;;; or one that it imports, directly or not, has changed. The file's imports of the same system are
+;;;; loaded before it, in any order of the components. Imports are looked for in the places of
+;;;; DEFINE-PROTO, in the system's directory, and in the directories of the .proto files of systems
+;;;; on which it depends.
 
 (in-package #:clgrpc.protobuf)
 

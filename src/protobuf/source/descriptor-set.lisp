@@ -1,7 +1,7 @@
 ;;;; Descriptor sets: google.protobuf.FileDescriptorSet in octets, as protoc --descriptor_set_out
-;;;; and buf write them, and in the form in which generators and reflection get them. They become
-;;;; file descriptors, linked and registered like those of sources, with comments and positions if
-;;;; the set has source info.
+;;;; and buf write them, and in the form in which generators and reflection get them. The sets'
+;;;; files become file descriptors, linked and registered like those of sources, with comments and
+;;;; positions if the set has source info.
 ;;;;
 ;;;; The writer of a set has checked it, so only properties on which the code here depends are
 ;;;; checked again. A file that is in every image keeps the image's definition, and a loaded file

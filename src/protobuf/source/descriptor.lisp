@@ -11,13 +11,13 @@
 (defstruct (descriptor (:copier nil) (:constructor nil))
   "The common part of all declarations."
   (name "" :type string)                ; the last part of the full name
-  (full-name "" :type string)           ; with the package and the messages around
+  (full-name "" :type string)           ; the name with the package and the enclosing messages
   (comment nil :type (or null string))  ; the text of its comment, or nil
-  (options '() :type list)              ; as written: a list of OPTIONs
+  (options '() :type list)              ; the options as written: a list of OPTIONs
   ;; their meaning: a serialized google.protobuf.…Options message, without the options that are for
   ;; the source only; nil if it is empty
   (option-octets nil :type (or null octets))
-  (source-option-octets nil :type (or null octets)) ; the same with all options
+  (source-option-octets nil :type (or null octets)) ; the serialized options, all of them
   (features nil :type list)             ; the resolved features, as a plist
   (line 1 :type index)                  ; its place, from 1
   (column 1 :type index))               ; its place, from 1
@@ -34,34 +34,34 @@
   "A .proto file. NAME and FULL-NAME are its path as imports write it."
   (package "" :type string)             ; the name of its package, "" for none
   (syntax :proto2 :type (member :proto2 :proto3 :editions)) ; the language of the file
-  (edition nil :type (or null string))  ; as written, or nil
-  (dependencies '() :type list)         ; the names of all files that it imports
-  (public-dependencies '() :type list)  ; the names of those that are imported publicly
-  (weak-dependencies '() :type list)    ; the names of those that are imported weakly
+  (edition nil :type (or null string))  ; the edition as written, or nil
+  (dependencies '() :type list)         ; the names of all files that the file imports
+  (public-dependencies '() :type list)  ; the names of the files that are imported publicly
+  (weak-dependencies '() :type list)    ; the names of the files that are imported weakly
   (option-dependencies '() :type list)  ; files that are imported for their options only
   ;; where each part of a declaration stands, until the file is linked; see NOTE-AT
   (places nil :type (or null hash-table))
   (messages '() :type list)             ; declared in the file, not in one of its messages
   (enums '() :type list)                ; declared in the file, not in one of its messages
   (extensions '() :type list)           ; declared in the file, not in one of its messages
-  (services '() :type list)             ; declared in the file
+  (services '() :type list)             ; services that the file declares
   (fingerprint "" :type string)         ; a hash of the source
   ;; the native name of the file on disk that it was read from, or nil
   (source nil :type (or null string)))
 
 (defstruct (message-descriptor (:include descriptor) (:copier nil))
   "A message type."
-  (fields '() :type list)               ; in the order of the source
-  (oneofs '() :type list)               ; in the order of the source
-  (messages '() :type list)             ; declared inside it, map entries among them
-  (enums '() :type list)                ; declared inside it
-  (extensions '() :type list)           ; declared inside it
-  (extension-ranges '() :type list)     ; EXTENSION-RANGEs
+  (fields '() :type list)               ; fields in the order of the source
+  (oneofs '() :type list)               ; oneofs in the order of the source
+  (messages '() :type list)             ; declared inside the message, map entries among them
+  (enums '() :type list)                ; enums that are declared inside the message
+  (extensions '() :type list)           ; extensions that are declared inside the message
+  (extension-ranges '() :type list)     ; the ranges of extension numbers, EXTENSION-RANGEs
   (reserved-ranges '() :type list)      ; ranges of numbers, (first . last), both inclusive
-  (reserved-names '() :type list)       ; that no field may have
+  (reserved-names '() :type list)       ; names that no field may have
   (map-entry-p nil :type boolean)       ; true of the entry type of a map field
   (message-set-p nil :type boolean)     ; true if its extensions are written as items
-  (visibility nil :type (member nil :local :export)) ; as declared, or nil
+  (visibility nil :type (member nil :local :export)) ; the visibility as declared, or nil
   (symbol nil :type symbol))            ; the name of the Lisp type
 
 (defstruct (extension-range (:include descriptor) (:copier nil))
@@ -72,11 +72,12 @@
 (defstruct (field-descriptor (:include descriptor) (:copier nil))
   "A field or extension."
   (number 0 :type fixnum)               ; its number
-  (label :optional :type (member :optional :required :repeated)) ; as written, or implied
+  ;; the label as written, or as implied
+  (label :optional :type (member :optional :required :repeated))
   (labelled-p nil :type boolean)        ; true if the label is written
   (type nil :type (or null keyword))    ; such as :int32, :message, :enum or :group
   (type-name nil :type (or null string)) ; the full name of its message or enum type, or nil
-  (oneof nil :type (or null string))    ; the name of the oneof that it belongs to, or nil
+  (oneof nil :type (or null string))    ; the name of the oneof that the field belongs to, or nil
   (proto3-optional-p nil :type boolean) ; true of an `optional` field in proto3
   (extendee nil :type (or null string)) ; the full name of the message that it extends, or nil
   (default nil)                         ; the value, or nil for the type's own
@@ -88,7 +89,7 @@
   (closed-p nil :type boolean)          ; whether its enum is closed
   (unchecked-p nil :type boolean)       ; whether its strings need not be UTF-8
   (delimited-p nil :type boolean)       ; whether its message is written as a group
-  (map-p nil :type boolean))            ; whether it is a map
+  (map-p nil :type boolean))            ; whether the field is a map
 
 (defstruct (oneof-descriptor (:include descriptor) (:copier nil))
   "A oneof; its fields are the message's fields whose ONEOF is its name.")
@@ -97,9 +98,9 @@
   "An enum type."
   (values '() :type list)               ; ENUM-VALUE-DESCRIPTORs in the order of the source
   (reserved-ranges '() :type list)      ; ranges of numbers, (first . last), both inclusive
-  (reserved-names '() :type list)       ; that no value may have
+  (reserved-names '() :type list)       ; names that no value may have
   (closed-p nil :type boolean)          ; whether numbers without a name are unknown fields
-  (visibility nil :type (member nil :local :export)) ; as declared, or nil
+  (visibility nil :type (member nil :local :export)) ; the visibility as declared, or nil
   (symbol nil :type symbol))            ; the name of the Lisp type
 
 (defstruct (enum-value-descriptor (:include descriptor) (:copier nil))
@@ -108,15 +109,15 @@
 
 (defstruct (service-descriptor (:include descriptor) (:copier nil))
   "A service."
-  (methods '() :type list)              ; in the order of the source
+  (methods '() :type list)              ; methods in the order of the source
   (symbol nil :type symbol))            ; the name of the Lisp class
 
 (defstruct (method-descriptor (:include descriptor) (:copier nil))
   "A method."
   (input "" :type string)               ; the full name of its request's message
   (output "" :type string)              ; the full name of its response's message
-  (client-streaming-p nil :type boolean) ; true if it takes a stream of requests
-  (server-streaming-p nil :type boolean) ; true if it returns a stream of responses
+  (client-streaming-p nil :type boolean) ; true if the method takes a stream of requests
+  (server-streaming-p nil :type boolean) ; true if the method returns a stream of responses
   (symbol nil :type symbol))            ; the name of the generic function
 
 (document-functions
@@ -128,7 +129,8 @@ path."
   descriptor-option-octets "The options of the declaration as a serialized message of their type in
 descriptor.proto, such as google.protobuf.FieldOptions, without options whose retention is the
 source; or nil."
-  descriptor-source-option-octets "The same with all options."
+  descriptor-source-option-octets "The same message with all options, those for the source
+included."
   descriptor-line "The line of the declaration, from 1."
   descriptor-column "The column of the declaration, from 1."
   option-name "The name of OPTION, a list of strings, or of (string) for a part in parentheses."
@@ -137,7 +139,8 @@ source; or nil."
   file-descriptor-package "The package of the file, \"\" if it has none."
   file-descriptor-syntax "The syntax of the file: :proto2, :proto3 or :editions."
   file-descriptor-dependencies "The import paths of the files it imports, in order."
-  file-descriptor-public-dependencies "The imports that are public."
+  file-descriptor-public-dependencies "The import paths of the files that the file imports
+publicly."
   file-descriptor-messages "The descriptors of the messages at the file's top level, in order."
   file-descriptor-enums "The descriptors of the enums at the file's top level, in order."
   file-descriptor-services "The descriptors of the file's services, in order."

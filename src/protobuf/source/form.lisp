@@ -93,8 +93,8 @@ the directory for generated files."
     (and (plusp start) (string= ".proto" name :start2 start))))
 
 (defun load-imports (name imports)
-  "Load the generated files of those of IMPORTS that are not loaded. They are in the same tree of
-generated files as the file of NAME, which is being loaded or compiled."
+  "Load the generated files of those of IMPORTS that are not loaded. The generated files are in the
+same tree as the file of NAME, which is being loaded or compiled."
   (let ((source (or *compile-file-truename* *load-truename*)))
     (dolist (import imports)
       (unless (find-file-descriptor import)

@@ -513,7 +513,8 @@ or nil."
 ;;; Files
 
 (defun parse-syntax (file)
-  "Consume the syntax or edition statement, if there is one. The file ends at an error in it."
+  "Consume the syntax or edition statement, if there is one. The file ends at an error in the
+declaration."
   (let* ((first (this-token))
          (edition (accept "edition")))
     (note-at file :edition first)

@@ -14,9 +14,9 @@
   (kind :end :type (member :identifier :integer :float :string :symbol :end)) ; its kind
   ;; of an identifier or symbol a string, of a number a number, of a string octets
   (value nil)
-  (radix 10 :type (member 8 10 16))     ; of an integer
-  (line 1 :type index)                  ; where it begins, from 1
-  (column 1 :type index)                ; where it begins, from 1
+  (radix 10 :type (member 8 10 16))     ; the radix of an integer
+  (line 1 :type index)                  ; the line where the token begins, from 1
+  (column 1 :type index)                ; the column where the token begins, from 1
   (leading nil :type (or null string))  ; the comment that ends on the line before it, or nil
   (trailing nil :type (or null string))) ; the comment after it on its line, or nil
 
@@ -32,8 +32,8 @@
   (text "" :type (simple-array character (*))) ; the source
   (file "" :type string)                ; its name, for errors
   (at 0 :type index)                    ; the index of the next character
-  (line 1 :type index)                  ; of that character, from 1
-  (column 1 :type index)                ; of that character, from 1
+  (line 1 :type index)                  ; the line of that character, from 1
+  (column 1 :type index)                ; the column of that character, from 1
   (name-end 0 :type index)              ; the end of the last identifier
   (problems '() :type list))            ; the errors so far, the latest first
 

@@ -34,7 +34,7 @@ start."
   (first 0 :type integer)               ; its lowest number
   (last 0 :type integer)                ; its highest number
   (range nil)                           ; the range from which it was made
-  (place 0 :type index)                 ; in the list
+  (place 0 :type index)                 ; its place in the list
   ;; the span, this one or before it in a vector, whose LAST is the greatest
   (reach nil :type (or null number-range)))
 

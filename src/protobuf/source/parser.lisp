@@ -3,14 +3,14 @@
 ;;;; descent over the token vector; grammar.lisp has the declarations.
 ;;;;
 ;;;; An error ends only its statement: parsing continues after the next semicolon or balanced brace.
-;;;; It recovers at the same places as protoc, so both report the same first error. The position of
-;;;; each part of a declaration is noted, for the errors that linking finds.
+;;;; The parser recovers at the same places as protoc, so both report the same first error. The
+;;;; position of each part of a declaration is noted, for the errors that linking finds.
 
 (in-package #:clgrpc.protobuf)
 
 (defstruct (parser (:copier nil))
   "The state of parsing."
-  (tokens #() :type simple-vector)      ; of the source
+  (tokens #() :type simple-vector)      ; the tokens of the source
   (at 0 :type index)                    ; the index of the next token
   (file nil :type (or null file-descriptor)) ; the part parsed so far
   (problems '() :type list)             ; the errors so far, the latest first

@@ -18,7 +18,7 @@
 (defstruct (declared (:constructor make-declared (thing file &optional owner)) (:copier nil))
   "A thing with a full name, in the form in which it is found by name."
   (thing nil)                           ; a descriptor or :PACKAGE
-  (file nil :type (or null file-descriptor)) ; that declares it
+  (file nil :type (or null file-descriptor)) ; the file that declares the name
   ;; of a field its message, of an enum value its enum, else nil
   (owner nil))
 
@@ -32,7 +32,7 @@ public imports: N of them can make N × N files visible.")
 
 (defstruct (symbol-table (:copier nil))
   "The state that files linked together share."
-  (names (make-hash-table :test 'equal) :type hash-table) ; full name to DECLARED
+  (names (make-hash-table :test 'equal) :type hash-table) ; maps a full name to its DECLARED
   (entered (make-hash-table :test 'eq) :type hash-table)  ; the files whose names are in NAMES
   (extensions (make-hash-table :test 'equal) :type hash-table) ; extendee to fields by number
   (indexes (make-hash-table :test 'eq) :type hash-table)  ; descriptor to plist; see INDEX-OF
@@ -47,7 +47,7 @@ public imports: N of them can make N × N files visible.")
   (imports '() :type list)              ; the files in sight
   (option-imports '() :type list)       ; the files in sight for options only
   (sight (make-hash-table :test 'eq) :type hash-table) ; to T or :OPTIONS, both of these
-  (packages (make-hash-table :test 'equal) :type hash-table) ; of the files in sight
+  (packages (make-hash-table :test 'equal) :type hash-table) ; packages of the files in sight
   (records (make-hash-table :test 'eq) :type hash-table) ; descriptor to the RECORD of its options
   (problems '() :type list)             ; the errors so far, the latest first
   (problem-count 0 :type index)         ; their number, with those not kept
@@ -57,7 +57,7 @@ public imports: N of them can make N × N files visible.")
   (read-p nil :type boolean)            ; whether the file comes from a descriptor set
   ;; of the last look-up that failed: the file that has the name but is not imported
   (hidden nil :type (or null file-descriptor))
-  (nearest nil :type (or null string))) ; and the name in the scope that decided
+  (nearest nil :type (or null string))) ; the name in the scope that decided
 
 (defvar *linker*)
 (setf (documentation '*linker* 'variable) "The linker at work.")
@@ -221,8 +221,8 @@ SELECT names for the file. FIND maps a name to its file, or nil."
                        (push (funcall select file) waiting))))))))
 
 (defun see-imports (names find kind)
-  "The files called NAMES and their direct and indirect public imports. They come in sight as KIND:
-T, or :OPTIONS for options only."
+  "The files called NAMES and their direct and indirect public imports. The files come in sight as
+KIND: T, or :OPTIONS for options only."
   (let ((files '()) (sight (linker-sight *linker*)) (symbol-table (linker-symbol-table *linker*)))
     (map-import-closure
      (lambda (file)

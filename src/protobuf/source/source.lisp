@@ -125,7 +125,7 @@ generic function or method, and the kind for FIND-DEFINITION; or nil.")
       (if (and source name) (correct-source source name kind) source))))
 
 (defun named-sources (function name kind)
-  "The answer of FUNCTION, FIND-DEFINITION-SOURCES-BY-NAME, for NAME and KIND, corrected. It looks
+  "The answer of FUNCTION, FIND-DEFINITION-SOURCES-BY-NAME, for NAME and KIND, corrected. This looks
 up classes, generic functions and methods as objects, with FIND-DEFINITION-SOURCE."
   (let ((sources (funcall function name kind)))
     (if (member kind '(:function :type))

@@ -3,7 +3,8 @@
 ;;;; types. A message of such a type is a DYNAMIC-MESSAGE with a layout like any other: the places
 ;;;; of its slots are elements of a vector, and its coders are those of generic-coder.lisp. So all
 ;;;; code that works on slots and message types (FIELD-VALUE, SERIALIZE, PARSE-MESSAGE, JSON, text,
-;;;; copying) serves them unchanged. Values of their enums are strings, the names, or numbers.
+;;;; copying) serves them unchanged. Values of enums of such types are strings, the names, or
+;;;; numbers.
 
 (in-package #:clgrpc.protobuf)
 
@@ -12,7 +13,7 @@
   (files '() :type list)                ; the file descriptors
   (messages (make-hash-table :test 'equal) :type hash-table) ; full name to message type
   (enums (make-hash-table :test 'equal) :type hash-table) ; full name to enum type
-  (extensions (make-hash-table :test 'equal) :type hash-table)) ; full name to slot
+  (extensions (make-hash-table :test 'equal) :type hash-table)) ; maps a full name to its slot
 
 (document-functions
   type-pool-files "The descriptors of the files that POOL was made of.")

@@ -310,8 +310,8 @@ MESSAGE has no such field. Only one thread at a time may do this with MESSAGE."
 (defun unknown-fields (message)
   "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
 they were received, or nil. These octets are written again when MESSAGE is serialized. Loaded
-extensions are not among them. Do not change them. From any thread, while no other thread changes
-MESSAGE."
+extensions are not among them. Do not change these octets. From any thread, while no other thread
+changes MESSAGE."
   (let* ((message (current message)) (extras (settled-extras message)))
     (if extras (extras-unknown extras) (message-extra message))))
 

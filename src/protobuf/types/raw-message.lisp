@@ -6,21 +6,20 @@
 
 (defstruct (memory-bound (:copier nil))
   "The memory that messages of a type, and those inside them, may take."
-  (octets 0 :type index)                ; of memory, each at most
-  (name-octets 0 :type index)           ; of the longest name of a field in JSON
-  (value-octets 0 :type index))         ; of the longest name of a value of an enum
+  (octets 0 :type index)                ; the most octets of memory that one of these messages takes
+  (name-octets 0 :type index)           ; octets of the longest name of a field in JSON
+  (value-octets 0 :type index))         ; octets of the longest name of a value of an enum
 
 (defstruct (raw-type (:include message-type) (:copier nil) (:predicate raw-type-p)
                      (:constructor %make-raw-type (name decoded finder)))
   "A type of messages that are not decoded."
   (decoded nil :type (or null message-type) :read-only t) ; the type of the octets, if known
   (finder nil :type (or null function) :read-only t) ; finds types by name, for JSON
-  (memory-bound nil :type (or null memory-bound))) ; of DECODED, found when needed
+  (memory-bound nil :type (or null memory-bound))) ; the bound for DECODED, found when needed
 
 (document-functions
   raw-type-p "True if OBJECT is a type of messages that are not decoded."
-  raw-type-decoded "The message type of which the octets of messages of TYPE, a raw type, are
-messages; or nil."
+  raw-type-decoded "The message type that the octets in messages of TYPE, a raw type, have; or nil."
   raw-type-finder "The :FINDER for JSON of messages of TYPE, a raw type, or nil.")
 
 ;;; The memory of a raw message if it were decoded, with its JSON
@@ -82,7 +81,7 @@ thread."
 
 (declaim (inline raw-message-octets))
 (defun raw-message-octets (message)
-  "The octets of MESSAGE, a raw one. Do not change them. From any thread."
+  "The octets of MESSAGE, a raw one. Do not change these octets. From any thread."
   (the octets (svref (dynamic-contents (the dynamic-message message)) 0)))
 
 

@@ -43,8 +43,8 @@ the nanoseconds after it. The universal time is negative before 1900. From any t
 ;;; Duration
 
 (defun seconds-duration (seconds)
-  "Return the google.protobuf.Duration of SECONDS, a real. Signal MISUSE if that is more than about
-10,000 years either way. From any thread."
+  "Return the google.protobuf.Duration of SECONDS, a real. Signal MISUSE if SECONDS are more than
+about 10,000 years either way. From any thread."
   (multiple-value-bind (whole nanoseconds) (truncate (nanoseconds-of seconds) +ns-per-second+)
     (unless (<= (- +greatest-duration+) whole +greatest-duration+)
       (misuse "~A seconds are more than a duration can have." seconds))
@@ -59,8 +59,8 @@ thread."
 ;;; Any
 
 (defun any-pack (message &key (prefix "type.googleapis.com"))
-  "Return a google.protobuf.Any that holds MESSAGE. Its type URL is PREFIX, a string, then a slash
-and the full name of MESSAGE's type. Signal REQUIRED-FIELD-MISSING if MESSAGE lacks a required
+  "Return a google.protobuf.Any that holds MESSAGE. The Any's type URL is PREFIX, a string, then a
+slash and the full name of MESSAGE's type. Signal REQUIRED-FIELD-MISSING if MESSAGE lacks a required
 field. From any thread, while no other thread changes MESSAGE."
   (google.protobuf:make-any
    :type-url (format nil "~A/~A" prefix (message-type-name (message-type-of message)))
@@ -74,8 +74,8 @@ type URL after the last slash. From any thread."
 
 (defun any-unpack (any &optional type)
   "Return the message in ANY, a google.protobuf.Any. With TYPE, a symbol, full name or message type,
-return nil if the message is of another type. Signal PROTOBUF-ERROR if its type is not loaded or its
-octets are not a message of it. From any thread."
+return nil if the message is of another type. Signal PROTOBUF-ERROR if the Any's type is not loaded
+or the Any's octets are not a message of that type. From any thread."
   (let* ((name (any-type-name any))
          (found (find-message-type name)))
     (cond ((and type (not (eq found (need-message-type type)))) nil)
