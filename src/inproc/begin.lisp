@@ -4,7 +4,8 @@
 (in-package #:clgrpc.inproc)
 
 (define-hot run-handler ((call-pair call-pair)) (values t t)
-  "Run the handler of CALL-PAIR. Return its value, and nil or the RPC-ERROR that ended it."
+  "Run the handler of CALL-PAIR. Return the handler's value, and nil or the RPC-ERROR that ended the
+handler."
   (let* ((call (call-pair-server call-pair))
          (route (call-pair-route call-pair))
          (request (if (rpc:takes-one-p call) (call-pair-request call-pair) call))

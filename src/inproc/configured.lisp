@@ -196,7 +196,8 @@ allows."
                                                 :server-operations server-operations)))
 
 (defun relay-callee (inproc-core)
-  "The callee of calls that INPROC-CORE makes through relays. It sets no limits: the attempts do."
+  "The callee of calls that INPROC-CORE makes through relays. The callee sets no limits: the
+attempts do."
   (make-callee :name (inproc-core-target inproc-core) :relays t
                :options (make-server-options :max-calls 10000000
                                              :max-receive-octets 2147483647)))
@@ -218,8 +219,8 @@ nil. OPTIONS determine whether calls are tried again."
           (make-plan :config config :channel (derive-channel inproc-core :options limited))))))
 
 (defun make-outer-channel (inproc-core)
-  "A channel for the calls on INPROC-CORE whose relays have a caller. It neither copies messages nor
-checks their length: the attempts do both."
+  "A channel for the calls on INPROC-CORE whose relays have a caller. The channel neither copies
+messages nor checks their length: the attempts do both."
   (derive-channel inproc-core :callee (relay-callee inproc-core) :name nil :share t
                   :execution :caller :server-operations **relay-operations**))
 

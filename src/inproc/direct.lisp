@@ -7,8 +7,8 @@
 
 (defun service-channel (service &rest arguments)
   "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does for a
-server. ARGUMENTS are as for that. End the channel with CLOSE-CHANNEL. Signal MISUSE if SERVICE is
-not a service. From any thread."
+server. ARGUMENTS are as for SERVER-CHANNEL. End the channel with CLOSE-CHANNEL. Signal MISUSE if
+SERVICE is not a service. From any thread."
   (method:check-service service)
   (let ((callee (make-callee :services (list service) :options (make-server-options)
                              :name "inproc:")))

@@ -17,8 +17,8 @@
 (defstruct (callee (:copier nil))
   "The end that is called: a server, or a service object without a server."
   (server nil :type (or null serving:server)) ; nil if only a service object is called
-  (services '() :type list)             ; service objects
-  (interceptors '() :type list)         ; around their handlers
+  (services '() :type list)             ; the service objects
+  (interceptors '() :type list)         ; interceptors around the handlers of these services
   (options nil :type options)           ; the server's limits
   (observer nil :type (or null rpc:observer)) ; the server's
   (name nil :type (or null string))     ; its first address inproc:NAME
@@ -28,9 +28,9 @@
   ;; :closed once the server stops, :abandoned once it has waited for long enough
   (state :open :type (member :open :closed :abandoned))
   (ending '() :type list)               ; (status text) for the calls that are abandoned
-  (tally (make-tally) :type tally)      ; of its calls
+  (tally (make-tally) :type tally)      ; the tally of its calls
   (lock (sb-thread:make-mutex :name "clgrpc in-process callee")
-        :read-only t) ; of CALL-PAIRS and TABLE
+        :read-only t) ; the lock of CALL-PAIRS and TABLE
   (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; of calls registered
 
 (declaim (sb-ext:freeze-type callee))
@@ -50,18 +50,19 @@
   (share nil :type boolean)             ; messages are passed without copying where handlers run: on
   ;; their callers' threads, on threads of their own, or on this loop
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
-  (open t :type boolean)                ; until CLOSE-CHANNEL
+  (open t :type boolean)                ; true until CLOSE-CHANNEL
   ;; the channel serves direct calls of a service: no user closes it
   (direct nil :type boolean)
   (loop nil :type (or null loop:event-loop)) ; the loop for timers and threads, once it is needed
-  (handlers 0 :type sb-ext:word)        ; how many run on threads of their own; atomic
+  (handlers 0 :type sb-ext:word)        ; how many handlers run on threads of their own; atomic
   (waiting nil :type (or null simple-vector)) ; calls that have not begun: see waiting.lisp
   (watched nil :type boolean)           ; a timer checks WAITING
   ;; the clock of the deadlines of its calls
   (clock (loop:world-clock loop:*world*) :type function :read-only t)
-  (client-operations nil :type rpc:operations :read-only t) ; of its calls
-  (server-operations nil :type rpc:operations :read-only t) ; of the handlers' ends
-  (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t)) ; of LOOP
+  (client-operations nil :type rpc:operations :read-only t) ; the operations of the clients' ends
+  ;; the server operations of the handlers' ends
+  (server-operations nil :type rpc:operations :read-only t)
+  (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t)) ; guards LOOP
 
 (declaim (sb-ext:freeze-type inproc-core))
 
@@ -76,7 +77,7 @@ both ends."
   (began-ns 0 :type nanoseconds)        ; when the call began
   (requests 0 :type sb-ext:word)        ; octets of messages that the client has sent
   (responses 0 :type sb-ext:word)       ; octets of messages that the handler has sent
-  (attempt nil :type boolean))          ; an attempt under way was reported for it
+  (attempt nil :type boolean))          ; an attempt under way was reported for the call
 
 (declaim (sb-ext:freeze-type call-counts))
 
@@ -89,7 +90,7 @@ both ends."
 which that function runs."
   (function nil :type (or null function)) ; the body that consumes a stream, or nil
   (handlers nil :type list)             ; condition handlers, as SBCL keeps them
-  (restarts nil :type list)             ; likewise
+  (restarts nil :type list)             ; restarts, as SBCL keeps them
   (call nil :type (or null call))       ; the current one
   (inside nil :type boolean))           ; the body runs
 
@@ -106,7 +107,7 @@ which that function runs."
 (defstruct (call-pair (:constructor make-call-pair (callee route request)) (:copier nil))
   "The data that the two ends of a call share."
   (callee nil :type (or null callee))   ; nil if there was nobody to call
-  (route nil :type (or null inproc-route)) ; to the handler
+  (route nil :type (or null inproc-route)) ; the route to the handler
   (request nil)                         ; the only request of a method that takes one
   (client nil :type (or null call))     ; the caller's end
   (server nil :type (or null call))     ; the handler's end
@@ -114,28 +115,29 @@ which that function runs."
   ;; the handler's thread, if that is the caller's or the consumer's, or :elsewhere; :over once it
   ;; has returned
   (phase :waiting)
-  (consumer nil :type (or null consumer)) ; of the handler's messages
+  (consumer nil :type (or null consumer)) ; the consumer of the handler's messages
   (source nil :type (or null function)) ; user code: returns a request when the handler asks for one
   (ready '() :type list)                ; requests, the oldest first
   (eager nil :type boolean)             ; the handler runs although the client does not wait
   ;; requests that were sent before the handler began, the newest first; :closed from then on
   (held '() :type (or list (eql :closed)))
-  (held-octets 0 :type index)           ; their size
+  (held-octets 0 :type index)           ; the octets of these requests
   (claim nil)                           ; true once a thread ends the call
-  (overdue nil :type boolean)           ; it was already waiting at the previous check
+  (overdue nil :type boolean)           ; the call was already waiting at the previous check
   (leaving nil :type boolean)           ; the consumer is being left, and the handler unwound
   (queued-reply nil :type boolean)      ; RECEIVE returns the reply
   (reply nil)                           ; the answer of a method that answers once
   (unattended nil :type boolean)        ; no thread waits in a stub of the call
   (completions '() :type loop:completions) ; of that
-  (client-mailbox nil :type (or null mailbox)) ; for the client: see message-queue.lisp
-  (server-mailbox nil :type (or null mailbox)) ; for the handler
+  ;; the mailbox of messages for the client: see message-queue.lisp
+  (client-mailbox nil :type (or null mailbox))
+  (server-mailbox nil :type (or null mailbox)) ; the mailbox of messages for the handler
   (client-waits nil :type boolean)      ; the client, which sends, wants to know of room
   (server-waits nil :type boolean)      ; the handler does
-  (registered nil :type boolean)        ; with CALLEE
+  (registered nil :type boolean)        ; true once the call is registered with CALLEE
   (entered nil :type (or null loop:event-loop)) ; the loop that counts the call
   (driver nil :type (or null sb-thread:thread)) ; the client, while it runs that loop
-  (timer nil))                          ; of the deadline
+  (timer nil))                          ; the timer of the deadline
 
 (declaim (inline %make-inproc-call))
 (defstruct (inproc-call (:include call) (:constructor %make-inproc-call
@@ -143,7 +145,7 @@ which that function runs."
                                              half-closed inproc-core call-pair))
                         (:copier nil))
   "One end of an in-process call."
-  (inproc-core nil :type inproc-core)   ; of its channel
+  (inproc-core nil :type inproc-core)   ; the inproc core of its channel
   (call-pair nil :type (or null call-pair))) ; nil until a call pair is needed
 
 (declaim (sb-ext:freeze-type call-pair inproc-call))

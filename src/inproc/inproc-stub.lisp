@@ -1,8 +1,9 @@
 ;;;; The calls of stubs on an in-process channel.
 ;;;;
-;;;; A unary call whose handler runs on the caller's thread creates two copies and two objects. It
-;;;; gets a CALL-PAIR only in rare cases, which are checked when the handler has returned: the
-;;;; handler set metadata or trailers, it will answer later, or something else has ended the call.
+;;;; A unary call whose handler runs on the caller's thread creates two copies and two objects. Such
+;;;; a call gets a CALL-PAIR only in rare cases, which are checked when the handler has returned:
+;;;; the handler set metadata or trailers, it will answer later, or something else has ended the
+;;;; call.
 
 (in-package #:clgrpc.inproc)
 
@@ -211,7 +212,7 @@ the corresponding status."
         call-pair)))
 
 (defun idle-call-pair (inproc-core callee method deadline fields)
-  "A call pair with both ends, to no handler. Its call is about to end."
+  "A call pair with both ends, to no handler. The call of the pair is about to end."
   (let ((call-pair (make-call-pair callee nil nil)))
     (setf (call-pair-client call-pair) (make-client-end method deadline nil inproc-core call-pair)
           (call-pair-server call-pair)

@@ -32,7 +32,7 @@
 
 (defstruct (plan (:copier nil))
   "How calls under a method config are made."
-  ;; the config that it follows, or nil
+  ;; the config that the plan follows, or nil
   (config nil :type (or null config:method-config) :read-only t)
   ;; nil if calls are made once
   (policy nil :type (or null config:attempt-policy) :read-only t)
@@ -46,8 +46,9 @@
   ((config :initarg :config :reader channel-config) ; the service config, or nil
    ;; see MAKE-CHANNEL
    (attempt-interceptors :initarg :attempt-interceptors :reader channel-attempt-interceptors)
-   (options :initarg :options :reader channel-retry-options) ; that say how often a call is tried
-   (throttle :initarg :throttle :reader channel-throttle) ; or nil
+   ;; the options that say how often a call is tried
+   (options :initarg :options :reader channel-retry-options)
+   (throttle :initarg :throttle :reader channel-throttle) ; the throttle, or nil
    ;; of requests kept for attempts
    (octet-budget :initform (make-octet-budget) :reader channel-octet-budget)
    ;; maps the METHOD-CONFIGs of CONFIG, and nil, to plans
@@ -72,10 +73,11 @@
 (defstruct (relay (:include attempt:retries) (:constructor %make-relay) (:copier nil))
   "An object that makes the attempts of a call, and passes messages on between the call and them.
 The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
-  (channel nil :type configured-inproc-channel :read-only t) ; that the call was made on
-  (plan nil :type plan :read-only t)    ; of its method
-  (fields nil :type simple-vector)      ; the metadata of the call
-  (began-ns 0 :type nanoseconds :read-only t) ; when the call did
+  ;; the channel on which the call was made
+  (channel nil :type configured-inproc-channel :read-only t)
+  (plan nil :type plan :read-only t)    ; the plan of its method
+  (fields nil :type simple-vector :read-only t) ; the metadata of the call
+  (began-ns 0 :type nanoseconds :read-only t) ; when the call began
   ;; the waiting thread on which attempts run, if there is one
   (caller nil :type (or null sb-thread:thread) :read-only t)
   (call nil :type (or null call))       ; the handler's end of the call, once it has begun
@@ -155,8 +157,8 @@ again."
         (sb-thread:barrier (:memory))))))
 
 (defun wake-owner (call)
-  "The operation SCHEDULE of the two ends that belong to a relay. Their callback for room wakes the
-relay, whatever the event was."
+  "The operation SCHEDULE of the two ends that belong to a relay. The callback of such an end for
+room wakes the relay, whatever the event was."
   (let ((callbacks (call-inproc-callbacks call)))
     (when (and callbacks (inproc-callbacks-on-writable callbacks))
       (funcall (inproc-callbacks-on-writable callbacks)))))
@@ -207,8 +209,8 @@ OBSERVER, or nil: the limits for messages of the call; and, if it is observed, t
 
 (defun begin-attempt (relay number channel)
   "Two values: the call pair of the attempt of RELAY after NUMBER others, a call on CHANNEL, and the
-view of the attempt for interceptors, or nil. Its handler has not begun; if an interceptor has made
-the attempt fail, the call has ended."
+view of the attempt for interceptors, or nil. The handler of the attempt has not begun; if an
+interceptor has made the attempt fail, the call has ended."
   (let* ((call (relay-call relay))
          (method (call-rpc-method call))
          (deadline (call-deadline call))
@@ -304,7 +306,8 @@ do nothing if the call could have only one attempt."
        t))
 
 (defun begin-after (relay delay-ns)
-  "Plan the next attempt of RELAY for DELAY-NS from now. No other attempt begins before that time."
+  "Plan the next attempt of RELAY for DELAY-NS from now. No other attempt begins before this is
+over."
   (let ((timer (list nil)))
     (setf (relay-timer relay) timer)
     (flet ((ring ()

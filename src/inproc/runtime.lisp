@@ -1,5 +1,6 @@
-;;;; Timers and threads of a channel within the image. They are those of a client loop. The channel
-;;;; acquires the loop when it first needs one, and keeps it until the channel is closed.
+;;;; Timers and threads of a channel within the image. Such a channel has those of a client loop.
+;;;; The channel acquires the loop when it first needs one, and keeps it until the channel is
+;;;; closed.
 
 (in-package #:clgrpc.inproc)
 
