@@ -12,8 +12,8 @@
 (defclass channelz-service (v1:channelz) ()
   (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
 own services, and tools such as grpcdebug and `clgrpc channelz` can read the state and counts of the
-channels, servers and connections of this process, not of that server alone. It answers every
-client, so let only operators reach it. It does not slow calls down."))
+channels, servers and connections of this process, not of that server alone. The service answers
+every client, so let only operators reach it. The service does not slow calls down."))
 
 ;;; Common parts of channels, subchannels and servers
 

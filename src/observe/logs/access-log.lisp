@@ -1,6 +1,6 @@
 ;;;; The access log: an event for each call that has ended, for the log of the process or a function
-;;;; of its own. It is a source of observers, which get only the ends of calls, so one access log
-;;;; may be given to any number of servers and channels.
+;;;; of its own. An access log is a source of observers, which get only the ends of calls, so one
+;;;; access log may be given to any number of servers and channels.
 ;;;;
 ;;;; The choice of calls to log is made when they end, so that failures can be logged whatever the
 ;;;; ratio is. A call that is not logged costs a test of its status and a random number. The number
@@ -13,7 +13,7 @@
 (in-package #:clgrpc.logs)
 
 (defclass access-log ()
-  ((threshold :initarg :threshold :reader access-log-threshold) ; how many of +CHANCES+ are logged
+  ((threshold :initarg :threshold :reader access-log-threshold) ; draws that log, of +CHANCES+
    (failures :initarg :failures :reader access-log-failures) ; true if all failures are logged
    ;; a log function, or nil for LOG-EVENT
    (function :initarg :function :reader access-log-function)
@@ -32,9 +32,9 @@ is nil to the log of the process. RATIO, a real from 0 to 1, is the share of cal
 at random; if FAILURES is true, calls with another status than :ok are logged, too, 10 a second of
 each peer on each loop; the event :CALLS-NOT-LOGGED gives the number of further failures. EXEMPLAR
 is nil or a function of a call that returns an alist of names and texts, such as the user's name,
-which are added to the event, as are the ids of its trace. Both are called on the call's loop, so
-they must not wait; an error in them goes to the log. doc/observability.md lists the fields of the
-event. Signal MISUSE for other arguments. From any thread."
+which are added to the event, as are the ids of its trace. Both functions are called on the call's
+loop, so they must not wait; an error in them goes to the log. doc/observability.md lists the fields
+of the event. Signal MISUSE for other arguments. From any thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))
@@ -83,11 +83,12 @@ together.")
 
 (defstruct (failures (:copier nil))
   "The failures that a loop has logged, and not logged, in this second."
-  (loop nil :type loop:event-loop :read-only t) ; whose they are
-  (tell nil :type (or symbol function) :read-only t) ; called as *LOG-FUNCTION* is
+  (loop nil :type loop:event-loop :read-only t) ; the loop to which the counts belong
+  ;; the function that is called as *LOG-FUNCTION* is
+  (tell nil :type (or symbol function) :read-only t)
   ;; how many failures each peer has had, by its address without the port
   (counts (make-hash-table :test 'equal) :type hash-table :read-only t)
-  (end-ns 0 :type (unsigned-byte 62))   ; when the second is over
+  (end-ns 0 :type (unsigned-byte 62))   ; when the current second is over
   (scheduled nil :type boolean))        ; a timer will report the number of failures that were not
                                         ; logged
 

@@ -1,6 +1,7 @@
-;;;; The binary log (gRFC A16): an entry for each thing that happens to a call, for gRPC's tools. It
-;;;; is a source of observers, for servers and channels; they report metadata and messages where
-;;;; these are sent and received, so the entries of a call are in the order of the events.
+;;;; The binary log (gRFC A16): an entry for each thing that happens to a call, for gRPC's tools. A
+;;;; binary log is a source of observers, for servers and channels; they report metadata and
+;;;; messages where these are sent and received, so the entries of a call are in the order of the
+;;;; events.
 ;;;;
 ;;;; The data of a log about a call at one of its ends are in a RECORD, a value on the call whose
 ;;;; key is the log's own, since a call may have several logs. A call that the filter excludes has
@@ -35,17 +36,17 @@
 
 (defstruct (record (:copier nil))
   "The logged part of a call at one of its ends."
-  (log nil :type binary-log :read-only t) ; that has it
+  (log nil :type binary-log :read-only t) ; the log that has the record
   (limits nil :type limits :read-only t) ; how much is logged
   (client-p nil :type boolean :read-only t) ; true at the client's end
-  (id 0 :type (unsigned-byte 64) :read-only t) ; of the call in LOG
+  (id 0 :type (unsigned-byte 64) :read-only t) ; the id of the call in LOG
   (lock (sb-thread:make-mutex :name "clgrpc binary log") :read-only t) ; guards the slots below
   (sequence 0 :type (unsigned-byte 62)) ; how many entries there are
-  (authority nil :type (or null string)) ; that the client has asked for
+  (authority nil :type (or null string)) ; the authority for which the client has asked
   (answered nil :type boolean)          ; the headers of the answer are logged
-  (half-closed nil :type boolean)       ; so is the end of the client's side
+  (half-closed nil :type boolean)       ; the end of the client's side is logged
   (peer nil :type boolean)              ; and the peer
-  (requested nil :type boolean))        ; and the client's only message
+  (requested nil :type boolean))        ; the client's only message is logged
 
 (declaim (sb-ext:freeze-type record))
 

@@ -9,7 +9,7 @@
 ;;;;    called.
 ;;;; 3. A file ends with a whole entry. A write that fails, as on a full disk, may have written some
 ;;;;    of the entries; the file is truncated after the last complete one, so that later ones can be
-;;;;    read. If it cannot be truncated, a new file is begun.
+;;;;    read. If the file cannot be truncated, a new file is begun.
 ;;;;
 ;;;; A device or a pipe is only written to: it is neither replaced nor truncated.
 
@@ -24,10 +24,10 @@
   (max-octets 1 :type (integer 1) :read-only t) ; the most that a file may have
   (kept 0 :type unsigned-byte :read-only t) ; how many older files are kept
   (write #'os:write-octets :type function) ; as that
-  (rotating nil :type boolean)          ; true if it is a regular file
-  (descriptor nil :type (or null fixnum)) ; nil if it is closed, or could not be begun
-  (size 0 :type unsigned-byte)          ; how many octets it has
-  (closed nil :type boolean)            ; nothing more is written
+  (rotating nil :type boolean)          ; true if the file is a regular file
+  (descriptor nil :type (or null fixnum)) ; nil if the file is closed, or could not be begun
+  (size 0 :type unsigned-byte)          ; how many octets the file has
+  (closed nil :type boolean)            ; true once nothing more is written
   (gathered (make-buffer) :type buffer)) ; entries that are not written yet
 
 (declaim (sb-ext:freeze-type entry-file))
@@ -76,7 +76,7 @@
     (when (os:failed-p result) (refuse-file file (os:errno-text result)))))
 
 (defun begin-file (file)
-  "Replace FILE, a regular file, with an empty one. Signal MISUSE if it cannot be."
+  "Replace FILE, a regular file, with an empty one. Signal MISUSE if the file cannot be begun."
   (let ((path (entry-path file)))
     (multiple-value-bind (type size) (os:file-type path)
       (cond ((null type))
@@ -127,7 +127,8 @@ error as a text, or nil if the position is END."
       (end-file file))))                ; the next entries begin another
 
 (defun ensure-begun (file)
-  "Begin FILE if it could not be begun before. Signal MISUSE if that fails, or if FILE is closed."
+  "Begin FILE if it could not be begun before. Signal MISUSE if FILE still cannot be begun, or is
+closed."
   (when (entry-file-closed file) (refuse-file file "it is closed."))
   (unless (entry-file-descriptor file) (begin-file file)))
 

@@ -23,7 +23,7 @@
 
 (defstruct (filter (:copier nil))
   "A filter of the binary log, read."
-  (default nil :type (or null limits))  ; for all methods, or nil
+  (default nil :type (or null limits))  ; the rule for all methods, or nil
   ;; maps "service/method", and "service" for all its methods, to LIMITS or :EXCLUDED
   (table (make-hash-table :test 'equal) :type hash-table :read-only t))
 
@@ -86,11 +86,11 @@
          (rest (subseq pattern brace)))
     (flet ((add (key value)
              (when (gethash key (filter-table filter))
-               (refuse-filter pattern "is the second pattern for the same"))
+               (refuse-filter pattern "is the second pattern for the same methods"))
              (setf (gethash key (filter-table filter)) value)))
       (cond ((and (string= name "*") (not excluded))
              (when (filter-default filter)
-               (refuse-filter pattern "is the second pattern for the same"))
+               (refuse-filter pattern "is the second pattern for the same methods"))
              (setf (filter-default filter) (parse-limits rest pattern)))
             (t (multiple-value-bind (service method) (split-name name pattern)
                  (cond ((and excluded (string= method "*"))

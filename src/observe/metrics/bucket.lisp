@@ -14,7 +14,8 @@
 
 (defstruct (scale (:constructor %make-scale) (:copier nil))
   "The bounds of a histogram of integers."
-  (bounds (make-array 0 :element-type 'sb-ext:word) :type cells :read-only t) ; ascending
+  ;; the bounds, in ascending order
+  (bounds (make-array 0 :element-type 'sb-ext:word) :type cells :read-only t)
   ;; by the length in bits of a value: the index of the first bound that may be above the value
   (starts (make-array 65 :element-type '(unsigned-byte 8) :initial-element 0)
    :type (simple-array (unsigned-byte 8) (65)) :read-only t)
@@ -82,7 +83,7 @@
   "Weights of endpoints (gRFC A78, which names no bounds: OpenTelemetry's own), in thousandths.")
 
 ;;; Counting. A plain cell has one writer at a time, the thread that holds a loop's baton; others
-;;; read it meanwhile. An atomic one has many.
+;;; read it meanwhile. An atomic cell has many writers.
 
 (defconstant +padding+ 8
   "The unused cells at each end of CELLS: two shards never share a cache line.")

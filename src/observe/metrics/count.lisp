@@ -11,9 +11,9 @@
 
 (defstruct (exemplar (:constructor make-exemplar (value labels unix-ns)) (:copier nil))
   "An example of the calls that a bucket has counted."
-  (value 0 :type (unsigned-byte 62) :read-only t) ; in ns
+  (value 0 :type (unsigned-byte 62) :read-only t) ; the value in ns
   (labels '() :type list :read-only t)  ; an alist of strings, such as trace_id
-  (unix-ns 0 :type (unsigned-byte 62) :read-only t)) ; when it ended
+  (unix-ns 0 :type (unsigned-byte 62) :read-only t)) ; when the call ended
 
 (declaim (sb-ext:freeze-type exemplar))
 

@@ -5,18 +5,20 @@
 
 (defstruct (family (:copier nil))
   "An instrument and its counts."
-  (name "" :type string :read-only t)   ; in OpenTelemetry, "grpc.server.call.duration"
+  ;; the name in OpenTelemetry, such as "grpc.server.call.duration"
+  (name "" :type string :read-only t)
   ;; its way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
-  (unit "" :type string :read-only t)   ; as in UCUM, "s", "By", "{call}"
-  (text "" :type string :read-only t)   ; for people
-  (alias nil :type (or null string) :read-only t) ; in Prometheus, if that is not made of NAME
-  (points '() :type list :read-only t)) ; by attributes
+  (unit "" :type string :read-only t)   ; the unit as in UCUM: "s", "By", "{call}"
+  (text "" :type string :read-only t)   ; a description for people
+  ;; the name in Prometheus, unless that is made of NAME
+  (alias nil :type (or null string) :read-only t)
+  (points '() :type list :read-only t)) ; points by attributes
 
 (defstruct (point (:copier nil))
   "An instrument's counts for one set of attributes."
   (attributes '() :type list :read-only t) ; an alist of strings
-  (value nil :type (or null real) :read-only t) ; nil of a histogram
+  (value nil :type (or null real) :read-only t) ; the value; nil for a histogram
   (bounds '() :type list :read-only t)  ; the bounds of a histogram: reals, ascending
   (buckets '() :type list :read-only t) ; how many values each bucket has, one more than BOUNDS
   (sum nil :type (or null real) :read-only t) ; the sum of all values

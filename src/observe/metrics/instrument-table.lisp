@@ -1,7 +1,7 @@
 ;;;; The table of instruments: gRPC's (gRFC A66, A78, A94, A96), ours, and those of the process.
 ;;;; Names, units and attributes are those of the documents. Instruments that the documents call
 ;;;; experimental are off unless :enable of MAKE-METRICS names them. doc/monitoring.md shows the
-;;;; table. Its rows are in instrument-rows.lisp.
+;;;; table. The table's rows are in instrument-rows.lisp.
 
 (in-package #:clgrpc.metrics)
 
@@ -13,19 +13,19 @@
   (name "" :type string :read-only t)   ; its name in OpenTelemetry
   ;; how it combines numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
-  (unit "" :type string :read-only t)   ; as in UCUM
-  (attributes '() :type list :read-only t) ; their names
+  (unit "" :type string :read-only t)   ; the unit as in UCUM
+  (attributes '() :type list :read-only t) ; the names of its attributes
   (optional '() :type list :read-only t) ; further attributes, which :optional-labels may request
   (scale nil :type (or null scale) :read-only t) ; a histogram's
-  (reader nil :type function :read-only t) ; (metrics): its points
+  (reader nil :type function :read-only t) ; a function of the metrics that returns the points
   (alias nil :type (or null string) :read-only t) ; its name in Prometheus, if tools expect another
-  (default t :type boolean :read-only t) ; it is on unless :disable names it
-  (text "" :type string :read-only t))  ; for people
+  (default t :type boolean :read-only t) ; true if the instrument is on unless :disable names it
+  (text "" :type string :read-only t))  ; a description for people
 
 (define-printer (instrument instrument)
   "~A ~(~A~)" (instrument-name instrument) (instrument-kind instrument))
 
-(defglobal **instruments** '())         ; in the order of the table
+(defglobal **instruments** '())         ; the rows, in the order of the table
 
 (defmacro define-instruments ((metrics scale) &body rows)
   "Declare the instruments. A row is (NAME KIND UNIT ATTRIBUTES (&key SCALE POINTS ALIAS DEFAULT

@@ -1,5 +1,5 @@
-;;;; The METRICS object: its instruments, targets and shards. It is given to servers and channels as
-;;;; :observer; all servers and channels that have it are counted together.
+;;;; The METRICS object: its instruments, targets and shards. The object is given to servers and
+;;;; channels as :observer; all servers and channels that have it are counted together.
 
 (in-package #:clgrpc.metrics)
 
@@ -13,19 +13,21 @@
   "How many texts, such as reasons of disconnections, a target record counts separately.")
 
 (defclass metrics ()
-  ((instruments :initarg :instruments :reader metrics-instruments) ; that are on
+  ((instruments :initarg :instruments :reader metrics-instruments) ; instruments that are on
    (keep-method :initarg :keep-method :reader metrics-keep-method) ; see MAKE-METRICS
    (keep-target :initarg :keep-target :reader metrics-keep-target) ; likewise
    (exemplar :initarg :exemplar :reader metrics-exemplar) ; likewise
    (optional-labels :initarg :optional-labels :reader metrics-optional-labels) ; likewise
    (resource :initarg :resource :reader metrics-resource) ; likewise
-   (started-ns :initform (real-time-ns) :reader metrics-started-ns) ; when it began to count
-   (lock :initform (sb-thread:make-mutex :name "clgrpc metrics") :reader metrics-lock) ; of the rest
-   (shards :initform '() :accessor metrics-shards) ; of loops, including unused shards
+   ;; when the metrics began to count
+   (started-ns :initform (real-time-ns) :reader metrics-started-ns)
+   ;; guards the other slots
+   (lock :initform (sb-thread:make-mutex :name "clgrpc metrics") :reader metrics-lock)
+   (shards :initform '() :accessor metrics-shards) ; shards of loops, including unused shards
    (shared :reader metrics-shared)      ; a vector of the shards of other threads
    (targets :initform '() :accessor metrics-targets) ; targets that have counts of their own
    (loops :initform '() :accessor metrics-loops) ; loops of servers and channels that have it, weak
-   (customs :initform '() :accessor metrics-customs) ; of users, newest first
+   (customs :initform '() :accessor metrics-customs) ; instruments of users, newest first
   (sets-lock :initform (sb-thread:make-mutex :name "clgrpc metrics sets")
              :reader metrics-sets-lock)  ; guards SETS; taken before LOCK
   (sets :initform '() :accessor metrics-sets)) ; a plist, see ENSURE-INSTRUMENTS
@@ -56,19 +58,19 @@ From any thread.")
 (define-keyword-function make-metrics
     (&key enable disable optional-labels methods targets exemplar resource)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
-a list with others. It has the instruments in the table of doc/monitoring.md: the calls, attempts
-and octets of gRFC A66, of all servers and channels that have it, together, and figures of the
-process. ENABLE names instruments that are off by default, as strings (\"grpc.subchannel\" means all
-whose names begin with that and a dot), or is T for all; DISABLE names instruments to turn off, in
-the same way. OPTIONAL-LABELS names attributes, strings, that instruments have only on request.
+a list with others. The object has the instruments in the table of doc/monitoring.md: the calls,
+attempts and octets of gRFC A66, of all servers and channels that have it, together, and figures of
+the process. ENABLE names instruments that are off by default, as strings (\"grpc.subchannel\" means
+all whose names begin with that and a dot), or is T for all; DISABLE names instruments to turn off,
+in the same way. OPTIONAL-LABELS names attributes, strings, that instruments have only on request.
 METHODS and TARGETS select the names with series of their own. Each is a list of names, or a
 predicate of a name such as \"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\"; other
 names, and methods without generated code, count as \"other\". EXEMPLAR is a function of a call,
 when the call or an attempt of it has ended; it returns an alist of strings, such as ((\"trace_id\"
-. \"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. It is
-called on the call's loop and must not wait. An error in one of these functions goes to the log; the
-name then counts as \"other\", and the call is no exemplar. RESOURCE is an alist of attributes that
-identify this process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus.
+. \"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. EXEMPLAR
+is called on the call's loop and must not wait. An error in one of these functions goes to the log;
+the name then counts as \"other\", and the call is no exemplar. RESOURCE is an alist of attributes
+that identify this process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus.
 METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
   (check-type enable (or (eql t) list))
   (unless (and (listp resource)
@@ -93,7 +95,8 @@ METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. Fr
                    :resource resource)))
 
 (defun check-function (function name)
-  "FUNCTION, the value of the keyword NAME, as a function or nil. Signal MISUSE if it is neither."
+  "FUNCTION, the value of the keyword NAME, as a function or nil. Signal MISUSE for any other
+value."
   (typecase function
     ((or null function) function)
     ((and symbol (satisfies fboundp)) (fdefinition function))
@@ -111,8 +114,8 @@ METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. Fr
            (values (loop:guarding (:observer-error) (funcall function name))))))))
 
 (defun exemplar-function (exemplar)
-  "A function that calls EXEMPLAR, of MAKE-METRICS. It logs an error in EXEMPLAR, or a value of
-another form, and then returns nil. Nil if EXEMPLAR is nil."
+  "A function that calls EXEMPLAR, of MAKE-METRICS. The returned function logs an error in EXEMPLAR,
+or a value of another form, and then returns nil. Nil if EXEMPLAR is nil."
   (let ((function (check-function exemplar ":exemplar")))
     (and function
          (lambda (call)

@@ -1,8 +1,8 @@
 ;;;; Shards, the places of counts. A SHARD belongs to an event loop while that loop runs; then
-;;;; another loop gets it, with its counts. The holder of the loop's baton counts in it with plain
-;;;; additions. Threads without a loop, which make calls within the image, share a few shards and
-;;;; count in those atomically; their stacks' addresses distribute them over the shards. A reader
-;;;; adds up all shards.
+;;;; another loop gets it, with its counts. The holder of the loop's baton counts in the shard with
+;;;; plain additions. Threads without a loop, which make calls within the image, share a few shards
+;;;; and count in those atomically; their stacks' addresses distribute them over the shards. A
+;;;; reader adds up all shards.
 ;;;;
 ;;;;   shard → TARGET-RECORD of a role, a target and a protocol → METHOD-RECORD of a method
 ;;;;         → SERIES of a status → cells
@@ -36,7 +36,7 @@ row is a name and how many cells it has."
 
 (define-places +target-record-cells+
   (+accepted+ 1) (+left+ 1)             ; connections of servers, and how many of these have ended
-  (+connected+ 1) (+failed+ 1) (+disconnected+ 1) ; of channels: gRFC A94
+  (+connected+ 1) (+failed+ 1) (+disconnected+ 1) ; counts of channels: gRFC A94
   (+fallbacks+ 1) (+unusable+ 1) (+stale+ 1) (+weights+ 17)) ; of weighted_round_robin
 
 (assert (equal '(43 16 7 8 17) (mapcar #'scale-cells (list **latency** **size** **retries**
@@ -57,7 +57,7 @@ row is a name and how many cells it has."
   (cells (make-cells +method-record-cells+) :type cells :read-only t)
   ;; SERIES of calls by status code
   (calls (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t)
-  ;; of a client's attempts likewise
+  ;; the same of a client's attempts
   (attempts (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t))
 
 (defconstant +runs+ 16
@@ -67,8 +67,8 @@ row is a name and how many cells it has."
   "Calls of a server that began in one turn and ended alike since output was last sent."
   (method nil :type (or null method:rpc-method)) ; the method of the calls, or nil
   (status nil :type symbol)             ; the status of the calls; nil if the run is not in use
-  (began-ns 0 :type nanoseconds)        ; when they began
-  (series nil :type (or null series))   ; where they count
+  (began-ns 0 :type nanoseconds)        ; when the calls began
+  (series nil :type (or null series))   ; the series that counts them
   (count 0 :type index))                ; the number of calls
 
 (defun make-runs ()
@@ -79,12 +79,14 @@ row is a name and how many cells it has."
   "The counts of servers, or of channels to one target."
   ;; whose it is
   (role :server :type (member :server :client) :read-only t)
-  (target nil :type (or null string) :read-only t) ; as grpc.target has it; nil of servers
+  ;; the target as grpc.target has it; nil of servers
+  (target nil :type (or null string) :read-only t)
   ;; beside gRPC, that its calls have come by, as clgrpc.protocol has it; nil of all others
   (protocol nil :type (or null string) :read-only t)
   (shard nil :read-only t)              ; its shard
-  (method-records (make-array 8 :initial-element nil) :type simple-vector) ; by number of method
-  ;; of no method: see TARGET-RECORD-CELL
+  ;; records of methods, by number of method
+  (method-records (make-array 8 :initial-element nil) :type simple-vector)
+  ;; counts of no method: see TARGET-RECORD-CELL
   (cells (make-cells +target-record-cells+) :type cells :read-only t)
   ;; calls whose durations are not known yet
   (runs (make-runs) :type simple-vector :read-only t)
@@ -98,8 +100,8 @@ row is a name and how many cells it has."
 (defstruct (shard (:constructor make-shard (metrics)) (:copier nil))
   "The counts of one loop, or of some of the threads without a loop."
   (metrics nil :read-only t)            ; its metrics
-  (loop nil :type (or null loop:event-loop)) ; the loop that uses it now
-  (target-records '() :type list))      ; of servers, and of the targets of channels
+  (loop nil :type (or null loop:event-loop)) ; the loop that uses the shard now
+  (target-records '() :type list))      ; records of servers, and of the targets of channels
 
 (declaim (sb-ext:freeze-type series run method-record target-record shard))
 

@@ -27,14 +27,14 @@ distributed.")
   (name "" :type string :read-only t)   ; as OpenTelemetry has them
   ;; its way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
-  (unit "" :type string :read-only t)   ; as in UCUM
-  (text "" :type string :read-only t)   ; for people
-  (attributes '() :type list :read-only t) ; their names
+  (unit "" :type string :read-only t)   ; the unit as in UCUM
+  (text "" :type string :read-only t)   ; a description for people
+  (attributes '() :type list :read-only t) ; the names of its attributes
   (bounds '() :type list :read-only t)  ; a histogram's, ascending reals
   (shown-bounds '() :type list :read-only t) ; the bounds as readers get them, see SHOWN-BOUND
-  (function nil :type (or null function) :read-only t) ; of MAKE-GAUGE, or nil
+  (function nil :type (or null function) :read-only t) ; the function of MAKE-GAUGE, or nil
   (limit 0 :type (unsigned-byte 32) :read-only t) ; the greatest number of rows
-  (rows '() :type list)                 ; but OVERFLOW, newest first
+  (rows '() :type list)                 ; all rows but OVERFLOW, newest first
   (row-count 0 :type (unsigned-byte 32)) ; the length of ROWS
   ;; lists of ROWS by the hashes of their values; its length is a power of two
   (table (make-array 8 :initial-element '()) :type simple-vector)

@@ -18,7 +18,7 @@
 (defstruct (batch (:constructor make-batch (contents items)) (:copier nil))
   "The contents of one request."
   (contents nil :read-only t)           ; the argument of the pipeline's REQUEST
-  (items 0 :type index :read-only t))   ; how many points or spans that is
+  (items 0 :type index :read-only t))   ; how many points or spans the batch has
 
 (define-printer (batch batch)
   "~D item~:P" (batch-items batch))
@@ -27,10 +27,10 @@
   "The outcomes of the points or spans of a pipeline."
   (exported 0 :type (unsigned-byte 62)) ; items that the collector has accepted
   (rejected 0 :type (unsigned-byte 62)) ; items that it has refused in an answer of status ok
-  (dropped 0 :type (unsigned-byte 62))  ; of exports that failed for good or were not tried
+  (dropped 0 :type (unsigned-byte 62))  ; items of exports that failed for good or were not tried
   (overflowed 0 :type (unsigned-byte 62)) ; items that found the queue full, and were never taken
   (requests 0 :type (unsigned-byte 62)) ; exports that were tried
-  (failures 0 :type (unsigned-byte 62))) ; of these, requests that failed
+  (failures 0 :type (unsigned-byte 62))) ; how many requests failed
 
 (define-printer (tally tally)
   "~D exported, ~D rejected, ~D dropped" (tally-exported tally) (tally-rejected tally)
@@ -39,14 +39,15 @@
 (defstruct (pipeline (:copier nil))
   "The way of one signal to the collector."
   (signal :metrics :type signal-name :read-only t) ; its signal
-  (target "" :type string :read-only t) ; where the collector is
-  (channel nil :read-only t)            ; to the collector
+  (target "" :type string :read-only t) ; the address of the collector
+  (channel nil :read-only t)            ; the channel to the collector
   (metadata '() :type list :read-only t) ; the metadata of each export
-  (timeout-seconds 10 :type (real (0)) :read-only t) ; of an export
-  (interval-seconds 60 :type (real (0)) :read-only t) ; from one round to the next
+  (timeout-seconds 10 :type (real (0)) :read-only t) ; how long an export may take
+  (interval-seconds 60 :type (real (0)) :read-only t) ; time from one round to the next
   ;; a function without arguments that returns batches of the present data
   (take nil :type function :read-only t)
-  (request nil :type function :read-only t) ; of a batch's contents, returns the message
+  ;; a function of a batch's contents that returns the message
+  (request nil :type function :read-only t)
   ;; of a batch's contents, a list, returns those items that can be encoded; nil if a batch cannot
   ;; be divided
   (sift nil :type (or null function) :read-only t)
@@ -58,14 +59,15 @@
   (count nil :type function :read-only t)
   (keeps nil :type boolean :read-only t) ; batches that could not be sent are sent again
   (waiting '() :type list)              ; batches that are to be sent
-  (failures 0 :type index)              ; in a row
+  (failures 0 :type index)              ; how many exports have failed in a row
   (tally (make-tally) :type tally :read-only t) ; the outcomes of its items
   ;; an alist from events of the log to when each may be logged again
   (told '() :type list)
-  (random (loop:new-random-state) :type random-state :read-only t) ; for delays
-  (thread nil)                          ; that runs it
-  (lock (sb-thread:make-mutex :name "clgrpc otlp") :read-only t) ; of the slots below
-  (waitqueue (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t) ; any of the following
+  (random (loop:new-random-state) :type random-state :read-only t) ; a random state, for delays
+  (thread nil)                          ; the thread that runs the pipeline
+  (lock (sb-thread:make-mutex :name "clgrpc otlp") :read-only t) ; guards the slots below
+  ;; notified when any slot below has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t)
   (rung nil :type boolean)              ; a batch waits
   (stopping nil :type boolean)          ; its thread is to end
   (wanted 0 :type index)                ; the number of the last flush that was asked for
@@ -124,7 +126,7 @@
 ;;; Sending
 
 (defun export-batch (pipeline batch)
-  "Send BATCH of PIPELINE, and count its items. Signal an error if that fails."
+  "Send BATCH of PIPELINE, and count its items. Signal an error if the export fails."
   (multiple-value-bind (rejected why)
       (let ((request (funcall (pipeline-request pipeline) (batch-contents batch))))
         (incf (tally-requests (pipeline-tally pipeline)))
@@ -164,8 +166,8 @@ cannot be encoded, drop these, let the others wait in the batch's place, and ret
   (funcall (pipeline-count pipeline) :failed 1))
 
 (defun halve-batch (pipeline batch error)
-  "BATCH, the first that waits in PIPELINE, has ended with ERROR. If that is because its request is
-too long, let its halves wait in its place, and return true."
+  "BATCH, the first that waits in PIPELINE, has ended with ERROR. If BATCH was refused because its
+request is too long, let its halves wait in its place, and return true."
   (let* ((contents (batch-contents batch)) (count (batch-items batch)) (half (ceiling count 2)))
     (when (and (pipeline-sift pipeline)
                (< 1 count)
@@ -182,8 +184,8 @@ too long, let its halves wait in its place, and return true."
       t)))
 
 (defun try-batch (pipeline batch)
-  "Send BATCH of PIPELINE. Return :done if it has ended, successfully or not; :again if parts of it
-wait in its place; or the seconds to wait until it may be tried again."
+  "Send BATCH of PIPELINE. Return :done if BATCH has ended, successfully or not; :again if parts of
+it wait in its place; or the seconds to wait until it may be tried again."
   (flet ((fail ()
            (count-failure pipeline)
            (incf (pipeline-failures pipeline))))

@@ -9,7 +9,7 @@
   "How many spans a request may have.")
 
 (defclass otlp-exporter ()
-  ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two
+  ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two EXPORT-PIPELINEs
    (metrics :initarg :metrics :reader exporter-metrics) ; the metrics in which it counts, or nil
    ;; the tracing whose spans are exported, or nil
    (tracing :initarg :tracing :reader exporter-tracing)
@@ -234,8 +234,8 @@ any thread."
 
 (define-keyword-function flush-exporter (exporter &key (timeout 10))
   "Make EXPORTER, of MAKE-OTLP-EXPORTER, send all present data; wait until the collector has the
-data, for at most TIMEOUT seconds (a real). Return true if it has all of them. Not on an event
-loop's thread."
+data, for at most TIMEOUT seconds (a real). Return true if the collector has all of them. Not on an
+event loop's thread."
   (check-type timeout (real 0))
   (let* ((end-ns (loop:notice-end timeout))
          (numbers (mapcar #'ask-for-flush (exporter-pipelines exporter))))
@@ -244,7 +244,7 @@ loop's thread."
 
 (define-keyword-function stop-exporter (exporter &key (timeout 10))
   "End EXPORTER, of MAKE-OTLP-EXPORTER, once it has sent all waiting data, after at most TIMEOUT
-seconds (a real); unsent data is dropped and counted. Return true if it could send all data. A
+seconds (a real); unsent data is dropped and counted. Return true if EXPORTER could send all data. A
 stopped exporter stays stopped. Not on an event loop's thread."
   (prog1 (flush-exporter exporter :timeout timeout)
     (loop:forget-ending exporter)

@@ -11,8 +11,8 @@
 (defstruct (record (:include span-context) (:copier nil))
   "The data of tracing about a call."
   (tracing nil :type tracing :read-only t) ; the tracing of these calls
-  (queue nil :type queue :read-only t)  ; of the call's loop
-  (parent nil :type (or null trace-context) :read-only t) ; of the call's span
+  (queue nil :type queue :read-only t)  ; the queue of spans of the call's loop
+  (parent nil :type (or null trace-context) :read-only t) ; the parent of the call's span
   (baggage "" :type simple-string :read-only t) ; the baggage that is passed on with the call
   (span nil :type (or null span))       ; nil if the trace is not recorded
   (made nil :type (or null trace-context)) ; the context, once it has been requested

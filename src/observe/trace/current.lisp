@@ -1,6 +1,6 @@
-;;;; The current span of a thread: the parent of the calls and spans that begin there. It is the
-;;;; span of the innermost WITH-SPAN, or that of the call whose user code runs. The call is known
-;;;; without a binding of ours, since user code always runs with its call as the current one
+;;;; The current span of a thread: the parent of the calls and spans that begin there. The current
+;;;; span is that of the innermost WITH-SPAN, or that of the call whose user code runs. The call is
+;;;; known without a binding of ours, since user code always runs with its call as the current one
 ;;;; (CURRENT-CALL). A SCOPE of WITH-SPAN counts only while the call is current in which it began.
 ;;;; So a span does not affect a handler that runs within its caller's WITH-SPAN, nor one that a
 ;;;; waiting handler's thread runs.
@@ -139,8 +139,8 @@ perhaps on another thread."
                 (funcall function)))))))
 
 (defmacro with-span ((name &rest options) &body body)
-  "Evaluate BODY as a span NAME, a string. Meanwhile it is the current span, the parent of the calls
-and spans that begin there. OPTIONS are:
+  "Evaluate BODY as a span NAME, a string. Meanwhile the new span is the current span, the parent of
+the calls and spans that begin there. OPTIONS are:
 
 :KIND        :internal (the default), :server, :client, :producer or :consumer
 :ATTRIBUTES  names and values, by turns

@@ -283,21 +283,21 @@ PLAIN is the value of TOLD-SIZE for the message."
                      semantic-conventions
      &allow-other-keys)
   "Return tracing, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, alone or in a
-list of observers. Their calls get spans as in gRFC A72, which wait for an exporter, and carry trace
-contexts. SAMPLER determines which traces are recorded: :always-on; :always-off; (:trace-id-ratio
-RATIO) with a ratio from 0 to 1; or (:parent-based ROOT &key remote-parent-sampled
-remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), all of these samplers,
-which follows the parent's decision or, without a parent, that of ROOT. It may also be a function of
-the parent (a context or nil) and the 16 octets of the trace id, called on the call's loop. If the
-function signals an error, that goes to the log, and the trace is not recorded. PROPAGATORS are the
-forms in which contexts are sent; the first form that a call has is read: :tracecontext (traceparent
-and tracestate of W3C Trace Context) and :grpc-trace-bin. With :baggage in the list, WITH-BAGGAGE's
-entries are sent and read (W3C Baggage). ON-BATCH is a function without arguments that is called, on
-the loop, when :batch-spans spans wait; it must not wait. With SEMANTIC-CONVENTIONS spans of calls
-also have the attributes of OpenTelemetry's conventions for gRPC, by which its backends group:
-rpc.system, rpc.service, rpc.method, rpc.grpc.status_code, network.peer.address and
-network.peer.port. All other OPTIONS are rows of the options table as keywords. Signal MISUSE for a
-wrong argument. From any thread."
+list of observers. Calls of such servers and channels get spans as in gRFC A72, which wait for an
+exporter, and carry trace contexts. SAMPLER determines which traces are recorded: :always-on;
+:always-off; (:trace-id-ratio RATIO) with a ratio from 0 to 1; or (:parent-based ROOT &key
+remote-parent-sampled remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), all
+of these samplers, which follows the parent's decision or, without a parent, that of ROOT. SAMPLER
+may also be a function of the parent (a context or nil) and the 16 octets of the trace id, called on
+the call's loop. If the function signals an error, that goes to the log, and the trace is not
+recorded. PROPAGATORS are the forms in which contexts are sent; the first form that a call has is
+read: :tracecontext (traceparent and tracestate of W3C Trace Context) and :grpc-trace-bin. With
+:baggage in the list, WITH-BAGGAGE's entries are sent and read (W3C Baggage). ON-BATCH is a function
+without arguments that is called, on the loop, when :batch-spans spans wait; it must not wait. With
+SEMANTIC-CONVENTIONS spans of calls also have the attributes of OpenTelemetry's conventions for
+gRPC, by which its backends group: rpc.system, rpc.service, rpc.method, rpc.grpc.status_code,
+network.peer.address and network.peer.port. All other OPTIONS are rows of the options table as
+keywords. Signal MISUSE for a wrong argument. From any thread."
   (let* ((limits (apply #'make-tracing-options
                         (loop for (name value) on options by #'cddr
                               unless (member name '(:sampler :propagators :on-batch

@@ -7,17 +7,18 @@
 
 (defstruct (node (:constructor make-node (span next depth)) (:copier nil))
   "A span that waits."
-  (span nil :type span :read-only t)    ; which
+  (span nil :type span :read-only t)    ; the span that waits
   (next nil :type (or null node))       ; the node that was pushed before this one
-  (depth 0 :type index :read-only t))   ; how many there are, itself included
+  (depth 0 :type index :read-only t))   ; how many spans there are, itself included
 
 (defstruct (queue (:copier nil))
   "The finished spans of one loop, and that loop's other data of tracing."
   (ids nil :type ids :read-only t)      ; the source of its ids
-  (loop nil :type (or null loop:event-loop) :read-only t) ; that loop; nil for threads that run none
+  ;; the loop whose spans wait here; nil for threads that run none
+  (loop nil :type (or null loop:event-loop) :read-only t)
   (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds
-  (newest nil :type (or null node))     ; atomic
-  (dropped 0 :type sb-ext:word))        ; how many spans found it full; atomic
+  (newest nil :type (or null node))     ; the node that was pushed last; atomic
+  (dropped 0 :type sb-ext:word))        ; how many spans found the queue full; atomic
 
 (declaim (sb-ext:freeze-type node queue))
 

@@ -10,31 +10,31 @@
 (defstruct (event (:constructor make-event (name ns attributes)) (:copier nil))
   "An event at a moment of a span."
   (name "" :type string :read-only t)   ; the event
-  (ns 0 :type nanoseconds :read-only t) ; when, since 1970
+  (ns 0 :type nanoseconds :read-only t) ; when the event happened, in nanoseconds since 1970
   (attributes '() :type list :read-only t)) ; an alist, in their order
 
 (defstruct (span-link (:constructor make-span-link (context attributes)) (:copier nil))
   "A reference from a span to a related span that is not its parent."
-  (context nil :type trace-context :read-only t) ; where that is
+  (context nil :type trace-context :read-only t) ; the context of the linked span
   (attributes '() :type list :read-only t)) ; an alist, in their order
 
 (defstruct (span (:copier nil))
   "Some work, and how long it took."
-  (name "" :type string :read-only t)   ; what work it is
+  (name "" :type string :read-only t)   ; the name of the work
   ;; its part in a call, in OpenTelemetry's words
   (kind :internal :type (member :internal :server :client :producer :consumer) :read-only t)
   (context nil :type trace-context :read-only t) ; its place in its trace
   (parent nil :type (or null trace-context) :read-only t) ; the parent's context; nil for a root
   (limits nil :type tracing-options :read-only t) ; the limits of its attributes, events and links
   (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds
-  (start-ns 0 :type nanoseconds :read-only t) ; when it began, in nanoseconds since 1970
-  (end-ns 0 :type nanoseconds)          ; when it ended; 0 while it has not ended
+  (start-ns 0 :type nanoseconds :read-only t) ; when the span began, in ns since 1970
+  (end-ns 0 :type nanoseconds)          ; when the span ended; 0 before that
   (attribute-list '() :type list)       ; an alist, newest first
   (event-list '() :type list)           ; EVENTs, newest first
   (link-list '() :type list)            ; LINKs, newest first
   (event-count 0 :type sb-ext:word)     ; the number of events, including omitted ones; atomic
   (lost-attributes 0 :type sb-ext:word) ; how many attributes were omitted; atomic
-  (lost-links 0 :type sb-ext:word)      ; likewise
+  (lost-links 0 :type sb-ext:word)      ; links that were omitted
   (sent 0 :type index)                  ; messages that its call has sent
   (received 0 :type index)              ; likewise
   (status :unset :type (member :unset :ok :error)) ; how the work ended
@@ -52,7 +52,7 @@
   span-kind "The part that SPAN has in a call: :internal, :server, :client, :producer or :consumer."
   span-context "The TRACE-CONTEXT of SPAN."
   span-start-ns "When SPAN began, in nanoseconds since 1970."
-  span-end-ns "When SPAN ended, in nanoseconds since 1970; 0 if it has not."
+  span-end-ns "When SPAN ended, in nanoseconds since 1970; 0 if it has not ended."
   span-status "How the work of SPAN ended: :unset, :ok or :error."
   span-status-text "The error of SPAN, empty without one.")
 

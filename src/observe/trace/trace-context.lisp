@@ -26,7 +26,7 @@
   "The place of a span in its trace, and the data that go with it from process to process. A context
 that has only a baggage is BARE-P: it is in no trace."
   (sampled nil :type boolean :read-only t) ; the trace is recorded
-  (remote nil :type boolean :read-only t) ; it came from another process
+  (remote nil :type boolean :read-only t) ; true if the context came from another process
   (state "" :type simple-string :read-only t) ; the tracestate as it is passed on, or ""
   (baggage "" :type simple-string :read-only t)) ; likewise
 

@@ -1,5 +1,5 @@
 ;;;; The header tracestate (W3C Trace Context, section 3.3): a list of keys and values of tracing
-;;;; systems, which others pass on. It may be split over several headers, which form one list.
+;;;; systems, which others pass on. The list may be split over several headers, which form one list.
 ;;;;
 ;;;;   foo=1, tenant@vendor=2
 ;;;;
@@ -24,9 +24,9 @@ request, is not read if it is longer than +MOST-STATE-OCTETS+.")
 
 (defstruct (member-bounds (:constructor make-member-bounds (start equals end)) (:copier nil))
   "The place of a member of a tracestate in its text."
-  (start 0 :type index :read-only t)    ; of its key
+  (start 0 :type index :read-only t)    ; where its key begins
   (equals 0 :type index :read-only t)   ; where the key ends
-  (end 0 :type index :read-only t))     ; of its value
+  (end 0 :type index :read-only t))     ; where its value ends
 
 (declaim (sb-ext:freeze-type member-bounds))
 

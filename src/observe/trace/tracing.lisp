@@ -7,14 +7,15 @@
 (defstruct (tracing (:constructor %make-tracing) (:copier nil) (:predicate nil))
   "See MAKE-TRACING."
   (limits nil :type tracing-options :read-only t) ; how much spans and queues may have
-  (sampler nil :type sampler :read-only t) ; which traces are recorded
+  (sampler nil :type sampler :read-only t) ; decides which traces are recorded
   ;; the bound of sampling without a parent: see ROOT-BOUND
   (bound +no-bound+ :type sb-ext:word :read-only t)
-  (propagators '() :type list :read-only t) ; :tracecontext, :grpc-trace-bin
+  (propagators '() :type list :read-only t) ; a list of :tracecontext, :grpc-trace-bin and :baggage
   (semantic nil :type boolean :read-only t) ; true if spans also have OpenTelemetry's attributes
-  (offset-ns 0 :type (signed-byte 64))  ; from the loops' clock to the time since 1970
-  (shared nil :type (or null queue))    ; of the threads that run no loop
-  (queues '() :type list)               ; of loops; atomic
+  ;; what must be added to the loops' clock to get the time since 1970
+  (offset-ns 0 :type (signed-byte 64))
+  (shared nil :type (or null queue))    ; the queue of the threads that run no loop
+  (queues '() :type list)               ; queues of loops; atomic
   (gone 0 :type sb-ext:word)            ; spans that queues of stopped loops had dropped; atomic
   (on-batch nil :type (or null function))) ; an exporter's, called when many spans wait
 
