@@ -1,5 +1,5 @@
-;;;; The package that users see. It defines nothing: it imports every name from the folder that
-;;;; defines it, and exports all names. Give it a local nickname: (:local-nicknames (#:grpc
+;;;; The package that users see. The package defines nothing: it imports every name from the folder
+;;;; that defines it, and exports all names. Give it a local nickname: (:local-nicknames (#:grpc
 ;;;; #:clgrpc)).
 
 (uiop:define-package #:clgrpc

@@ -22,8 +22,8 @@ image that has no server, a new thread."
 
 (defun client-metadata (call)
   "The metadata for the backend server: the metadata of CALL, the client's call, and one
-x-forwarded-for. Its last address is the client's; servers trust only the last address, however many
-the client has sent."
+x-forwarded-for. The last address in x-forwarded-for is the client's; servers trust only the last
+address, however many the client has sent."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
          (name "x-forwarded-for")
          (before (loop for (other . value) in metadata when (string= name other) collect value))
@@ -122,8 +122,8 @@ no more messages are sent, and the backend server might wait for them for ever."
 
 (define-keyword-function make-gateway-service (channel &key methods)
   "Return a service, for START-SERVER, that forwards each call to CHANNEL and the answer to the
-client. It forwards messages as octets, metadata, the remaining time, cancellation, status, details
-and trailers. METHODS are the methods whose types it knows, from POOL-METHODS with :RAW: all
+client. The service forwards messages as octets, metadata, the remaining time, cancellation, status,
+details and trailers. METHODS are the methods whose types it knows, from POOL-METHODS with :RAW: all
 protocols of the server can call these, and only gRPC can call other methods.
 GENERIC-SERVICE-METHODS can be set to other methods later. The service does not close CHANNEL. From
 any thread."

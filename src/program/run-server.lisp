@@ -64,8 +64,9 @@ with which that list begins."
 take to be read.")
 
 (defun write-everything ()
-  "Write the waiting output of the log and the standard streams. Return false if that takes too long
-because the reader has stopped reading but still exists, such as a pager that waits for a key."
+  "Write the waiting output of the log and the standard streams. Return false if the writing takes
+too long because the reader has stopped reading but still exists, such as a pager that waits for a
+key."
   (flet ((finish (&rest streams)
            (dolist (stream streams)
              (handler-case (finish-output stream)
@@ -83,9 +84,9 @@ end, as STOP-SERVER does, write the rest of the log and of the standard output, 
 the main function of a program.
 ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of the command line,
             without the program's name, or SB-EXT:*POSIX-ARGV* itself, which begins with that.
-            They are those of `clgrpc serve` (--listen, --metrics, --tls-cert and more; --help
-            lists them). A wrong one is a line on the standard error and exit code 2. Options of
-            other systems, such as --register of clgrpc-etcd/discovery and --console of
+            The options are those of `clgrpc serve` (--listen, --metrics, --tls-cert and more;
+            --help lists them). A wrong option is a line on the standard error and exit code 2.
+            Options of other systems, such as --register of clgrpc-etcd/discovery and --console of
             clgrpc-tools/console, exist when those are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
 RELOAD      a function without arguments, called at SIGHUP, on a thread of its own, to read the
@@ -93,15 +94,15 @@ RELOAD      a function without arguments, called at SIGHUP, on a thread of its o
             cause one more reload after it. Certificates are read again, and a binary log is begun
             again, even if this is nil. nil by default
 Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value
-counts if ARGUMENTS do not have it; all others are START-SERVER's. It listens on 127.0.0.1:50051 by
-default. The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set.
-Prints \"listening on ADDRESS\" for each address once it serves. A second signal ends the process at
-once, with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds
-longer than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*, unless
-the last output cannot be written since its reader has stopped reading. An error of START-SERVER,
-such as a port in use, is a line on the standard error and exit code 1. Where the environment has
-NOTIFY_SOCKET (systemd's Type=notify), the service manager is notified when this serves, reloads and
-ends. Signal MISUSE if RELOAD is not a function. In the main thread."
+counts if ARGUMENTS do not have it; all others are START-SERVER's. The server listens on
+127.0.0.1:50051 by default. The log goes to the standard error, from :info on, unless *LOG-FUNCTION*
+has been set. Prints \"listening on ADDRESS\" for each address once it serves. A second signal ends
+the process at once, with the code 128 and the signal's number; so does, with 1, an end that takes
+ten seconds longer than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs
+SB-EXT:*EXIT-HOOKS*, unless the last output cannot be written since its reader has stopped reading.
+An error of START-SERVER, such as a port in use, is a line on the standard error and exit code 1.
+Where the environment has NOTIFY_SOCKET (systemd's Type=notify), the service manager is notified
+when this serves, reloads and ends. Signal MISUSE if RELOAD is not a function. In the main thread."
   (unless (typep reload '(or null function)) (misuse ":RELOAD is a function, not ~S." reload))
   (let* ((written nil)
          (code (unwind-protect (run-as-asked services arguments options)

@@ -98,7 +98,7 @@ GRPC_BINARY_LOG_FILTER selects, or of all calls if that is not set."
 
 (defun serve-until-end (ending server lines)
   "Print where SERVER listens, and LINES; return when ENDING has begun. A service manager is
-notified of both."
+notified of the beginning and of the end."
   (announce server lines)
   (tell-serving server)
   (await-end ending)

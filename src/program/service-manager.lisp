@@ -50,9 +50,9 @@
 
 (defstruct (reloader (:constructor make-reloader (ending server functions)) (:copier nil))
   "The things that are reloaded at SIGHUP."
-  (ending nil :type ending :read-only t) ; of the process
-  (server nil :read-only t)             ; that the service manager hears of
-  (functions '() :type list :read-only t) ; without arguments
+  (ending nil :type ending :read-only t) ; the ending of the process
+  (server nil :read-only t)             ; the server about which the service manager is informed
+  (functions '() :type list :read-only t) ; functions without arguments
   ;; :wanted: one is under way, and one more must follow
   (state :idle :type (member :idle :under-way :wanted)))
 

@@ -13,11 +13,12 @@
 
 (defstruct (ending (:copier nil))
   "The state of a process that may have been asked to end."
-  (loop nil :type loop:event-loop)      ; on which signals come
-  (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore) ; is signalled
+  (loop nil :type loop:event-loop)      ; the loop on which signals come
+  ;; a semaphore that is signalled when the signal has come
+  (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore)
   (seconds +ending-seconds+ :type (real 0)) ; how long the end may take
   (begun nil :type boolean)             ; true once the end was requested; only the loop changes it
-  (signals '() :type list))             ; signals with another meaning
+  (signals '() :type list))             ; the signals that have another meaning
 
 (declaim (sb-ext:freeze-type ending))
 

@@ -16,12 +16,13 @@ lists the fields of the events. The level of the log is info at least.")
            "Serve metrics for Prometheus, at /metrics, and health, at /healthz, on ADDRESSES, over
       HTTP, or HTTPS with --tls-cert. All clients that reach ADDRESSES may read them.")
   (otlp "ADDRESS" (address-parser 1) nil
-        "Send metrics and spans to the OpenTelemetry collector there, as doc/monitoring.md says;
+        "Send metrics and spans to the OpenTelemetry collector at ADDRESS, as doc/monitoring.md
+says;
       variables such as OTEL_SERVICE_NAME are obeyed.")
   (trace-sample "RATIO" #'parse-ratio nil
                 "Trace calls, and record this share of the traces that begin here, from 0 to 1; for
-      traces that begin elsewhere the caller has decided. Without this, --otlp records all. The
-      log's events have the ids of traces, recorded or not."))
+      traces that begin elsewhere the caller has decided. Without --trace-sample, --otlp records
+      all. The log's events have the ids of traces, recorded or not."))
 
 (defun begin-logging (level format access-log)
   "Log events from LEVEL on, in FORMAT; if ACCESS-LOG logs calls, at least from :info on. The log is

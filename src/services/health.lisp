@@ -4,7 +4,7 @@
 ;;;;
 ;;;; A watcher occupies no thread: its call is kept, and a message is sent on it when the status
 ;;;; changes. Nothing is queued for a slow watcher; when there is room again it gets the then
-;;;; current status. LOCK orders the changes; nothing waits while it is held. While it is held no
+;;;; current status. LOCK orders the changes; nothing waits while it is held. While LOCK is held no
 ;;;; message is sent and no call is ended either: within the image both would run the other end's
 ;;;; callbacks on this thread. One thread at a time sends to a watcher; it also sends the status
 ;;;; that other threads set meanwhile.
@@ -59,7 +59,7 @@ watches.")
    (overall :initform (make-entry :serving) :reader service-overall)
    (strangers :initform (make-ring) :reader service-strangers) ; watchers of names without ENTRY
    (served :initform '() :accessor service-served) ; the names of the services of its servers
-   (servers :initform '() :accessor service-servers) ; those that run
+   (servers :initform '() :accessor service-servers) ; the servers that run
    (stopping :initform nil :accessor service-stopping) ; true once the last of these stops
    ;; the entries of all of these
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))

@@ -32,7 +32,7 @@ compressed if GZIP is true: an HTTP status, headers and octets."
 
 (defstruct (scrapes (:copier nil))
   "The answers of a handler of metrics."
-  (lock (sb-thread:make-mutex :name "clgrpc scrapes") :read-only t) ; for the other slots
+  (lock (sb-thread:make-mutex :name "clgrpc scrapes") :read-only t) ; guards the other slots
   (left +answers-at-once+ :type real)   ; the number of answers that may be made
   (since-ns 0 :type (unsigned-byte 62)) ; the time at which LEFT held
   ;; the last answer of each kind: in Prometheus's format, OpenMetrics, and both with gzip

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.services)
 
 (defclass reflection-service ()
-  (;; maps each server that serves it to the names of that server's services
+  (;; maps each server that serves the service to the names of that server's services
    (names :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
           :reader service-names)
    ;; maps a file to its octets, since making them takes a thousand times as long as the request for

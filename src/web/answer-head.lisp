@@ -33,7 +33,7 @@ again later."
 
 (defun await-head (call)
   "The BEGUN of protocol handlers: if the handler of CALL, which answers with a stream, sends
-nothing for long, send the head of the answer. Pages and proxies wait for that."
+nothing for long, send the head of the answer. Pages and proxies wait for the head."
   (unless (rpc:answers-once-p call)
     (operate after call (ns-seconds (head-wait-ns call)) (lambda () (head-due call)))))
 

@@ -23,7 +23,7 @@
   (write-octets call body t))
 
 (defun finish-bare (call write-answer write-error)
-  "Write the answer of CALL, which has ended and answers once. If it has ended well call
+  "Write the answer of CALL, which has ended and answers once. If CALL has ended well call
 WRITE-ANSWER with CALL, the answer and its headers; else WRITE-ERROR with CALL and the values of
 CALL-END-IN-HEAD."
   (declare (type function write-answer write-error))

@@ -53,7 +53,7 @@ constant NAME is made into octets when the call is compiled."
 
 (defun parse-header (field function)
   "The result of FUNCTION for the value of FIELD, a header, never nil. FIELD caches it, so a
-repeated header is read once. Always use the same function for a header."
+repeated header is read once. For one header use the same function always."
   (or (hpack:field-memo field)
       (setf (hpack:field-memo field) (funcall function (hpack:field-value-string field)))))
 
@@ -114,9 +114,9 @@ repeated header is read once. Always use the same function for a header."
             (map 'octets #'char-code name)))))
 
 (defun common-encoding-p (encoding)
-  "True if the protocols other than gRPC accept ENCODING, or :unknown. They do not accept users'
-encodings: some messages are decompressed on the loop here, and a user's function must not hold it
-up."
+  "True if the protocols other than gRPC accept ENCODING, or :unknown. The other protocols do not
+accept users' encodings: some messages are decompressed on the loop here, and a user's function must
+not hold it up."
   (and (typep encoding 'encoding:encoding)
        (member (encoding:encoding-name encoding) '(:gzip :deflate))
        t))

@@ -5,9 +5,9 @@
 
 (defstruct (form (:copier nil))
   "One of the content types of a protocol."
-  (codec nil :type codec :read-only t)  ; of its messages
-  (kind :plain :type keyword :read-only t) ; which of the protocol's
-  (heads nil :type heads :read-only t)) ; of its answers
+  (codec nil :type codec :read-only t)  ; the codec of its messages
+  (kind :plain :type keyword :read-only t) ; which of the protocol's kinds of body this is
+  (heads nil :type heads :read-only t)) ; how its answers begin
 
 (declaim (sb-ext:freeze-type form))
 

@@ -10,14 +10,14 @@
 (defstruct (notes (:copier nil))
   "The data of a call, in addition to the data of every server's call. The loop's."
   (body (make-octets 0) :type octets)   ; the part of a bare body that has come, up to FILL
-  (fill 0 :type index)                  ; how many octets of BODY that is
+  (fill 0 :type index)                  ; how many octets of BODY are filled
   (taken nil :type boolean)             ; the bare body was whole and has been delivered
   (too-long nil :type boolean)          ; the bare body is longer than messages may be
   (carry '() :type list)                ; digits of base64 that do not fill a group
   (late '() :type list)                 ; metadata that was sent after the head: trailers
   (answer nil :type (or null octets wire:byte-buffer)) ; the only one, encoded, until it is written
   (sent 0 :type (unsigned-byte 62))     ; octets of messages, as observers are told
-  (received 0 :type (unsigned-byte 62))) ; the same of the peer's
+  (received 0 :type (unsigned-byte 62))) ; the same of the peer's messages
 
 (declaim (sb-ext:freeze-type notes))
 

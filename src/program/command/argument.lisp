@@ -5,11 +5,12 @@
 
 (defstruct argument
   "A parameter or option of a command."
-  (key :none :type keyword)             ; of the command's function
-  (name "" :type string)                ; as users write it
+  (key :none :type keyword)             ; the key of the command's function
+  (name "" :type string)                ; the name as users write it
   (aliases '() :type list)              ; other names of an option
   (value "" :type string)               ; the name of its value; in brackets if it may be absent
-  (parser #'identity :type function)    ; of the string; returns the value, or refuses
+  ;; a function of the string that returns the value, or refuses the string
+  (parser #'identity :type function)
   (default nil)                         ; the value if the argument is missing
   (repeated nil :type boolean)          ; true if its values come as a list
   ;; for the help text, or a function that returns it
@@ -18,10 +19,10 @@
 (defstruct (command (:copier nil))
   "A command: a command line's first words, and the arguments that may follow them."
   (name "" :type string)                ; a word
-  (invocation "" :type string)          ; the words that run it, such as "clgrpc serve"
-  (documentation "" :type string)       ; for the help text
-  (parameters '() :type list)           ; ARGUMENTs
-  (options '() :type list)              ; ARGUMENTs
+  (invocation "" :type string)          ; the words that run the command, such as "clgrpc serve"
+  (documentation "" :type string)       ; the text for the help
+  (parameters '() :type list)           ; the parameters, ARGUMENTs
+  (options '() :type list)              ; the options, ARGUMENTs
   (function #'identity :type function)) ; called with the keyword arguments of the line
 
 (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -6,7 +6,7 @@
 (defstruct (group (:copier nil))
   "Options that a system defines."
   (system "" :type string)              ; its name
-  (options '() :type list)              ; ARGUMENTs
+  (options '() :type list)              ; the options, ARGUMENTs
   ;; called before the server starts, with the plist of the command line; returns observers for it
   (observers nil :type (or symbol function))
   ;; called with a server, the plist of the command line and a function of a list of lines, which it

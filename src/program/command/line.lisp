@@ -39,8 +39,8 @@ must have for the hint to apply, and the hint.")
         (and likely (format nil "is it ~A?" likely)))))
 
 (defun parse-option (command token rest)
-  "Parse the option that TOKEN begins; REST are the tokens after it. Return its key, its value and
-the rest of REST."
+  "Parse the option that TOKEN begins; REST are the tokens after it. Return the option's key, the
+option's value and the rest of REST."
   (let* ((equals (position #\= token))
          (name (subseq token 0 equals))
          (option (find-if (lambda (option)

@@ -106,8 +106,9 @@
 (defstruct (get-query (:constructor make-get-query (encoding version message base64 compression))
                       (:copier nil))
   "The parameters of a GET, each a string, or nil if it is not there."
-  (encoding nil :type (or null string) :read-only t) ; of the message: "proto" or "json"
-  (version nil :type (or null string) :read-only t) ; of Connect: "v1"
+  ;; the encoding of the message: "proto" or "json"
+  (encoding nil :type (or null string) :read-only t)
+  (version nil :type (or null string) :read-only t) ; the version of Connect: "v1"
   (message nil :type (or null string) :read-only t) ; the request
   (base64 nil :type (or null string) :read-only t) ; "1" if MESSAGE is so
   (compression nil :type (or null string) :read-only t)) ; how MESSAGE is compressed

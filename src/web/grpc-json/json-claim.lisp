@@ -22,7 +22,7 @@
     (web:make-forms `(("application/grpc+json" ,web:**json** :plain "grpc-encoding")) '()))
 
 (defun prepare (server table)
-  "The PREPARE of the protocol. Pages cannot call by it: they read no trailers."
+  "The PREPARE of the protocol. Pages cannot call by gRPC with JSON: they read no trailers."
   (declare (ignore server))
   (lambda (http-method target fields)
     (let ((form (web:find-form **forms** (web:header-value fields "content-type"))))

@@ -1,6 +1,6 @@
 ;;;; Messages of gRPC-Web: gRPC's envelopes, and an envelope with the flag 128 that contains the
 ;;;; trailers as lines, always in the body, since a page may be unable to read headers. In text mode
-;;;; all of that is base64: a request in pieces that may end anywhere, padded or not; an answer in
+;;;; all octets are base64: a request in pieces that may end anywhere, padded or not; an answer in
 ;;;; complete pieces.
 
 (in-package #:clgrpc.grpc-web)

@@ -53,11 +53,12 @@
                             (t (wrong-rule "~S is not a value of ~S" value key))))))
 
 (defun read-rules (source)
-  "Return the list of google.api.HttpRules in SOURCE. That is a string, a service config in YAML of
-which only http.rules is used; or a list of plists such as (:selector \"library.v1.Library.GetBook\"
-:get \"/v1/{name=books/*}\"), with the keys :selector, :get, :put, :post, :delete, :patch, :custom
-(a plist of :kind and :path), :body, :response-body and :additional-bindings (a list of such
-plists). Signal RULE-ERROR if SOURCE is something else, or a rule has no selector."
+  "Return the list of google.api.HttpRules in SOURCE. SOURCE is a string, a service config in YAML
+of which only http.rules is used; or a list of plists such as (:selector
+\"library.v1.Library.GetBook\" :get \"/v1/{name=books/*}\"), with the keys :selector, :get, :put,
+:post, :delete, :patch, :custom (a plist of :kind and :path), :body, :response-body and
+:additional-bindings (a list of such plists). Signal RULE-ERROR if SOURCE is something else, or a
+rule has no selector."
   (let ((rules (etypecase source
                  (string (config-rules source))
                  (list (let ((*rule* "in a list"))

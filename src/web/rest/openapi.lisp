@@ -15,7 +15,7 @@
   "A document that is being made."
   (schemas (make-hash-table :test 'equal) :type hash-table) ; full name to schema, t while made
   (paths '() :type list)                ; path to operations, the latest first
-  (shapes (make-hash-table :test 'equal) :type hash-table) ; to the path that has the shape
+  (shapes (make-hash-table :test 'equal) :type hash-table) ; maps a shape to the path that has it
   (ids (make-hash-table :test 'equal) :type hash-table)) ; the operationIds that are taken
 
 (defun object (&rest members)

@@ -23,15 +23,15 @@
   "A variable of a template."
   (path "" :type string :read-only t)   ; the names of its fields, joined by points
   (start 0 :type index :read-only t)    ; the first of its segments
-  (end 0 :type index :read-only t))     ; that after the last
+  (end 0 :type index :read-only t))     ; the segment after the last
 
 (defstruct (template (:copier nil))
   "A path template."
   (text "" :type string :read-only t)   ; the template as written
   ;; each a decoded literal, or :one for *, or, only as the last, :rest for **
   (segments #() :type simple-vector :read-only t)
-  (variables '() :type list :read-only t) ; in their order
-  (verb nil :type (or null string) :read-only t)) ; decoded, or nil
+  (variables '() :type list :read-only t) ; the variables in their order
+  (verb nil :type (or null string) :read-only t)) ; the verb, decoded, or nil
 
 (document-functions
   template-text "The path template TEMPLATE as it was written.")
@@ -69,7 +69,8 @@
        (or (alphanumericp char) (find char "-._~!$&'()+,;=@%"))))
 
 (defun scan-literal (scan what &optional (stop ""))
-  "Skip a literal and return it decoded; WHAT names it in errors. It ends at a character of STOP."
+  "Skip a literal and return it decoded; WHAT names it in errors. The literal ends at a character of
+STOP."
   (let* ((start (scan-at scan)) (text (scan-text scan))
          (end (or (position-if (lambda (char) (or (not (literal-char-p char)) (find char stop)))
                                text :start start)

@@ -12,9 +12,9 @@
 
 (defstruct (rest-claim (:include web:web-claim) (:copier nil))
   "The data of the head of a request."
-  (rule nil :type route :read-only t)   ; the route by which it calls
-  (match nil :type match :read-only t)  ; of its path
-  (query nil :type (or null string) :read-only t) ; as it came
+  (rule nil :type route :read-only t)   ; the route by which the claim calls
+  (match nil :type match :read-only t)  ; the match of the path
+  (query nil :type (or null string) :read-only t) ; the query as it came
   (content-type nil :type (or null string) :read-only t) ; the type of its body
   ;; how a stream of answers is sent, or nil if there is one answer, or a stream of raw answers
   (form nil :type (member nil :array :lines :events) :read-only t))
@@ -26,7 +26,7 @@
 ;;; Messages
 
 (defun claim-parameters (claim)
-  "The QUERY-PARAMETERS of CLAIM. Signal REQUEST-ERROR if they are wrong."
+  "The QUERY-PARAMETERS of CLAIM. Signal REQUEST-ERROR if the parameters are wrong."
   (query-parameters (rest-claim-rule claim) (rest-claim-query claim)))
 
 (defun call-parameters (call claim)
@@ -39,7 +39,8 @@
 
 (defun keep-parameters (call claim)
   "Read the parameters of CLAIM once for all messages of CALL's body. CALL keeps them and is charged
-for them, since other calls may have the same CLAIM. Signal REQUEST-ERROR if they are wrong."
+for them, since other calls may have the same CLAIM. Signal REQUEST-ERROR if the parameters are
+wrong."
   (let ((parameters (claim-parameters claim)))
     (setf (rpc:call-value call 'parameters) parameters)
     (when parameters
@@ -187,8 +188,8 @@ for them, since other calls may have the same CLAIM. Signal REQUEST-ERROR if the
   (status-answer (status:sent-code status details) text details))
 
 (defun http-status-of (call status)
-  "The status of HTTP for the answer to CALL, which has ended with STATUS. It is 413 if the body is
-too long, as received or after decompression."
+  "The status of HTTP for the answer to CALL, which has ended with STATUS. The status is 413 if the
+body is too long, as received or after decompression."
   (if (or (web:notes-too-long (web:call-web-notes call))
           (and (eq :resource-exhausted status)
                (eq :too-long (wire:inflation-failure call))))

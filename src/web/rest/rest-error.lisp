@@ -24,7 +24,8 @@ reason."))
   (error 'rule-error :rule *rule* :text (format nil "~?" control arguments)))
 
 (define-condition request-error (clgrpc-error)
-  ((http-status :initarg :http-status :initform 400 :reader request-error-http-status) ; of HTTP
+  ((http-status :initarg :http-status :initform 400
+                :reader request-error-http-status) ; the status of HTTP
    ;; the equivalent gRPC status
    (status :initarg :status :initform :invalid-argument :reader request-error-status)
    (text :initarg :text :reader request-error-text) ; the fault

@@ -1,8 +1,8 @@
 ;;;; Which route a request has. The templates of all routes are one tree, a level for each segment.
-;;;; A path is looked up in it from its first segment on. A literal has priority over "*", and "*"
-;;;; over "**"; the search backtracks where no route follows. The first search treats the part after
-;;;; the last colon as a verb, the second does not. So the route depends on the path alone, not on
-;;;; the order in which routes were given; each node of the tree is visited at most once. "*"
+;;;; A path is looked up in the tree from its first segment on. A literal has priority over "*", and
+;;;; "*" over "**"; the search backtracks where no route follows. The first search treats the part
+;;;; after the last colon as a verb, the second does not. So the route depends on the path alone,
+;;;; not on the order in which routes were given; each node of the tree is visited at most once. "*"
 ;;;; matches no empty segment, "**" matches any number of any segments.
 ;;;;
 ;;;; Two routes of one method of HTTP whose templates match the same paths are an error when the
@@ -14,17 +14,17 @@
   "The possible continuations of the paths that lead here."
   (literals nil :type (or null hash-table)) ; maps a segment to its node
   (longest 0 :type index)               ; how many characters the longest of LITERALS has
-  (one nil :type (or null node))        ; that * leads to
+  (one nil :type (or null node))        ; the node to which * leads
   (ends '() :type list)                 ; the routes that end here
   (rests '() :type list))               ; the routes that end with ** here
 
 (defstruct (router (:constructor %make-router (root routes depth longest-verb)) (:copier nil))
   "The routes of a server."
-  (root nil :type node :read-only t)    ; of the tree
+  (root nil :type node :read-only t)    ; the root of the tree
   (depth 0 :type index :read-only t)    ; how many segments the longest template has
   ;; the length of the longest verb; 0 if no template has one
   (longest-verb 0 :type index :read-only t)
-  (routes '() :type list :read-only t)) ; all, as they were given
+  (routes '() :type list :read-only t)) ; all routes, as they were given
 
 (document-functions
   router-routes "The routes of ROUTER in the order in which they were given.")
@@ -81,8 +81,8 @@ names both."
   "The most characters of a path for one decoded character: four octets, each of them escaped.")
 
 (defstruct (match (:constructor make-match (text starts ends count end)) (:copier nil))
-  "A path that is being looked up. It has at most as many segments as the longest template, and one
-for the rest: a peer can send a path of thousands of segments with one or two octets."
+  "A path that is being looked up. The path has at most as many segments as the longest template,
+and one for the rest: a peer can send a path of thousands of segments with one or two octets."
   (text "" :type simple-string :read-only t) ; all of it
   (starts #() :type simple-vector :read-only t) ; the start of each of its first segments
   (ends #() :type simple-vector :read-only t) ; and ends

@@ -10,22 +10,22 @@
   (start 0 :type index :read-only t)    ; the first of its segments in the path
   ;; the index after the last; if the last is **, it takes all that follow
   (end 0 :type index :read-only t)
-  (wide nil :type boolean :read-only t)) ; true if %2F in it is not decoded
+  (wide nil :type boolean :read-only t)) ; true if %2F in the variable is not decoded
 
 (defstruct (route (:copier nil))
   "Requests of HTTP that call a method."
   (verb "" :type string :read-only t)   ; the method of HTTP, or "*" for any
-  (template nil :type template :read-only t) ; of the path
+  (template nil :type template :read-only t) ; the template of the path
   (method nil :type protobuf:method-descriptor :read-only t) ; the method that is called
-  (request-type nil :type protobuf:message-type :read-only t) ; of its messages
-  (response-type nil :type protobuf:message-type :read-only t) ; of its answers
-  (bindings '() :type list :read-only t) ; of its variables
+  (request-type nil :type protobuf:message-type :read-only t) ; the request type of its messages
+  (response-type nil :type protobuf:message-type :read-only t) ; the response type of its answers
+  (bindings '() :type list :read-only t) ; the variables of the path
   ;; the part of the request that the body contains: a field descriptor, :all or nil
   (body nil :type (or protobuf:field-descriptor (member nil :all)) :read-only t)
   (raw-body nil :type boolean :read-only t) ; true if that is a google.api.HttpBody
   ;; the field of the answer that the body of the response contains, or nil for the whole answer
   (answer-field nil :type (or null protobuf:field-descriptor) :read-only t)
-  (raw-answer nil :type boolean :read-only t) ; that is a google.api.HttpBody
+  (raw-answer nil :type boolean :read-only t) ; true if that field is a google.api.HttpBody
   (payload nil))                        ; data of the router's owner
 
 (document-functions

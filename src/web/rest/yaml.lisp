@@ -14,7 +14,7 @@
 
 (defstruct (line (:constructor make-line (number indent text)) (:copier nil))
   "A line that is not empty."
-  (number 1 :type index :read-only t)   ; from 1
+  (number 1 :type index :read-only t)   ; the number of the line, from 1
   (indent 0 :type index)                ; the spaces before TEXT
   (text "" :type string))               ; the text without indentation, comment and trailing spaces
 
@@ -22,7 +22,7 @@
   "A text in YAML that is being read."
   (lines '() :type list)                ; the lines that are left
   (raw #() :type simple-vector)         ; all lines as they are written
-  (number 1 :type index)                ; of the line at hand
+  (number 1 :type index)                ; the number of the line at hand
   (depth 0 :type index))                ; how many collections are open
 
 (defun wrong-yaml (yaml control &rest arguments)
