@@ -68,7 +68,7 @@
              (parts-match-p (rest parts) separator text end name)))))
 
 (defun matches-p (pattern identity name)
-  "True if IDENTITY matches PATTERN. NAME, or nil, replaces {name} in it."
+  "True if IDENTITY matches PATTERN. NAME, or nil, replaces {name} in the pattern."
   (let ((spiffe-p (spiffe-p identity)))
     (or (string= "*" (pattern-text pattern))
         (and (eq (and spiffe-p t) (pattern-spiffe-p pattern))

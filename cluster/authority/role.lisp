@@ -1,5 +1,5 @@
 ;;;; Roles, and the callers that have them. A role is given by a permission, (ROLE . PATTERN): an
-;;;; identity of that pattern has that role.
+;;;; identity that the pattern matches has the role.
 ;;;;
 ;;;; A caller within the image has all roles. Without TLS, and if no permission is given at all,
 ;;;; every caller has all roles except :join. Otherwise a caller has only the roles that were given
@@ -14,14 +14,14 @@ member of a Raft group.")
 
 (defstruct (permission (:constructor make-permission (role kind pattern)) (:copier nil))
   "The permission that gives ROLE to every identity that matches PATTERN."
-  (role nil :type keyword :read-only t) ; that is given
+  (role nil :type keyword :read-only t) ; the role that is given
   (kind nil :type (or null string) :read-only t) ; the kind of tasks, for :work; nil: all kinds
   ;; :anyone includes peers without a certificate
   (pattern nil :type (or pattern (eql :anyone)) :read-only t))
 
 (defstruct (authority (:constructor %make-authority (permissions)) (:copier nil))
-  "Which roles peers have; see MAKE-AUTHORITY."
-  (permissions '() :type list :read-only t)) ; that are given
+  "The roles that peers have; see MAKE-AUTHORITY."
+  (permissions '() :type list :read-only t)) ; the permissions that are given
 
 (document-functions
   authority-p "True of an authority, as MAKE-AUTHORITY returns.")

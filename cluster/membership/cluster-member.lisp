@@ -21,16 +21,16 @@ leases that have ended.")
 
 (defstruct (cluster-member (:conc-name member-) (:copier nil))
   "A member of a cluster, as it was at some revision of the store."
-  (name "" :type string :read-only t)   ; unique among present members
+  (name "" :type string :read-only t)   ; the name, unique among present members
   ;; distinguishes it from all earlier members of the name
   (generation 0 :type (signed-byte 64) :read-only t)
-  (address "" :type string :read-only t) ; where it serves
+  (address "" :type string :read-only t) ; the address at which the member serves
   (state :serving :type (member :serving :draining) :read-only t) ; its announced next action
   (labels '() :type list :read-only t)  ; an alist of strings, its description of itself
   ;; the seconds of its lease unless renewed; 0: unknown
   (lease-seconds 10 :type (signed-byte 32) :read-only t)
   (instance "" :type string :read-only t) ; the name of its process
-  (joined 0 :type rational :read-only t)) ; when, in seconds of Unix time
+  (joined 0 :type rational :read-only t)) ; when the member joined, in seconds of Unix time
 
 (declaim (sb-ext:freeze-type cluster-member))
 
@@ -42,11 +42,11 @@ seconds of Unix time."
   member-name "The name of MEMBER, a string. At any time only one member has a given name."
   member-generation "The generation of MEMBER, an integer that is greater than that of each earlier
 member of its name."
-  member-address "Where MEMBER serves, a string such as \"10.0.0.7:50051\"."
+  member-address "The address at which MEMBER serves, a string such as \"10.0.0.7:50051\"."
   member-state ":serving, or :draining once MEMBER has announced that it leaves."
   member-labels "Return the labels that MEMBER has given itself, an alist of strings."
-  member-lease-seconds "How many seconds MEMBER remains one if its lease is not renewed; 0 if it has
-not reported this."
+  member-lease-seconds "How many seconds MEMBER remains a member if its lease is not renewed; 0 if
+MEMBER has not reported this."
   member-instance "Return the instance name of MEMBER's process, a string, perhaps empty."
   member-joined "When MEMBER joined, in seconds of Unix time, by the clock of the node it asked.")
 
@@ -69,7 +69,7 @@ not reported this."
               text)))
 
 (defun check-name (text what)
-  "Return TEXT. Signal MISUSE unless it is a valid name; WHAT, a text, says what NAME names."
+  "Return TEXT. Signal MISUSE unless NAME is a valid name; WHAT, a text, says what NAME names."
   (unless (name-p text)
     (misuse "The name of a ~A has 1 to ~D letters, digits and characters of ._-:[], unlike ~A." what
             +longest-name+ (printable-text (princ-to-string text) :limit 300)))
@@ -83,7 +83,7 @@ not reported this."
   (discovery:endpoint-key cluster name))
 
 (defun check-member (member)
-  "Return MEMBER. Signal MISUSE if its description of itself is invalid or too long."
+  "Return MEMBER. Signal MISUSE if the description of MEMBER is invalid or too long."
   (flet ((bound (text limit what)
            (when (< limit (length (string-octets text)))
              (misuse "~A has at most ~D octets." what limit))))

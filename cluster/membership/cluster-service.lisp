@@ -1,14 +1,14 @@
-;;;; The service clgrpc.cluster.v1.Cluster, on a store. It answers from the store, so any node may
-;;;; be asked; the service itself has no other state than the list of watchers.
+;;;; The service clgrpc.cluster.v1.Cluster, on a store. The service answers from the store, so any
+;;;; node may be asked; the service itself has no other state than the list of watchers.
 
 (in-package #:clgrpc.cluster)
 
 (defclass cluster-service (pb:cluster)
   ((informer :initarg :informer :reader service-informer) ; follows the store
-   (max-members :initarg :max-members :reader service-max-members) ; that may join
+   (max-members :initarg :max-members :reader service-max-members) ; the most members that may join
    ;; the lease of a member that asks for none
    (lease-seconds :initarg :lease-seconds :reader service-lease-seconds)
-   (authority :initarg :authority :reader service-authority) ; which peers may do what
+   (authority :initarg :authority :reader service-authority) ; decides which peers may do what
    (stopping :initform nil :accessor service-stopping)) ; true once its server stops
   (:documentation "The service clgrpc.cluster.v1.Cluster, see MAKE-CLUSTER-SERVICE."))
 

@@ -52,9 +52,9 @@ that revision. With REVISION 0 the members come first; otherwise changes from th
 the node ends, the next node that CHANNEL reaches continues from there, so each change is reported
 once, in order. If the store has compacted the next changes, or has gone back to older data, all
 members come again. This ends only by a non-local exit of FUNCTION, an error in it, or an RPC-ERROR.
-That RPC-ERROR is permanent; or it is the last one after PATIENCE-SECONDS (60) without an answer of
-any node, UNAVAILABLE if none came. Only the keepalive-seconds of CHANNEL detect a node that hangs
-later. From any thread but a loop's."
+Such an RPC-ERROR is permanent; or it is the last error after PATIENCE-SECONDS (60) without an
+answer of any node, UNAVAILABLE if none came. Only the keepalive-seconds of CHANNEL detect a node
+that hangs later. From any thread but a loop's."
   (let ((end nil)                       ; the time when patience ends; nil while a node answers
         (pauses (loop:make-pauses +follow-pause-seconds+ +follow-pause-seconds+)))
     (loop

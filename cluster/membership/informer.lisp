@@ -1,16 +1,17 @@
 ;;;; The informer of a node: it mirrors the members in the store, keeps the node's view of them, and
 ;;;; passes changes to its listeners and to the watchers of the service. One mirror of the store
-;;;; serves them all.
+;;;; serves all watchers.
 ;;;;
-;;;; A watcher is a call that has got all changes before its NEXT revision. It gets the changes that
-;;;; the view remembers from there on, as many as its call accepts. The view may have forgotten
-;;;; changes that the watcher needs: they are older than this node, or the watcher was slow. Then it
-;;;; gets a CATCH-UP, a watch of the store of its own, until it has come to the view's first change.
-;;;; The mirror reads all again when changes were compacted before it got them, or when the store
-;;;; has lost its data or has older data. Then the watchers cannot get the next changes: their calls
-;;;; end with OUT_OF_RANGE, and they begin again.
+;;;; A watcher is a call that has got all changes before its NEXT revision. The watcher gets the
+;;;; changes that the view remembers from there on, as many as the call accepts. The view may have
+;;;; forgotten changes that the watcher needs: they are older than this node, or the watcher was
+;;;; slow. Then the watcher gets a CATCH-UP, a watch of the store of its own, until it has come to
+;;;; the view's first change. The mirror reads all again when changes were compacted before it got
+;;;; them, or when the store has lost its data or has older data. Then the watchers cannot get the
+;;;; next changes: their calls end with OUT_OF_RANGE, and they begin again.
 ;;;;
-;;;; LOCK guards all of these. Nothing waits while it is held, and no code of users runs.
+;;;; LOCK guards all slots of the informer. Nothing waits while LOCK is held, and no code of users
+;;;; runs.
 
 (in-package #:clgrpc.cluster)
 
@@ -21,17 +22,18 @@
 
 (defstruct (watcher (:copier nil))
   "A call of Watch."
-  (call nil :type rpc:call :read-only t) ; that watches
+  (call nil :type rpc:call :read-only t) ; the call that watches
   ;; the first revision that it has not received; 0: all members first
   (next 0 :type (signed-byte 64))
-  (catch-up nil :type (or null (eql :starting) etcd:watch))) ; of its own, while it has one
+  ;; a watch of the watcher's own while it catches up
+  (catch-up nil :type (or null (eql :starting) etcd:watch)))
 
 (defstruct (informer (:constructor %make-informer (store cluster)) (:copier nil))
   "A node's view of its cluster, and its listeners and watchers."
   (store nil :type etcd:etcd :read-only t) ; a client
   (cluster "" :type string :read-only t) ; its name
   (view (make-view) :type view :read-only t) ; the members and recent changes
-  (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; of all of it
+  (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; guards all slots
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
   (listeners '() :type list)            ; functions of changes, called on the watch's thread
   (watchers '() :type list)             ; calls that get the changes
@@ -40,10 +42,10 @@
   (catch-ups 0 :type index)             ; how many watchers have catch-ups
   ;; watchers that get no catch-up: their calls end once LOCK is free
   (refused '() :type list)
-  (mirror nil :type (or null etcd:mirror)) ; of the store
+  (mirror nil :type (or null etcd:mirror)) ; the mirror of the store, or nil
   ;; before a catch-up is asked how far it is
   (pauses (loop:make-pauses +pause-seconds+ +pause-seconds+) :type loop:pauses :read-only t)
-  (closed nil :type boolean))           ; true: it must end
+  (closed nil :type boolean))           ; true: the informer must end
 
 (declaim (sb-ext:freeze-type watcher informer))
 
@@ -336,7 +338,7 @@ older data."
   (%make-informer store (check-name cluster "cluster")))
 
 (defun close-informer (informer)
-  "End INFORMER, which stops following the store. Its listeners must not call this."
+  "End INFORMER, which stops following the store. INFORMER's listeners must not call this."
   (with-informer (informer)
     (setf (informer-closed informer) t)
     (sb-thread:condition-broadcast (informer-waitqueue informer)))

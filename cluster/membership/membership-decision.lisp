@@ -1,4 +1,5 @@
-;;;; Decisions about a membership. They depend on the store's entries and on the request alone.
+;;;; Decisions about a membership. These decisions depend on the store's entries and on the request
+;;;; alone.
 ;;;;
 ;;;; Generations: the generation of a new member is greater than three numbers: the last one of its
 ;;;; name in the store, the last one of the member itself, and the revision of the store that was

@@ -1,10 +1,10 @@
-;;;; Nodes: a server that is a member of a cluster from START-NODE to STOP-NODE. It joins under a
-;;;; lease of its own, which it keeps alive, and watches the other members.
+;;;; Nodes: a server that is a member of a cluster from START-NODE to STOP-NODE. A node joins under
+;;;; a lease of its own, which it keeps alive, and watches the other members.
 ;;;;
-;;;; A node is a member while its state is :member. If its lease ends, or its entry is deleted, it
-;;;; is :lost, and joins again, as a new generation, when the store can be reached. If another
-;;;; process has taken its name, it stays :superseded and does not take the name back. In both cases
-;;;; it gives its lease back.
+;;;; A node is a member while its state is :member. If the node's lease ends, or its entry is
+;;;; deleted, the node is :lost, and joins again, as a new generation, when the store can be
+;;;; reached. If another process has taken its name, it stays :superseded and does not take the name
+;;;; back. In both cases the node gives its lease back.
 ;;;;
 ;;;; A node learns that its entry is gone by its watch, or by the next renewal of its lease. A hung
 ;;;; leader of etcd may say nothing by its watches, and renew leases that the present leader has
@@ -28,21 +28,22 @@ requests to its own store, so that it ends soon.")
   ((store :initarg :store :reader node-store) ; a client of etcd
    ;; true if the store was opened for this node
    (own-store :initarg :own-store :reader node-own-store-p)
-   (asked :initarg :asked :accessor node-asked) ; the member that it wants to be
-   (if-taken :initarg :if-taken :reader node-if-taken) ; as for JOIN-CLUSTER
-   (rejoin :initarg :rejoin :reader node-rejoin-p) ; true if it joins again after a loss
+   (asked :initarg :asked :accessor node-asked) ; the member that the node wants to be
+   (if-taken :initarg :if-taken :reader node-if-taken) ; the argument IF-TAKEN of JOIN-CLUSTER
+   (rejoin :initarg :rejoin :reader node-rejoin-p) ; true if the node joins again after a loss
    (on-loss :initarg :on-loss :reader node-on-loss) ; a function of the CLUSTER-ERROR, or nil
    (on-join :initarg :on-join :reader node-on-join) ; a function of the node, or nil
-   (meters :initarg :meters :reader node-meters) ; or nil
-   (service :initarg :service :reader node-service) ; Cluster
+   (meters :initarg :meters :reader node-meters) ; the instruments, or nil
+   (service :initarg :service :reader node-service) ; the service Cluster
    (health :initarg :health :reader node-health) ; a health service
-   (server :initform nil :accessor node-server) ; that serves both
+   (server :initform nil :accessor node-server) ; the server that serves both services
    (state :initform :joining :accessor node-%state) ; see NODE-STATE
    (generation :initform 0 :accessor node-%generation) ; its present or last generation
-   (lease :initform nil :accessor node-%lease) ; its lease while it is a member
+   (lease :initform nil :accessor node-%lease) ; its lease while the node is a member
    (joiner :accessor node-joiner)       ; the job that looks for its entry, and joins again
    (pauses :initform nil :accessor node-pauses) ; the job's pauses before it tries that, or nil
-   (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock)) ; of these
+   ;; guards these slots
+   (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock))
   (:documentation "A server that is a member of a cluster, see START-NODE."))
 
 (document-functions
@@ -105,7 +106,7 @@ From any thread."
 
 (defun await-members (node predicate &key (timeout 10))
   "Wait at most TIMEOUT seconds until PREDICATE, a function of the list of members that NODE knows,
-is true. Return its last value. From any thread but those of ON-CHANGE."
+is true. Return the last value of PREDICATE. From any thread but those of ON-CHANGE."
   (await-view (node-informer node) predicate timeout))
 
 ;;; Being a member, or not
@@ -121,8 +122,8 @@ is true. Return its last value. From any thread but those of ON-CHANGE."
         (metrics:record (meters-generation meters) (node-generation node) cluster name)))))
 
 (defun change-state (node from to)
-  "Put NODE into the state TO if its state is in the list FROM. Return its former state, or nil if
-that is not in FROM; and its former lease, if any. NODE keeps the lease only if TO is :draining."
+  "Put NODE into the state TO if its state is in the list FROM. Return NODE's former state, or nil
+if that is not in FROM; and its former lease, if any. NODE keeps the lease only if TO is :draining."
   (multiple-value-bind (before lease)
       (with-node-lock (node)
         (let ((before (node-%state node)) (lease (node-%lease node)))
@@ -323,8 +324,8 @@ or nil."
         (setf (informer-on-watchers (node-informer node)) #'note-count)))))
 
 (defun serve-node (node address services arguments)
-  "Start the server of NODE, with its own services and SERVICES. Others reach it at ADDRESS or, if
-that is nil, at the address where it listens."
+  "Start the server of NODE, with its own services and SERVICES. Other nodes reach it at ADDRESS or,
+if that is nil, at the address where it listens."
   (let ((server (apply #'server:start-server
                        (append (list (node-service node))
                                (unless (member (node-health node) services)
@@ -348,13 +349,13 @@ member. STORE is a client of etcd, or the name of a store as OPEN-STORE takes it
 on LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of service objects; all
 other keywords are for START-SERVER. Other processes see its ADDRESS and its LABELS, an alist of
 strings. By default ADDRESS is LISTEN, which must then be an address of its own, not 0.0.0.0. The
-node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed by a thread. If it
-dies, or is cut off from the store, it is no longer a member after LEASE-SECONDS and at most one
-second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile. IF-TAKEN decides
-what happens if another member has the name: with :take-over the later process gets it, with :refuse
-NAME-TAKEN is signalled. If the lease is lost, the node joins again, as a new generation, unless
-REJOIN is nil. ON-CHANGE is called first with all present members, as changes, then with each list
-of changes of the cluster, in order. If the store has compacted changes that the node has not
+node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed by a thread. If the
+node dies, or is cut off from the store, it is no longer a member after LEASE-SECONDS and at most
+one second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile. IF-TAKEN
+decides what happens if another member has the name: with :take-over the later process gets it, with
+:refuse NAME-TAKEN is signalled. If the lease is lost, the node joins again, as a new generation,
+unless REJOIN is nil. ON-CHANGE is called first with all present members, as changes, then with each
+list of changes of the cluster, in order. If the store has compacted changes that the node has not
 received, ON-CHANGE gets the differences. ON-LOSS is called with a CLUSTER-ERROR, MEMBERSHIP-LOST or
 SUPERSEDED, when the node has ceased to be a member; ON-JOIN with the node each time it has become a
 member. All of these functions run on threads of the node, which do nothing else meanwhile. METRICS,

@@ -27,8 +27,8 @@ same time all succeed.")
                        :text (format nil "other processes write all the time in ~A" what))))
 
 (defmacro deciding-again ((what) &body body)
-  "Evaluate BODY until it returns true, at most +MOST-TRIES+ times, with pauses. WHAT, a text in the
-condition, names the part of the store that others write."
+  "Evaluate BODY until BODY returns true, at most +MOST-TRIES+ times, with pauses. WHAT, a text in
+the condition, names the part of the store that others write."
   `(call-deciding-again ,what (lambda () ,@body)))
 
 (defun fetch-entry (store cluster name &key timeout)
@@ -61,7 +61,7 @@ store."
 
 (defun write-member (store cluster member entry lease &key when then timeout)
   "Put MEMBER in place of ENTRY, or of no entry if that is nil, under LEASE unless that is nil, and
-do the operations THEN in the same transaction. Do so only if WHEN is true, and within TIMEOUT
+do the operations THEN in the same transaction. Write only if WHEN is true, and within TIMEOUT
 seconds. Return the revision, or nil if ENTRY has changed or WHEN is false."
   (let ((key (member-key cluster (member-name member))))
     (multiple-value-bind (done values revision)
@@ -102,7 +102,7 @@ the store at which they were read. Signal an ETCD-ERROR. From any thread."
 
 (defun write-or-look (store cluster member entry lease given)
   "As WRITE-MEMBER, with LEASE. In the entry GIVEN, or nil, the generation of MEMBER replaces the
-former one. If it is unknown whether the store has done this, check."
+former one. If the result of the write is unknown, look at the store."
   (handler-bind
       ((etcd:etcd-error
          (lambda (condition)
@@ -179,7 +179,7 @@ Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
 
 (defun announce (store cluster name generation &key (state :draining) timeout)
   "Have the member NAME of GENERATION be in STATE. Return the member's former entry, or nil if there
-is no such member. All of it may take TIMEOUT seconds, if that is not nil."
+is no such member. The announcement may take TIMEOUT seconds, if TIMEOUT is not nil."
   (let ((end (and timeout (loop:notice-end timeout))))
     (flet ((seconds () (and end (loop:seconds-until end))))
       (block nil

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.cluster)
 
 (defun open-memory (options)
-  "Return a client of a new engine in memory. Closing it ends the engine. OPTIONS are as for
+  "Return a client of a new engine in memory. Closing the client ends the engine. OPTIONS are as for
 OPEN-STORE."
   (let* ((engine (memory:make-engine))
          (store (apply #'memory:connect engine options)))

@@ -39,7 +39,7 @@ was last.")
 
 (defstruct (view (:copier nil))
   "The members of a cluster as of a revision, and the last changes."
-  (members (make-hash-table :test 'equal) :type hash-table) ; by name
+  (members (make-hash-table :test 'equal) :type hash-table) ; the members by name
   (revision 0 :type (signed-byte 64))   ; the revision of the store to which they belong
   (first 0 :type (signed-byte 64))      ; all changes from this revision on are remembered
   (log (make-array +remembered-revisions+ :initial-element nil) :type simple-vector) ; a ring

@@ -7,14 +7,14 @@
 (defstruct (queued-request (:constructor make-queued-request (request octets then)) (:copier nil))
   "A request that was given to the pipeline."
   (request nil :read-only t)            ; the AppendEntriesRequest
-  (octets 0 :type index :read-only t)   ; of data in its entries
-  (then nil :type function :read-only t)) ; to be called with the answer
+  (octets 0 :type index :read-only t)   ; the octets of data in the entries of REQUEST
+  (then nil :type function :read-only t)) ; the function to call with the answer
 
 (defstruct (batch (:constructor make-batch (queued-requests)) (:copier nil))
   "Queued requests that are sent and answered as one request."
-  (queued-requests '() :type list :read-only t) ; oldest first
-  (noted nil :type boolean)             ; the meter has counted it
-  (sent-ns 0 :type nanoseconds))        ; when it was given to the stream
+  (queued-requests '() :type list :read-only t) ; the requests, oldest first
+  (noted nil :type boolean)             ; the meter has counted the batch
+  (sent-ns 0 :type nanoseconds))        ; when the batch was given to the stream
 
 (declaim (sb-ext:freeze-type queued-request batch))
 

@@ -6,14 +6,15 @@
 (defstruct (local-member (:constructor make-local-member (group name state)) (:copier nil))
   "A member of a group that this process serves."
   (group "" :type string :read-only t)  ; the group's name
-  (name "" :type string :read-only t)   ; the name by which others address it
+  (name "" :type string :read-only t)   ; the name by which others address the member
   (state nil :read-only t)              ; its state machine, the user's
   (removed nil :type boolean)           ; REMOVE-GROUP was called: the member is not served any more
-  (snapshot-receiver nil :type (or null snapshot-receiver)) ; of the snapshot under way
+  (snapshot-receiver nil :type (or null snapshot-receiver)) ; the receiver of the snapshot under way
   ;; the claim of the thread that has reserved SNAPSHOT-RECEIVER, or nil
   (busy nil :type list)
-  (lock (sb-thread:make-mutex :name "clgrpc raft") :read-only t) ; of BUSY
-  (waitqueue (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t)) ; it is no longer busy
+  (lock (sb-thread:make-mutex :name "clgrpc raft") :read-only t) ; guards BUSY
+  ;; notified when the member is no longer busy
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t))
 
 (declaim (sb-ext:freeze-type local-member))
 

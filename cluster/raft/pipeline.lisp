@@ -5,9 +5,9 @@
 ;;;;    most once. Requests that wait because the window is full are joined if they follow each
 ;;;;    other (batch.lisp).
 ;;;; 2. For each accepted request its function is called once, in the order of the requests: with
-;;;;    the answer, or with the error that has ended the stream. After an error it is unknown which
-;;;;    of the sent requests were handled: a leader asks for the end of the peer's log and continues
-;;;;    there.
+;;;;    the answer, or with the error that has ended the stream. After an error the leader does not
+;;;;    know which of the sent requests were handled: it asks for the end of the peer's log and
+;;;;    continues there.
 ;;;; 3. When a stream breaks, all accepted requests end with its error, even those that were not
 ;;;;    sent. The next request begins a new stream; it is sent only after all these functions were
 ;;;;    called.
@@ -16,11 +16,11 @@
 ;;;;    others that are answered in time does not time out.
 ;;;;
 ;;;; One thread at a time sends (PUMPING): the first that finds something to send, be it a thread
-;;;; that adds a request or the loop that receives answers. It never waits for the stream: a batch
-;;;; for which the stream has no room is HELD, and the stream reports when to try again. The stream
-;;;; may report that between the refusal and the note of the refusal; RUNG records this. The entries
-;;;; and octets of an answered request are subtracted from the sums before its function is called,
-;;;; so that the function may add the next request.
+;;;; that adds a request or the loop that receives answers. The sender never waits for the stream: a
+;;;; batch for which the stream has no room is HELD, and the stream reports when to try again. The
+;;;; stream may report that between the refusal and the note of the refusal; RUNG records this. The
+;;;; entries and octets of an answered request are subtracted from the sums before its function is
+;;;; called, so that the function may add the next request.
 
 (in-package #:clgrpc.raft)
 
@@ -38,7 +38,8 @@ any size."
            (<= (+ octets (pipe-octets pipe)) (peer-max-octets peer)))))
 
 (defun change-load (peer entries octets)
-  "Add ENTRIES and OCTETS to the sums of PEER's pipe; they may be negative. Its lock is held."
+  "Add ENTRIES and OCTETS to the sums of PEER's pipe; they may be negative. The pipe's lock is
+held."
   (let ((pipe (peer-pipe peer)))
     (when (zerop (pipe-entries pipe)) (setf (pipe-since-ns pipe) (loop:world-now)))
     (incf (pipe-entries pipe) entries)
@@ -106,8 +107,8 @@ outcomes."
 
 (defun empty-pipe (pipe)
   "Remove all requests from PIPE, whose stream has ended. Return three values: the batches that were
-sent, the queued requests that were not, and the reason why the stream was given up, or nil. Its
-lock is held."
+sent, the queued requests that were not, and the reason why the stream was given up, or nil. The
+lock of PIPE is held."
   (multiple-value-prog1 (values (fifo-items (pipe-sent pipe))
                                 (append (and (pipe-held pipe)
                                              (batch-queued-requests (pipe-held pipe)))
@@ -188,7 +189,7 @@ long."
 ;;; Sending
 
 (defun next-batch (peer)
-  "The batch to send to PEER now, or nil. The lock of its pipe is held."
+  "The batch to send to PEER now, or nil. The lock of PEER's pipe is held."
   (let ((pipe (peer-pipe peer)))
     (and (pipe-call pipe)
          (null (pipe-error pipe))
@@ -199,7 +200,7 @@ long."
                          (peer-batch-octets peer))))))
 
 (defun needs-stream-p (pipe)
-  "True if requests in PIPE wait for a stream, and one may be begun. Its lock is held."
+  "True if requests in PIPE wait for a stream, and one may be begun. The lock of PIPE is held."
   (and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe)) (not (pipe-ending pipe))))
 
 (defun next-step (peer)
@@ -251,7 +252,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
       (unless (rpc:call-status call) (give-up-stream peer call (proper-error condition))))))
 
 (defun take-waiting (pipe)
-  "Take the queued requests that wait for a stream out of PIPE. Its lock is held."
+  "Take the queued requests that wait for a stream out of PIPE. The lock of PIPE is held."
   (when (needs-stream-p pipe) (nth-value 1 (empty-pipe pipe))))
 
 (defun tell-waiting (peer queued-requests error)
@@ -278,14 +279,14 @@ stream up."
         (sb-thread:with-mutex ((pipe-lock pipe))
           ;; pumping may not have begun yet, or may have ended
           (unless (eq claim (pipe-pumping pipe)) (return-from stop-pumping))
-          ;; at once, lest another thread begin a stream in between, which would be forgotten
+          ;; at once, lest another thread begin a stream in between, and that stream be forgotten
           (setf (pipe-pumping pipe) nil)
           (if (pipe-call pipe)
               (pipe-call pipe)
               (values nil (take-waiting pipe))))
       (cond (call (give-up-stream peer call reason))
             (t (tell-waiting peer queued-requests reason)
-               ;; for requests that were given while those functions were called
+               ;; for requests that were given while functions of ended requests were called
                (pump peer))))))
 
 (defun pump-on (peer)
@@ -358,8 +359,8 @@ but a loop's."
                   (loop:notice-end (or timeout (peer-timeout peer)))))))
 
 (defun close-peer (peer)
-  "End PEER: the requests in its pipeline end with :cancelled. Its channel is closed unless the user
-supplied it. Waits a second for functions that are being called. From any thread but a loop's."
+  "End PEER: the requests in its pipeline end with :cancelled. PEER's channel is closed unless the
+user supplied it. Waits a second for functions that are being called. From any thread but a loop's."
   (let* ((pipe (peer-pipe peer))
          (call (sb-thread:with-mutex ((pipe-lock pipe))
                  (setf (pipe-closed pipe) t)

@@ -11,7 +11,7 @@
   (entries nil :read-only t)            ; a counter by peer
   (latency nil :read-only t)            ; a histogram by peer and message, in seconds
   (queued-entries nil :read-only t)     ; an up-down counter by peer
-  (queued-octets nil :read-only t))     ; likewise
+  (queued-octets nil :read-only t))     ; an up-down counter by peer
 
 (declaim (sb-ext:freeze-type instruments))
 
@@ -41,9 +41,9 @@
   (name "" :type string :read-only t)   ; the peer's
   ;; the instruments that count as well, or nil
   (instruments nil :type (or null instruments) :read-only t)
-  (lock (sb-thread:make-mutex :name "clgrpc raft meter") :read-only t) ; of the slots below
-  (messages 0 :type (unsigned-byte 62)) ; that were answered
-  (failures 0 :type (unsigned-byte 62)) ; that were not, or with an error
+  (lock (sb-thread:make-mutex :name "clgrpc raft meter") :read-only t) ; guards the slots below
+  (messages 0 :type (unsigned-byte 62)) ; messages that were answered
+  (failures 0 :type (unsigned-byte 62)) ; messages that were not answered, or with an error
   (entries 0 :type (unsigned-byte 62))  ; entries in the requests that were sent
   (octets 0 :type (unsigned-byte 62))   ; octets of data in these requests
   (latency-ns 0 :type (unsigned-byte 62)) ; the sum over answered requests

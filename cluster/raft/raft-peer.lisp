@@ -15,25 +15,26 @@
 
 (defstruct (pipe (:copier nil))
   "The requests that flow to a peer without waiting for answers."
-  (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; of the slots below
-  (waitqueue (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
+  (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; guards the slots below
+  ;; notified when there is room
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t)
   (waiting (make-fifo) :type fifo) ; queued requests that are not sent yet
   (sent (make-fifo) :type fifo) ; batches that are not answered yet
   ;; the batch for which the stream had no room; it comes after SENT
   (held nil :type (or null batch))
-  (sent-count 0 :type index)            ; how many are in SENT
-  (entries 0 :type index)               ; in WAITING, HELD and SENT
-  (octets 0 :type (unsigned-byte 62))   ; of data in these
+  (sent-count 0 :type index)            ; how many requests are in SENT
+  (entries 0 :type index)               ; the entries in WAITING, HELD and SENT
+  (octets 0 :type (unsigned-byte 62))   ; octets of data in these entries
   ;; threads that call functions of requests that were removed from it
   (telling 0 :type index)
-  (since-ns 0 :type nanoseconds)        ; since when no answer has come, while some is awaited
+  (since-ns 0 :type nanoseconds)        ; since when no answer has come, while one is awaited
   (call nil)                            ; the stream, or nil
   (pumping '() :type list)              ; the claim of the thread that sends, a fresh list
   (rung nil :type boolean)              ; the stream had room since the last batch was tried
   (full nil :type boolean)              ; HELD is not to be tried again until the stream has room
   (ending nil :type boolean)            ; its requests are being ended, since the stream has broken
   (error nil :type (or null condition)) ; the reason, if this end has given the stream up
-  (closed nil :type boolean))           ; it accepts no more requests
+  (closed nil :type boolean))           ; the peer accepts no more requests
 
 (declaim (sb-ext:freeze-type pipe))
 
@@ -43,19 +44,20 @@
 
 (defclass peer ()
   ((name :initarg :name :reader peer-name) ; the member's
-   (group :initarg :group :reader peer-group) ; of the members
+   (group :initarg :group :reader peer-group) ; the group of both members
    (sender :initarg :sender :reader peer-sender) ; the member that sends to it, by name
-   (channel :initarg :channel :reader peer-channel) ; to it
+   (channel :initarg :channel :reader peer-channel) ; the channel to the member
    ;; true: close the channel with the peer
    (own-channel :initarg :own-channel :reader peer-own-channel-p)
-   (timeout :initarg :timeout :reader peer-timeout) ; of an answer, in seconds
+   (timeout :initarg :timeout :reader peer-timeout) ; how long an answer may take, in seconds
    (window :initarg :window :reader peer-window) ; batches of the pipeline sent and not answered
    ;; the most entries in one request
    (batch-entries :initarg :batch-entries :reader peer-batch-entries)
    ;; the most octets of data in a request of several entries
    (batch-octets :initarg :batch-octets :reader peer-batch-octets)
-   (max-entries :initarg :max-entries :reader peer-max-entries) ; in the pipeline
-   (max-octets :initarg :max-octets :reader peer-max-octets) ; of data in the pipeline
+   (max-entries :initarg :max-entries :reader peer-max-entries) ; the most entries in the pipeline
+   ;; the most octets of data in the pipeline
+   (max-octets :initarg :max-octets :reader peer-max-octets)
    (pipe :initform (make-pipe) :reader peer-pipe) ; its pipeline of entries
    ;; kinds of messages, sent one at a time, that are under way
    (turns :initform '() :accessor peer-turns)
@@ -84,14 +86,14 @@
   "Return a peer that represents the member NAME of GROUP, to which the member SENDER sends. All
 three are names, strings, which are sent with each message. TARGET is a target as MAKE-CHANNEL
 accepts it, such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which
-CLOSE-PEER leaves open. It connects at once, in the background, and again whenever the connection is
-lost. TIMEOUT is the longest time for an answer, in seconds; in the pipeline, the longest time
-without an answer while answers are awaited. The keywords of the pipeline are WINDOW, the most
-requests under way; BATCH-ENTRIES and BATCH-OCTETS, the most entries, and octets of their data, in
-one request; MAX-ENTRIES and MAX-OCTETS, the most that the pipeline holds in all before they are
-answered. With METRICS, messages are counted there under the peer's NAME. The other keywords are
-MAKE-CHANNEL's, such as :credentials. Signal MISUSE for wrong arguments. From any thread; end it
-with CLOSE-PEER."
+CLOSE-PEER leaves open. The peer's channel connects at once, in the background, and again whenever
+the connection is lost. TIMEOUT is the longest time for an answer, in seconds; in the pipeline, the
+longest time without an answer while answers are awaited. The keywords of the pipeline are WINDOW,
+the most requests under way; BATCH-ENTRIES and BATCH-OCTETS, the most entries, and octets of their
+data, in one request; MAX-ENTRIES and MAX-OCTETS, the most that the pipeline holds in all before
+they are answered. With METRICS, messages are counted there under the peer's NAME. The other
+keywords are MAKE-CHANNEL's, such as :credentials. Signal MISUSE for wrong arguments. From any
+thread; end it with CLOSE-PEER."
   (setf name (checked-name name)
         group (checked-name group)
         sender (checked-name sender))

@@ -18,11 +18,12 @@
    (max-snapshot-octets :initarg :max-snapshot-octets :reader service-max-snapshot-octets)
    ;; how long a stream waits for the next part of a snapshot, in seconds
    (chunk-seconds :initarg :chunk-seconds :reader service-chunk-seconds)
-   ;; from the name of a group to its local member
+   ;; from a group's name to its local member
    (groups :initform (make-hash-table :test 'equal) :reader service-groups)
    ;; the local member of the last request, or nil; it may have been removed
    (recent :initform nil :accessor service-recent)
-   (lock :initform (sb-thread:make-mutex :name "clgrpc raft groups") :reader service-lock)) ; of it
+   ;; guards the table of groups
+   (lock :initform (sb-thread:make-mutex :name "clgrpc raft groups") :reader service-lock))
   (:documentation "Raft's service, for START-SERVER: see MAKE-RAFT-SERVICE."))
 
 (defparameter *default-permissions* '((:raft . "{name}"))
@@ -48,7 +49,7 @@ a wrong permission. From any thread."
   "~D group~:P" (hash-table-count (service-groups service)))
 
 (defun add-group (service group name state)
-  "Add the member NAME of GROUP, both strings, to SERVICE. It answers Raft's messages for that
+  "Add the member NAME of GROUP, both strings, to SERVICE. SERVICE answers Raft's messages for that
 member by the methods of HANDLE-APPEND-ENTRIES and so on for STATE, an object of a class of the
 user's. Return SERVICE. Signal MISUSE if SERVICE already has a member of GROUP. From any thread."
   (let ((member (make-local-member (checked-name group) (checked-name name) state)))

@@ -25,9 +25,9 @@
                                (header snapshot-delivery offset crc)) (:copier nil))
   "The received part of a snapshot."
   (header nil :read-only t)             ; the SnapshotHeader
-  (snapshot-delivery nil :read-only t)  ; that brings it
+  (snapshot-delivery nil :read-only t)  ; the delivery that brings the snapshot
   (offset 0 :type (unsigned-byte 64))   ; how many octets came and are kept
-  (crc 0 :type crc))                    ; of these
+  (crc 0 :type crc))                    ; the CRC-32C of these octets
 
 (declaim (sb-ext:freeze-type snapshot-delivery snapshot-receiver))
 
@@ -52,9 +52,9 @@ an earlier process; and their CRC-32C."
         (values 0 0))))
 
 (defun continue-snapshot-receiver (snapshot-receiver header snapshot-delivery state)
-  "A snapshot receiver for the snapshot of HEADER, sent by SNAPSHOT-DELIVERY. It continues after the
-octets of SNAPSHOT-RECEIVER, the previous one or nil, or after the part that the state machine has
-kept."
+  "A snapshot receiver for the snapshot of HEADER, sent by SNAPSHOT-DELIVERY. The new receiver
+continues after the octets of SNAPSHOT-RECEIVER, the previous one or nil, or after the part that the
+state machine has kept."
   (multiple-value-call #'make-snapshot-receiver header snapshot-delivery
     (if (and snapshot-receiver (equal (snapshot-identity header)
                                       (snapshot-identity

@@ -44,7 +44,7 @@ the thread of INSTALL-SNAPSHOT.")
 
 (defun complete-header (peer header source chunk-octets end-ns)
   "HEADER with the address of PEER, and the length and check sum of SOURCE. Signal an RPC-ERROR if
-that is not done by END-NS."
+HEADER is not complete by END-NS."
   (let ((octets (snapshot-octets source)))
     (v1:make-snapshot-header
      :term (v1:snapshot-header-term header)
@@ -152,13 +152,13 @@ lost."
 
 (defun install-snapshot (peer header source &key (timeout 600) (chunk-octets 262144))
   "Send the snapshot SOURCE to PEER and return its last InstallSnapshotResponse: one with INSTALLED,
-or one with a term above that of HEADER, which refuses it. HEADER is a SnapshotHeader. This fills in
-its address and its length, and its check sum unless it has one. SOURCE is octets, a pathname, or
-any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It is sent in chunks of CHUNK-OCTETS.
-When the connection is lost, or PEER is overloaded, another stream continues after the octets that
-PEER has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of the last stream then, or if
-PEER refuses. Snapshots that several threads send to PEER are sent one after the other. From any
-thread but a loop's."
+or one with a term above that of HEADER, which refuses it. HEADER is a SnapshotHeader. The header's
+address and length, and its check sum unless it has one, are filled in. SOURCE is octets, a
+pathname, or any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. The snapshot is sent in
+chunks of CHUNK-OCTETS. When the connection is lost, or PEER is overloaded, another stream continues
+after the octets that PEER has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of the
+last stream then, or if PEER refuses. Snapshots that several threads send to PEER are sent one after
+the other. From any thread but a loop's."
   (check-type chunk-octets (integer 1 16777216))
   (check-type timeout (real (0)))
   (let* ((began-ns (loop:world-now))

@@ -23,7 +23,8 @@
 
 (defgeneric handle-pre-vote (state request &key &allow-other-keys)
   (:documentation "Answer REQUEST, a RequestVoteRequest that asks whether STATE would vote for the
-candidate, by a RequestVoteResponse. It changes no term and grants no vote. On a server's thread.")
+candidate, by a RequestVoteResponse. A pre-vote changes no term and grants no vote. On a server's
+thread.")
   (:method (state request &key)
     (declare (ignore request))
     (not-handled state "PreVote")))
@@ -76,8 +77,8 @@ of the methods for snapshots at once.")
 
 (defgeneric handle-snapshot-chunk (state header offset data &key &allow-other-keys)
   (:documentation "Keep DATA, octets that belong to STATE: those of HEADER's snapshot from OFFSET
-on, directly after the part that is kept. Their check sum was right. If the method signals an error,
-or is interrupted, it is called again with the same OFFSET. On a server's thread.")
+on, directly after the part that is kept. The octets' check sum was right. If the method signals an
+error, or is interrupted, it is called again with the same OFFSET. On a server's thread.")
   (:method (state header offset data &key)
     (declare (ignore header offset data))
     (not-handled state "InstallSnapshot")))

@@ -129,9 +129,9 @@ until END-NS."
   "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Requests of
 several threads are sent one after the other, each after the answer to the previous one; they are
 not ordered with the pipeline's requests. Waits TIMEOUT seconds in all or, if that is nil, the
-timeout of PEER: for its turn, for a connection and for the answer. Signals an RPC-ERROR after that
-time, or if PEER refuses; see REFUSAL-REASON. REQUEST is sent with the address of PEER. From any
-thread."
+timeout of PEER: for its turn, for a connection and for the answer. Signals an RPC-ERROR when the
+time is over, or if PEER refuses; see REFUSAL-REASON. REQUEST is sent with the address of PEER. From
+any thread."
   (check-type request v1:append-entries-request)
   (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
     (with-turn (peer :append-entries end-ns)

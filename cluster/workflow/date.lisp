@@ -3,7 +3,7 @@
 ;;;;
 ;;;; 1. A node's date advances from its last value with a steady clock, which no program sets.
 ;;;; 2. Each node reports two dates to the others: the date of its machine, and its value of the
-;;;;    nodes' date. Both are in its entry among the nodes, which ends with its lease.
+;;;;    nodes' date. Both dates are in the node's entry among the nodes, which ends with its lease.
 ;;;; 3. A new node takes over the others' value. A node that is alone begins with the date in the
 ;;;;    store, which the first of the nodes writes there now and then.
 ;;;; 4. The date is set to the median of the machines' dates. With an even number of machines the
@@ -30,18 +30,19 @@ reports its machine's date three times in this period.")
 
 (defstruct (date-step (:copier nil) (:predicate nil))
   "A requested offset of the date that is far from the present one."
-  (offset 0 :type integer :read-only t) ; that is asked for
-  (begin-ms 0 :type integer :read-only t) ; since when, by STEADY-MS
-  (proof-ms 0 :type integer :read-only t)) ; how long it must be requested
+  (offset 0 :type integer :read-only t) ; the offset that the machines ask for
+  (begin-ms 0 :type integer :read-only t) ; since when the machines ask for OFFSET, by STEADY-MS
+  (proof-ms 0 :type integer :read-only t)) ; how long OFFSET must be requested
 
 (defstruct (dates (:constructor make-dates (clock)) (:copier nil))
   "The dates that a node knows, in milliseconds since 1970. An offset is a date less STEADY-MS."
   (clock nil :type function :read-only t) ; the machine's clock: nanoseconds since 1970
-  (lock (sb-thread:make-mutex :name "clgrpc workflow dates") :read-only t) ; of all below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow dates") :read-only t) ; guards all slots below
   (offset nil :type (or null integer))  ; the offset of the nodes' date; nil until it is known
   (others (make-hash-table :test 'equal) :type hash-table
           :read-only t) ; from names of other nodes to the offsets of their machines' dates
-  (date-step nil :type (or null date-step))) ; that is asked for and has not been made
+  ;; the step that the machines ask for and that is not made yet
+  (date-step nil :type (or null date-step)))
 
 (declaim (sb-ext:freeze-type date-step dates))
 
@@ -119,7 +120,7 @@ Without others begin with the date STORED, unless that is nil."
                  steady))))))
 
 (defun note-machine (dates name ms)
-  "The machine of the other node NAME has the date MS. Return true if that node is new."
+  "The machine of the other node NAME has the date MS. Return true if the node is new."
   (sb-thread:with-mutex ((dates-lock dates))
     (prog1 (not (nth-value 1 (gethash name (dates-others dates))))
       (setf (gethash name (dates-others dates)) (- ms (steady-ms))))))

@@ -21,10 +21,11 @@ result, and the removal of its errand.")
   "An errand in the store."
   (name "" :type string :read-only t)   ; one of the names above
   (id "" :type string :read-only t)     ; the id of its workflow
-  (key "" :type string :read-only t)    ; of the store, below the root
+  (key "" :type string :read-only t)    ; the key in the store, below the root
   ;; of `end`: the parent to which the end is reported
   (parent nil :type (or null pb:parent) :read-only t)
-  (numbers '() :type list :read-only t)) ; of `cancel`: the step, its children, their last origin
+  ;; of a `cancel` errand: the step, its children, their last origin
+  (numbers '() :type list :read-only t))
 
 (declaim (sb-ext:freeze-type errand))
 
@@ -147,7 +148,8 @@ If a child cannot be begun, the step fails."
         (pb:make-child-result :id id :status (pb:workflow-state-status state) :result result
                               :reason (pb:workflow-state-reason state))
         (pb:make-child-result :id id :status :cancelled
-                              :reason "it was deleted before its end was reported to its parent"))))
+                              :reason "the child was deleted before its end was reported to its
+parent"))))
 
 (defun former-ends (node state number)
   "The alist of places and ChildResults of the step NUMBER of STATE whose ends were noted before."

@@ -1,8 +1,8 @@
-;;;; The keeper: a job of each node that looks after sessions and nodes. It gives the claims of
-;;;; sessions that have ended to other workers, before all other work and apart from timers. It
-;;;; keeps the watch of the index, which informs the node of tasks, times, sessions and nodes. It
-;;;; maintains the node's entry among the nodes, with its date; and it counts. It runs at each event
-;;;; of the watch, and every second.
+;;;; The keeper: a job of each node that looks after sessions and nodes. The keeper gives the claims
+;;;; of sessions that have ended to other workers, before all other work and apart from timers. The
+;;;; keeper keeps the watch of the index, which informs the node of tasks, times, sessions and
+;;;; nodes. The keeper maintains the node's entry among the nodes, with its date; and it counts. The
+;;;; keeper runs at each event of the watch, and every second.
 ;;;;
 ;;;; All nodes look after sessions, in different orders. If two nodes do one thing, the store
 ;;;; accepts one of the changes, and the other node finds that nothing is left to do.
@@ -106,7 +106,7 @@ lease to end.")
   (forget-ended node))
 
 (defun ensure-index-watch (node)
-  "Watch the index unless it is watched. Return true if it was not watched before."
+  "Watch the index unless it is watched. Return true if the index was not watched before."
   (when (wakeup-lost-watch (node-wakeup node))
     (handler-bind ((error
                      (lambda (error)
@@ -383,7 +383,7 @@ workflow is started; :store-quota octets (2 GB) is the quota if the store does n
 one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for no limit), the time of
 an attempt whose step gives none, exact to some seconds; :retention-seconds (a week; nil for ever),
 for which an ended workflow is kept, and :retention-octets (nil), about the most octets of all ended
-workflows; the oldest are deleted first. It has threads from now on; end them with
+workflows; the oldest are deleted first. The service has threads from now on; end them with
 CLOSE-WORKFLOW-SERVICE, or stop its server, which does so. ETCD need not be reachable yet. Signal
 MISUSE for a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service
@@ -416,9 +416,9 @@ a store that hangs: they end when it has answered or is closed."
                                   (end-index-watch node))))))
 
 (defun close-workflow-service (service)
-  "End SERVICE, of MAKE-WORKFLOW-SERVICE: claims and watches that wait end, its threads end. Its
-store is not closed; threads that wait for a store that hangs end when it answers or its client is
-closed. Its workflows remain; other nodes continue them. From any thread but its own."
+  "End SERVICE, of MAKE-WORKFLOW-SERVICE: claims and watches that wait end, its threads end.
+SERVICE's store is not closed; threads that wait for a store that hangs end when it answers or its
+client is closed. The workflows remain; other nodes continue them. From any thread but its own."
   (end-counting service)
   (close-task-queue service)
   (end-heartbeats service)

@@ -1,7 +1,7 @@
 ;;;; The limits of workflows, nodes and calls, and the checks of names. etcd accepts no request of
-;;;; more than 1.5 MB. These fit together: the payloads of one change, at most MAX-PAYLOAD-OCTETS, a
-;;;; state of MAX-STATE-OCTETS, and what its last change may add to it. A workflow whose state grows
-;;;; beyond that fails while its failure can still be stored.
+;;;; more than 1.5 MB. The limits fit together: the payloads of one change, at most
+;;;; MAX-PAYLOAD-OCTETS, a state of MAX-STATE-OCTETS, and what its last change may add to it. A
+;;;; workflow whose state grows beyond that fails while its failure can still be stored.
 
 (in-package #:clgrpc.workflow)
 
@@ -10,34 +10,38 @@
   ;; octets of the inputs of one request to start, of a signal's payload, of a result with the
   ;; inputs of the steps it adds
   (max-payload-octets 1000000 :type (integer 1 1000000) :read-only t)
-  (max-steps 256 :type (integer 1 1000) :read-only t) ; of a workflow
+  (max-steps 256 :type (integer 1 1000) :read-only t) ; the most steps of a workflow
   (max-changes 5000 :type (integer 10 100000) :read-only t) ; changes of a workflow, its history
-  (max-state-octets 400000 :type (integer 1000 400000) :read-only t) ; of a workflow's state
+  (max-state-octets 400000 :type (integer 1000 400000) :read-only t) ; octets of a workflow's state
   ;; signals of a workflow for which no step has waited yet
   (max-signals 100 :type (integer 1 1000) :read-only t)
-  (max-children 100 :type (integer 1 1000) :read-only t) ; of a step
-  (max-depth 8 :type (integer 0 100) :read-only t) ; of children of children
-  (max-schedules 1000 :type (integer 1) :read-only t) ; of a namespace
+  (max-children 100 :type (integer 1 1000) :read-only t) ; the most children of a step
+  (max-depth 8 :type (integer 0 100) :read-only t) ; how many levels children may nest
+  (max-schedules 1000 :type (integer 1) :read-only t) ; the most schedules of a namespace
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
   ;; octets that the store's file may have; nil: the store's own quota, or etcd's default
   (store-quota nil :type (or null (integer 1)) :read-only t)
   ;; the share of that beyond which no workflow is started
   (max-store-share 7/10 :type (real (0) 1) :read-only t)
-  (max-sessions 100000 :type (integer 1) :read-only t) ; that are open
-  (max-sessions-per-identity 1000 :type (integer 1) :read-only t) ; of one certificate's
-  (max-session-seconds 120 :type (integer 2 3600) :read-only t) ; that a session lasts unheard of
+  (max-sessions 100000 :type (integer 1) :read-only t) ; the most open sessions
+  ;; the most sessions of one certificate's identity
+  (max-sessions-per-identity 1000 :type (integer 1) :read-only t)
+  ;; how long a session may last without a heartbeat
+  (max-session-seconds 120 :type (integer 2 3600) :read-only t)
   (max-held 1000 :type (integer 1) :read-only t) ; tasks of one session
-  (max-waiting-claims 10000 :type (integer 1) :read-only t) ; of a node
-  (max-waiting-claims-per-session 1000 :type (integer 1) :read-only t) ; of these
-  (max-waiting-claims-per-identity 5000 :type (integer 1) :read-only t) ; of these, likewise
-  (max-watches 20000 :type (integer 1) :read-only t) ; of a node
-  (max-watches-per-peer 10000 :type (integer 1) :read-only t) ; of one address
-  (max-tasks 16 :type (integer 1 16) :read-only t) ; of one claim
-  ;; that an attempt may take whose step does not say; nil: as long as it likes
+  (max-waiting-claims 10000 :type (integer 1) :read-only t) ; the most claims that wait at a node
+  ;; the most waiting claims of one session
+  (max-waiting-claims-per-session 1000 :type (integer 1) :read-only t)
+  ;; the most waiting claims of one certificate's identity
+  (max-waiting-claims-per-identity 5000 :type (integer 1) :read-only t)
+  (max-watches 20000 :type (integer 1) :read-only t) ; the most watches of a node
+  (max-watches-per-peer 10000 :type (integer 1) :read-only t) ; the most watches of one address
+  (max-tasks 16 :type (integer 1 16) :read-only t) ; the most tasks of one claim
+  ;; how long an attempt may take if its step has no limit; nil: for ever
   (attempt-seconds 3600 :type (or null (real (0))) :read-only t)
-  ;; of all that has ended, beyond which the oldest is deleted; nil: as many as there are
+  ;; octets of all ended workflows, beyond which the oldest is deleted; nil: no limit
   (retention-octets nil :type (or null (integer 1)) :read-only t)
-  ;; octets of all ended workflows; nil: no limit
+  ;; how long an ended workflow is kept; nil: for ever
   (retention-seconds 604800 :type (or null (real 0)) :read-only t))
 
 (declaim (sb-ext:freeze-type limits))

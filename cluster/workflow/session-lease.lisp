@@ -252,8 +252,8 @@ last changed at REVISION, and otherwise return its entry."
 
 (defun try-to-keep (node session stream revision)
   "Let the key of SESSION end with a lease of NODE, if the key was last changed at REVISION. Return
-true if that was done; if not, as second value the entry of its key, or nil if the lease has ended.
-Signal SESSION-LOST if the session has."
+true if the key has the lease; if not, as second value the entry of its key, or nil if the lease has
+ended. Signal SESSION-LOST if the session has."
   (let ((session-lease (ensure-session-lease node (session-seconds session))))
     (handler-case
         (multiple-value-bind (done results now)
@@ -269,7 +269,7 @@ Signal SESSION-LOST if the session has."
 
 (defun keep-session-here (node session stream)
   "Let NODE keep SESSION from now on, since a heartbeat has come on STREAM. Signal SESSION-LOST if
-it has ended."
+SESSION has ended."
   (loop with revision = (or (known-revision node session) (fetch-revision node session))
         repeat +most-tries+
         do (multiple-value-bind (done entry) (try-to-keep node session stream revision)
@@ -365,7 +365,7 @@ have not changed."
          (clamp (/ (reduce #'min all :key #'lease-ms) 16000) 1/8 1/2))))
 
 (defun attend-session-leases (node function)
-  "Call FUNCTION, of a job of NODE. Return the seconds until that runs again, or nil."
+  "Call FUNCTION, of a job of NODE. Return the seconds until the job runs again, or nil."
   (handler-case (funcall function node)
     ;; the keeper logs that the store does not answer
     ((or etcd:etcd-error workflow-error) ())

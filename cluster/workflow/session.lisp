@@ -1,7 +1,7 @@
 ;;;; Sessions: workers, as long as their heartbeats come. A session is a key of the store, which
-;;;; ends with a lease (session-lease.lisp). Its name begins with a random number and its seconds;
-;;;; if a certificate has proved its owner, the name contains that owner, too, and no other peer may
-;;;; use it. When the key is gone, some node gives the session's claims to other workers.
+;;;; ends with a lease (session-lease.lisp). A session's name begins with a random number and its
+;;;; seconds; if a certificate has proved its owner, the name contains that owner, too, and no other
+;;;; peer may use it. When the key is gone, some node gives the session's claims to other workers.
 ;;;;
 ;;;; Heartbeats come on a stream and are answered one by one: from memory, on the loop of the call,
 ;;;; if the worker has no tasks; else by a thread, since its claims are read. Each heartbeat says
@@ -38,7 +38,8 @@
                    "a session lasts 2 to ~D seconds" most))))
 
 (defun new-session (node seconds owner)
-  "A name for a session of SECONDS that is OWNER's. It is short, as each change of a task has it."
+  "A name for a session of SECONDS that is OWNER's. The name is short, as each change of a task has
+it."
   (format nil "~(~36R~)-~D~:[.~;~]~A" (below node (ash 1 62)) seconds (string= "" owner) owner))
 
 (defun open-session (node worker seconds &optional (owner ""))
@@ -128,7 +129,7 @@ check, and the keeper has found no claim."
 
 (defun check-claims (node session held)
   "Check which claims SESSION has, and return the tasks in HELD that do not belong to it any more.
-Claims of which it does not know go to other workers in the end."
+Claims of which the worker does not know go to other workers in the end."
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal)))
     (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
       (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)
@@ -236,8 +237,8 @@ wait."
                    (lambda (draft) (lose-claim draft session nil))))
 
 (defun close-session (node session)
-  "End SESSION for its worker. Other workers get the tasks that it has not reported; these do not
-count as attempts. Signal SESSION-LOST if SESSION has ended."
+  "End SESSION at the request of its worker. Other workers get the tasks that this worker has not
+reported; these tasks do not count as attempts. Signal SESSION-LOST if SESSION has ended."
   (check-session node session)
   (change-together node (session-claims node session)
                    (lambda (draft)

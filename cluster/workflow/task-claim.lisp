@@ -5,10 +5,11 @@
 ;;;;
 ;;;; A claim that finds nothing waits at the task queue, without a thread. The watch of the index
 ;;;; reports each task that becomes ready. Then a claim of its kind is woken for it, and one of a
-;;;; few jobs tries that claim again, with this task only. That claim is the first whose worker was
-;;;; given no task since it last ended one; if there is no such claim, it is the claim of the worker
-;;;; that was given the fewest. So a worker that takes tasks and does none leaves further tasks to
-;;;; others. Each task that becomes ready has one claim that is responsible for it:
+;;;; few jobs tries that claim again, with this task only. The woken claim is the first whose worker
+;;;; was given no task since it last ended one; if there is no such claim, the woken claim is the
+;;;; claim of the worker that was given the fewest. So a worker that takes tasks and does none
+;;;; leaves further tasks to others. Each task that becomes ready has one claim that is responsible
+;;;; for it:
 ;;;;
 ;;;; - A woken waiter claims the task, or finds that it cannot be claimed any more, or that another
 ;;;;   claim of this node is about to claim it. If the waiter can do neither, because its call has
@@ -72,7 +73,8 @@ Note that the node is about to claim these, and return them."
 
 (defun leave-ids (node ids claimed)
   "Note that IDS are no longer about to be claimed. Release IDS, which this node was about to claim.
-Other claims have skipped these tasks: wake them for those that are not in CLAIMED."
+Other claims have skipped the tasks of IDS: wake these claims for the tasks that are not in
+CLAIMED."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (dolist (id ids)
@@ -140,8 +142,8 @@ claim it, or STATE is nil."
     (and draft (claim-step draft session kinds) (finish-draft draft))))
 
 (defun likely-drafts (node session kinds ids)
-  "For each of IDS the draft in which SESSION claims its task, or nil. It is made from a cached
-state or, if that leads to no claim, from a stale read."
+  "For each of IDS the draft in which SESSION claims its task, or nil. Such a draft is made from a
+cached state or, if that leads to no claim, from a stale read."
   (flet ((draft-of-cached (cached-state)
            (and cached-state
                 (claim-draft node session kinds (cached-state-state cached-state)
@@ -154,8 +156,8 @@ state or, if that leads to no claim, from a stale read."
             collect (or draft (draft-of-cached (entry-cached-state node (pop entries))))))))
 
 (defun possible-drafts (node session kinds ids)
-  "For each of IDS the draft in which SESSION claims its task, or nil. It is made from a probable
-state or, if that leads to no claim, from the present one."
+  "For each of IDS the draft in which SESSION claims its task, or nil. Such a draft is made from a
+probable state or, if that leads to no claim, from the present one."
   (let* ((drafts (likely-drafts node session kinds ids))
          (entries (fetch-states node (loop for id in ids
                                            for draft in drafts
@@ -250,8 +252,8 @@ Tasks. Signal SESSION-LOST if SESSION has ended."
                nil)))))
 
 (defun claim-together (node session kinds ids)
-  "Claim the tasks of IDS that fit for SESSION in one transaction. Return two values: true if that
-was done or if no task could be claimed; and the Tasks."
+  "Claim the tasks of IDS that fit for SESSION in one transaction. Return two values: true if the
+transaction was done or if no task could be claimed; and the Tasks."
   (let ((drafts (claim-drafts node session kinds ids)))
     (if drafts
         (put-claims node session drafts)
@@ -306,16 +308,16 @@ none. ASK is as for FIND-READY."
 
 (defstruct (waiting (:copier nil))
   "A claim that waits for a task."
-  (call nil :read-only t)               ; to be answered
-  (session "" :type string :read-only t) ; whose
-  (kinds '() :type list :read-only t)   ; of tasks
-  (count 1 :type (integer 1) :read-only t) ; of tasks, at most
+  (call nil :read-only t)               ; the call that must be answered
+  (session "" :type string :read-only t) ; the session that claims
+  (kinds '() :type list :read-only t)   ; the kinds of tasks that the claim claims
+  (count 1 :type (integer 1) :read-only t) ; how many tasks it claims at most
   ;; the kind and the id of the task that it was woken for, and the value of ARRIVALS then; or nil
   (woken nil :type list)
   ;; under the lock
-  (queue-entries '() :type list)        ; its places in the queues while it is parked
+  (queue-entries '() :type list)        ; its places in the queues while the claim is parked
   (queue-entry nil :type (or null queue-entry)) ; its place in its session's queue until it is over
-  (over nil :type boolean))             ; true once it is answered or its call has ended
+  (over nil :type boolean))             ; true once the claim is answered or its call has ended
 
 (defun arrival-place (kind)
   "The place of KIND in the arrivals of a task queue. Kinds that share a place only cause useless
@@ -432,7 +434,7 @@ BACKLOG-FULL if too many claims wait."
     (sb-thread:with-mutex ((task-queue-lock task-queue)) (wake-claim task-queue kind id))))
 
 (defun retry-all-claims (node)
-  "It is unknown which tasks have arrived: try all claims that wait or are about to wait."
+  "Some tasks have arrived, and it is unknown which: try all claims that wait or are about to wait."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (map-into (task-queue-arrivals task-queue) #'1+ (task-queue-arrivals task-queue))
@@ -475,8 +477,8 @@ only."
     (end-call (waiting-call waiting) condition)))
 
 (defun try-waiting (node waiting)
-  "Try WAITING, and answer it or let it wait again. Return false if it cannot take responsibility
-for the task for which it was woken."
+  "Try WAITING, and answer it or let it wait again. Return false if WAITING cannot take
+responsibility for the task for which it was woken."
   (handler-case
       (with-store-errors
         (destructuring-bind (&optional kind id (seen (arrivals-now (node-task-queue node)
@@ -518,8 +520,7 @@ for the task for which it was woken."
                         (alexandria:hash-table-keys (task-queue-sessions task-queue))))
 
 (defun end-claims-of (node session)
-  "End the claims of SESSION, which has ended, that wait at NODE. These claims end with
-SESSION-LOST."
+  "End the claims of SESSION, which has ended, that wait at NODE. The claims end with SESSION-LOST."
   (let* ((task-queue (node-task-queue node))
          (queue (sb-thread:with-mutex ((task-queue-lock task-queue))
                                       (gethash session (task-queue-sessions task-queue)))))
@@ -565,9 +566,9 @@ session's end. Signal BACKLOG-FULL if LIMITS do not allow one more."
                                   (task-queue-sessions task-queue)))))
 
 (defun await-tasks (node call session kinds count wait-ms seen)
-  "Let CALL wait for tasks. After WAIT-MS it is answered without tasks. Signal SESSION-LOST if
-SESSION does not exist. This is checked only after the claim is noted as waiting, so no end of the
-session is missed."
+  "Let CALL wait for tasks. After WAIT-MS the claim is answered without tasks. Signal SESSION-LOST
+if SESSION does not exist. This is checked only after the claim is noted as waiting, so no end of
+the session is missed."
   (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
         (task-queue (node-task-queue node))
         (done nil))

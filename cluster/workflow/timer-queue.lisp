@@ -1,9 +1,9 @@
-;;;; Timers: events that come due without a call. Their keys are in shards, each of which belongs to
-;;;; one living node. The owner of a shard follows from the names of the nodes. For a moment two
-;;;; nodes may both take a shard for theirs: this does no harm, since the store accepts only one of
-;;;; their changes. A few jobs handle due events, each job one shard at a time, several workflows in
-;;;; one transaction. They read a shard from the store only when an event is due there, which the
-;;;; watch of the index reports.
+;;;; Timers: events that come due without a call. The timers' keys are in shards, each of which
+;;;; belongs to one living node. The owner of a shard follows from the names of the nodes. For a
+;;;; moment two nodes may both take a shard for theirs: this does no harm, since the store accepts
+;;;; only one of their changes. A few jobs handle due events, each job one shard at a time, several
+;;;; workflows in one transaction. The jobs read a shard from the store only when an event is due
+;;;; there, which the watch of the index reports.
 ;;;;
 ;;;; The other nodes check a shard, too, if the node that has it falls behind, see SWEEP-TIMERS.
 

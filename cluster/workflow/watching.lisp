@@ -27,16 +27,18 @@ accept them.")
 client need threads, too.")
 
 (defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
-  "A watch at a node. It is a call."
-  (call nil :read-only t)               ; that gets the changes
+  "A watch at a node. A watch is a call."
+  (call nil :read-only t)               ; the call that gets the changes
   (id "" :type string :read-only t)     ; the id of the workflow; empty: all workflows
   (peer "" :type string :read-only t)   ; the peer that has it, without a port
-  (lock (sb-thread:make-mutex :name "clgrpc workflow subscription") :read-only t) ; of all below
-  (number 0 :type (integer 0))          ; of one workflow: the number of the last change sent
-  (revision 0 :type (integer 0))        ; of all workflows: changes up to this are sent otherwise
-  (queue (make-fifo) :type fifo :read-only t) ; Changes to be sent
+  ;; guards all slots below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow subscription") :read-only t)
+  (number 0 :type (integer 0)) ; for a watch of one workflow: the number of the last change sent
+  ;; for a watch of all workflows: changes up to this revision are sent otherwise
+  (revision 0 :type (integer 0))
+  (queue (make-fifo) :type fifo :read-only t) ; changes that must be sent
   (waiting 0 :type index)               ; the length of QUEUE
-  (live nil :type boolean)              ; earlier changes were sent
+  (live nil :type boolean)              ; true once the earlier changes were sent
   (ended nil :type boolean))            ; true: no more changes are sent
 
 (declaim (sb-ext:freeze-type subscription))
@@ -136,7 +138,7 @@ are later entries of the same revision."
 
 (defun send-waiting (subscription)
   "Send the waiting changes of SUBSCRIPTION, as many as its peer accepts. Return true if
-SUBSCRIPTION ends with that, because its workflow ends. Its lock is held."
+SUBSCRIPTION ends with the change, because its workflow ends. SUBSCRIPTION's lock is held."
   (loop with queue = (subscription-queue subscription)
         while (and (fifo-items queue)
                    (not (subscription-ended subscription)))
@@ -283,8 +285,8 @@ SUBSCRIPTION ends with that, because its workflow ends. Its lock is held."
 ;;; Earlier changes
 
 (defun watch-one (node subscription after)
-  "Send SUBSCRIPTION, of one workflow, its changes after the number AFTER. It ends when the workflow
-ends."
+  "Send SUBSCRIPTION, of one workflow, its changes after the number AFTER. SUBSCRIPTION ends when
+the workflow ends."
   (let* ((id (subscription-id subscription)) (call (subscription-call subscription)) (last nil)
          (known (pb:workflow-state-version (entry-state (fetch-state node id)))))
     (when (< known after)

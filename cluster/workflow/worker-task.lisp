@@ -7,7 +7,7 @@
   (message nil :type pb:task :read-only t) ; the node's message
   ;; the time at which the attempt must have ended
   (until-ns nil :type (or null (integer 0)) :read-only t)
-  (lost nil :type boolean))             ; true: other workers have it, or will get it
+  (lost nil :type boolean))             ; true: other workers have the task, or will get it
 
 (declaim (sb-ext:freeze-type task))
 
@@ -63,18 +63,18 @@ thread."
   (pb:task-attempt (task-message task)))
 
 (defun task-losses (task)
-  "Return how often in a row TASK was lost with its worker, from 0. From the third loss on it is
-done alone, since it may itself end its workers. From any thread."
+  "Return how often in a row TASK was lost with its worker, from 0. From the third loss on a task is
+done alone, since the task may itself end its workers. From any thread."
   (pb:task-losses (task-message task)))
 
 (defun task-held-p (task)
-  "True as far as this worker knows that TASK is still its own. When it is false, a report would be
-refused, so further work is useless. From any thread."
+  "True as far as this worker knows that TASK is still its own. When TASK-HELD-P is false, a report
+would be refused, so further work is useless. From any thread."
   (and (not (task-lost task))
        (or (null (task-until-ns task)) (< (loop:world-now) (task-until-ns task)))))
 
 (define-condition step-failed (clgrpc-error)
-  ((text :initarg :text :reader step-failed-text) ; for the history
+  ((text :initarg :text :reader step-failed-text) ; the reason, for the history
    (retry :initarg :retry :reader step-failed-retry-p)) ; true if another attempt may succeed
   (:report (lambda (condition stream) (write-string (step-failed-text condition) stream)))
   (:documentation "The condition that FAIL-STEP signals."))
@@ -86,7 +86,7 @@ step is not tried again, and its workflow fails. On the thread of the step's fun
 
 (defun continue-as-new (steps &key input timeout)
   "Return an object that makes the workflow begin again, under the same id, when a function of
-DEFINE-STEP returns it. Its new STEPS are as for START-WORKFLOW; the first gets INPUT, a string,
+DEFINE-STEP returns it. The new STEPS are as for START-WORKFLOW; the first gets INPUT, a string,
 octets, a message or nil. The remaining steps and the history are dropped; the workflow fails when
 TIMEOUT seconds are over. Signal MISUSE for a form that is not a step. From any thread."
   (pb:make-continuation :steps (steps-of steps) :input (payload-octets input)
@@ -97,7 +97,7 @@ TIMEOUT seconds are over. Signal MISUSE for a form that is not a step. From any 
 (defmacro define-step (kind (task) &body body)
   "Define how workers do tasks of KIND, a string: they evaluate BODY with TASK bound to the task.
 BODY returns the result of the step, a string, octets, a message or nil; and, as its second value, a
-list of steps, as in DEFINE-WORKFLOW, that are done before the remaining ones. If it returns the
+list of steps, as in DEFINE-WORKFLOW, that are done before the remaining ones. If BODY returns the
 value of CONTINUE-AS-NEW, the workflow begins again. An error in BODY, such as that of FAIL-STEP,
 ends the attempt; the step is tried again according to its options. Since a worker may die before
 its report is recorded, BODY may run more than once for a step; its result is recorded once. A new

@@ -19,18 +19,21 @@ lease.")
 
 (defstruct (worker (:copier nil))
   "A worker that runs, see START-WORKER. LOCK guards the slots that are not read-only."
-  (name "" :type string :read-only t)   ; for people
-  (channel nil :read-only t)            ; of the service
-  (functions nil :read-only t)          ; an alist from the kinds that it does to functions or nil
-  (seconds 10 :type (integer 2) :read-only t) ; of its sessions
-  (on-refused nil :type (or null function) :read-only t) ; of a task and a workflow error
-  (on-task-lost nil :type (or null function) :read-only t) ; of a task
-  (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of all below
-  (waitqueue (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t) ; something has changed
+  (name "" :type string :read-only t)   ; the name for people
+  (channel nil :read-only t)            ; the channel to the service
+  ;; an alist from the kinds that the worker does to functions or nil
+  (functions nil :read-only t)
+  (seconds 10 :type (integer 2) :read-only t) ; how long its sessions last without a heartbeat
+  ;; a function of a task and a workflow error, or nil
+  (on-refused nil :type (or null function) :read-only t)
+  (on-task-lost nil :type (or null function) :read-only t) ; a function of a task, or nil
+  (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; guards all slots below
+  ;; notified when any of these slots has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t)
   ;; of its heart
   (pauses (loop:make-pauses 1/2 1/2) :read-only t)
   (session nil :type (or null string))  ; its own, while it has one
-  (held '() :type list)                 ; the tasks that it does
+  (held '() :type list)                 ; the tasks that the worker does
   (calls '() :type list)                ; claims that wait
   (heart-call nil)                      ; the call by which its heart opens a session now, or nil
   (stream nil)                          ; the call with its heartbeats, or nil
@@ -38,8 +41,8 @@ lease.")
   (attempts '() :type list)             ; tasks that are done beside others
   (suspects '() :type list)             ; tasks that must be done alone, including the one under way
   (alone nil :type (or null task))      ; the one of SUSPECTS that is under way
-  (state :open :type (member :open :draining :closed)) ; draining: it claims no more
-  ;; where its jobs run
+  (state :open :type (member :open :draining :closed)) ; draining: the worker claims no more
+  ;; where the worker's jobs run
   (background nil :read-only t)
   (heart nil)                           ; a job, which keeps the session
   (hands '() :type list))               ; jobs, which claim tasks and do them
@@ -78,7 +81,7 @@ true."
 ;;; Sessions
 
 (defun note-tasks-lost (worker lost-p)
-  "Those tasks of WORKER for which LOST-P, a function, is true belong to others now: mark them for
+  "The tasks of WORKER for which LOST-P, a function, is true belong to others now: mark them for
 their functions, and call ON-TASK-LOST."
   (let ((lost (with-worker (worker)
                 (loop for task in (worker-held worker)
@@ -121,7 +124,7 @@ closes."
         (with-worker (worker) (setf (worker-session worker) session)))))
 
 (defun await-session (worker)
-  "Wait for a session of WORKER. Return it, or nil if it is being stopped."
+  "Wait for a session of WORKER. Return the session, or nil if WORKER is being stopped."
   (loop until (await-worker worker 60 (lambda ()
                                         (or (not (worker-open-p worker))
                                             (and (worker-session worker)
@@ -307,8 +310,8 @@ so that another attempt is useless."
       (funcall (worker-on-refused worker) task condition)))
   nil)
 
-;;; A task that was lost with its worker again and again may itself end the worker. It is done
-;;; alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
+;;; A task that was lost with its worker again and again may itself end the worker. Such a task is
+;;; done alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
 ;;; meanwhile are given back. An attempt that hangs may never end. So the task is given back if it
 ;;; has waited for some time, which doubles with each return. And a task whose time is over does not
 ;;; count, even if its function has not returned.
@@ -383,7 +386,8 @@ so that another attempt is useless."
 ;;; Claims
 
 (defun call-claim (worker session)
-  "Make the call that claims a task for SESSION, and return it. It is cancelled when WORKER stops."
+  "Make the call that claims a task for SESSION, and return it. The call is cancelled when WORKER
+stops."
   (let ((call (calling:call-async #'methods:claim (reach-nodes (worker-channel worker))
                                   (pb:make-claim-request
                                    :session session :max-tasks 1
@@ -411,7 +415,7 @@ stopped."
 
 (defun claim-and-do (worker pauses)
   "Run a hand of WORKER once. Return the seconds until it claims again, nil if WORKER is being
-stopped. PAUSES are those of this hand."
+stopped. PAUSES are the pauses of this hand."
   (handler-case (let ((message (claim-one worker)))
                   (loop:forget-failures pauses)
                   (when message (do-task worker message))
@@ -445,17 +449,17 @@ stopped. PAUSES are those of this hand."
 
 (defun start-worker (channel &key (name "") kinds (concurrency 4) (session-seconds 10) on-refused
                                on-task-lost)
-  "Start a worker, and return it. At the service that CHANNEL leads to it claims tasks of KINDS, a
-list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION) with a function of a
-task as DEFINE-STEP defines them. It does at most CONCURRENCY of them at once, each on a thread of
-its own. If its heartbeats fail for SESSION-SECONDS, 2 to 3600, others get its tasks. NAME, a
-string, is for people. ON-TASK-LOST, a function of a task, is called when the worker learns that a
-task under way belongs to others, or has exceeded its longest time, so that its work can be stopped.
-It must not wait, since it runs on the thread that keeps the worker alive. ON-REFUSED, a function of
-a task and a WORKFLOW-ERROR, is called when a report is refused because the task belonged to others.
-A task that was lost three times in a row with its worker is done alone: meanwhile the worker does
-no other task. Nodes need not be reachable yet. Signal MISUSE for an element of KINDS that is not a
-kind. From any thread; end it with STOP-WORKER."
+  "Start a worker, and return it. At the service that CHANNEL leads to the worker claims tasks of
+KINDS, a list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION) with a
+function of a task as DEFINE-STEP defines them. The worker does at most CONCURRENCY tasks at once,
+each on a thread of its own. If the worker's heartbeats fail for SESSION-SECONDS, 2 to 3600, other
+workers get its tasks. NAME, a string, is for people. ON-TASK-LOST, a function of a task, is called
+when the worker learns that a task under way belongs to others, or has exceeded its longest time, so
+that its work can be stopped. ON-TASK-LOST must not wait, since it runs on the thread that keeps the
+worker alive. ON-REFUSED, a function of a task and a WORKFLOW-ERROR, is called when a report is
+refused because the task belonged to others. A task that was lost three times in a row with its
+worker is done alone: meanwhile the worker does no other task. Nodes need not be reachable yet.
+Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))
@@ -471,7 +475,7 @@ kind. From any thread; end it with STOP-WORKER."
     worker))
 
 (defun stop-worker (worker &key (drain 10))
-  "Stop WORKER: it claims no more tasks. The present tasks have DRAIN seconds to end and to be
+  "Stop WORKER, which claims no more tasks. The present tasks have DRAIN seconds to end and to be
 reported; then other workers get the rest at once. Return true if all have ended. A function that
 has not ended by then continues, and its report is refused. From any thread but the worker's own."
   (with-worker (worker)

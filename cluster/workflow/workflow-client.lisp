@@ -8,7 +8,7 @@
 
 (defconstant +silence-seconds+ 1
   "After this many seconds of silence a node gets a ping; after as many more seconds it is given up.
-Its connection may remain open although the node hangs.")
+The connection to a node may remain open although the node hangs.")
 
 (defun reach-nodes (channel)
   "Make CHANNEL, by which nodes are called, detect soon that one of them hangs."
@@ -56,9 +56,9 @@ at the latest after CALL-TIMEOUT seconds (10). From any thread."
         call-timeout)))
 
 (defun workflow-state (channel id &key history input result timeout)
-  "Return the state of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY. It includes
-the HISTORY, the INPUT and the last RESULT if these are true. Signal WORKFLOW-NOT-FOUND, or another
-WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+  "Return the state of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY. The reply
+includes the HISTORY, the INPUT and the last RESULT if these arguments are true. Signal
+WORKFLOW-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (ask #'methods:get-workflow-state (route channel id)
        (pb:make-get-workflow-state-request :id id :history (and history t) :input (and input t)
                                            :result (and result t))
@@ -77,9 +77,9 @@ workflow has ended, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From a
   nil)
 
 (defun cancel-workflow (channel id &key (reason "") timeout)
-  "End the workflow ID as :cancelled, because of REASON. Nothing happens if it was cancelled before.
-Signal WORKFLOW-CLOSED if it has ended otherwise, or another WORKFLOW-ERROR after TIMEOUT seconds
-(10). From any thread."
+  "End the workflow ID as :cancelled, because of REASON. Nothing happens if the workflow was
+cancelled before. Signal WORKFLOW-CLOSED if the workflow has ended otherwise, or another
+WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (ask #'methods:cancel (route channel id)
        (pb:make-cancel-request :id id :reason reason) timeout)
   nil)
@@ -108,10 +108,10 @@ WORKFLOW-RUNNING, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any
   "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, the newest first.
 Keywords select workflows: STATUS is :running, :completed, :failed or :cancelled; TYPE is a string;
 they began at STARTED-FROM or later and before STARTED-BEFORE, and ended at ENDED-FROM or later and
-before ENDED-BEFORE, in seconds since 1970. They are fetched in pages, each within TIMEOUT seconds
-(10). A workflow that begins, changes its status or is deleted meanwhile may be missed. If CHANNEL
-is a router, those of one group come after those of the previous one. Signal a WORKFLOW-ERROR. From
-any thread."
+before ENDED-BEFORE, in seconds since 1970. The workflows are fetched in pages, each within TIMEOUT
+seconds (10). A workflow that begins, changes its status or is deleted meanwhile may be missed. If
+CHANNEL is a router, those of one group come after those of the previous one. Signal a
+WORKFLOW-ERROR. From any thread."
   (declare (ignore status type started-from started-before ended-from ended-before))
   (dolist (channel (if (router-p channel) (router-channels channel) (list channel)))
     (loop with request = (apply #'search-request (alexandria:remove-from-plist search :timeout))
@@ -124,17 +124,19 @@ any thread."
 
 (defstruct (watcher (:copier nil))
   "A watch of changes; see WATCH-WORKFLOW."
-  (channel nil :read-only t)            ; of the service
+  (channel nil :read-only t)            ; the channel to the service
   (id "" :type string :read-only t)     ; the id of the workflow; empty: all workflows
-  (function nil :type function :read-only t) ; of a Change
+  (function nil :type function :read-only t) ; a function of a Change
   (after 0 :type (integer 0))           ; the number of the last change of the workflow told
-  (revision 0 :type (integer 0))        ; of all workflows: where to continue; 0: it has not begun
+  ;; for a watch of all workflows: where to continue; 0: it has not begun
+  (revision 0 :type (integer 0))
   (told '() :type list)                 ; (id . number) of changes at REVISION that FUNCTION has got
   (end-function nil :type (or null function) :read-only t) ; called at the end, or nil
-  (call nil)                            ; while there is one
-  (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; between two calls
+  (call nil)                            ; the call, while there is one
+  (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; the pauses between two calls
   (ended nil :type boolean)             ; FUNCTION is called no more
-  (failure nil :type (or null workflow-error)) ; why, unless its workflow or its user has ended
+  ;; why the watch has failed, unless its workflow or its user has ended it
+  (failure nil :type (or null workflow-error))
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
   ;; CALL and ENDED are changed under the lock; ENDED and the first REVISION wake the waiters
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
@@ -235,7 +237,7 @@ status of CONDITION does not suffice, since an overloaded node or proxy uses the
                                                         (bounded-text condition)))))
 
 (defun attend-watcher (watcher)
-  "Run the job of WATCHER once. Return the seconds until it makes another call, or nil."
+  "Run the job of WATCHER once. Return the seconds until WATCHER makes another call, or nil."
   (handler-case (progn (follow-call watcher)
                        (unless (of-all-p watcher) (finish-watcher watcher nil)))
     (workflow-error (condition)
@@ -261,7 +263,7 @@ workflows, from REVISION of the store on or, if that is 0, from now on, without 
 returns when a node has begun the watch, or after TIMEOUT seconds (10). Return an object for
 END-WATCHING. At the end ON-END is called, with nil or with the WORKFLOW-ERROR that has ended the
 watch: CHANGES-COMPACTED if some changes can no longer be read one by one, or FUNCTION's error. Both
-run on a thread of the watch's own. From any thread."
+functions run on a thread of the watch's own. From any thread."
   (when (and (null id) (router-p channel))
     (misuse "A watch of all workflows belongs to one group; ROUTER-CHANNELS returns the channels."))
   (let ((watcher (make-watcher :channel (if id (route channel id) channel) :id (or id "")
@@ -302,10 +304,10 @@ ended the watch, or nil."
     (watcher-failure watcher)))
 
 (defun await-workflow (channel id &key (timeout 60))
-  "Wait until the workflow ID has ended. Return three values: its status, :completed, :failed or
-:cancelled; the last result, octets; and the reason why it has failed or was cancelled, a string.
-Return nil if it still runs after TIMEOUT seconds. Signal WORKFLOW-NOT-FOUND or another
-WORKFLOW-ERROR. From any thread."
+  "Wait until the workflow ID has ended. Return three values: the workflow's status, :completed,
+:failed or :cancelled; the last result, octets; and the reason why it has failed or was cancelled, a
+string. Return nil if the workflow still runs after TIMEOUT seconds. Signal WORKFLOW-NOT-FOUND or
+another WORKFLOW-ERROR. From any thread."
   (let ((end (loop:notice-end timeout)) (pauses (loop:make-pauses 1/2 5)))
     (loop for failure = (await-end channel id (loop:seconds-until end))
           for next = (loop:notice-end (loop:next-pause pauses))

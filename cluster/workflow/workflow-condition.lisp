@@ -18,7 +18,7 @@
 
 (document-functions
   workflow-error-text "Return the description of the error, a string."
-  workflow-error-cause "The RPC-ERROR that reported it, or nil."
+  workflow-error-cause "The RPC-ERROR that reported the error, or nil."
   workflow-error-limit "The name of the limit that was passed, a string, or nil."
   workflow-error-most "Return the value of that limit, or nil."
   workflow-error-actual "Return the value that exceeded the limit, or nil.")

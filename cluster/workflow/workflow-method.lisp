@@ -30,8 +30,8 @@ statuses."
     (if context (trace:traceparent context) "")))
 
 (defun started-reply (node entry request)
-  "The answer to REQUEST, whose workflow exists, in ENTRY. Signal WORKFLOW-EXISTS if ENTRY is
-another workflow's."
+  "The answer to REQUEST, whose workflow exists, in ENTRY. Signal WORKFLOW-EXISTS if ENTRY belongs
+to another workflow."
   (begun-alike-p (entry-state entry) request)
   (let ((now (see-state node (pb:start-request-id request))))
     (pb:make-start-reply :state (told-state (cached-state-state now)) :began nil)))
@@ -264,10 +264,10 @@ CALL's peer may not work on that task at NODE."
       (check-owner call (pb:workflow-state-session state)))))
 
 ;;; A worker whose report leaves it without a task gets another one with the answer, if it asks for
-;;; that and there is one. It is claimed while the report is put, often by the same request to the
-;;; store, in a transaction of its own. A worker that does not get the answer does not say in its
-;;; heartbeats that it holds the task, so other workers get the task, as with a lost answer to a
-;;; claim.
+;;; that and there is one. The next task is claimed while the report is put, often by the same
+;;; request to the store, in a transaction of its own. A worker that does not get the answer does
+;;; not say in its heartbeats that it holds the task, so other workers get the task, as with a lost
+;;; answer to a claim.
 
 (defun ready-known-p (node kinds)
   "True if NODE knows of a task of one of KINDS that can be claimed."

@@ -1,7 +1,7 @@
-;;;; A node serves the service. It has the store, the limits, and the data that its jobs share: the
-;;;; task queue, where claims wait for tasks; the wakeup of its keeper; the timer queue. None of
-;;;; these data are needed for decisions about a workflow: a node may die at any moment, and others
-;;;; continue.
+;;;; A node serves the service. A workflow node has the store, the limits, and the data that its
+;;;; jobs share: the task queue, where claims wait for tasks; the wakeup of its keeper; the timer
+;;;; queue. None of these data are needed for decisions about a workflow: a node may die at any
+;;;; moment, and others continue.
 
 (in-package #:clgrpc.workflow)
 
@@ -9,14 +9,16 @@
                         (:copier nil))
   "The place of a claim that waits in a queue of the task queue."
   (waiting nil :read-only t)            ; the claim
-  (queue nil :type (or null string) :read-only t) ; of the kind or session; nil: of all
-  (table nil :type (or null hash-table) :read-only t)) ; that has the queue
+  ;; the kind or session whose queue this is; nil: the queue of all claims
+  (queue nil :type (or null string) :read-only t)
+  (table nil :type (or null hash-table) :read-only t)) ; the table that has the queue
 
 (defstruct (task-queue (:copier nil))
   "The queues in which claims wait. LOCK guards the rest. A claim is in the queue of all claims and
 in that of each of its kinds, so that the first of a kind is found at once, and a claim that stops
 waiting is removed at once."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow task queue") :read-only t) ; of all below
+  ;; guards all slots below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow task queue") :read-only t)
   (idle '() :type list)                 ; jobs of claimers that have nothing to do
   (parked 0 :type index)                ; how many claims wait for a task
   (queue (make-ring) :type ring :read-only t) ; the head of the QUEUE-ENTRYs of all, first to last
@@ -24,7 +26,7 @@ waiting is removed at once."
   (queues (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; likewise from a session, all whose claims that have no answer yet are there, parked or not
   (sessions (make-hash-table :test 'equal) :type hash-table :read-only t)
-  ;; from owners in names of sessions to the number of their claims that wait
+  ;; from owners in names of sessions to how many of their claims wait
   (owners (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; how many tasks workers were given since they ended one, by LOAD-KEY of their sessions
   (loads (make-hash-table :test 'equal) :type hash-table :read-only t)
@@ -38,14 +40,15 @@ waiting is removed at once."
 
 (defstruct (wakeup (:copier nil))
   "The wakeup of the keeper. LOCK guards the rest."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow wakeup") :read-only t) ; of all below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow wakeup") :read-only t) ; guards all slots below
   (ended '() :type list)                ; sessions that have ended, to be looked at
   (newcomer nil :type boolean)          ; a node has come, which does not know our date
   (lost-watch t :type boolean))         ; true while there is no watch of the index
 
 (defstruct (timer-queue (:copier nil))
   "The next due time of each shard."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow timer queue") :read-only t) ; of all below
+  ;; guards all slots below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow timer queue") :read-only t)
   ;; by shard: the next due time by the nodes' date, as far as the watch of the index has reported
   ;; it; nil for never
   (times (make-array +shards+ :initial-element nil) :type simple-vector :read-only t)
@@ -57,36 +60,37 @@ waiting is removed at once."
   "A node's membership among the nodes of its namespace. Only the keeper uses it."
   (lease nil :type (or null etcd:lease)) ; the lease of its entry, once it has one
   (told-ms nil :type (or null integer)) ; its machine's date when it last reported it,
-  (told-steady-ms 0 :type integer))     ; and when that was
+  (told-steady-ms 0 :type integer))     ; when the node last reported it
 
 (defstruct (commit-group (:copier nil))
   "The transactions, or reads, that wait for the store, see commit.lisp. LOCK guards the rest."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow commits") :read-only t) ; of all below
+  ;; guards all slots below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow commits") :read-only t)
   (queue (make-fifo) :type fifo :read-only t) ; COMMITs
   (flying 0 :type index))               ; requests that are under way
 
 (defstruct (session-lease (:constructor make-session-lease (lease renewed-ms)) (:copier nil))
   "A lease with which the keys of sessions end that a node keeps, see session-lease.lisp. The node's
 lock guards the slots that change."
-  (lease nil :type etcd:lease :read-only t) ; of the store
-  (renewed-ms 0 :type integer)          ; when the renewal was asked for that was answered last
+  (lease nil :type etcd:lease :read-only t) ; the lease in the store
+  (renewed-ms 0 :type integer)          ; when the renewal that was answered last was requested
   ;; heads of the SESSION-RECORDs of the sessions: first that of which was heard least recently;
   (records (make-ring) :type ring :read-only t)
-  ;; and the records of those that must get leases of their own
+  ;; and the records of sessions that must get leases of their own
   (silent (make-ring) :type ring :read-only t))
 
 (defstruct (heartbeat-stream (:constructor make-heartbeat-stream (&optional call)) (:copier nil))
   "A stream of heartbeats at a node."
   (call nil :read-only t)               ; the call, or nil in tests
-  (session "" :type string)             ; the session whose heartbeats came on it
-  (busy nil :type boolean))             ; true while a heartbeat on it is being answered
+  (session "" :type string)             ; the session whose heartbeats came on the stream
+  (busy nil :type boolean))             ; true while a heartbeat on the stream is being answered
 
 (defstruct (session-record (:include ring) (:constructor %make-session-record (name))
                            (:copier nil))
-  "A session that is open, or about to be, as far as a node knows. It is in the ring of the lease
-with which the session's key ends, if that is one of this node's leases. The node's lock guards the
-slots that change."
-  (name "" :type string :read-only t)   ; of the session
+  "A session that is open, or about to be, as far as a node knows. The record is in the ring of the
+lease with which the session's key ends, if that is one of this node's leases. The node's lock
+guards the slots that change."
+  (name "" :type string :read-only t)   ; the name of the session
   (open nil :type boolean)              ; true: it is in the store; false: it is being opened here
   (revision 0 :type (integer 0))        ; the revision of the last change of its key
   (session-lease nil :type (or null session-lease)) ; the node's, with which its key ends, or nil
@@ -98,22 +102,23 @@ slots that change."
 (defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind revision))
                        (:copier nil))
   "A task that can be claimed."
-  (id "" :type string :read-only t)     ; of its workflow
-  (kind "" :type string :read-only t)   ; of the task
-  (revision 0 :type (integer 0) :read-only t)) ; the revision since which it can be claimed
+  (id "" :type string :read-only t)     ; the id of its workflow
+  (kind "" :type string :read-only t)   ; the kind of the task
+  (shard 0 :type index :read-only t) ; the shard of the workflow
+  (revision 0 :type (integer 0) :read-only t)) ; the revision since which the task can be claimed
 
 (defstruct (ready-list (:copier nil))
   "The tasks that can be claimed. LOCK guards the rest."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow ready") :read-only t) ; of all below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow ready") :read-only t) ; guards all slots below
   ;; from kinds to vectors that have, by shard, the head of a ring of READY-TASKs
   (kinds (make-hash-table :test 'equal) :type hash-table :read-only t)
-  (tasks (make-hash-table :test 'equal) :type hash-table :read-only t) ; the same by ID
+  (tasks (make-hash-table :test 'equal) :type hash-table :read-only t) ; the tasks by ID
   (watched nil :type boolean)           ; the watch of the index reports new tasks
-  (partial nil :type boolean))          ; there are more than are here
+  (partial nil :type boolean))          ; the store has more tasks than are kept here
 
 (defstruct (usage (:copier nil))
   "How much of the store is in use, as far as a node knows. LOCK guards the rest."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow usage") :read-only t) ; of all below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow usage") :read-only t) ; guards all slots below
   ;; octets in use when the store was last asked; nil: unknown
   (octets nil :type (or null (integer 0)))
   (quota nil :type (or null (integer 1))) ; the quota that the store reports, or nil
@@ -122,7 +127,8 @@ slots that change."
 (defstruct (retention (:copier nil))
   "The octets of the workflows that have ended, at the node that limits them, see retention.lisp.
 LOCK guards SUMS and LOST."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow retention") :read-only t) ; of some below
+  ;; guards some slots below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow retention") :read-only t)
   ;; by period: the sum of the octets of the workflows that began in it
   (sums (make-hash-table :test 'equal) :type hash-table :read-only t)
   (lost nil :type boolean)              ; SUMS do not follow the store any more
@@ -132,9 +138,10 @@ LOCK guards SUMS and LOST."
 (defstruct (feed (:copier nil))
   "The source of changes for the watches at a node, see watching.lisp. LOCK guards the slots that
 change."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow feed") :read-only t) ; of all below
-  (start-lock (sb-thread:make-mutex :name "clgrpc workflow feed start") :read-only t) ; of starting
-  (watch nil)                           ; of the store, once a client has watched, or nil
+  (lock (sb-thread:make-mutex :name "clgrpc workflow feed") :read-only t) ; guards all slots below
+  ;; held while a watch is started
+  (start-lock (sb-thread:make-mutex :name "clgrpc workflow feed start") :read-only t)
+  (watch nil)                           ; the watch of the store, once a client has watched, or nil
   ;; SUBSCRIPTIONs by the id of their workflow; "" for all
   (subscriptions (make-hash-table :test 'equal) :type hash-table :read-only t)
   (count 0 :type index)                 ; the number of these subscriptions
@@ -151,21 +158,24 @@ change."
    ;; which peers may do what
    (authority :initarg :authority :initform (authority:make-authority '()) :reader node-authority)
    (health :initarg :health :reader node-health) ; a health service that shows the state, or nil
-   (instruments :initform nil :accessor node-instruments) ; or nil
-   (task-queue :initform (make-task-queue) :reader node-task-queue) ; where claims wait
-   (wakeup :initform (make-wakeup) :reader node-wakeup) ; of the keeper
+   (instruments :initform nil :accessor node-instruments) ; the instruments, or nil
+   (task-queue :initform (make-task-queue) :reader node-task-queue) ; the queue where claims wait
+   (wakeup :initform (make-wakeup) :reader node-wakeup) ; wakes the keeper
    (keeper :initform nil :accessor node-keeper) ; the job that looks after sessions and nodes
-   (timer-queue :initform (make-timer-queue) :reader node-timer-queue) ; of the timers
+   (timer-queue :initform (make-timer-queue) :reader node-timer-queue) ; the queue of the timers
    (timers :initform '() :accessor node-timers) ; jobs that do due items
-   (membership :initform (make-membership) :reader node-membership) ; of the namespace's nodes
+   ;; the membership of the namespace's nodes
+   (membership :initform (make-membership) :reader node-membership)
    (running :initform 0 :accessor node-running) ; the number of running workflows at the last count
    (ready :initform 0 :accessor node-ready) ; tasks that no worker has claimed, likewise
-   (count-seconds :initform 0 :accessor node-count-seconds) ; that this took
-   (usage :initform (make-usage) :reader node-usage) ; in the store
-   (retention :initform (make-retention) :reader node-retention) ; of workflows that have ended
+   (count-seconds :initform 0 :accessor node-count-seconds) ; how many seconds the last count took
+   (usage :initform (make-usage) :reader node-usage) ; how full the store is
+   ;; the sums of ended workflows, see retention.lisp
+   (retention :initform (make-retention) :reader node-retention)
    (commits :initform nil :accessor node-commits) ; a COMMIT-GROUP, once it has jobs
    (stale-reads :initform nil :accessor node-stale-reads) ; likewise
-   (ready-list :initform (make-ready-list) :reader node-ready-list) ; of tasks that can be claimed
+   ;; the list of tasks that can be claimed
+   (ready-list :initform (make-ready-list) :reader node-ready-list)
    ;; from names to the SESSION-RECORDs of all open sessions, as the watch of the index reports
    ;; them, and of those that are being opened here; under the lock
    (session-records :initform (make-hash-table :test 'equal) :reader node-session-records)
@@ -184,11 +194,13 @@ change."
    ;; the octets of all of RECENT, under its lock
    (recent-octets :initform 0 :accessor node-recent-octets)
    (renewers :initform '() :accessor node-renewers) ; jobs for its SESSION-LEASEs
-   (feed :initform (make-feed) :reader node-feed) ; of the watches
-   (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
-   (jobs :initform '() :accessor node-jobs) ; all of them
-   (random :initform (loop:new-random-state) :reader node-random) ; under the lock
-   (lock :initform (sb-thread:make-mutex :name "clgrpc workflow") :reader node-lock)) ; of the above
+   (feed :initform (make-feed) :reader node-feed) ; the feed of the watches
+   (index-watch :initform nil :accessor node-index-watch) ; the watch of the index, or nil
+   (jobs :initform '() :accessor node-jobs) ; all jobs of the node
+   ;; a random state; guarded by the lock
+   (random :initform (loop:new-random-state) :reader node-random)
+   ;; guards the slots above
+   (lock :initform (sb-thread:make-mutex :name "clgrpc workflow") :reader node-lock))
   (:documentation "The service clgrpc.workflow.v1.Workflow, see MAKE-WORKFLOW-SERVICE."))
 
 (define-printer (node workflow-service)

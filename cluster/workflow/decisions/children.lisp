@@ -1,6 +1,6 @@
 ;;;; Children: workflows that a step starts. Such a step is a fork, since it begins all of its
-;;;; children, and a join, since it is done when all of them have ended. These are decisions like
-;;;; those in decision.lisp: they do not read the store.
+;;;; children, and a join, since it is done when all of them have ended. The functions here make
+;;;; decisions like those in decision.lisp: they do not read the store.
 ;;;;
 ;;;; 1. When the step begins its state is :starting: a node has the errand to begin the children.
 ;;;; 2. The node begins the next of the children and notes them in the parent, in one transaction.
@@ -34,7 +34,7 @@
 
 (defun child-draft (state origin child place input now limits)
   "The finished draft of CHILD, a Child, at PLACE of the current step of STATE, whose revision is
-ORIGIN. INPUT, octets, is its input unless it has an input of its own."
+ORIGIN. INPUT, octets, is the input of a child that has no input of its own."
   (let ((number (pb:step-state-number (state-step state))) (id (pb:workflow-state-id state)))
     (finish-draft
      (begin-workflow
@@ -81,7 +81,7 @@ workflow with the parent's id."
 (defstruct (child-end (:constructor make-child-end (place origin result)) (:copier nil))
   "The report that a child has ended."
   (place 0 :type (integer 0) :read-only t) ; the place of the child in its step
-  (origin 0 :type (integer 0) :read-only t) ; of the child
+  (origin 0 :type (integer 0) :read-only t) ; the origin of the child
   (result nil :type pb:child-result :read-only t)) ; its result
 
 (declaim (sb-ext:freeze-type child-end))
@@ -94,7 +94,7 @@ workflow with the parent's id."
          (= (child-end-origin end) (pb:child-state-origin (elt children place))))))
 
 (defun ends-to-note (state number ends)
-  "Those of ENDS, a list of CHILD-ENDs of the step NUMBER, for which STATE waits."
+  "The elements of ENDS, a list of CHILD-ENDs of the step NUMBER, for which STATE waits."
   (let ((step (state-step state)))
     (and (running-p state) step (= number (pb:step-state-number step))
          (remove-if-not (lambda (end) (child-end-wanted-p step end)) ends))))

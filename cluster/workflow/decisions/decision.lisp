@@ -1,8 +1,8 @@
 ;;;; Decisions: from a state and an event to the next state. Each of these functions takes a draft,
-;;;; which contains the state, the time and a random number, and an event. It changes the draft and
-;;;; returns true; or returns false, because the event has happened before and nothing changes; or
-;;;; signals the workflow error that refuses the event. No decision uses the store, a clock or a
-;;;; thread, so tests/cluster/workflow can run them in any order.
+;;;; which contains the state, the time and a random number, and an event. The function changes the
+;;;; draft and returns true; or returns false, because the event has happened before and nothing
+;;;; changes; or signals the workflow error that refuses the event. No decision uses the store, a
+;;;; clock or a thread, so tests/cluster/workflow can run them in any order.
 ;;;;
 ;;;; The invariants:
 ;;;;
@@ -87,7 +87,7 @@ STEP has produced the payload at KEY, OCTETS long, which is the next task's inpu
       signal)))
 
 (defun time-step (draft step due)
-  "STEP waits until DUE. Return true if that is not to come any more."
+  "STEP waits until DUE. Return true if that time has passed."
   (cond ((<= due (draft-now draft)) t)
         (t (setf (pb:step-state-status step) :timing
                  (pb:step-state-due-unix-ms step) due)
@@ -167,7 +167,7 @@ was left."
     (if parent (pb:parent-depth parent) 0)))
 
 (defun child-id (id number place)
-  "The id of the child at PLACE of the step NUMBER of the workflow ID. Signal TOO-LARGE if that is
+  "The id of the child at PLACE of the step NUMBER of the workflow ID. Signal TOO-LARGE if the id is
 too long."
   (check-name (format nil "~A.~D.~D" id number place) "the id of a child"))
 
@@ -579,15 +579,15 @@ a call, or nil; and that event."
       (let ((expires (pb:workflow-state-expires-unix-ms state)))
         (if (plusp expires) (values expires :forget) nil))))
 
-(defun do-due-event (draft)
-  "It is the time of DRAFT. Do the first event that is due by it."
+(defun note-time (draft)
+  "The time of DRAFT has come: do the first event that is due by then."
   (let ((step (draft-step draft)))
     (multiple-value-bind (time what) (next-time (draft-state draft))
       (when (and time (<= time (draft-now draft)))
         (ecase what
           (:forget (setf (draft-forgotten draft) t))
           (:workflow-late (fail-at-step draft step "the time of the workflow is over"))
-          (:step-late (fail-at-step draft step "its time is over"))
+          (:step-late (fail-at-step draft step "the time of the step is over"))
           (:attempt-late
            (retry-step draft step :attempt-lost "the time of the attempt was over"))
           (:ready (leave-claim draft step :ready)

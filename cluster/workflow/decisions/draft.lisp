@@ -5,15 +5,15 @@
 
 (defstruct (draft (:constructor %make-draft) (:copier nil))
   "A change of a workflow that is being made up."
-  (old nil :type (or null pb:workflow-state) :read-only t) ; as it is in the store, or nil
+  (old nil :type (or null pb:workflow-state) :read-only t) ; the state as it is in the store, or nil
   (revision 0 :type (integer 0) :read-only t) ; the store's revision of OLD; 0 if OLD is nil
   (state nil :type pb:workflow-state :read-only t) ; the next state
   (now 0 :type (integer 0) :read-only t) ; the time, in milliseconds since 1970
-  (chance 0 :type (real 0 1) :read-only t) ; for pauses
+  (chance 0 :type (real 0 1) :read-only t) ; a random number, for pauses
   (limits nil :type limits :read-only t) ; the limits of the node that makes it
   (events '() :type list)               ; Events, the last one first
   (payloads '() :type list)             ; an alist of keys below data/ID/ and octets
-  (small '() :type list)                ; likewise, of the payloads that STATE has itself
+  (small '() :type list)                ; the same for the payloads that STATE has itself
   (history '() :type list)              ; Changes that are to have a key of their own
   ;; (from . to) of ranges of keys below the root that it removes; its own payloads are in none of
   ;; them
@@ -55,7 +55,7 @@ same octets."
 
 (defun add-payload (draft key octets)
   "Plan to put OCTETS at KEY, below data/ID/, unless OCTETS are empty or another key has the same
-octets. Return their key, or \"\" for no octets."
+octets. Return the key of the payload, or \"\" for no octets."
   (cond ((zerop (length octets)) "")
         ((<= (length octets) +small-octets+) (add-small-payload draft key octets))
         (t (push (cons key octets) (draft-payloads draft))
@@ -102,8 +102,9 @@ ends with a slash, all payloads whose keys begin with NAME."
                     :status (pb:workflow-state-status state))))
 
 (defun note-change-made (draft)
-  "The Change that DRAFT makes is the last of its state's. If many changes are before it, these get
-a key of their own. The revision at which the previous change was made is known by now."
+  "The Change that DRAFT makes is the last Change of its state. If many changes are before this
+change, the earlier changes get a key of their own. The revision at which the previous change was
+made is known by now."
   (let* ((state (draft-state draft)) (changes (coerce (pb:workflow-state-changes state) 'list)))
     (when changes
       (setf (pb:change-revision (first (last changes))) (draft-revision draft)))

@@ -11,11 +11,11 @@
 
 (defstruct (cron (:copier nil))
   "The times of a cron expression. Each field is an integer with the bits of its numbers."
-  (minutes 0 :type (unsigned-byte 60) :read-only t) ; of the hour
-  (hours 0 :type (unsigned-byte 24) :read-only t) ; of the day
-  (days 0 :type (unsigned-byte 32) :read-only t) ; of the month, from bit 1
-  (months 0 :type (unsigned-byte 13) :read-only t) ; from bit 1
-  (weekdays 0 :type (unsigned-byte 7) :read-only t) ; from Sunday
+  (minutes 0 :type (unsigned-byte 60) :read-only t) ; bits for the minutes of the hour
+  (hours 0 :type (unsigned-byte 24) :read-only t) ; bits for the hours of the day
+  (days 0 :type (unsigned-byte 32) :read-only t) ; bits for the days of the month, from bit 1
+  (months 0 :type (unsigned-byte 13) :read-only t) ; bits for the months, from bit 1
+  (weekdays 0 :type (unsigned-byte 7) :read-only t) ; bits for the weekdays; bit 0 is Sunday
   (any-day nil :type boolean :read-only t) ; every day of the month is meant
   (any-weekday nil :type boolean :read-only t)) ; every day of the week is meant
 

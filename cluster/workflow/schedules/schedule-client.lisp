@@ -37,8 +37,8 @@ WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun map-schedules (function channel &key timeout)
   "Call FUNCTION with a CLGRPC.WORKFLOW.V1:SCHEDULE-STATE of each schedule, in the order of their
-ids. They are fetched in pages, each within TIMEOUT seconds (10). Signal a WORKFLOW-ERROR. From any
-thread."
+ids. The schedules are fetched in pages, each within TIMEOUT seconds (10). Signal a WORKFLOW-ERROR.
+From any thread."
   (loop with after = ""
         for reply = (ask #'methods:list-schedules channel
                          (pb:make-list-schedules-request :after after) timeout)

@@ -84,7 +84,7 @@ text, why it starts none."
                    (let ((draft (scheduled-workflow state (fetch-scheduled node id) (node-now node)
                                                     (node-limits node) due)))
                      (if (fetch-entry node (scheduled-id id due))
-                         (values nil "another workflow has its id")
+                         (values nil "another workflow has the id")
                          draft)))
           ((or too-large invalid-request backlog-full) (condition)
             (values nil (bounded-text condition)))))))

@@ -1,7 +1,7 @@
-;;;; Schedules start workflows at given times. These are decisions like those in decision.lisp: a
-;;;; schedule's state, the nodes' date and the state of the last workflow determine the next state,
-;;;; and perhaps a workflow. scheduler.lisp stores both by one transaction, so each time starts
-;;;; exactly one workflow, even if nodes die.
+;;;; Schedules start workflows at given times. The functions here make decisions like those in
+;;;; decision.lisp: a schedule's state, the nodes' date and the state of the last workflow determine
+;;;; the next state, and perhaps a workflow. scheduler.lisp stores both by one transaction, so each
+;;;; time starts exactly one workflow, even if nodes die.
 ;;;;
 ;;;; Of the times that passed while no node ran, the last CATCH_UP are done late; the others are
 ;;;; counted as missed. One time is done after the other.
@@ -56,8 +56,8 @@ CRON the second is always +MOST-PASSED+."
     (format nil "~4,'0D~2,'0D~2,'0DT~2,'0D~2,'0D~2,'0DZ" year month day hour minute second)))
 
 (defun scheduled-id (id ms)
-  "The id of the workflow that the schedule ID starts for the time MS. Signal TOO-LARGE if it is too
-long."
+  "The id of the workflow that the schedule ID starts for the time MS. Signal TOO-LARGE if the id is
+too long."
   (check-name (format nil "~A.~A" id (time-name ms)) "the id of a scheduled workflow"))
 
 ;;; The next states of a schedule

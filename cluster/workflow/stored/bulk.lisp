@@ -1,6 +1,6 @@
 ;;;; Changes of many workflows by one decision: several in one transaction, as many as etcd accepts.
 ;;;; A joint transaction may fail, because other nodes change some of its workflows at the same time
-;;;; or because one cannot be changed. Then the workflows are tried one by one.
+;;;; or because one workflow cannot be changed. Then the workflows are tried one by one.
 
 (in-package #:clgrpc.workflow)
 
@@ -37,7 +37,8 @@ of these drafts."
     (values operations count)))
 
 (defun put-drafts (node drafts operations)
-  "Put DRAFTS into the store by OPERATIONS. Return false if one of their workflows has changed."
+  "Put DRAFTS into the store by OPERATIONS. Return false if the workflow of one of DRAFTS has
+changed."
   (multiple-value-bind (done results revision)
       (etcd:transact (node-etcd node)
                      :when (mapcar (lambda (draft) (unchanged-p node draft)) drafts)

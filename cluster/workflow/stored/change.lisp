@@ -23,7 +23,7 @@ such a message, or SOUND-P is false for it, log a warning and return nil."
            nil))
     (handler-case (let ((message (funcall function entry)))
                     (cond ((or (null message) (funcall sound-p message)) message)
-                          (t (warn-of "it has no changes, or no id"))))
+                          (t (warn-of "the workflow has no changes, or no id"))))
       (protobuf:protobuf-error (condition) (warn-of (bounded-text condition))))))
 
 (defun readable-state (entry)
@@ -39,7 +39,7 @@ such a message, or SOUND-P is false for it, log a warning and return nil."
                          (:copier nil))
   "A state at some revision, as ENTRY-STATE has read it or a draft has left it; it is never
 changed."
-  (state nil :type pb:workflow-state :read-only t) ; as it was
+  (state nil :type pb:workflow-state :read-only t) ; the state as it was at REVISION
   (revision 0 :type (integer 0) :read-only t) ; the revision of this state
   (octets 0 :type (integer 0) :read-only t)) ; the length of the state; 0 unless it is cached
 
@@ -105,7 +105,8 @@ does not exist."
       (setf (node-recent-octets node) 0))))
 
 (defun remember-state (node state revision)
-  "Keep STATE, which NODE has put at REVISION. Without room for it drop all kept states first."
+  "Keep STATE, which NODE has put at REVISION. If there is no room for STATE, drop all kept states
+first."
   (let ((recent (node-recent node)) (id (pb:workflow-state-id state))
         (octets (protobuf:serialized-size state)))
     (sb-ext:with-locked-hash-table (recent)

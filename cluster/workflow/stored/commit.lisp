@@ -14,9 +14,9 @@
 ;;;; requests.
 ;;;;
 ;;;; Stale reads (etcd's serializable ones) are joined in the same way, in a group of their own.
-;;;; They return the present data of one member of etcd, and wait for no disk and no other member. A
-;;;; change after a stale read is put only if the state is still the same; a refusal after a stale
-;;;; read is checked again by a commit.
+;;;; Stale reads return the present data of one member of etcd, and wait for no disk and no other
+;;;; member. A change after a stale read is put only if the state is still the same; a refusal after
+;;;; a stale read is checked again by a commit.
 
 (in-package #:clgrpc.workflow)
 
@@ -29,10 +29,10 @@ ended, or no thread will make it.")
 
 (defstruct (commit (:constructor make-commit (ids transaction octets)) (:copier nil))
   "A transaction that must be done."
-  (ids '() :type list :read-only t)     ; the ids of the workflows that it changes
+  (ids '() :type list :read-only t)     ; the ids of the workflows that the transaction changes
   (transaction '() :type list :read-only t) ; the arguments of TRANSACT
-  (octets 0 :type index :read-only t)   ; that it puts
-  (future (loop:make-future) :read-only t)) ; of TRANSACT's values
+  (octets 0 :type index :read-only t)   ; how many octets the transaction puts
+  (future (loop:make-future) :read-only t)) ; the future of the values of TRANSACT
 
 (declaim (sb-ext:freeze-type commit))
 
@@ -48,7 +48,7 @@ ended, or no thread will make it.")
 
 (defun take-commits (group)
   "Remove the first commits of GROUP's queue that fit into one request, and return them in order.
-Its lock is held."
+GROUP's lock is held."
   (let ((taken '()) (left '()) (octets 0) (ids (make-hash-table :test 'equal)) (full nil))
     (dolist (commit (clear-fifo (commit-group-queue group)))
       (cond ((or full
@@ -161,8 +161,8 @@ TRANSACT."
   (await-commit commit))
 
 (defun transact (node ids &key when then else)
-  "As ETCD:TRANSACT in the store of NODE, joined with other simultaneous transactions. IDS are those
-of the workflows that it changes."
+  "As ETCD:TRANSACT in the store of NODE, joined with other simultaneous transactions. IDS are the
+ids of the workflows that the transaction changes."
   (if (node-commits node)
       (do-commit node (node-commits node)
         (make-commit ids (list :when when :then then :else else) (transaction-octets then)))

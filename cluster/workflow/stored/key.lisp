@@ -129,7 +129,7 @@ does not exist."
     (clgrpc-error () "")))
 
 (defun key-after (entry)
-  "The first key after that of ENTRY, octets."
+  "The first key after the key of ENTRY, octets."
   (concatenate 'octets (etcd:entry-key-octets entry) (make-octets 1)))
 
 (defun entry-parts (entry root)

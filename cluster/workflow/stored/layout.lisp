@@ -1,6 +1,6 @@
 ;;;; The layout of a state in the store: a head, and separate keys for the parts that do not change
-;;;; any more. So the cost of a change depends on its size, not on the number of steps. These are
-;;;; functions of states, without access to the store.
+;;;; any more. So the cost of a change depends on its size, not on the number of steps. The
+;;;; functions here are functions of states, without access to the store.
 ;;;;
 ;;;; - The head is the state with the current step and its neighbours, the small payloads that these
 ;;;;   need, and the newest changes of the history. A workflow of few steps has only a head.

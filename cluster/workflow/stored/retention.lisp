@@ -3,10 +3,10 @@
 ;;;; that has the first shard.
 ;;;;
 ;;;; The index for lists has ended workflows by status, from the newest to the oldest, each with its
-;;;; octets. The node reads that part of the index once, and then follows it by a watch. It
+;;;; octets. The node reads that part of the index once, and then follows it by a watch. The node
 ;;;; remembers only the sums of the octets of workflows that began within the same few seconds: a
-;;;; period. At the limit it goes through these sums, from the newest, to the period in which the
-;;;; sum exceeds the limit, and reads the entries from there to the oldest. So a check costs the
+;;;; period. At the limit the node goes through these sums, from the newest, to the period in which
+;;;; the sum exceeds the limit, and reads the entries from there to the oldest. So a check costs the
 ;;;; store the entries of one period, and those to be deleted.
 ;;;;
 ;;;; If the sums cannot follow the watch, since it has ended or a removed entry is compacted, they
@@ -29,7 +29,7 @@ period lasts some four seconds.")
 
 (defun period-of (root key)
   "The period of the workflow that has ended with KEY in the index: STATUS/ and the beginning of
-its AGE. Nil for another key."
+its AGE. The period of any other key is nil."
   (let* ((text (subseq key (length (key root "by" "")))) (age (position #\/ text))
          (end (and age (- (+ age 1 (length (time-text 0))) +period-digits+))))
     (and end (< end (length text)) (subseq text 0 end))))
@@ -93,7 +93,7 @@ lock is held."
 
 (defun await-ended (node watch)
   "Wait a little until the sums of NODE, which follow WATCH, are those of the store now. Return true
-if they are equal."
+if the sums are."
   (let ((revision (nth-value 1 (etcd:fetch (node-etcd node) (node-key node "date")))))
     (handler-case (etcd:await-progress watch :revision revision
                                        :timeout +longest-progress-seconds+)

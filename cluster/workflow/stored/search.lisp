@@ -17,8 +17,8 @@
 
 (defstruct (index-entry (:copier nil))
   "The fields of a workflow in the index."
-  (position "" :type string :read-only t) ; AGE/ID
-  (type "" :type string :read-only t)   ; of the workflow
+  (position "" :type string :read-only t) ; the position, AGE/ID
+  (type "" :type string :read-only t)   ; the type of the workflow
   (ended 0 :type (integer 0) :read-only t) ; the end, in milliseconds since 1970; 0: it runs
   (octets 0 :type (integer 0) :read-only t)) ; about its octets in the store, once it has ended
 

@@ -1,8 +1,8 @@
 ;;;; Room in the store. Ended workflows stay for a while, and a full store accepts nothing from any
 ;;;; client: no result, no member, no session. So no workflow is started when a share of the store's
-;;;; quota is in use; started workflows continue, and deleted ones free space. Each node asks the
-;;;; store now and then how much is in use, and adds the octets that the node itself has put since
-;;;; then.
+;;;; quota is in use; started workflows continue, and deleted workflows free space. Each node asks
+;;;; the store now and then how much is in use, and adds the octets that the node itself has put
+;;;; since then.
 ;;;;
 ;;;; The octets counted are those that defragmentation would leave: etcd writes into the rest of its
 ;;;; file. Overwritten and removed entries are in use until they are compacted.
