@@ -1,15 +1,16 @@
 ;;;; Endpoints: members, each a name or a numeric address, form one target of a channel,
-;;;; "etcd-endpoints:" followed by the endpoints, separated by commas. Its resolver has one resolver
-;;;; for each endpoint, and gives the channel all servers that these have found so far. An endpoint
-;;;; whose look-up fails removes no server; only if no server is known at all, the failure is
-;;;; reported. With TLS the certificate of a server must have the name of its own endpoint.
-;;;; Endpoints may be replaced while the channel runs; those that stay keep their connections.
+;;;; "etcd-endpoints:" followed by the endpoints, separated by commas. The resolver of such a target
+;;;; has one resolver for each endpoint, and gives the channel all servers that these have found so
+;;;; far. An endpoint whose look-up fails removes no server; only if no server is known at all, the
+;;;; failure is reported. With TLS the certificate of a server must have the name of its own
+;;;; endpoint. Endpoints may be replaced while the channel runs; those that stay keep their
+;;;; connections.
 
 (in-package #:clgrpc.etcd)
 
 (defclass endpoints-resolver (client:resolver)
   ((parts :initarg :parts :accessor endpoints-parts) ; the resolvers, one for each endpoint
-   (options :initarg :options :reader endpoints-options) ; of the channel
+   (options :initarg :options :reader endpoints-options) ; the options for the channel
    ;; the result of each part: a list of backends, or a text with the reason why there are none
    (answers :initform '() :accessor endpoints-answers))
   (:documentation "For targets that are endpoints."))

@@ -7,10 +7,10 @@
   "An entry of the store at some revision."
   (key-octets (make-octets 0) :type octets :read-only t) ; its key
   (value (make-octets 0) :type octets :read-only t) ; its value
-  (created 0 :type (signed-byte 64) :read-only t) ; the revision that made it
+  (created 0 :type (signed-byte 64) :read-only t) ; the revision that made the entry
   (changed 0 :type (signed-byte 64) :read-only t) ; the revision that put its value
-  (version 0 :type (signed-byte 64) :read-only t) ; how often it was put since it was made
-  (lease 0 :type (signed-byte 64) :read-only t)) ; the number of the lease it ends with, or 0
+  (version 0 :type (signed-byte 64) :read-only t) ; how often the entry was put since it was made
+  (lease 0 :type (signed-byte 64) :read-only t)) ; the number of the lease the entry ends with, or 0
 
 (declaim (sb-ext:freeze-type entry))
 

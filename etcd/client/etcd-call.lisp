@@ -28,9 +28,10 @@ time.")
 
 (defstruct (cancellation-token (:copier nil))
   "The call or pause that a thread waits for, so that another thread can end it."
-  (call nil)                            ; the call that it waits for now, or nil
+  (call nil)                            ; the call that the thread waits for now, or nil
   (over nil :type boolean)              ; the thread must not wait any more
-  (lock (sb-thread:make-mutex :name "clgrpc etcd cancellation token") :read-only t) ; of both
+  ;; guards both slots
+  (lock (sb-thread:make-mutex :name "clgrpc etcd cancellation token") :read-only t)
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc etcd cancellation token")
              :read-only t)) ; OVER is true
 
@@ -113,8 +114,8 @@ done twice."
   (some (lambda (text) (search text (etcd-error-text condition))) *stale-token-texts*))
 
 (defun authenticate (etcd password end-ns)
-  "Fetch a token of ETCD's user by PASSWORD, until END-NS. It is empty if etcd does not require
-one."
+  "Fetch a token of ETCD's user by PASSWORD, until END-NS. The token is empty if etcd does not
+require one."
   (note etcd #'meter-tokens)
   (handler-case
       (call-again end-ns t
@@ -178,8 +179,8 @@ closed."
 
 (defun call-etcd (etcd timeout function)
   "Call FUNCTION with the time that it may take, in seconds, TIMEOUT or, if that is nil, the timeout
-of ETCD, and with the metadata that authenticate its user. If etcd requires a new token, call it
-once more. Return its first value. Signal an ETCD-ERROR."
+of ETCD, and with the metadata that authenticate its user. If etcd requires a new token, call
+FUNCTION once more. Return the first value of FUNCTION. Signal an ETCD-ERROR."
   (declare (type function function))
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (flet ((attempt (token)

@@ -4,10 +4,10 @@
 (in-package #:clgrpc.etcd)
 
 (defclass etcd ()
-  ((channel :initarg :channel :reader etcd-channel) ; to the members
+  ((channel :initarg :channel :reader etcd-channel) ; the channel to the members
    ;; gives the channel their addresses; nil for a channel of the user's
    (resolver :initarg :resolver :initform nil :reader etcd-resolver)
-   (timeout :initarg :timeout :reader etcd-timeout) ; of each call, in seconds
+   (timeout :initarg :timeout :reader etcd-timeout) ; how long each call may take, in seconds
    ;; the user whose rights calls have, a string; nil if calls are not authenticated
    (user :initarg :user :initform nil :reader etcd-user)
    ;; the user's, a string or a function that returns it
@@ -18,14 +18,17 @@
                :reader etcd-token-lock) ; one thread at a time asks for a token
    ;; the client whose channel this uses, or nil
    (parent :initarg :parent :initform nil :reader etcd-parent)
-   (options :initarg :options :initform '() :reader etcd-options) ; of MAKE-ETCD
+   ;; the options that MAKE-ETCD was given
+   (options :initarg :options :initform '() :reader etcd-options)
    (meter :initarg :meter :initform nil :reader etcd-meter) ; counts events, or nil
    (closed :initform nil :accessor etcd-closed) ; CLOSE-ETCD was called
    ;; functions that end its leases and watches, the newest first
    (endings :initform '() :accessor etcd-endings)
-   (background :initform nil :accessor etcd-background) ; where its jobs run, once there are some
-   (multiplex :initform nil :accessor etcd-multiplex) ; serves its watches, once there are some
-   (renewal-stream :initform nil :accessor etcd-renewal-stream) ; of callers' renewals, likewise
+   ;; runs the jobs of the client, once there are some
+   (background :initform nil :accessor etcd-background)
+   (multiplex :initform nil :accessor etcd-multiplex) ; serves watches, once there are some
+   ;; sends callers' renewals, once there are some
+   (renewal-stream :initform nil :accessor etcd-renewal-stream)
    (keepalive :initform nil :accessor etcd-keepalive) ; keeps its leases alive, once there are some
    ;; of all from ENDINGS on
    (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock))
@@ -119,8 +122,8 @@ CLOSE-ETCD may end its leases and watches earlier. From any thread."
   (getf (etcd-options etcd) :metrics))
 
 (defun run-ending (ending)
-  "Call ENDING, one of ETCD-ENDINGS, if it is a function; close it if it is a client that uses the
-same channel."
+  "Call ENDING, one of ETCD-ENDINGS, if it is a function; close ENDING if it is a client that uses
+the same channel."
   (if (functionp ending) (funcall ending) (close-etcd ending)))
 
 (defun run-next-ending (etcd)
@@ -169,7 +172,7 @@ SECONDS are over. From any thread."
     (loop:wake-job job)))
 
 (defmacro with-etcd ((variable endpoints &rest options) &body body)
-  "Evaluate BODY with VARIABLE bound to a client that MAKE-ETCD returns. Close it on exit."
+  "Evaluate BODY with VARIABLE bound to a client that MAKE-ETCD returns. Close the client on exit."
   `(let ((,variable (make-etcd ,endpoints ,@options)))
      (unwind-protect (progn ,@body)
        (close-etcd ,variable))))
@@ -203,7 +206,7 @@ this does not wait."
 
 (defun add-ending (etcd ending)
   "Call ENDING, a function, when ETCD is closed, before its channel is closed: it ends an object
-that uses the channel. It is called at once if ETCD was closed before. From any thread."
+that uses the channel. ENDING is called at once if ETCD was closed before. From any thread."
   (when (sb-thread:with-mutex ((etcd-lock etcd))
           (push ending (etcd-endings etcd))
           (etcd-closed etcd))

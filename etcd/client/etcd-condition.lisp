@@ -6,9 +6,9 @@
 
 (define-condition etcd-error (clgrpc-error)
   ((text :initarg :text :reader etcd-error-text) ; the error, as text
-   (cause :initarg :cause :initform nil :reader etcd-error-cause) ; the condition that reported it,
-                                                                  ; or nil true if the request may
-                                                                  ; have been done nevertheless
+   ;; the condition that reported the error, or nil
+   (cause :initarg :cause :initform nil :reader etcd-error-cause)
+   ;; true if the request may have been done nevertheless
    (perhaps-done :initarg :perhaps-done :initform nil :reader etcd-error-perhaps-done-p))
   (:report (lambda (condition stream)
              (format stream "etcd: ~A~:[~; (it may have been done)~]" (etcd-error-text condition)
@@ -17,8 +17,8 @@
 
 (document-functions
   etcd-error-text "Return the description of the error, a string."
-  etcd-error-cause "Return the RPC-ERROR that reported it, the condition of a user's function, or
-nil."
+  etcd-error-cause "Return the RPC-ERROR that reported the error, the condition of a user's
+function, or nil."
   etcd-error-perhaps-done-p "True if it is unknown whether the request was done: it was sent, and no
 answer has arrived.")
 
@@ -29,8 +29,8 @@ longer in the store: the changes since then cannot be read one by one. Fetch the
 watch from the revision after theirs."))
 
 (document-functions
-  compacted-revision "The oldest revision that the store still has, or nil if it has not reported
-it.")
+  compacted-revision "The oldest revision that the store still has, or nil if the store has not
+reported that revision.")
 
 (defmacro define-etcd-errors (&body rows)
   "Define conditions, each a row of NAME and documentation."
@@ -92,7 +92,7 @@ answer broke off; or the function that returns the user's password has failed.")
     (:invalid-argument invalid-request) (:out-of-range invalid-request)
     (:resource-exhausted overloaded) (:failed-precondition not-ready)
     (:unavailable unavailable) (:deadline-exceeded unavailable) (:cancelled unavailable)
-    ;; such as a connection that does not speak HTTP/2
+    ;; such as the error that a connection does not speak HTTP/2
     (:internal unavailable))
   "The conditions of statuses whose texts are not more specific.")
 

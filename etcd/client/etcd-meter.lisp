@@ -7,7 +7,7 @@
   "The instruments in one METRICS."
   (streams nil :read-only t)            ; a counter of the streams that watches have opened
   (changes nil :read-only t)            ; a counter of changes that watches have got
-  (losses nil :read-only t)             ; one of leases
+  (losses nil :read-only t)             ; a counter of leases that were lost
   (tokens nil :read-only t)             ; a counter of fetched tokens
   (waits nil :read-only t))             ; a histogram of how long locks and leaderships took
 
@@ -19,7 +19,8 @@
            (metrics:make-counter metrics name :unit unit :text text)))
     (make-meter
      :streams (counter "etcd.client.watch.streams" "{stream}"
-                       "Streams that watches have opened: one for each, and one after each break.")
+                       "Streams that were opened for watches: one for all watches of a client, and
+another after each break.")
      :changes (counter "etcd.client.watch.changes" "{change}" "Changes that watches have reported.")
      :losses (counter "etcd.client.lease.losses" "{lease}"
                       "Leases that were kept alive and have ended, or may have.")

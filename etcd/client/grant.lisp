@@ -44,11 +44,11 @@ thirds of its time certainly remain. Signal an ETCD-ERROR if LEASE may have ende
         (unless (lease-alive-p lease) (error error))))))
 
 (define-keyword-function grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
-  "Return a new lease of at least SECONDS, an integer; etcd's own minimum is 2 by default. ID is its
-number, by default a random one. If KEEP-ALIVE is true, the default, the lease is renewed until it
-is revoked or ETCD is closed. If renewal fails for so long that the lease may have ended, or if etcd
-reports its end, ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR,
-LEASE-EXISTS if another lease has this ID. If a request with ID gets no answer,
+  "Return a new lease of at least SECONDS, an integer; etcd's own minimum is 2 by default. ID is the
+lease's number, by default a random number. If KEEP-ALIVE is true, the default, the lease is renewed
+until it is revoked or ETCD is closed. If renewal fails for so long that the lease may have ended,
+or if etcd reports its end, ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an
+ETCD-ERROR, LEASE-EXISTS if another lease has this ID. If a request with ID gets no answer,
 ETCD-ERROR-PERHAPS-DONE-P returns true if the lease may exist. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
@@ -69,8 +69,8 @@ runs out."
 
 (define-keyword-function adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
   "Return the lease with the number ID that was granted before, for instance to this program before
-it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if it has
-ended, or another ETCD-ERROR. From any thread."
+it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if the lease
+has ended, or another ETCD-ERROR. From any thread."
   (let* ((asked (lease-now-ns))
          (response (time-to-live etcd id nil timeout))
          (seconds (lease-time (pb:lease-time-to-live-response-ttl response))))
@@ -85,9 +85,9 @@ ended, or another ETCD-ERROR. From any thread."
 
 (defun lease-by-number (etcd number)
   "Return the lease of NUMBER, a value of ENTRY-LEASE, for RENEW-LEASE, REVOKE-LEASE and
-LEASE-SECONDS-LEFT. It may have been granted to this or another client. This client does not keep
-the lease alive. LEASE-ALIVE-P is true of it after its first renewal by this client. LEASE-SECONDS
-is 0, since only etcd knows its time. This makes no request. From any thread."
+LEASE-SECONDS-LEFT. The lease may have been granted to this or another client. This client does not
+keep the lease alive. LEASE-ALIVE-P is true of the lease after its first renewal by this client.
+LEASE-SECONDS is 0, since only etcd knows its time. This makes no request. From any thread."
   (check-type number (signed-byte 64))
   (%make-lease etcd number 0 0))
 

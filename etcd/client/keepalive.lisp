@@ -7,26 +7,27 @@
 ;;;;    is overdue.
 ;;;; 2. A callback of the stream receives the answers; each gives the time of the lease, or says
 ;;;;    that it has ended. The callback waits for nothing.
-;;;; 3. If an answer does not arrive in time, or the stream ends, the stream is abandoned. All its
-;;;;    requests have failed, and are repeated on another stream, perhaps to another member. A lease
-;;;;    that was not renewed for so long that it may have ended counts as lost.
+;;;; 3. If an answer does not arrive in time, or the stream ends, the stream is abandoned. All
+;;;;    requests on the stream have failed, and are repeated on another stream, perhaps to another
+;;;;    member. A lease that was not renewed for so long that it may have ended counts as lost.
 ;;;; 4. The stream ends with the last lease.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (keepalive (:constructor make-keepalive (etcd)) (:copier nil))
   "The renewal of all leases of a client that are kept alive."
-  (etcd nil :type etcd :read-only t)    ; whose
-  (job nil :type (or null loop:job))    ; that asks for renewals
+  (etcd nil :type etcd :read-only t)    ; the client to which the keepalive belongs
+  (job nil :type (or null loop:job))    ; the job that asks for renewals
   ;; the call that the job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
-  (token nil :type (or null string))    ; that the stream was opened with; the job's
+  ;; the token with which the stream was opened; only the job uses this slot
+  (token nil :type (or null string))
   (denied nil :type boolean)            ; a new token was requested since the last answer; likewise
-  (lock (sb-thread:make-mutex :name "clgrpc lease keepalive") :read-only t) ; of the slots below
+  (lock (sb-thread:make-mutex :name "clgrpc lease keepalive") :read-only t) ; guards the slots below
   ;; by number: a list of the leases kept alive
   (leases (make-hash-table) :type hash-table :read-only t)
   (call nil)                            ; the stream, or nil
-  (failure nil :type (or null condition))) ; that it has ended with
+  (failure nil :type (or null condition))) ; the condition with which the stream has ended
 
 (declaim (sb-ext:freeze-type keepalive))
 

@@ -8,14 +8,14 @@
   '(or string octets))
 
 (defun text-octets (text)
-  "TEXT, a string or octets, as octets. Signal MISUSE if it is neither."
+  "TEXT, a string or octets, as octets. Signal MISUSE for any other TEXT."
   (typecase text
     (string (string-octets text))
     ((vector octet) (coerce text 'octets))
     (t (misuse "Keys and values are strings or octets, not ~S." text))))
 
 (defun key-octets (key)
-  "KEY, a string or octets, as octets. Signal MISUSE if it is empty."
+  "KEY, a string or octets, as octets. Signal MISUSE if the key is empty."
   (let ((octets (text-octets key)))
     (when (zerop (length octets)) (misuse "A key has at least one octet."))
     octets))
@@ -42,8 +42,8 @@ each octet."
 
 (defun range-of (prefix from to)
   "Two values: the first key of a range, and its end. The range is all keys that begin with PREFIX;
-or the keys from FROM on and before TO, or all keys from FROM on if TO is nil. Signal MISUSE for
-both, or neither."
+or the keys from FROM on and before TO, or all keys from FROM on if TO is nil. Signal MISUSE if both
+are given, or neither."
   (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
         (prefix (let ((octets (text-octets prefix)))
                   (if (zerop (length octets))

@@ -12,33 +12,35 @@
 
 (defstruct (renewal (:constructor make-renewal (next-ns patience pauses)) (:copier nil))
   "The keepalive's data of a lease that it keeps alive."
-  (next-ns 0 :type nanoseconds)         ; when it must be requested; times are those of the loops
+  (next-ns 0 :type nanoseconds)         ; when a renewal is due, by the clock of the loops
   ;; when it was requested, by LEASE-NOW-NS, until it is answered
   (asked-ns nil :type (or null nanoseconds))
-  (limit-ns 0 :type nanoseconds)        ; when the answer is overdue
-  (patience 0 :type real)               ; after how many seconds the next will be
-  (pauses nil :type loop:pauses :read-only t)) ; before it is requested again after a failure
+  (limit-ns 0 :type nanoseconds)        ; when the answer to the renewal is overdue
+  (patience 0 :type real)               ; after how many seconds the next renewal must be requested
+  ;; the pauses before a renewal is requested again after a failure
+  (pauses nil :type loop:pauses :read-only t))
 
 (declaim (sb-ext:freeze-type renewal))
 
 (defstruct (lease (:constructor %make-lease (etcd id seconds until-ns)) (:copier nil))
   "A lease of the store, see GRANT-LEASE."
-  (etcd nil :type etcd :read-only t)    ; whose
+  (etcd nil :type etcd :read-only t)    ; the client to which the lease belongs
   (id 0 :type (signed-byte 64) :read-only t) ; its number
-  (seconds 0 :type (integer 0) :read-only t) ; its time in seconds, unless it is renewed
-  (until-ns 0 :type nanoseconds)        ; when it has ended unless it is renewed, by LEASE-NOW-NS
-  (loss-callbacks '() :type list)       ; functions that are called when it is lost
+  (seconds 0 :type (integer 0) :read-only t) ; its time in seconds, unless the lease is renewed
+  (until-ns 0 :type nanoseconds) ; when the lease has ended unless it is renewed, by LEASE-NOW-NS
+  (loss-callbacks '() :type list)       ; functions that are called when the lease is lost
   (waiters '() :type list)              ; the waiters that are known to be bound to it
   (cleanups '() :type list)             ; functions by key that are called until they succeed
-  (loss nil :type (or null condition))  ; why it has ended, unless it was revoked
-  (ended nil :type boolean)             ; it was revoked, or lost, or is not renewed any more
+  (loss nil :type (or null condition))  ; why the lease has ended, unless the lease was revoked
+  (ended nil :type boolean)             ; the lease was revoked or lost, or is not renewed any more
   (told nil :type boolean)              ; its loss was
   (ending nil :type (or null function)) ; ends its renewal; nil if it is not kept alive
   (job nil :type (or null loop:job))    ; does its cleanups and reports its loss
   ;; the call that this job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (renewal nil :type (or null renewal)) ; its renewal, if it is kept alive
-  (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of UNTIL-NS to ENDED
+  ;; guards the slots from UNTIL-NS to ENDED
+  (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t)
   (cleanup-lock (sb-thread:make-mutex :name "clgrpc lease cleanups")
                 :read-only t)) ; a cleanup is done
 
@@ -64,7 +66,7 @@ plus the time it was suspended."
   (max 0 (- (lease-until-ns lease) (funcall (the function *suspension*)))))
 
 (defmacro with-lease ((lease) &body body)
-  "Evaluate BODY, which changes LEASE, with its lock. It is not interrupted."
+  "Evaluate BODY, which changes LEASE, with its lock. BODY is not interrupted."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((lease-lock ,lease)) ,@body)))
 
@@ -75,7 +77,7 @@ renewal is not over. From any thread."
        (< (lease-now-ns) (lease-until-ns lease))))
 
 (defun end-lease (lease &optional loss)
-  "Stop the renewal of LEASE; LOSS is the condition of its loss, or nil. Return false if it had
+  "Stop the renewal of LEASE; LOSS is the condition of its loss, or nil. Return false if LEASE had
 ended before."
   (with-lease (lease)
     (unless (shiftf (lease-ended lease) t)
@@ -135,8 +137,8 @@ Return a list with the remaining seconds of each, nil for one that has ended. Si
           collect (and (plusp seconds) seconds))))
 
 (define-keyword-function renew-lease (lease &key timeout)
-  "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if it has
-ended, or another ETCD-ERROR. From any thread."
+  "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if LEASE
+has ended, or another ETCD-ERROR. From any thread."
   (or (first (renew-together (lease-etcd lease) (list lease) timeout))
       (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" (lease-id lease)))))
 
@@ -157,7 +159,7 @@ then. From any thread."
 
 (defun add-cleanup (lease key function)
   "Call FUNCTION after each renewal of LEASE, if LEASE is kept alive, until one call signals no
-ETCD-ERROR. Its argument is the seconds that it may take. KEY, a string, names it for
+ETCD-ERROR. FUNCTION's argument is the seconds that the call may take. KEY, a string, names it for
 FORGET-CLEANUP. Return the cleanup."
   (let ((cleanup (cons key function)))
     (with-lease (lease)

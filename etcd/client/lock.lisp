@@ -36,10 +36,11 @@ REQUEST-LOCK."
 (define-keyword-function request-lock
     (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Request the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it, RELEASE-LOCK
-releases it. It is bound to LEASE or, if that is nil, to a lease of its own, which ends SECONDS
-after the last renewal. If LEASE holds the lock already, or waits for it, return the same lock. If
-the lease is lost ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal an ETCD-ERROR
-if the request takes more than TIMEOUT seconds, by default those of ETCD. From any thread."
+releases it. The lock is bound to LEASE or, if that is nil, to a lease of its own, which ends
+SECONDS after the last renewal. If LEASE holds the lock already, or waits for it, return the same
+lock. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal an
+ETCD-ERROR if the request takes more than TIMEOUT seconds, by default those of ETCD. From any
+thread."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (enter-queue lock "" end-ns))
@@ -59,10 +60,10 @@ then LOCK stays in the queue, until RELEASE-LOCK. From any thread."
 
 (define-keyword-function acquire-lock
     (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
-  "Return the lock NAME, a string, when this client holds it. Signal NOT-OBTAINED if others hold it
-for TIMEOUT seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends meanwhile, or
-another ETCD-ERROR; then the request is cancelled. The other arguments are those of REQUEST-LOCK.
-From any thread; end it with RELEASE-LOCK, or use WITH-LOCK."
+  "Return the lock NAME, a string, when this client holds it. Signal NOT-OBTAINED if others hold the
+lock for TIMEOUT seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends
+meanwhile, or another ETCD-ERROR; then the request is cancelled. The other arguments are those of
+REQUEST-LOCK. From any thread; end it with RELEASE-LOCK, or use WITH-LOCK."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (obtain-lock lock end-ns))))

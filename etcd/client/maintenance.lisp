@@ -4,9 +4,9 @@
 (in-package #:clgrpc.etcd)
 
 (define-keyword-function member-status (etcd &key endpoint timeout)
-  "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any member if that is nil. It is
-a plist:
- :MEMBER, its number;
+  "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any member if that is nil. The
+state is a plist:
+ :MEMBER, the member's number;
  :LEADER, the number of the leader, or nil if it knows none;
  :VERSION, a string;
  :OCTETS, the size of its file, and :OCTETS-IN-USE, the size after defragmentation;
@@ -65,9 +65,10 @@ thread."
        (pb:alarm-response-alarms response)))
 
 (define-keyword-function list-alarms (etcd &key timeout)
-  "Return the present alarms: a list of plists of :MEMBER, the number of a member, and :ALARM. That
-is :nospace if its quota is used up, so that etcd accepts nothing more, or :corrupt if its entries
-differ from those of the other members. Signal an ETCD-ERROR. From any thread."
+  "Return the present alarms: a list of plists of :MEMBER, the number of a member, and :ALARM. An
+:ALARM is :nospace if the member's quota is used up, so that etcd accepts nothing more, or :corrupt
+if the member's entries differ from those of the other members. Signal an ETCD-ERROR. From any
+thread."
   (alarms-of (ask etcd #'maintenance:alarm (pb:make-alarm-request :action :get :alarm :none)
                   timeout :twice t :leader nil)))
 

@@ -23,18 +23,18 @@ Signal an ETCD-ERROR. From any thread."
              :twice t))))
 
 (defun url-list (urls)
-  "URLS, a URL or a list of URLs, as a list. Signal MISUSE if it is not one."
+  "URLS, a URL or a list of URLs, as a list. Signal MISUSE for anything else."
   (let ((urls (if (listp urls) urls (list urls))))
     (unless (and urls (every #'stringp urls))
       (misuse "A member needs URLs for its peers, such as \"http://10.0.0.1:2380\"."))
     urls))
 
 (define-keyword-function add-member (etcd peers &key learner timeout)
-  "Add a member to ETCD's cluster. Its peers reach it at PEERS, a URL or a list of URLs; if LEARNER
-is true, it has no vote. Return its plist, see LIST-MEMBERS, and as second value the list of all
-members. Start it afterwards, with --initial-cluster-state existing. Signal ALREADY-EXISTS if a
-member has such a URL, NOT-READY if too few members have started, or another ETCD-ERROR. From any
-thread."
+  "Add a member to ETCD's cluster. The other members reach it at PEERS, a URL or a list of URLs; if
+LEARNER is true, the member has no vote. Return the member's plist, see LIST-MEMBERS, and as second
+value the list of all members. Start the member afterwards, with --initial-cluster-state existing.
+Signal ALREADY-EXISTS if a member has such a URL, NOT-READY if too few members have started, or
+another ETCD-ERROR. From any thread."
   (let ((response (ask etcd #'cluster:member-add
                        (pb:make-member-add-request :peer-ur-ls (url-list peers)
                                                    :is-learner (and learner t))

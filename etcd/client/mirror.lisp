@@ -3,9 +3,9 @@
 ;;;; from there, so a program that keeps a copy of the range only has to replace it. The mirror does
 ;;;; the same when the store has older data than before, or has lost them.
 ;;;;
-;;;; A mirror is a job of its client. It fetches the entries, passes them to the function and begins
-;;;; a watch whenever there is none. While there is a watch, its job passes the changes to the
-;;;; function.
+;;;; A mirror is a job of its client. The job fetches the entries, passes them to the function and
+;;;; begins a watch whenever there is none. While there is a watch, its job passes the changes to
+;;;; the function.
 
 (in-package #:clgrpc.etcd)
 
@@ -18,25 +18,26 @@
 (defstruct (mirror (:constructor %make-mirror (etcd function range most on-end on-error))
                    (:copier nil))
   "A mirror, as MIRROR returns it."
-  (etcd nil :type etcd :read-only t)    ; whose
+  (etcd nil :type etcd :read-only t)    ; the client to which the mirror belongs
   ;; a function of :entries or :changes, a list of these, and a revision
   (function nil :type function :read-only t)
-  (range '() :type list :read-only t)   ; which keys, a plist
+  (range '() :type list :read-only t)   ; the range of keys, a plist
   (most nil :type (or null index) :read-only t) ; the most entries that FUNCTION gets
   (on-end nil :type (or null function) :read-only t) ; a function of the condition that has ended it
-  (on-error nil :type (or null function) :read-only t) ; of a condition that has not ended it
-  ;; the call that it waits for while it fetches
+  ;; a function of a condition that has not ended the mirror, or nil
+  (on-error nil :type (or null function) :read-only t)
+  ;; the call that the mirror waits for while it fetches
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
-  (job nil :type (or null loop:job))    ; that fetches
+  (job nil :type (or null loop:job))    ; the job that fetches and watches
   (page +mirror-page+ :type index)      ; how many entries are fetched at a time
   ;; before it fetches entries again
   (pauses (loop:make-pauses +mirror-pause-seconds+ +mirror-pause-seconds+)
    :type loop:pauses :read-only t)
-  (ending nil :type (or null function)) ; ends it
-  (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of the slots below
+  (ending nil :type (or null function)) ; a function that ends the mirror, called by CLOSE-ETCD
+  (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; guards the slots below
   (watch nil :type (or null watch))     ; its present one
   (failure nil :type (or null condition)) ; the condition with which its watch ended
-  (ended nil :type boolean))            ; it was cancelled, or has failed
+  (ended nil :type boolean))            ; the mirror was cancelled, or has failed
 
 (declaim (sb-ext:freeze-type mirror))
 
@@ -48,13 +49,13 @@ MIRROR has no watch.")
   "~{~(~S~) ~S~^ ~}~:[~;, ended~]" (mirror-range mirror) (mirror-ended mirror))
 
 (defmacro with-mirror ((mirror) &body body)
-  "Evaluate BODY with the lock of MIRROR. It is not interrupted."
+  "Evaluate BODY with the lock of MIRROR. BODY is not interrupted."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((mirror-lock ,mirror)) ,@body)))
 
 (defun tell-mirror (mirror kind items revision)
-  "Call the function of MIRROR. Signal FUNCTION-FAILED for an error in it, which is not an error of
-etcd."
+  "Call the function of MIRROR. Signal FUNCTION-FAILED for an error in MIRROR's function, which is
+not an error of etcd."
   (unless (mirror-ended mirror)
     (with-function-failed () (funcall (mirror-function mirror) kind items revision))))
 
@@ -74,7 +75,7 @@ etcd."
 
 (defun watch-mirror (mirror entries revision timeout)
   "Watch the entries of MIRROR, after ENTRIES, of REVISION, were passed to its function. Signal an
-ETCD-ERROR if that has not begun within TIMEOUT seconds."
+ETCD-ERROR if the watch has not begun within TIMEOUT seconds."
   (let ((watch nil) (begun nil))
     (setf watch (apply #'new-watch (mirror-etcd mirror)
                        (lambda (changes revision) (tell-mirror mirror :changes changes revision))
@@ -182,7 +183,7 @@ continues. From any thread."
 
 (defun detach-mirror (mirror)
   "End MIRROR, whose function may still be running when this returns, and return its watch, or nil.
-It is not interrupted, and waits for nothing that takes long."
+This is not interrupted, and waits for nothing that takes long."
   (sb-sys:without-interrupts
     (let ((watch (nth-value 1 (end-mirror mirror))))
       (when watch (detach-watch watch))
@@ -190,7 +191,7 @@ It is not interrupted, and waits for nothing that takes long."
       watch)))
 
 (defun cancel-mirror (mirror)
-  "End MIRROR: its function is called no more once this has returned. From any thread; in its
+  "End MIRROR, whose function is called no more once this has returned. From any thread; in its
 function, that call is the last."
   (let ((watch (detach-mirror mirror)))
     (when watch (cancel-watch watch))

@@ -1,5 +1,5 @@
-;;;; The stream of a client's watches. One stream of Watch serves all of them; etcd gives each a
-;;;; number. The stream begins with the first watch and ends with the last.
+;;;; The stream of a client's watches. One stream of Watch serves all watches; etcd gives each watch
+;;;; a number. The stream begins with the first watch and ends with the last.
 ;;;;
 ;;;; 1. The job of a watch joins the stream: it gives the watch a number and requests it from etcd.
 ;;;; 2. A callback of the stream puts each response into the queue of its watch, and requested
@@ -11,8 +11,8 @@
 ;;;;    has caught up.
 ;;;;
 ;;;; A number is never used again, so responses for a watch that has left are dropped. A thread that
-;;;; sends holds SEND-LOCK; one that changes the stream's data holds LOCK. Within LOCK no lock is
-;;;; taken but that of a watch.
+;;;; sends holds SEND-LOCK; a thread that changes the stream's data holds LOCK. Within LOCK no lock
+;;;; is taken but that of a watch.
 
 (in-package #:clgrpc.etcd)
 
@@ -21,12 +21,13 @@
 
 (defstruct (multiplex (:constructor make-multiplex ()) (:copier nil))
   "The stream of a client's watches."
-  (send-lock (sb-thread:make-mutex :name "clgrpc watch requests") :read-only t) ; of sending
-  (lock (sb-thread:make-mutex :name "clgrpc watch stream") :read-only t) ; of the slots below
+  ;; held while a request is sent
+  (send-lock (sb-thread:make-mutex :name "clgrpc watch requests") :read-only t)
+  (lock (sb-thread:make-mutex :name "clgrpc watch stream") :read-only t) ; guards the slots below
   (call nil)                            ; the stream, or nil
-  (token nil :type (or null string))    ; the token with which it was opened
-  (number 0 :type (integer 0))          ; that the last watch has got
-  (watches (make-hash-table) :type hash-table :read-only t) ; by number, those of the stream
+  (token nil :type (or null string))    ; the token with which the stream was opened
+  (number 0 :type (integer 0))          ; the number that the last watch got
+  (watches (make-hash-table) :type hash-table :read-only t) ; the watches of the stream, by number
   ;; (number . watch), those that etcd was asked to begin and has not answered
   (opening (make-fifo) :type fifo :read-only t))
 
@@ -168,7 +169,7 @@ held."
     call))
 
 (defun stream-with (multiplex etcd token)
-  "The stream of MULTIPLEX. A new one is opened if MULTIPLEX has no stream, or if its stream was
+  "The stream of MULTIPLEX. A new stream is opened if MULTIPLEX has no stream, or if its stream was
 opened with another TOKEN than the valid one; then its watches move to the new stream. The caller
 holds the lock of sending."
   (let ((call (multiplex-call multiplex)))
@@ -180,7 +181,7 @@ holds the lock of sending."
              (open-stream multiplex etcd token)))))
 
 (defun join-stream (watch)
-  "Have etcd begin WATCH on the stream of its client. Signal an ETCD-ERROR if that cannot be
+  "Have etcd begin WATCH on the stream of its client. Signal an ETCD-ERROR if the watch cannot be
 requested now."
   (let* ((etcd (watch-etcd watch))
          (multiplex (multiplex-of etcd))

@@ -10,15 +10,15 @@
   "A renewal that a thread waits for."
   (awaited nil :type boolean)           ; the thread waits for this renewal, and must be woken
   (response nil)                        ; etcd's answer, once it has come
-  (failure nil :type (or null condition))) ; why none will
+  (failure nil :type (or null condition))) ; why there will be no answer
 
 (defstruct (renewal-stream (:copier nil))
   "The stream of a client's renewals. LOCK guards the slots that change."
-  (lock (sb-thread:make-mutex :name "clgrpc lease renewals") :read-only t) ; of all below
+  (lock (sb-thread:make-mutex :name "clgrpc lease renewals") :read-only t) ; guards all slots below
   ;; something has come
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc lease renewals") :read-only t)
   (call nil)                            ; the stream, or nil
-  (metadata '() :type list)             ; that it was opened with
+  (metadata '() :type list)             ; the metadata with which the stream was opened
   ;; by number of a lease: PENDING-RENEWALs, oldest first
   (pending (make-hash-table) :type hash-table :read-only t))
 

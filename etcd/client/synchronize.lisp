@@ -4,8 +4,8 @@
 (in-package #:clgrpc.etcd)
 
 (defun member-endpoints (members secure)
-  "The endpoints of those of MEMBERS, plists of LIST-MEMBERS, that have started and have a vote; for
-TLS if SECURE is true. The list may be empty."
+  "The endpoints of the MEMBERS, plists of LIST-MEMBERS, that have started and have a vote; for TLS
+if SECURE is true. The list may be empty."
   (let ((scheme (if secure "https://" "http://")))
     (loop for member in members
           unless (or (getf member :learner) (string= "" (getf member :name)))

@@ -1,5 +1,5 @@
 ;;;; Transactions: comparisons, operations that are done if all comparisons are true, and others
-;;;; that are done if not, all at one revision of the store. They are written as lists:
+;;;; that are done if not, all at one revision of the store. Transactions are written as lists:
 ;;;;
 ;;;;     (transact etcd :when '((:absent "lock")) :then '((:put "lock" "mine"))
 ;;;;                    :else '((:get "lock")))

@@ -7,8 +7,8 @@
 
 (define-keyword-function enable-authentication (etcd &key timeout)
   "Turn authentication on: from now on etcd serves only users, with the rights of their roles. There
-must be a user root with the role root. Signal NOT-READY if not, or another ETCD-ERROR. After that a
-client without a user can do nothing. From any thread."
+must be a user root with the role root. Signal NOT-READY if there is no such user, or another
+ETCD-ERROR. After that a client without a user can do nothing. From any thread."
   (ask etcd #'auth:auth-enable (pb:make-auth-enable-request) timeout)
   nil)
 
@@ -63,14 +63,14 @@ ETCD-ERROR. From any thread."
           'list))
 
 (define-keyword-function grant-role (etcd user role &key timeout)
-  "Give USER the ROLE, names of these. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
+  "Give USER the ROLE, both given by name. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-grant-role
        (pb:make-auth-user-grant-role-request :user user :role role) timeout)
   nil)
 
 (define-keyword-function revoke-role (etcd user role &key timeout)
-  "Take the ROLE from USER, names of these. Signal NOT-FOUND if there is no such user, NOT-READY if
-the user does not have the role, or another ETCD-ERROR. From any thread."
+  "Take the ROLE from USER, both given by name. Signal NOT-FOUND if there is no such user, NOT-READY
+if the user does not have the role, or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-revoke-role
        (pb:make-auth-user-revoke-role-request :name user :role role) timeout)
   nil)

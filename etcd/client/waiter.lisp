@@ -1,13 +1,14 @@
-;;;; Places in a queue, the base of locks and elections. They have the same form as in etcd's own
-;;;; package (client/v3/concurrency), its services V3Lock and V3Election, `etcdctl lock` and
+;;;; Places in a queue, the base of locks and elections. The places have the same form as in etcd's
+;;;; own package (client/v3/concurrency), its services V3Lock and V3Election, `etcdctl lock` and
 ;;;; `etcdctl elect`, so that users of all of these wait for each other.
 ;;;;
 ;;;; 1. Each waiter puts the key NAME/LEASE, its lease's number in hexadecimal, with that lease.
 ;;;; 2. The key that was created first is at the head: its owner has the lock, or leads.
 ;;;; 3. Each later waiter watches the key just before its own, and checks again when that is
 ;;;;    removed, so that of a thousand waiters only one wakes up.
-;;;; 4. A place ends when its key is removed, or with its lease. Its owner may learn of that late:
-;;;;    so the owner's writes have the comparison WAITER-GUARD as a condition, which etcd checks.
+;;;; 4. A place ends when its key is removed, or with its lease. The place's owner may learn of that
+;;;;    end late: so the owner's writes have the comparison WAITER-GUARD as a condition, which etcd
+;;;;    checks.
 
 (in-package #:clgrpc.etcd)
 
@@ -16,17 +17,18 @@
 
 (defstruct (waiter (:constructor nil) (:copier nil))
   "A place in a queue."
-  (etcd nil :type etcd :read-only t)    ; the client that it belongs to
-  (name "" :type string :read-only t)   ; of the queue
-  (lease nil :type lease :read-only t)  ; the lease with which it ends
+  (etcd nil :type etcd :read-only t)    ; the client that the waiter belongs to
+  (name "" :type string :read-only t)   ; the name of the queue
+  (lease nil :type lease :read-only t)  ; the lease with which the waiter ends
   (own-lease nil :type boolean :read-only t) ; true if the lease is for this place alone
-  (began-ns (loop:world-now) :type nanoseconds :read-only t) ; when it was requested
+  (began-ns (loop:world-now) :type nanoseconds :read-only t) ; when the place was requested
   (revision 0 :type (signed-byte 64))   ; the revision at which its key was made; 0 if unknown
   (asked nil :type boolean)             ; its key was perhaps made
-  (cleanup nil :type list)              ; of its lease, which removes its key; see ADD-CLEANUP
-  (on-loss nil :type (or null function) :read-only t) ; a function that is called when it is lost
+  (cleanup nil :type list) ; the cleanup of the lease that removes the waiter's key; see ADD-CLEANUP
+  ;; a function that is called when the lease is lost
+  (on-loss nil :type (or null function) :read-only t)
   (loss-callback nil :type (or null function)) ; called at its lease's loss
-  (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of the slots below
+  (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; guards the slots below
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; a slot has changed
   ;; :held at the head of the queue; :lost since its lease has ended; :left by its user
   (state :waiting :type (member :waiting :held :lost :left))
@@ -174,7 +176,7 @@ unwound."
 
 (defun remove-waiter (waiter timeout)
   "Remove the key of WAITER, whose lease belongs to its user. If it is unknown whether the key was
-put, remove it only if it has that lease; leave a key that another place shares."
+put, remove the key only if it has that lease; leave a key that another place shares."
   (let ((condition (cond ((plusp (waiter-revision waiter)) (waiter-guard waiter))
                          ((not (shared-key-p waiter))
                           `(:lease ,(waiter-key waiter) = ,(waiter-lease waiter))))))
@@ -183,9 +185,9 @@ put, remove it only if it has that lease; leave a key that another place shares.
                                      :then `((:remove ,(waiter-key waiter))) :timeout timeout))))
 
 (defun leave-place (waiter)
-  "Make WAITER leave its queue, without waiting. A lease of its own runs out from now on; with
-another lease the key is removed when etcd can be reached, if that lease is kept alive here. This is
-not interrupted; REMOVE-PLACE follows."
+  "Make WAITER leave its queue, without waiting. If WAITER has a lease of its own, this lease runs
+out from now on; with another lease the key is removed when etcd can be reached, if that lease is
+kept alive here. This is not interrupted; REMOVE-PLACE follows."
   (sb-sys:without-interrupts
     (let ((lease (waiter-lease waiter)))
       (set-waiter waiter :left)
@@ -199,7 +201,7 @@ not interrupted; REMOVE-PLACE follows."
 
 (defun remove-place (waiter timeout)
   "Remove WAITER from etcd's queue: end its lease if it belongs to WAITER, else remove its key.
-Signal an ETCD-ERROR if that fails."
+Signal an ETCD-ERROR if the key cannot be removed."
   (let ((lease (waiter-lease waiter)))
     (cond ((waiter-own-lease waiter) (revoke-lease lease :timeout timeout))
           ((waiter-asked waiter)
@@ -225,7 +227,7 @@ KEEP is true, do that only if this thread is unwound out of FUNCTION."
           (etcd-error ()))))))
 
 (defmacro with-waiter-kept ((waiter) &body body)
-  "Evaluate BODY. If it is unwound, make WAITER leave its queue, as far as possible."
+  "Evaluate BODY. If BODY is unwound, make WAITER leave its queue, as far as possible."
   `(call-with-waiter (lambda () ,@body) ,waiter :keep t))
 
 ;;; Waiting
@@ -249,8 +251,8 @@ WAITER has left."
 
 (defun await-removal (waiter key revision end-ns)
   "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER leaves or is
-lost. Signal an ETCD-ERROR if that cannot be watched. If changes were compacted meanwhile, the
-removal may be one of them: return, so that the caller checks again."
+lost. Signal an ETCD-ERROR if the removal cannot be watched. If changes were compacted meanwhile,
+the removal may be one of them: return, so that the caller checks again."
   (setf (waiter-stirred waiter) nil)
   (let* ((failure nil)
          (watch (new-watch (waiter-etcd waiter)
@@ -274,8 +276,8 @@ removal may be one of them: return, so that the caller checks again."
                       (ns-seconds (- (loop:world-now) (waiter-began-ns waiter)))))))
 
 (defun await-head (waiter end-ns)
-  "Wait until WAITER is at the head of its queue. Signal NOT-OBTAINED if it is not at the head by
-END-NS or has left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
+  "Wait until WAITER is at the head of its queue. Signal NOT-OBTAINED if WAITER is not at the head
+by END-NS or has left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
   (loop
     (check-waiting waiter end-ns)
     (when (eq :held (waiter-state waiter)) (return waiter))

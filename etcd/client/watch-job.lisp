@@ -4,7 +4,7 @@
 (in-package #:clgrpc.etcd)
 
 (defun end-watch (watch condition)
-  "End WATCH because of CONDITION, or for its user if that is nil. Return false if it had ended
+  "End WATCH because of CONDITION, or for its user if that is nil. Return false if WATCH had ended
 before."
   (set-watch watch (lambda ()
                      (setf (watch-state watch) :ended
@@ -219,11 +219,11 @@ The changes are those from now on, from REVISION on, or after the past revision 
 MARK is an entry of that revision by which the store is recognized after a break, or nil. Return the
 watch when etcd has begun it. ONLY, :puts or :removals, omits changes of the other kind. If PREVIOUS
 is true, each change has the former entry. FUNCTION runs on a thread for the watch and may wait,
-which delays no other watch. An error in it ends the watch. If the watch ends without CANCEL-WATCH
-or CLOSE-ETCD, ON-END is called on that thread with the condition, perhaps before this returns:
-COMPACTED if the next changes are no longer in the store, FUTURE-REVISION if the store has lost its
-data, has older data, or is another one. Signal an ETCD-ERROR if etcd has not begun it within
-TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
+which delays no other watch. An error in FUNCTION ends the watch. If the watch ends without
+CANCEL-WATCH or CLOSE-ETCD, ON-END is called on that thread with the condition, perhaps before this
+returns: COMPACTED if the next changes are no longer in the store, FUTURE-REVISION if the store has
+lost its data, has older data, or is another one. Signal an ETCD-ERROR if etcd has not begun it
+within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
   (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
@@ -239,7 +239,7 @@ does not wait long."
     (when (watch-job watch) (loop:end-job (watch-job watch) :seconds 0))))
 
 (defun cancel-watch (watch)
-  "End WATCH: its function is called no more once this has returned. From any thread; in its
+  "End WATCH, whose function is called no more once this has returned. From any thread; in its
 function, that call is the last."
   (detach-watch watch)
   (when (watch-job watch) (loop:end-job (watch-job watch)))
@@ -259,8 +259,9 @@ function, that call is the last."
   "Wait until the user of WATCH has got all changes up to REVISION, and return the revision reached,
 REVISION or a later one. (With etcd before 3.4.25, or 3.5.8, changes made just before may still
 follow.) The request is repeated if the stream breaks meanwhile, or if no answer arrives: a slow
-stream may not answer. Signal an ETCD-ERROR if that takes more than TIMEOUT seconds, by default
-those of its client, or if WATCH ends. From any thread but that of the watch's function."
+stream may not answer. Signal an ETCD-ERROR if the progress takes more than TIMEOUT seconds, by
+default the timeout of its client, or if WATCH ends. From any thread but that of the watch's
+function."
   (check-type revision (integer 0))
   (let ((end (loop:notice-end (or timeout (etcd-timeout (watch-etcd watch)))))
         (count (watch-progress-count watch)))

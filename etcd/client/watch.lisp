@@ -3,8 +3,8 @@
 ;;;; its stream has broken, the watch requests the changes from there on from any member that can be
 ;;;; reached, and skips changes that its user has already received. Only two events interrupt this:
 ;;;; compaction, and a store that has gone back because it has lost its data or was restored from
-;;;; older data. Both are reported and end the watch. A response of many changes may arrive in
-;;;; fragments: the changes of the last revision are kept until all of them have arrived. etcd
+;;;; older data. Both events are reported and end the watch. A response of many changes may arrive
+;;;; in fragments: the changes of the last revision are kept until all of them have arrived. etcd
 ;;;; refuses a watch alike for missing rights and for an invalid token: so a watch whose client has
 ;;;; a user first tries once with a new token.
 ;;;;
@@ -23,7 +23,8 @@
   (kind :put :type (member :put :removal) :read-only t) ; its kind
   ;; the entry after the change; for a removal its key and revision
   (entry nil :type entry :read-only t)
-  (previous nil :type (or null entry) :read-only t)) ; the entry before it, if that was requested
+  ;; the entry before the change, if that was requested
+  (previous nil :type (or null entry) :read-only t))
 
 (declaim (sb-ext:freeze-type change))
 
@@ -40,7 +41,7 @@ entry is not compacted; nil if it did not exist.")
 
 (defstruct (watch (:constructor %make-watch) (:copier nil))
   "A watch of a range of keys, see the function WATCH."
-  (etcd nil :type etcd :read-only t)    ; whose
+  (etcd nil :type etcd :read-only t)    ; the client to which the watch belongs
   (start nil :type octets :read-only t) ; the first key of its range
   (end nil :type octets :read-only t)   ; the end of that, empty for one key
   (filters '() :type list :read-only t) ; kinds of changes to leave out, as the messages have them
@@ -57,26 +58,27 @@ entry is not compacted; nil if it did not exist.")
   (mark nil :type (or null entry))      ; the last put that the user has got
   (fragments '() :type list)            ; changes of a revision of which more may follow
   (token nil :type (or null string))    ; the token with which its stream was opened
-  (denied nil :type boolean)            ; etcd has denied it since it was last open before the next
-  ;; stream
+  (denied nil :type boolean)            ; etcd has denied the watch since it was last open
+  ;; the pauses before the next stream
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
   ;; the call that its job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
-  (ending nil :type (or null function)) ; ends it
-  (job nil :type (or null loop:job))    ; takes RESPONSES
-  (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of the slots below
-  (waitqueue (sb-thread:make-waitqueue :name "clgrpc watch") :read-only t) ; any of that has changed
+  (ending nil :type (or null function)) ; a function that ends the watch, called by CLOSE-ETCD
+  (job nil :type (or null loop:job))    ; the job that takes RESPONSES
+  (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; guards the slots below
+  ;; notified when any slot below has changed
+  (waitqueue (sb-thread:make-waitqueue :name "clgrpc watch") :read-only t)
   ;; the queue, each item with its octets: responses, then :outrun or the end of the stream
   (responses (make-fifo) :type fifo :read-only t)
-  (waiting-octets 0 :type (integer 0))  ; of those
-  (number nil :type (or null (integer 1))) ; by which the stream knows it, while it is one of it
-  (state :opening :type (member :opening :open :ended)) ; :open once etcd has begun it
-  (begun nil :type boolean)             ; etcd has begun it once
+  (waiting-octets 0 :type (integer 0))  ; octets of the responses that wait
+  (number nil :type (or null (integer 1))) ; the watch's number on its stream, while it is on one
+  (state :opening :type (member :opening :open :ended)) ; :open once etcd has begun the watch
+  (begun nil :type boolean)             ; etcd has begun the watch once
   (progress 0 :type (signed-byte 64))   ; the revision that the last progress is of
   (progress-count 0 :type (integer 0))  ; the number of progress notices
   (failure nil :type (or null condition)) ; the cause of its end, or of its not being opened
-  (call nil))                           ; the stream, while it has one
+  (call nil))                           ; the stream, while the watch has one
 
 (declaim (sb-ext:freeze-type watch))
 
@@ -143,9 +145,9 @@ are too many."
       (setf (watch-fragments watch) changes))))
 
 (defun note-response (watch response)
-  "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in it that WATCH's user has not got
-before, a list. Signal COMPACTED if etcd has compacted the next changes, or another ETCD-ERROR if it
-has ended the stream."
+  "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in RESPONSE that WATCH's user has
+not got before, a list. Signal COMPACTED if etcd has compacted the next changes, or another
+ETCD-ERROR if it has ended the stream."
   (let* ((next (watch-next-revision watch))
          (revision (header-revision (pb:watch-response-header response)))
          (events (remove-if (lambda (change) (< (entry-changed (change-entry change)) next))

@@ -4,8 +4,8 @@
 
 (defstruct (registration-target (:copier nil))
   "Where a server is registered."
-  (endpoints nil :type (or string list)) ; of an etcd, for MAKE-ETCD
-  (name "" :type string))                ; under which it is found there
+  (endpoints nil :type (or string list)) ; the endpoints of an etcd, for MAKE-ETCD
+  (name "" :type string))                ; the name under which the server is found there
 
 (defun parse-registration-target (string)
   "The REGISTRATION-TARGET described by STRING, a target such as etcd://127.0.0.1:2379/greeter."
@@ -37,10 +37,11 @@ none. FUNCTION stops SERVER."
       clients find it. Before the server stops, it is marked as draining there; afterwards its
       entry is removed.")
   (register-as "ADDRESS" (command:address-parser 1) nil
-               "The address by which clients reach it, if it is not the first address on which it
-listens.")
-  (weight "N" (command:integer-parser 1 65535) nil "The weight with which it is registered.")
-  (zone "NAME" #'identity nil "The zone with which it is registered."))
+               "The address by which clients reach the server, if that is not the first address on
+which it listens.")
+  (weight "N" (command:integer-parser 1 65535) nil "The weight with which the server is
+registered.")
+  (zone "NAME" #'identity nil "The zone with which the server is registered."))
 
 (command:add-group "clgrpc-etcd/discovery" (command:option-list :registration)
                    'call-with-registration)

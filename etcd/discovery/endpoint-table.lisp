@@ -15,11 +15,11 @@
 
 (defstruct (endpoint-table (:constructor make-endpoint-table (name)) (:copier nil))
   "The endpoints and the service config of a name."
-  (name "" :type string :read-only t)   ; of the service
+  (name "" :type string :read-only t)   ; the name of the service
   ;; from key to entry; a
   (table-entries (make-hash-table :test #'equal) :type hash-table :read-only t)
                                         ; character for each octet, since a key need not be UTF-8
-  (left-out nil :type boolean)          ; there was no room for a server
+  (left-out nil :type boolean)          ; true if a server was omitted for lack of room
   (config nil :type (or null string)))  ; the service config's text, or nil
 
 (declaim (sb-ext:freeze-type table-entry endpoint-table))
@@ -37,7 +37,7 @@
   "Return the endpoint that ENTRY, of the store, describes, or nil and the reason why it describes
 none. From any thread."
   (if (< +longest-key+ (length (etcd:entry-key-octets entry)))
-      (values nil "its key is too long")
+      (values nil "the key is too long")
       (parse-endpoint (etcd:entry-value entry))))
 
 (defun note-put (endpoint-table entry)
@@ -64,8 +64,8 @@ the endpoint of its key; then return false."
   (setf (endpoint-table-left-out endpoint-table) nil))
 
 (defun note-change (endpoint-table change)
-  "Note CHANGE, of the store, for the name of ENDPOINT-TABLE. Return false if it does not concern a
-server."
+  "Note CHANGE, of the store, for the name of ENDPOINT-TABLE. Return false if CHANGE does not
+concern a server."
   (let ((entry (etcd:change-entry change)))
     (cond ((eq :put (etcd:change-kind change)) (note-put endpoint-table entry))
           (t

@@ -14,9 +14,10 @@
 
 (defstruct (endpoint (:copier nil))
   "The description of a server."
-  (address "" :type string :read-only t) ; where it listens: HOST:PORT, or unix:PATH and so on
+  ;; the address where the server listens: HOST:PORT, or unix:PATH and so on
+  (address "" :type string :read-only t)
   (weight nil :type (or null (integer 1 #.+most-weight+)) :read-only t) ; its weight, or nil
-  (zone nil :type (or null string) :read-only t) ; where it is, or nil
+  (zone nil :type (or null string) :read-only t) ; the zone where the server is, or nil
   (hash-key nil :type (or null string) :read-only t) ; its name in a ring, or nil
   (state :serving :type (member :serving :draining) :read-only t) ; see below
   (metadata '() :type list :read-only t)) ; the other fields of Metadata, an alist from name to JSON
@@ -26,13 +27,13 @@
 (document-functions
   endpoint-p "True of endpoints."
   endpoint-address "Where the server listens, as text."
-  endpoint-weight "The weight by which it gets a share of the calls, 1 to 65535, or nil."
-  endpoint-zone "The zone that it is in, a string, or nil."
-  endpoint-hash-key "Return its name in the ring of ring_hash, a string, or nil if it has its
-address as its name."
-  endpoint-state ":serving, or :draining if it will soon take no more calls."
-  endpoint-metadata "Return the other fields of its Metadata, an alist from names to JSON as
-PARSE-JSON returns it; if Metadata is not an object, its value has the name \"\".")
+  endpoint-weight "The weight by which the server gets its part of the calls, 1 to 65535, or nil."
+  endpoint-zone "The zone in which the server is, a string, or nil."
+  endpoint-hash-key "Return the server's name in the ring of ring_hash, a string, or nil if that
+name is its address."
+  endpoint-state ":serving, or :draining if the server will soon take no more calls."
+  endpoint-metadata "Return the other fields of the server's Metadata, an alist from names to JSON
+as PARSE-JSON returns it; if Metadata is not an object, its value has the name \"\".")
 
 (defmethod print-object ((endpoint endpoint) stream)
   (print-unreadable-object (endpoint stream :type t)
@@ -81,7 +82,7 @@ thread."
 
 (defun parse-endpoint (text)
   "The endpoint that TEXT, octets or a string, describes, or nil and the reason why it describes
-none. Wrong fields of its Metadata count as missing."
+none. Wrong fields of the endpoint's Metadata count as missing."
   (handler-case
       (let ((object (parse-json text :max-depth 20 :max-length +longest-endpoint+)))
         (cond ((not (listp object)) (values nil "it is not a JSON object"))

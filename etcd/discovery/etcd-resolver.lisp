@@ -4,7 +4,8 @@
 
 (client:define-resolver etcd-resolver "etcd"
     ((service-watcher :initform nil :accessor resolver-service-watcher
-                      :documentation "The service watcher that gives it addresses, while it runs."))
+                      :documentation "The service watcher that gives the resolver addresses, while
+the resolver runs."))
   (:documentation "Gives a channel the servers that are registered in etcd under a name."))
 
 (defun authority-text (name)

@@ -7,8 +7,8 @@
 
 (defun default-etcd ()
   "The etcd, as MAKE-ETCD returns it, that targets etcd:///NAME, REGISTER and others use unless they
-name another; nil at first. Set it with SETF; existing channels and registrations keep the previous
-one. From any thread."
+name another; nil at first. Set the default with SETF; existing channels and registrations keep the
+previous one. From any thread."
   **default-etcd**)
 
 (defun (setf default-etcd) (etcd)

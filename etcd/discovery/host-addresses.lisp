@@ -3,9 +3,9 @@
 ;;;; news from etcd do not wait for a look-up.
 ;;;;
 ;;;; 1. KNOW-HOSTS sets the addresses with names that exist now, and forgets all others.
-;;;; 2. BEGIN-LOOKUPS begins those that are due, a few at a time, and returns the time at which
-;;;;    others will be due. An answer is valid for +LOOKUP-SECONDS+; a failure is tried again after
-;;;;    +FAILURE-SECONDS+, and removes no addresses.
+;;;; 2. BEGIN-LOOKUPS begins the look-ups that are due, a few at a time, and returns the time at
+;;;;    which others will be due. An answer is valid for +LOOKUP-SECONDS+; a failure is tried again
+;;;;    after +FAILURE-SECONDS+, and removes no addresses.
 ;;;; 3. Each answer is notified. Then BEGIN-LOOKUPS is due again.
 
 (in-package #:clgrpc.discovery)
@@ -21,10 +21,10 @@
 
 (defstruct (lookup (:copier nil))
   "The addresses of a host name."
-  (addresses '() :type list)            ; texts: those that were found last
-  (failure nil :type (or null string))  ; why the last look-up found none
-  (due-ns 0 :type nanoseconds)          ; when it is to be looked up
-  (asking nil :type boolean))           ; true while that is under way
+  (addresses '() :type list)            ; the addresses found last, texts
+  (failure nil :type (or null string))  ; why the last look-up found no address
+  (due-ns 0 :type nanoseconds)          ; when the name must be looked up
+  (asking nil :type boolean))           ; true while the look-up is under way
 
 (defstruct (hosts (:constructor make-hosts (notify &key (resolve #'loop:find-addresses)))
                   (:copier nil))
@@ -34,8 +34,8 @@
   (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
   ;; whose threads look up, in this world
   (reserve (if (loop:simulated-p) (make-lookup-threads) **look-up-threads**) :read-only t)
-  (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of the slots below
-  (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
+  (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; guards the slots below
+  (table (make-hash-table :test #'equal) :type hash-table) ; maps an address to its look-up
   ;; before a name is asked for again
   (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) :type loop:pauses :read-only t)
   (asking 0 :type (integer 0)))         ; how many look-ups are under way

@@ -12,8 +12,8 @@ order of their keys. Signal an ETCD-ERROR, and MISUSE without an etcd. From any 
 
 (define-keyword-function put-service-config (name service-config &key (etcd (default-etcd)) timeout)
   "Make the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own; with
-nil they use their own. Signal SERVICE-CONFIG-ERROR if it is wrong, an ETCD-ERROR, or MISUSE without
-an etcd. From any thread."
+nil they use their own. Signal SERVICE-CONFIG-ERROR if the config is wrong, an ETCD-ERROR, or MISUSE
+without an etcd. From any thread."
   (check-type service-config (or null string))
   (checked-etcd etcd)
   (if service-config

@@ -30,30 +30,31 @@
 
 (defstruct (registration (:constructor %make-registration) (:copier nil))
   "The entry of a server in the store, and the job that maintains it; see REGISTER."
-  (etcd nil :type etcd:etcd :read-only t) ; where it is
-  (name "" :type string :read-only t)   ; of the service
+  (etcd nil :type etcd:etcd :read-only t) ; the client of the etcd that has the entry
+  (name "" :type string :read-only t)   ; the name of the service
   (key "" :type string :read-only t)    ; its key
-  (seconds 10 :type (integer 1) :read-only t) ; of its lease
-  (notice-seconds 1 :type (real 0) :read-only t) ; from :draining to the end of the server
+  (seconds 10 :type (integer 1) :read-only t) ; how long its lease lasts
+  ;; time from the state :draining until the server stops
+  (notice-seconds 1 :type (real 0) :read-only t)
   (meter nil :type (or null meter) :read-only t) ; counts events, or nil
-  (job nil :type (or null loop:job))    ; that writes it
+  (job nil :type (or null loop:job))    ; the job that writes the entry
   ;; between writes that fail
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
-  (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; of the slots below
+  (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; guards the slots below
   ;; any of it has changed
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc registration") :read-only t)
   (endpoint nil :type endpoint)         ; the value to put
-  (version 1 :type (integer 1))         ; of ENDPOINT
+  (version 1 :type (integer 1))         ; the version of ENDPOINT
   (written 0 :type (integer 0))         ; the version that the store has; 0: no version
-  (lease nil :type (or null etcd:lease)) ; that the key is put with
-  (leases 0 :type (integer 0))          ; how many leases it has requested
+  (lease nil :type (or null etcd:lease)) ; the lease with which the key is put
+  (leases 0 :type (integer 0))          ; how many leases the registration has requested
   (own '() :type list)                  ; numbers of the leases that the key may stand under, if it
                                         ; is ours; () before the first put that has succeeded
-  (failure nil :type (or null condition)) ; why the last attempt to write has failed
-  (standing nil :type boolean)          ; true while it is counted as present in the store
-  (ended nil :type boolean))            ; true once it must not be kept any longer
+  (failure nil :type (or null condition)) ; why the last attempt to write the entry has failed
+  (standing nil :type boolean)          ; true while the server is counted as present in the store
+  (ended nil :type boolean))            ; true once the entry must not be kept any longer
 
 (declaim (sb-ext:freeze-type registration))
 
@@ -253,14 +254,14 @@ one by which clients cannot reach the server. From any thread."
     (server name &key (etcd (default-etcd)) address id weight zone hash-key metadata
                    (lease-seconds 10) (notice-seconds 1))
   "Register SERVER, a value of START-SERVER, so that channels find it as etcd:///NAME, and return
-the REGISTRATION. It is an entry in ETCD with the key NAME/ID, under a lease of LEASE-SECONDS, 1 to
-86400; ID is by default the address. The entry has ADDRESS, by default SERVER's first one; its
-WEIGHT, 1 to 65535, its ZONE and HASH-KEY, strings, and METADATA, an alist from names to JSON. If
-etcd cannot be reached now, or loses the entry, SERVER is registered as soon as that is possible;
-AWAIT-REGISTRATION waits for it. STOP-SERVER sets the state to :draining, waits NOTICE-SECONDS, at
-most half of its own time, while clients turn to other servers, stops SERVER, and removes the entry.
-SERVER is nil for a server outside this image; then ADDRESS is required, and WITHDRAW ends the
-registration. Signal MISUSE for a wrong argument. From any thread."
+the REGISTRATION. The registration is an entry in ETCD with the key NAME/ID, under a lease of
+LEASE-SECONDS, 1 to 86400; ID is by default the address. The entry has ADDRESS, by default SERVER's
+first one; its WEIGHT, 1 to 65535, its ZONE and HASH-KEY, strings, and METADATA, an alist from names
+to JSON. If etcd cannot be reached now, or loses the entry, SERVER is registered as soon as that is
+possible; AWAIT-REGISTRATION waits for it. STOP-SERVER sets the state to :draining, waits
+NOTICE-SECONDS, at most half of its :DRAIN, while clients turn to other servers, stops SERVER, and
+removes the entry. SERVER is nil for a server outside this image; then ADDRESS is required, and
+WITHDRAW ends the registration. Signal MISUSE for a wrong argument. From any thread."
   (checked-etcd etcd)
   (check-name name)
   (check-type lease-seconds (integer 1 86400))
@@ -310,8 +311,8 @@ registration. Signal MISUSE for a wrong argument. From any thread."
     endpoint))
 
 (define-keyword-function await-registration (registration &key (timeout 5))
-  "Wait until the store has REGISTRATION's value, TIMEOUT seconds at most. Return true if it has.
-From any thread."
+  "Wait until the store has REGISTRATION's value, TIMEOUT seconds at most. Return true if the store
+has the value. From any thread."
   (await registration (loop:notice-end timeout)
          (lambda ()
            (= (registration-version registration) (registration-written registration)))))
@@ -360,8 +361,8 @@ lease, the job ends that lease itself when it is granted."
   (loop:end-job (registration-job registration) :seconds seconds))
 
 (defun withdraw (registration)
-  "End REGISTRATION: its entry is removed from the store, at once if etcd can be reached, else when
-the lease ends. Return within three seconds. From any thread."
+  "End REGISTRATION, whose entry is removed from the store, at once if etcd can be reached, else
+when the lease ends. Return within three seconds. From any thread."
   (let ((end-ns (loop:notice-end +withdraw-seconds+)))
     (stop-keeping registration (- +withdraw-seconds+ +last-seconds+))
     (multiple-value-bind (lease seconds)

@@ -1,6 +1,6 @@
 ;;;; The keys. A server of the service NAME has the key NAME/ID, as in etcd's Go package; ID is its
-;;;; address unless it has chosen another. That package treats every key that begins with NAME as a
-;;;; server, so the service config is elsewhere.
+;;;; address unless it has chosen another. The Go package treats every key that begins with NAME as
+;;;; a server, so the service config is elsewhere.
 
 (in-package #:clgrpc.discovery)
 

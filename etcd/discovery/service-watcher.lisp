@@ -4,12 +4,12 @@
 ;;;; 1. A service watcher keeps two mirrors, of the servers of the name and of its service config,
 ;;;;    which follow the store even if connections break (etcd/client/mirror.lisp). Resolvers get
 ;;;;    nothing before both have begun.
-;;;; 2. Its job passes their changes to the resolvers, and begins look-ups.
+;;;; 2. The watcher's job passes the changes of both watches to the resolvers, and begins look-ups.
 ;;;; 3. A first change is passed on at once; those of the next 20 ms, or longer if there are many
 ;;;;    servers, are passed on together. A change that leaves everything as it was is not passed on.
 ;;;; 4. While etcd is unreachable, resolvers keep their last addresses. Channels also keep their
-;;;;    addresses when no server is registered any more: they get a failure, which removes nothing
-;;;;    from a channel that has servers.
+;;;;    addresses when no server is registered any more: such channels get a failure, which removes
+;;;;    nothing from a channel that has servers.
 ;;;; 5. The host in an address may be a name, which is looked up meanwhile (host-addresses.lisp).
 ;;;;    Resolvers get the other servers, and this server is omitted until its name has an answer.
 
@@ -23,31 +23,32 @@
 long.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked for the revision up to which it has sent
 changes.")
-(defconstant +answer-seconds+ 1/2 "How long its answer is awaited.")
+(defconstant +answer-seconds+ 1/2 "How long etcd's answer with that revision is awaited.")
 
 (defstruct (service-watcher (:constructor %make-service-watcher) (:copier nil))
   "A follower of a name in etcd."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
   (etcd nil :type etcd:etcd :read-only t) ; the client
   (world loop:*world* :read-only t)     ; its world
-  (name "" :type string :read-only t)   ; of the service
+  (name "" :type string :read-only t)   ; the name of the service
   (meter nil :type (or null meter) :read-only t) ; counts events, or nil
   (age nil :type (or null function))    ; reports HEARD-NS to METER
   (heard-ns 0 :type nanoseconds)        ; when etcd last reported its state; 0: not yet
   (hosts nil :type (or null hosts))     ; the names in its addresses
-  (servers nil :type (or null etcd:mirror)) ; of the name
-  (config nil :type (or null etcd:mirror)) ; of its service config
-  (job nil :type (or null loop:job))    ; that informs resolvers; the next three are its own
+  (servers nil :type (or null etcd:mirror)) ; the mirror of the servers of the name
+  (config nil :type (or null etcd:mirror)) ; the mirror of its service config
+  ;; the job that informs resolvers; the next three slots are the job's own
+  (job nil :type (or null loop:job))
   (refresh-ns 0 :type nanoseconds)      ; when a list that was too long may be fetched again
   ;; when etcd must be asked up to which revision it has sent changes
   (ask-ns 0 :type nanoseconds)
   (settled-ns 0 :type nanoseconds)      ; when news may be passed on
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
-  (lock (sb-thread:make-mutex :name "clgrpc service watcher") :read-only t) ; of the slots below
-  (resolvers '() :type list)            ; that get the addresses
+  (lock (sb-thread:make-mutex :name "clgrpc service watcher") :read-only t) ; guards the slots below
+  (resolvers '() :type list)            ; the resolvers that get the addresses
   (endpoint-table nil :type endpoint-table) ; the store's endpoints
   (news nil :type boolean)              ; true if the resolvers have not received all of that
-  (begun '() :type list)                ; which of :servers and :config are known
+  (begun '() :type list)                ; :servers, :config or both, once they are known
   (told nil :type list))                ; the resolvers' last news: (:addresses LIST CONFIG) or
                                         ; (:failure TEXT); nil while nothing is known
 

@@ -1,13 +1,13 @@
 ;;;; The engine: a store with a lock, the clock by which its leases end, and the listeners that
-;;;; follow its changes (watch-stream.lisp). It is a service object with etcd's services: call it
-;;;; through a channel within the image, or let a server serve it.
+;;;; follow its changes (watch-stream.lisp). An engine is a service object with etcd's services:
+;;;; call it through a channel within the image, or let a server serve it.
 ;;;;
 ;;;; A request holds the lock while it is done; meanwhile nothing waits, and no code of a user runs.
 ;;;; Then, without the lock, the thread that has made a new revision calls the listeners that it
-;;;; concerns, at most +CALLED-AT-ONCE+ of them. The engine's job serves the others in turn. It also
-;;;; continues the work of a listener that has stopped after doing enough at once. Leases end in the
-;;;; course of the next request, or by that job. While there are leases or listeners the job checks
-;;;; the clock at least twice a second, since a test's clock may jump.
+;;;; concerns, at most +CALLED-AT-ONCE+ of them. The engine's job serves the others in turn. The job
+;;;; also continues the work of a listener that has stopped after doing enough at once. Leases end
+;;;; in the course of the next request, or by that job. While there are leases or listeners the job
+;;;; checks the clock at least twice a second, since a test's clock may jump.
 
 (in-package #:clgrpc.memory)
 
@@ -18,24 +18,26 @@
   ((store :initarg :store :reader engine-store) ; its contents
    ;; the clock of this world is that of the leases
    (world :initform loop:*world* :reader engine-world)
-   (max-watches :initarg :max-watches :reader engine-max-watches) ; of all streams
-   (progress-ns :initarg :progress-ns :reader engine-progress-ns) ; between notices of progress
-   ;; of the store, and of all that follows
+   (max-watches :initarg :max-watches :reader engine-max-watches) ; the most watches of all streams
+   ;; the time between notices of progress
+   (progress-ns :initarg :progress-ns :reader engine-progress-ns)
+   ;; guards the store and all slots below
    (lock :initform (sb-thread:make-mutex :name "clgrpc memory") :reader engine-lock)
-   (open :initform t :accessor engine-open) ; false once it is closed
+   (open :initform t :accessor engine-open) ; false once the engine is closed
    (told :initform 1 :accessor engine-told) ; the revision that the listeners have got
-   (listeners :initform (make-hash-table :test 'eq) :reader engine-listeners) ; each its own value
+   ;; a set of listeners, each its own value
+   (listeners :initform (make-hash-table :test 'eq) :reader engine-listeners)
    (watches :initform nil :accessor engine-watches) ; the tree of all watches
-   (serial :initform 0 :accessor engine-serial) ; of the watch that was made last
+   (serial :initform 0 :accessor engine-serial) ; the number of the watch that was made last
    (calls :initform (make-fifo) :reader engine-calls) ; listeners that the job must call
-   (looked :initform 0 :accessor engine-looked) ; when the job has looked at all listeners
+   (looked :initform 0 :accessor engine-looked) ; when the job last looked at all listeners
    ;; runs work that has no other thread
    (background :initform (loop:make-background "clgrpc memory") :reader engine-background)
    (job :accessor engine-job)           ; its only one
    (attendant :initform nil :accessor engine-attendant)) ; the thread that has run it last, or nil
-  (:documentation "A store in memory that serves etcd's services. It is not durable: its contents
-end with its process. Made by MAKE-ENGINE, ended by CLOSE-ENGINE. A program gets a client by
-CONNECT; START-SERVER accepts an engine as a service, for other programs, such as etcdctl."))
+  (:documentation "A store in memory that serves etcd's services. The store is not durable: its
+contents end with its process. Made by MAKE-ENGINE, ended by CLOSE-ENGINE. A program gets a client
+by CONNECT; START-SERVER accepts an engine as a service, for other programs, such as etcdctl."))
 
 (defmethod initialize-instance :after ((engine engine) &key)
   (setf (engine-job engine)
@@ -50,11 +52,12 @@ CONNECT; START-SERVER accepts an engine as a service, for other programs, such a
 (defun make-engine (&key (max-octets 268435456) (max-revisions 10000) (max-leases 100000)
                       (max-watches 10000) (progress-seconds 600))
   "Return a new engine, which is empty. As etcd does when it is full, it refuses to keep more than
-MAX-OCTETS, counting keys, values and 128 octets for each entry. It keeps the last MAX-REVISIONS, or
-up to a quarter more, and compacts older ones, and newer ones too if it needs the space. It has at
-most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has fewer watches than are
-free. Watches that request progress get it every PROGRESS-SECONDS. Its clock is that of
-CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with CLOSE-ENGINE."
+MAX-OCTETS, counting keys, values and 128 octets for each entry. The engine keeps the last
+MAX-REVISIONS, or up to a quarter more, and compacts older ones, and newer ones too if it needs the
+space. The engine has at most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has
+fewer watches than are free. Watches that request progress get it every PROGRESS-SECONDS. The
+engine's clock is that of CLGRPC.LOOP:*WORLD*. The engine is not durable, and logs that. From any
+thread; end it with CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
   (check-type max-octets (integer 1))
   (check-type max-revisions (integer 1))
@@ -72,8 +75,8 @@ CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it w
   (funcall (the function (loop:world-clock (engine-world engine)))))
 
 (defmacro with-engine ((engine) &body body)
-  "Evaluate BODY while no other thread has ENGINE. It is not interrupted: WITH-TIMEOUT may unwind a
-user's thread, and half a revision would remain."
+  "Evaluate BODY while no other thread has ENGINE. BODY is not interrupted: WITH-TIMEOUT may unwind
+a user's thread, and half a revision would remain."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((engine-lock ,engine)) ,@body)))
 
@@ -169,7 +172,7 @@ until it is woken."
               (return (seconds-to-wait engine))))))))
 
 (defun add-listener (engine listener)
-  "Add LISTENER to ENGINE, which calls it when there are changes for its watches. Refuse it if
+  "Add LISTENER to ENGINE, which calls it when there are changes for its watches. Refuse LISTENER if
 ENGINE is closed."
   (with-engine (engine)
     (unless (engine-open engine) (refuse :closed))
@@ -196,8 +199,8 @@ has too many watches: a listener may have another watch if it has fewer watches 
   (decf (listener-watch-count (watch-listener watch))))
 
 (defun close-engine (engine)
-  "End ENGINE: its calls are refused with :unavailable, and its watches end. Its contents are lost.
-From any thread."
+  "End ENGINE, whose calls are refused with :unavailable and whose watches end. ENGINE's contents
+are lost. From any thread."
   (mapc #'call-listener
         (with-engine (engine)
           (setf (engine-open engine) nil)

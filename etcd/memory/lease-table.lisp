@@ -12,8 +12,8 @@ etcd.")
 (defstruct (lease (:constructor make-lease (number seconds end-ns)) (:copier nil))
   "A lease of a store."
   (number 0 :type (signed-byte 64) :read-only t) ; its number for users
-  (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
-  (end-ns 0 :type (integer 0))          ; when it ends unless it is renewed
+  (seconds 0 :type (integer 0) :read-only t) ; how long the lease lasts unless it is renewed
+  (end-ns 0 :type (integer 0))          ; when the lease ends unless it is renewed
   (ending nil :type boolean)            ; its time is over, and items must still be removed
   (items nil :type (or null node)))     ; the tree of the items that end with it
 

@@ -1,8 +1,8 @@
 ;;;; An engine in memory: it serves etcd's own services, so that programs that use clgrpc.etcd run
-;;;; without etcd, in demonstrations and tests. It is not durable: its contents end with its
-;;;; process. The files, from the ground up: an ordered tree of items that is never changed; the
-;;;; store, which has such a tree for each of its revisions; leases; ranges; transactions; the
-;;;; engine around it, with lock and clock; watches; the methods of the services.
+;;;; without etcd, in demonstrations and tests. The store in memory is not durable: its contents end
+;;;; with its process. The files, from the ground up: an ordered tree of items that is never
+;;;; changed; the store, which has such a tree for each of its revisions; leases; ranges;
+;;;; transactions; the engine around it, with lock and clock; watches; the methods of the services.
 ;;;;
 ;;;; All up to transactions is a data structure with functions of it, of requests and of the time.
 

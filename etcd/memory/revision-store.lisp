@@ -3,7 +3,7 @@
 ;;;; at all. Revisions are numbered from 1, the empty store; those older than the last compaction
 ;;;; are not kept.
 ;;;;
-;;;; It has limits: of the octets of the items that it keeps, including old ones, and of the
+;;;; The store has limits: of the octets of the items that it keeps, including old ones, and of the
 ;;;; revisions. If there are more revisions, the oldest are compacted, as an operator of etcd would
 ;;;; configure it.
 ;;;;
@@ -20,26 +20,28 @@
 (defstruct (record (:constructor make-record (tree changes)) (:copier nil))
   "A revision."
   (tree nil :type (or null node) :read-only t) ; its items
-  (changes nil :type simple-vector :read-only t)) ; the changes of which it consists, in their order
+  ;; the changes of which the record consists, in their order
+  (changes nil :type simple-vector :read-only t))
 
 (defstruct (limits (:copier nil))
   "How much a store may contain."
-  (octets 0 :type (integer 1) :read-only t) ; of all that it keeps
-  (revisions 0 :type (integer 1) :read-only t) ; that it keeps
-  (leases 0 :type (integer 1) :read-only t)) ; at a time
+  (octets 0 :type (integer 1) :read-only t) ; the most octets of all items that it keeps
+  (revisions 0 :type (integer 1) :read-only t) ; the most revisions that the store keeps
+  (leases 0 :type (integer 1) :read-only t)) ; the most leases at a time
 
 (defstruct (store (:constructor %make-store) (:copier nil))
   "See above."
-  (limits nil :type limits :read-only t) ; how much it may contain
+  (limits nil :type limits :read-only t) ; how much the store may contain
   (revision 1 :type (signed-byte 64))   ; the newest
   (compacted -1 :type (signed-byte 64)) ; the oldest that can be read; -1: all
-  (records nil :type (and vector (not simple-array)) :read-only t) ; that are kept, the oldest first
+  ;; the records that are kept, the oldest first
+  (records nil :type (and vector (not simple-array)) :read-only t)
   (first 1 :type (signed-byte 64))      ; the revision of the first of RECORDS
-  (octets 0 :type (integer 0))          ; that ITEM-COST says of the items in RECORDS
-  (newest-octets 0 :type (integer 0))   ; likewise of those in the newest of these
-  (leases (make-hash-table) :type hash-table :read-only t) ; by number
+  (octets 0 :type (integer 0))          ; the sum of ITEM-COST of the items in RECORDS
+  (newest-octets 0 :type (integer 0))   ; the sum of octets for the items of the newest record
+  (leases (make-hash-table) :type hash-table :read-only t) ; leases by number
   (quiet-until-ns 0 :type (integer 0))  ; no lease ends before this
-  (lease-number 7587000000000000000 :type (signed-byte 64))) ; that a lease got last
+  (lease-number 7587000000000000000 :type (signed-byte 64))) ; the number of the newest lease
 
 (defstruct (clearing (:constructor make-clearing (start end leases)) (:copier nil))
   "A removed range of keys, recorded for the leases of its items."
@@ -52,8 +54,8 @@
   (store nil :type store :read-only t)  ; the store whose next revision it is
   (tree nil :type (or null node))       ; its items
   (revision 0 :type (signed-byte 64) :read-only t) ; the number of that revision
-  (changes '() :type list)              ; from the newest revision to this, the last first
-  (lease-notes '() :type list))         ; for leases: CHANGEs and CLEARINGs, the last first
+  (changes '() :type list)              ; changes since the newest revision, the last first
+  (lease-notes '() :type list))         ; changes of leases: CHANGEs and CLEARINGs, the last first
 
 (declaim (sb-ext:freeze-type change record limits store clearing write-batch))
 
@@ -141,7 +143,7 @@ does not have."
 
 (defun forget-some (store revision)
   "Compact STORE up to REVISION, one that it has, or, if that is much work, only a part of it.
-Return true once it is compacted up to REVISION: the lock need not be held between the calls."
+Return true once STORE is compacted up to REVISION: the lock need not be held between the calls."
   (when (< (store-compacted store) revision)
     (loop with first = (max (store-first store) (1+ (store-compacted store)))
           for last from first to revision

@@ -200,7 +200,8 @@ for a missing item, whose revisions are 0 and whose value differs from every val
 
 (defstruct (plan (:constructor make-plan (succeeded steps)) (:copier nil))
   "A transaction once its comparisons are made."
-  (succeeded nil :type boolean :read-only t) ; all of its comparisons hold
+  (request nil :type pb:txn-request :read-only t) ; the request
+  (succeeded nil :type boolean :read-only t) ; true if all comparisons of the plan hold
   (steps '() :type list :read-only t))  ; the operations to do: requests, and PLANs of transactions
 
 (defun plan-transaction (request tree)
@@ -321,8 +322,8 @@ for a missing item, whose revisions are 0 and whose value differs from every val
 ;;; Requests to a store
 
 (defun answer-range (store request)
-  "Return a function that returns the answer. It reads a tree, which is never changed, so its caller
-needs no lock."
+  "Return a function that returns the answer. The returned function reads a tree, which is never
+changed, so its caller needs no lock."
   (check-range request)
   (let ((tree (tree-at store (pb:range-request-revision request)))
         (revision (store-revision store)))

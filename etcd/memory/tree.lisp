@@ -13,20 +13,20 @@
 
 (defstruct (element (:copier nil))
   "An object of a tree at a key."
-  (key nil :type octets :read-only t))  ; where it is
+  (key nil :type octets :read-only t))  ; the key by which the element is sorted
 
 (defstruct (item (:include element)
                  (:constructor make-item (key value created changed version lease))
                  (:copier nil))
   "The store's entry at a key."
   (value nil :type octets :read-only t) ; the value
-  (created 0 :type (signed-byte 64) :read-only t) ; the revision that made it
+  (created 0 :type (signed-byte 64) :read-only t) ; the revision that made the item
   (changed 0 :type (signed-byte 64) :read-only t) ; the revision that put its value
-  (version 0 :type (signed-byte 64) :read-only t) ; how often it was put since it was made
-  (lease 0 :type (signed-byte 64) :read-only t)) ; the number of the lease it ends with, or 0
+  (version 0 :type (signed-byte 64) :read-only t) ; how often the item was put since it was made
+  (lease 0 :type (signed-byte 64) :read-only t)) ; the number of the lease the item ends with, or 0
 
 (defstruct (range (:include element) (:copier nil))
-  "A range of keys. Its own key is its position in a tree of ranges, sorted by their starts."
+  "A range of keys. A range's own key is its position in a tree of ranges, sorted by their starts."
   (start nil :type octets :read-only t) ; the first of its keys
   (end nil :type (or null octets) :read-only t)) ; the end of them, nil for none
 
@@ -36,7 +36,8 @@
   (left nil :type (or null node) :read-only t) ; the tree of items before ITEM
   (right nil :type (or null node) :read-only t) ; the tree of items after ITEM
   (size 1 :type index :read-only t)     ; how many items there are
-  (end nil :type (or null octets) :read-only t)) ; of ranges: the last of their ends, nil for none
+  ;; in a tree of ranges, the last of their ends, nil for none
+  (end nil :type (or null octets) :read-only t))
 
 (declaim (sb-ext:freeze-type item node))
 

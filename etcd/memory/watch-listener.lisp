@@ -1,26 +1,26 @@
 ;;;; Listeners: streams of watches, as the engine sees them. The watches of all listeners are in one
 ;;;; tree of ranges, so a change finds those that it concerns, and costs nothing for the others.
 ;;;;
-;;;; A watch is CAUGHT-UP, or it is among those of its listener that are READY. It is caught up if
-;;;; it has sent all present changes. Then NOTE-CHANGES makes it ready at the first change that
-;;;; concerns it. A watch that begins in the past is ready at first.
+;;;; A watch is CAUGHT-UP, or it is among those of its listener that are READY. A watch is caught up
+;;;; if it has sent all present changes. Then NOTE-CHANGES makes the watch ready at the first change
+;;;; that concerns it. A watch that begins in the past is ready at first.
 ;;;;
-;;;; All of it is changed while the engine's lock is held.
+;;;; All data of watches and listeners are changed while the engine's lock is held.
 
 (in-package #:clgrpc.memory)
 
 (defstruct (listener (:constructor nil) (:copier nil))
   "An object that is informed of changes."
-  (function nil :type (or null function)) ; of no arguments: to be called if a watch is ready
+  (function nil :type (or null function)) ; a function of no arguments to call if a watch is ready
   (ready (make-fifo) :type fifo :read-only t) ; the watches that may have something to send
-  (called nil :type boolean)            ; the engine's thread must call it
+  (called nil :type boolean)            ; the engine's thread must call the listener
   (noted 0 :type (signed-byte 64))      ; the revision at which NOTE-CHANGES has returned it last
-  (due-ns most-positive-fixnum :type (integer 0)) ; when it must be called in any case
+  (due-ns most-positive-fixnum :type (integer 0)) ; when the listener must be called in any case
   (watch-count 0 :type index))          ; its watches in the tree
 
 (defstruct (watch (:include range) (:copier nil))
   "A watch of a stream, of the changes in its range."
-  (listener nil :type listener :read-only t) ; that sends its changes
+  (listener nil :type listener :read-only t) ; the listener that sends the changes
   (number 0 :type (signed-byte 64) :read-only t) ; the id by which the client knows it
   (filters '() :type list :read-only t) ; :noput and :nodelete, the omitted kinds
   (previous nil :type boolean :read-only t) ; send the entry before a change, too
@@ -30,8 +30,8 @@
   ;; how many first changes of that revision it has already sent
   (passed 0 :type index)
   (caught-up nil :type boolean)         ; see above
-  (dropped nil :type boolean)           ; it is no longer in the tree
-  (sent-ns 0 :type (integer 0)))        ; when something was sent last
+  (dropped nil :type boolean)           ; the watch is no longer in the tree
+  (sent-ns 0 :type (integer 0)))        ; when the watch last sent something
 
 (declaim (sb-ext:freeze-type watch))
 
@@ -40,9 +40,9 @@
   (watch-dropped watch))
 
 (defun place-of-range (start serial)
-  "The key of a range that begins at START, in a tree of ranges, which is sorted by the starts. It
-is unique, since SERIAL is. In it each zero of START is followed by one, and the end of START is
-marked by zero."
+  "The key of a range that begins at START, in a tree of ranges, which is sorted by the starts. The
+key is unique, since SERIAL is. In the key each zero of START is followed by one, and the end of
+START is marked by zero."
   (let ((place (make-octets (+ (length start) (count 0 start) 2 8))) (at 0))
     (declare (type index at))
     (flet ((add (octet)
@@ -71,7 +71,7 @@ marked by zero."
 
 (defconstant +most-looks+ 100000
   "The most pairs of a change and a watch that NOTE-CHANGES examines, to see whether the change
-concerns the watch. That takes some milliseconds, during which the lock is held.")
+concerns the watch. The examination takes some milliseconds, during which the lock is held.")
 
 (defun note-changes (watches store from)
   "Make those watches of WATCHES, a tree, ready that are concerned by revisions of STORE from FROM

@@ -12,8 +12,8 @@
 ;;;;
 ;;;; A short request may read the whole store. So a thread that advances a stream scans
 ;;;; +CHANGES-AT-ONCE+ changes, for all of its watches, and leaves the rest to the engine's thread.
-;;;; That thread makes one response at a time and then continues with other streams. A watch with
-;;;; FRAGMENT gets a revision of more than +MOST-OCTETS+ in several responses, all but the last
+;;;; The engine's thread makes one response at a time and then continues with other streams. A watch
+;;;; with FRAGMENT gets a revision of more than +MOST-OCTETS+ in several responses, all but the last
 ;;;; marked as fragments. A watch without it gets the revision in one response, as in etcd, but is
 ;;;; cancelled if that exceeds +LONGEST-RESPONSE+.
 
@@ -31,13 +31,13 @@
 
 (defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))
   "A stream of watches."
-  (engine nil :type engine :read-only t) ; the engine whose changes it sends
+  (engine nil :type engine :read-only t) ; the engine whose changes the stream sends
   (call nil :type rpc:call :read-only t) ; the stream
   ;; requests that have arrived, the last first; changed by ATOMIC-UPDATE
   (requests '() :type list)
-  (answers (make-fifo) :type fifo :read-only t) ; to requests, which are to be sent
+  (answers (make-fifo) :type fifo :read-only t) ; answers to requests, which must be sent
   (progress 0 :type (integer 0))        ; how many requests for progress are not answered yet
-  (watches (make-hash-table) :type hash-table :read-only t) ; by their numbers
+  (watches (make-hash-table) :type hash-table :read-only t) ; watches by their numbers
   (number 0 :type (signed-byte 64))     ; the number that the next watch gets if it is free
   (room t :type boolean)                ; false from when there is no room until there is
   (ended nil :type boolean)             ; the call has
@@ -66,12 +66,12 @@
 
 (defstruct (scan (:copier nil))
   "The changes that a watch has found and must send, and its position in the store."
-  (watch nil :type watch :read-only t)  ; that looks
-  (events '() :type list)               ; changes that it has found, the last first
+  (watch nil :type watch :read-only t)  ; the watch for which the scan looks
+  (events '() :type list)               ; changes that the scan has found, the last first
   (octets 0 :type (integer 0))          ; the estimated size of EVENTS
-  (revision 0 :type (signed-byte 64))   ; the revision at which it continues
-  (passed 0 :type index)                ; after so many changes of REVISION
-  (count 0 :type index))                ; changes that it has examined
+  (revision 0 :type (signed-byte 64))   ; the revision at which the scan continues
+  (passed 0 :type index)                ; how many changes of REVISION were examined before
+  (count 0 :type index))                ; changes that the scan has examined
 
 (declaim (sb-ext:freeze-type scan))
 
@@ -94,7 +94,7 @@
                 (setf (scan-passed scan) 0)))
 
 (defun scan-records (scan records most)
-  "Let SCAN examine RECORDS, a list, one after the other. If they have MOST changes or more, it
+  "Let SCAN examine RECORDS, a list, one after the other. If RECORDS have MOST changes or more, this
 scans only the first ones, or none."
   (loop for record in records
         for changes = (- (length (record-changes record)) (scan-passed scan))
@@ -307,7 +307,7 @@ has no room."
              (when (or (null most) (zerop looked) (not (plusp left))) (return :some)))))
 
 (defun send-notices (watching)
-  "If it is time, send the progress of the watches of WATCHING that must send it."
+  "If notices are due, send the progress of the watches of WATCHING that must send it."
   (let* ((engine (watching-engine watching)) (now (engine-now engine)))
     (when (<= (watching-due-ns watching) now)
       (setf (watching-due-ns watching) most-positive-fixnum)
