@@ -1,5 +1,5 @@
 ;;;; The user's data of a loop in addition to handles: a PROGRAM, which the loop keeps in its DATUM.
-;;;; It is made when it is first needed, so a loop of gRPC has none.
+;;;; The program is made when it is first needed, so a loop of gRPC has none.
 
 (in-package #:clgrpc.async)
 
@@ -18,7 +18,7 @@
   (signal-handlers '() :type list)      ; SIGNAL-WATCHes
   (incoming 0 :type index)              ; open sockets that servers have accepted
   (outgoing 0 :type index)              ; open sockets that TCP-CONNECT and PIPE-CONNECT have made
-  (lookups 0 :type index))             ; under way
+  (lookups 0 :type index))             ; look-ups under way
 
 (declaim (sb-ext:freeze-type program))
 

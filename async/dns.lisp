@@ -26,7 +26,7 @@ the error that WHAT could not be looked up. On the loop."
 
 (defun dns-lookup (host function &key event-cb (family +af-inet+) (loop *event-loop*))
   "Look up HOST, a name or a numeric address, without blocking the loop. Then call (FUNCTION address
-family) on LOOP with its first address, as text, that is of FAMILY: +AF-INET+ (the default),
+family) on LOOP with the first address of HOST, as text, that is of FAMILY: +AF-INET+ (the default),
 +AF-INET6+, or +AF-UNSPEC+ for either. If the name has no such address, EVENT-CB gets a DNS-ERROR.
 At most four look-ups run at once; others wait. Return true if HOST is numeric or localhost, so that
 no resolver is asked. FUNCTION is never called before this returns. From any thread."
@@ -40,7 +40,7 @@ no resolver is asked. FUNCTION is never called before this returns. From any thr
                                       addresses))
                     (failure (cond (address nil)
                                    (failure)
-                                   (t "it has no address of that family"))))
+                                   (t "the name has no address of that family"))))
                (end-query query host failure event-cb
                           (lambda ()
                             (funcall function (os:address-host address)

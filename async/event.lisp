@@ -5,11 +5,11 @@
 
 (defstruct (event (:include handle) (:constructor %make-event) (:conc-name %event-) (:copier nil))
   "A function that is called at some time, or each PERIOD-NS."
-  (function nil :type callback)         ; without arguments
+  (function nil :type callback)         ; a function without arguments
   (event-cb nil :type callback)         ; gets errors in FUNCTION
   (timer nil :type (or null timer))     ; nil until the event is added
   (period-ns 0 :type nanoseconds)       ; if 0, the event happens once each time it is added
-  (freed nil :type boolean))            ; true once it must not be added any more
+  (freed nil :type boolean))            ; true once the event must not be added any more
 
 (defun timeout-ns (seconds)
   (if seconds
@@ -84,8 +84,8 @@ thread."
   (%make-event :loop (the-loop loop) :function function :event-cb event-cb))
 
 (defun add-event (event &key timeout activate)
-  "Schedule EVENT for TIMEOUT seconds from now, a real; nil: as soon as possible. If it is scheduled
-already, it is scheduled for the new time instead. ACTIVATE has no effect. From any thread."
+  "Schedule EVENT for TIMEOUT seconds from now, a real; nil: as soon as possible. An EVENT that is
+scheduled already is scheduled for the new time instead. ACTIVATE has no effect. From any thread."
   (declare (ignore activate))
   (when (%event-freed event) (misuse "~A has been freed." event))
   (let ((loop (handle-loop event)) (ns (timeout-ns timeout)))

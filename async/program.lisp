@@ -7,13 +7,13 @@
                                     (name "event loop") poller)
   "Make an event loop, call FUNCTION, without arguments, on it, and run it in this thread until it
 has nothing left to wait for (timers, sockets, servers, signal handlers and the like), until
-EXIT-EVENT-LOOP is called, or until a non-local exit. Then all its objects are closed. NAME appears
-in logs and in STATS; POLLER is a value of MAKE-EPOLL-POLLER, the default, or of MAKE-POLL-POLLER.
-If CATCH-APP-ERRORS is nil, handlers around this call see an error in a callback, and then the
-debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and EXIT-EVENT-LOOP.
-Otherwise the callback is left. The error goes to the event callback of the object that it is about,
-if there is one and SEND-ERRORS-TO-EVENTCB is true; else to CATCH-APP-ERRORS if that is a function;
-else to the log. Signal MISUSE if this thread runs a loop already."
+EXIT-EVENT-LOOP is called, or until a non-local exit. Then all objects of the loop are closed. NAME
+appears in logs and in STATS; POLLER is a value of MAKE-EPOLL-POLLER, the default, or of
+MAKE-POLL-POLLER. If CATCH-APP-ERRORS is nil, handlers around this call see an error in a callback,
+and then the debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and
+EXIT-EVENT-LOOP. Otherwise the callback is left. The error goes to the event callback of the object
+that it is about, if there is one and SEND-ERRORS-TO-EVENTCB is true; else to CATCH-APP-ERRORS if
+that is a function; else to the log. Signal MISUSE if this thread runs a loop already."
   (when (and *event-loop* (in-event-loop-p *event-loop*))
     (misuse "This thread runs ~A already." *event-loop*))
   (let* ((loop (apply #'make-event-loop :name name (and poller (list :poller poller))))
@@ -56,18 +56,18 @@ closed. Of several such functions the last one added is called first. From any t
 
 (defstruct (signal-watch (:include handle) (:copier nil))
   "A handler of a signal."
-  (number 1 :type (integer 1 64))       ; of the signal
+  (number 1 :type (integer 1 64))       ; the number of the signal
   (callback nil :type callback)         ; (number), called when the process has got the signal
   (event-cb nil :type callback))        ; gets errors in CALLBACK
 
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
   "Call FUNCTION with NUMBER, the number of a signal such as +SIGINT+, on LOOP whenever the process
 gets that signal, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a
-signal: a new handler replaces the previous one. Other loops that request the signal get it too. Its
-default action, and a handler that other code has set for it, are suspended. EVENT-CB gets errors in
-FUNCTION. Return the handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or is a signal
-that cannot be handled. +SIGUSR2+, SIGURG and SIGALRM cannot be handled: SBCL needs them to stop
-threads, to interrupt them and to run its timers. From any thread."
+signal: a new handler replaces the previous one. Other loops that request the signal get it too. The
+signal's default action, and a handler that other code has set for it, are suspended. EVENT-CB gets
+errors in FUNCTION. Return the handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or is a
+signal that cannot be handled. +SIGUSR2+, SIGURG and SIGALRM cannot be handled: SBCL needs them to
+stop threads, to interrupt them and to run its timers. From any thread."
   (unless (os:may-handle-signal-p number)
     (misuse "Give a signal that can be handled, such as +SIGINT+, not ~S. SBCL needs SIGUSR2, ~
              SIGURG and SIGALRM to stop and to interrupt threads and to run its timers."

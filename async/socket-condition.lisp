@@ -4,7 +4,7 @@
 (in-package #:clgrpc.async)
 
 (define-condition socket-eof (socket-error) ()
-  (:default-initargs :reason "the peer has closed it")
+  (:default-initargs :reason "the peer has closed the connection")
   (:documentation "The peer has closed the connection."))
 
 (define-condition socket-closed (socket-error) ()

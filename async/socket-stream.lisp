@@ -12,9 +12,9 @@
                            sb-gray:fundamental-character-input-stream
                            sb-gray:fundamental-binary-output-stream
                            sb-gray:fundamental-character-output-stream)
-  ((socket :initarg :socket :reader stream-socket)   ; the SOCKET that it reads and writes
+  ((socket :initarg :socket :reader stream-socket)   ; the SOCKET that the stream reads and writes
    (unread :initform nil :accessor stream-unread)    ; nil or a buffer that is not empty
-   (searched :initform 0 :accessor stream-searched)  ; how many of its first octets have no newline
+   (searched :initform 0 :accessor stream-searched)  ; octets of UNREAD without a newline
    (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
   (:documentation "A socket as a stream, by :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
 PIPE-CONNECT. READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8) read it, on its loop and

@@ -6,7 +6,7 @@
                    (:copier nil))
   "An object that listens for connections and makes a socket for each."
   (listener nil :type (or null loop:listener)) ; accepts its connections
-  (closed nil :type boolean))           ; true once it accepts no more
+  (closed nil :type boolean))           ; true once the server accepts no more
 
 (define-printer (server server)
   "~A~:[~; closed~]" (server-address server) (%server-closed server))

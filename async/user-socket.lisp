@@ -35,14 +35,15 @@
   (low-water (ash +high-water-octets+ -2) :type index) ; DRAIN-CB is called when so few are left
   ;; octets, past which there is no room
   (max-unsent (options-max-unsent-octets loop:**default-options**) :type index)
-  (read-timeout nil :type (or null real)) ; in seconds; nil: none
-  (write-timeout nil :type (or null real))) ; likewise
+  ;; in seconds, how long nothing may be received; nil for no limit
+  (read-timeout nil :type (or null real))
+  (write-timeout nil :type (or null real))) ; in seconds, how long output may wait; nil for no limit
 
 (defstruct (timeouts (:copier nil))
   "The time-outs of a socket."
   (read-timer nil :type (or null timer)) ; nil: there is no time-out
   (read-ns 0 :type nanoseconds)         ; the longest time without received octets
-  (read-at 0 :type nanoseconds)         ; when something came last
+  (read-at 0 :type nanoseconds)         ; when octets were last received
   (write-timer nil :type (or null timer)) ; nil: there is no time-out
   ;; how long output may wait while the system accepts none of it
   (write-ns 0 :type nanoseconds)
@@ -176,7 +177,7 @@ guard it yourself."
 
 (defun open-connection (socket byte-channel server-name)
   "Make SOCKET read and write BYTE-CHANNEL, which is connected, with TLS if its settings require it.
-If that is impossible, close BYTE-CHANNEL and signal SOCKET-ERROR or TLS-ERROR."
+If BYTE-CHANNEL cannot become a connection, close it and signal SOCKET-ERROR or TLS-ERROR."
   (let* ((loop (handle-loop socket))
          (settings (%socket-settings socket))
          (tls (settings-tls settings))
@@ -226,8 +227,8 @@ If that is impossible, close BYTE-CHANNEL and signal SOCKET-ERROR or TLS-ERROR."
 
 (defun close-socket (socket &key force)
   "Close SOCKET after its output is sent; with FORCE, drop the output. If the peer receives none of
-it for two seconds, the rest is lost. Its event callback is not called. Closing again does nothing.
-From any thread."
+the output for two seconds, the rest is lost. The event callback of SOCKET is not called. Closing
+again does nothing. From any thread."
   (let ((loop (handle-loop socket)))
     (loop:with-baton (loop) (close-now socket force)
       (post loop (lambda () (close-now socket force))))
@@ -260,7 +261,7 @@ From any thread."
     (t (misuse "Give octets, a string or another sequence of octets, not ~S." data))))
 
 (define-hot write-now ((socket socket) (octets octets) (start index) (end index)) boolean
-  "Append the octets to SOCKET's output. Return true if it is ready for more."
+  "Append the octets to SOCKET's output. Return true if SOCKET is ready for more."
   (let ((connection (%socket-connection socket)) (settings (%socket-settings socket)))
     (cond ((%socket-closed socket) nil)
           (t (append-octets (if connection

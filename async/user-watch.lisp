@@ -44,8 +44,8 @@ function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTIO
   "A function that is called on the loop when other threads trigger it."
   (callback nil :type callback)         ; the function, without arguments
   (event-cb nil :type callback)         ; gets errors in CALLBACK
-  (single-shot t :type boolean)         ; the first call frees it
-  (freed nil :type boolean))            ; true once it does not call CALLBACK any more
+  (single-shot t :type boolean)         ; the first call frees the notifier
+  (freed nil :type boolean))            ; true once CALLBACK is not called any more
 
 (defun make-notifier (function &key event-cb (single-shot t) (loop *event-loop*))
   "Return a notifier: each TRIGGER-NOTIFIER of it, in any thread, calls FUNCTION, without arguments,
@@ -88,8 +88,8 @@ From any thread."
   (declare (ignore text))
   (end-handle notifier #'end-notifier))
 
-;;; Descriptors. To the user they are level-triggered: after each callback the descriptor is added
-;;; to the poller again, which then reports events that still hold.
+;;; Descriptors. To the user the watches are level-triggered: after each callback the descriptor is
+;;; added to the poller again, which then reports events that still hold.
 
 (defstruct (watched-descriptor (:include loop:source) (:copier nil))
   "The loop's side of a DESCRIPTOR-WATCH."
@@ -100,7 +100,7 @@ From any thread."
   "A function that is called when a descriptor of the user's is readable or writable."
   (descriptor -1 :type fixnum)          ; the user's, who closes it
   (flags 0 :type (unsigned-byte 32))    ; the events that the user wants, see POLL-FLAGS
-  (callback nil :type callback)         ; (events), the function
+  (callback nil :type callback)         ; the function, which is called with the events
   (event-cb nil :type callback)         ; gets errors in CALLBACK
   (source nil :type (or null watched-descriptor))) ; the loop's own watch
 

@@ -8,7 +8,7 @@
 
 (defstruct (chance (:constructor %make-chance (state)) (:copier nil) (:predicate nil))
   "A source of random numbers. See MAKE-CHANCE."
-  (state 0 :type word))                 ; of splitmix64
+  (state 0 :type word))                 ; the state of splitmix64
 
 (declaim (sb-ext:freeze-type chance))
 

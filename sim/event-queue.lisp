@@ -5,16 +5,16 @@
 
 (defstruct (plan (:constructor make-plan (due number function argument)) (:copier nil))
   "A plan to call FUNCTION with ARGUMENT at DUE."
-  (due 0 :type nanoseconds :read-only t) ; when
-  (number 0 :type index :read-only t)   ; how many were added before
-  (function nil :type function :read-only t) ; the function that is called,
-  (argument nil :read-only t))          ; and its argument
+  (due 0 :type nanoseconds :read-only t) ; when the function is called
+  (number 0 :type index :read-only t)   ; how many plans were added before
+  (function nil :type function :read-only t) ; the function that is called
+  (argument nil :read-only t))          ; the argument of that call
 
 (defstruct (event-queue (:copier nil))
   "The plans of a simulation."
   (plans (make-array 64 :initial-element 0) :type simple-vector) ; a heap, the earliest first
-  (count 0 :type index)                 ; how many are in it
-  (added 0 :type index))                ; plans in all
+  (count 0 :type index)                 ; how many plans are in the queue
+  (added 0 :type index))                ; how many plans were added in all
 
 (declaim (sb-ext:freeze-type plan event-queue))
 

@@ -58,8 +58,8 @@ simulation, on any of its threads."
               (remhash (socket-port socket) (host-ports host))))))
 
 (defun stop-host (host &key (drain 10))
-  "End HOST's process in the regular way: its servers give running calls DRAIN seconds. Wait for its
-end. In a simulation, on the thread of its body or of a task."
+  "End HOST's process in the regular way: its servers give running calls DRAIN seconds. Wait for the
+end of the host's process. In a simulation, on the thread of its body or of a task."
   (record-at host :stops :drain drain)
   (setf (host-leaving host) t)
   (end-processes host drain)

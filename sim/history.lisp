@@ -15,8 +15,9 @@ ARGUMENTS are integers, symbols, strings and octets."
 
 (defstruct (history (:copier nil))
   "The history of a simulation: ENTRIES, oldest first, and a DIGEST of all of them."
-  (entries (make-array 256 :adjustable t :fill-pointer 0) :type vector :read-only t) ; oldest first
-  (digest #xCBF29CE484222325 :type word)) ; of all entries
+  ;; the entries, oldest first
+  (entries (make-array 256 :adjustable t :fill-pointer 0) :type vector :read-only t)
+  (digest #xCBF29CE484222325 :type word)) ; the digest of all entries
 
 (declaim (sb-ext:freeze-type entry history))
 

@@ -1,9 +1,9 @@
-;;;; The scheduler. At any time one thread runs. It is the body of WITH-SIMULATION, which is the
-;;;; scheduler while it waits, or the thread of a task. The scheduler gives the turn to a task, and
-;;;; gets it back when the task waits or ends. A step is a turn of a loop that has something to do,
-;;;; or of a task that can continue; chance picks among them. Each step takes some virtual time.
-;;;; When no loop and no task has anything to do, time advances to the next due event: a plan, a
-;;;; timer, the end of a wait.
+;;;; The scheduler. At any time one thread runs. The running thread is that of the body of
+;;;; WITH-SIMULATION, which is the scheduler while it waits, or the thread of a task. The scheduler
+;;;; gives the turn to a task, and gets it back when the task waits or ends. A step is a turn of a
+;;;; loop that has something to do, or of a task that can continue; chance picks among them. Each
+;;;; step takes some virtual time. When no loop and no task has anything to do, time advances to the
+;;;; next due event: a plan, a timer, the end of a wait.
 ;;;;
 ;;;; A task waits for a predicate, which the scheduler calls, so a thread is woken only if it can
 ;;;; continue. A task that waits for a notice of another thread has no predicate: it checks again
@@ -183,7 +183,7 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
        (unless (and polled (polls-p chosen)) (incf (simulation-changes simulation)))))))
 
 (defun make-step (simulation)
-  "Run the due plans, or make one step. Return false if there is nothing to do now."
+  "Run the due plans or, if none is due, make one step. Return false if there is nothing to do now."
   (or (run-plans simulation)
       (let ((candidates (find-candidates simulation))
             (chance (simulation-chance simulation)))
@@ -265,7 +265,7 @@ on any of its threads."
 
 (defun start-task (name function &key (host (current-host)))
   "Run FUNCTION, without arguments, as a thread of HOST's process; it may wait. Return the task. An
-error in it ends it and is recorded in the trace. See TASK-DONE-P."
+error in FUNCTION ends the task and is recorded in the trace. See TASK-DONE-P."
   (let ((task (make-task name host function))
         (simulation (host-simulation host)))
     (setf (simulation-tasks simulation) (append (simulation-tasks simulation) (list task)))

@@ -8,16 +8,16 @@
    ;; the condition with which it failed
    (condition :initarg :condition :reader seed-failed-condition)
    (story :initarg :story :reader seed-failed-story) ; the report, as text
-   (rerun :initarg :rerun :reader seed-failed-rerun)) ; the form that runs it again
+   (rerun :initarg :rerun :reader seed-failed-rerun)) ; the form that runs the scenario again
   (:report (lambda (failure stream)
              (format stream "Seed ~D failed: ~A~2%~A~%To see it again: ~A"
                      (seed-failed-seed failure) (seed-failed-condition failure)
                      (seed-failed-story failure) (seed-failed-rerun failure))))
-  (:documentation "A scenario has failed for a seed. Its report contains the trace."))
+  (:documentation "A scenario has failed for a seed. The condition's report contains the trace."))
 
 (document-functions
   seed-failed-seed "The seed for which the scenario failed."
-  seed-failed-condition "The condition that it failed with.")
+  seed-failed-condition "The condition with which the scenario failed.")
 
 (defun run-seed (scenario seed options)
   "Run SCENARIO with SEED. Return the simulation and, if it failed, the condition."

@@ -9,100 +9,102 @@
   (now 0 :type nanoseconds)             ; the virtual time
   (event-queue (make-event-queue) :type event-queue :read-only t) ; plans of later events
   ;; the network
-  (hosts '() :type list)                ; in the order in which they were added
-  (least-latency-ns 0 :type nanoseconds) ; the least time of a packet,
-  (most-latency-ns 0 :type nanoseconds) ; and the longest time
+  (hosts '() :type list)                ; hosts in the order in which they were added
+  (least-latency-ns 0 :type nanoseconds) ; the least time that a packet takes
+  (most-latency-ns 0 :type nanoseconds) ; the longest time that a packet takes
   (losses 0 :type index)                ; packets, of a thousand, that are lost and sent again
   (partitions '() :type list)           ; pairs of hosts, (a . b), that cannot reach each other
   (stalled '() :type list)              ; sockets whose octets wait for the end of a partition
-  (connections 0 :type index)           ; how many there have been
+  (connections 0 :type index)           ; how many connections there have been
   ;; the scheduler's data
   (loops '() :type list)                ; RUNNING-LOOPs
   ;; tasks that have not ended, in the order in which they started
   (tasks '() :type list)
-  (task nil :type (or null task))       ; that runs now, nil for the body
+  (task nil :type (or null task))       ; the task that runs now, nil for the body
   (turn (os:make-futex) :type os:futex :read-only t) ; how often the body's turn has come
   (idle-threads '() :type list)         ; WORKERs without a task
-  (candidates (make-array 16 :adjustable t :fill-pointer 0) :type vector :read-only t) ; scratch
+  ;; a vector for temporary use
+  (candidates (make-array 16 :adjustable t :fill-pointer 0) :type vector :read-only t)
   ;; limits
   (steps 0 :type index)
   (changes 0 :type index)               ; steps, and plans, that may have changed something
-  (most-steps 0 :type index)            ; the number of steps after which it counts as hanging
+  ;; the number of steps after which the simulation counts as hanging
+  (most-steps 0 :type index)
   (end-ns 0 :type nanoseconds)          ; if the body waits longer, it is a hang
   ;; history
   (history (make-history) :type history :read-only t))
 
 (defstruct (host (:constructor %make-host) (:copier nil))
   "A machine of the virtual network, with a process of servers and channels. See ADD-HOST."
-  (simulation nil :type simulation :read-only t) ; whose it is
+  (simulation nil :type simulation :read-only t) ; the simulation to which the host belongs
   (name "" :type string :read-only t)   ; the name by which others connect to it
   (number 0 :type (unsigned-byte 8) :read-only t) ; its address is 10.0.0.NUMBER
-  (world nil :type (or null loop:world)) ; of its process
+  (world nil :type (or null loop:world)) ; the world of its process
   (boot nil :type (or null function))   ; starts its servers
   (processes '() :type list)            ; servers and channels, which BOOT has returned
-  (up nil :type boolean)                ; false while it is down
-  (leaving nil :type boolean)           ; it is about to go down, or is down
+  (up nil :type boolean)                ; false while the host is down
+  (leaving nil :type boolean)           ; the host is about to go down, or is down
   (epoch 0 :type index)                 ; how often its process was started
-  (sockets (make-array 16 :initial-element nil) :type simple-vector) ; by descriptor
-  (ports (make-hash-table) :type hash-table :read-only t) ; from port to the listening socket
-  (services (make-hash-table) :type hash-table :read-only t) ; from port to the function that
-                                                             ; answers datagrams
+  (sockets (make-array 16 :initial-element nil) :type simple-vector) ; sockets by descriptor
+  (ports (make-hash-table) :type hash-table :read-only t) ; maps a port to the listening socket
+  ;; maps a port to the function that answers datagrams
+  (services (make-hash-table) :type hash-table :read-only t)
   ;; the next port to be assigned to a program that chooses none
   (next-port 40000 :type (unsigned-byte 16))
-  (octets-per-second nil :type (or null (integer 1)))) ; octets that it reads, see SLOW
+  (octets-per-second nil :type (or null (integer 1)))) ; octets that the host reads, see SLOW
 
 (defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
   "A virtual socket: one end of a connection, a listening socket, or one for datagrams."
-  (host nil :type host :read-only t)    ; whose it is
+  (host nil :type host :read-only t)    ; the host to which the socket belongs
   (descriptor 0 :type index :read-only t) ; its place among the sockets of HOST
   ;; as a socket of the kernel has it
   (state :new :type (member :new :listening :connecting :connected :datagrams :closed))
   (connection 0 :type index)            ; the number of the connection, for the trace
   (port 0 :type (unsigned-byte 16))     ; its own
-  (far-host nil :type (or null host))   ; of the other end
-  (far-port 0 :type (unsigned-byte 16)) ; of the other end
+  (far-host nil :type (or null host))   ; the host at the other end
+  (far-port 0 :type (unsigned-byte 16)) ; the port at the other end
   (peer nil :type (or null socket))     ; the other end, once the connection has arrived there
-  (backlog '() :type list)              ; of a listening one: sockets to accept, oldest first
+  (backlog '() :type list)              ; of a listening socket: sockets to accept, oldest first
   ;; the loop's interests
   (poller nil :type (or null loop:poller))
-  (token 0)                             ; of the poller, which its loop gets
-  (flags 0 :type (unsigned-byte 32))    ; to be reported
+  (token 0)                             ; the token that the poller returns to the loop
+  (flags 0 :type (unsigned-byte 32))    ; flags to report
   (failure 0 :type index)               ; a positive errno
   ;; arrived octets
   (incoming '() :type list)             ; vectors of octets, oldest first
-  (incoming-start 0 :type index)        ; where the first of them begins
+  (incoming-start 0 :type index)        ; where the first of the arrived octets begins
   (ended nil :type boolean)             ; the peer sends no more
   ;; packets on their way to the peer
-  (flight (make-fifo) :type fifo :read-only t) ; of octets and keywords
-  (last-due 0 :type nanoseconds)        ; when the last packet arrives
+  (flight (make-fifo) :type fifo :read-only t) ; octets and keywords under way to the peer
+  (last-due 0 :type nanoseconds)        ; when the last packet under way arrives
   (unread 0 :type index)                ; octets sent that the peer has not read
-  (room 65536 :type index)              ; how many there may be
+  (room 65536 :type index)              ; how many octets there may be
   (blocked nil :type boolean)           ; a write found no room
-  (shut nil :type boolean))             ; we send no more
+  (shut nil :type boolean))             ; this end has sent all that it will send
 
 (defstruct (pending (:constructor make-pending (host)) (:copier nil))
   "The state of a poller."
-  (host nil :type host :read-only t)    ; whose loop polls
-  (sockets '() :type list))             ; that have flags to report, the newest first
+  (host nil :type host :read-only t)    ; the host whose loop polls
+  (sockets '() :type list))             ; sockets that have flags to report, the newest first
 
 (defstruct (running-loop (:constructor make-running-loop (loop host pending)) (:copier nil))
   "A LOOP that the simulation runs, for HOST's process; PENDING is its poller's."
-  (loop nil :type loop:event-loop :read-only t) ; that the simulation runs
+  (loop nil :type loop:event-loop :read-only t) ; the loop that the simulation runs
   (host nil :type host :read-only t)    ; the host of its process
   (pending nil :type pending :read-only t)) ; sockets that its poller has to report
 
 (defstruct (task (:constructor make-task (name host function)) (:copier nil))
   "The work of a thread of a process. See START-TASK."
-  (name "" :type string :read-only t)   ; for reports
+  (name "" :type string :read-only t)   ; the name for reports
   (host nil :type host :read-only t)    ; the host of its process
   (function nil :type function :read-only t) ; its work
   (state :new :type (member :new :waiting :running :done)) ; its state
   (worker nil :type (or null worker))   ; the thread that it has, or nil
   ;; the predicate that it waits for, see LOOP:WORLD
-  (predicate nil :type (or null function)) ; true once it may go on, or nil
-  (end-ns nil :type (or null nanoseconds)) ; when it continues in any case, or nil
-  (seen 0 :type index)                  ; the CHANGES when it began to wait
-  (killed nil :type boolean))           ; true if it must end as soon as it runs
+  (predicate nil :type (or null function)) ; true once the task may go on, or nil
+  (end-ns nil :type (or null nanoseconds)) ; when the task continues in any case, or nil
+  (seen 0 :type index)                  ; the CHANGES when the task began to wait
+  (killed nil :type boolean))           ; true if the task must end as soon as it runs
 
 (defstruct (worker (:copier nil))
   "A thread for tasks."

@@ -98,8 +98,8 @@ its threads."
 
 (defun simulation-entries (simulation)
   "Return the history of SIMULATION as text, with a line for each event: the virtual time in
-seconds, the host, the event. The same seed gives the same text. On any of its threads, or after its
-end."
+seconds, the host, the event. The same seed gives the same text of entries. On any of its threads,
+or after its end."
   (with-output-to-string (stream)
     (loop for entry across (history-entries (simulation-history simulation))
           do (write-line (entry-line entry) stream))))
