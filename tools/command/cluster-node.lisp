@@ -1,5 +1,5 @@
 ;;;; The command `cluster-node`: a member of a cluster as a process, until SIGTERM or SIGINT, or
-;;;; until another process takes its name. It serves workflows, too, and may work on them.
+;;;; until another process takes its name. The node serves workflows, too, and may work on them.
 
 (in-package #:clgrpc.tools)
 
@@ -222,7 +222,8 @@ STORE-CREDENTIALS too. Return the exit code."
       ((label "--label") "NAME=VALUE" #'parse-label '()
        "A label of the node, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
-                     "How long it stays a member after it has died or is cut off, and how long its
+                     "How long the node stays a member after it has died or is cut off, and how long
+its
       worker keeps its tasks then.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
                 "What to do if another member has the name: take its place (take-over), or do not
@@ -234,9 +235,9 @@ STORE-CREDENTIALS too. Return the exit code."
       a member by a call, without a store of one's own). Patterns: a DNS name, or
       spiffe://DOMAIN/PATH, where * is one label or one segment, and for join {name} is the member's
       name; * alone matches any certificate; anyone also matches peers without one.")
-      (namespace "NAME" #'identity "default" "The namespace whose workflows it serves.")
+      (namespace "NAME" #'identity "default" "The namespace whose workflows the node serves.")
       ((limits "--limit") "NAME=VALUE" #'parse-limit '()
-       "A limit of its workflows, such as max-running=100000, retention-seconds=86400,
+       "A limit of the node's workflows, such as max-running=100000, retention-seconds=86400,
       retention-octets=500000000, store-quota=8000000000 or max-store-share=0.6; the value none
       means no limit. May be given several times; doc/cluster/workflows.md has all of them.")
       (worker "[true|false]" #'parse-boolean nil

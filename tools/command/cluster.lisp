@@ -77,11 +77,11 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
               "Show workflows of this status.")
       (type "TYPE" #'identity "" "Show workflows of this type.")
       (started-from "TIME" #'parse-moment nil
-                    "Show workflows that began then or later: a time such as
+                    "Show workflows that began at TIME or later: a time such as
       2026-11-28T03:00:00Z, or how long ago, such as 2h.")
-      (started-before "TIME" #'parse-moment nil "Show workflows that began before.")
-      (ended-from "TIME" #'parse-moment nil "Show workflows that ended then or later.")
-      (ended-before "TIME" #'parse-moment nil "Show workflows that ended before.")
+      (started-before "TIME" #'parse-moment nil "Show workflows that began before TIME.")
+      (ended-from "TIME" #'parse-moment nil "Show workflows that ended at TIME or later.")
+      (ended-before "TIME" #'parse-moment nil "Show workflows that ended before TIME.")
       ((task "--task") "KIND" #'identity '()
        "Start a workflow of this task; may be given several times, for one after another.")
       (request "JSON" #'identity nil

@@ -54,7 +54,7 @@ FAIL-IF-WORSE is true, signal a FAILURE if a figure is worse."
 (define-command "compare"
     (((before "BEFORE.json" #'parse-report-argument
               "A report in JSON, by `clgrpc load`, ghz or `clgrpc profile`.")
-      (after "AFTER.json" #'parse-report-argument "Another one of the same kind."))
+      (after "AFTER.json" #'parse-report-argument "Another report of the same kind."))
      (((format nil "-O") "FORMAT" (choice-parser :summary :json :html) :summary
        "Print the differences, in words or as JSON, or write a page about AFTER with them.")
       (fail-if-worse "[BOOLEAN]" #'parse-boolean nil

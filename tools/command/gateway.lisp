@@ -41,8 +41,8 @@ Return the POOL-OCTETS of POOL."
     octets))
 
 (defun renew-gateway (service channel file import-paths known)
-  "Read the types again and call RENEW-TYPES with them. If they cannot be read, log the reason and
-change nothing."
+  "Read the types again and call RENEW-TYPES with them. If the types cannot be read, log the reason
+and change nothing."
   (handler-case (renew-types service (gateway-pool channel file import-paths) known)
     ((or failure grpc:rpc-error clgrpc-error) (error)
       (log-event :warning :gateway-types-unknown :reason (princ-to-string error))
@@ -89,7 +89,7 @@ SECONDS. If FILE is not nil, signal a FAILURE if it cannot be read now."
       (behind-cert "FILE" #'identity nil "The certificates to show that server if it asks for
       them.")
       (behind-key "FILE" #'identity nil
-                  "The private key of --behind-cert; by default it is in that file.")
+                  "The private key of --behind-cert; by default the key is in the same file.")
       (behind-name "NAME" #'identity nil "The name that must be in that server's certificate.")
       balancing-options
       :serving))

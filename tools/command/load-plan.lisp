@@ -185,8 +185,8 @@ contents of DATA-FILE; without both, no request if METHOD takes a stream, and el
 ;;; Schedules
 
 (defun load-schedule (name option kind value start step end step-seconds max-seconds)
-  "The schedule that the options with names --NAME… describe. If it is constant its value is VALUE,
-which OPTION gives, and the result is nil if VALUE is nil."
+  "The schedule that the options with names --NAME… describe. If the schedule is constant its value
+is VALUE, which OPTION gives, and the result is nil if VALUE is nil."
   (flet ((number (value) (float value 1d0)))
     (cond ((eq :const kind)
            (when (or start step end max-seconds)

@@ -202,7 +202,7 @@ grpc.testing.BenchmarkService."
 
 (defun server-figures (before after)
   "What a server has counted between BEFORE, a METHOD-READING or nil, and AFTER, in the form of
-RUN-SERVER. Signal a FAILURE if that is not known."
+RUN-SERVER. Signal a FAILURE if the counts are not known."
   (unless after (fail-command "there is nothing about the method"))
   (when (and before (< (method-reading-ended after) (method-reading-ended before)))
     (fail-command "they have fallen, as after a restart of the server"))
@@ -292,14 +292,17 @@ the run, print the reason on standard error and return the RUN without it."
        "The request, or an array of requests: calls take them in turn, or each stream sends them
       all. @ or - reads them from standard input. Templates such as {{.RequestNumber}} are filled
       in for each call; doc/tools/load.md lists them.")
-      ((data-file nil "-D") "FILE" #'identity nil "The same from a file.")
+      ((data-file nil "-D") "FILE" #'identity nil
+       "Read the request, or an array of requests, from FILE.")
       ((binary nil "-b") "[BOOLEAN]" #'parse-boolean nil
        "Read the request from standard input as octets of protobuf; of a stream of requests each
       after its length as a varint.")
-      ((binary-file nil "-B") "FILE" #'identity nil "The same from a file.")
+      ((binary-file nil "-B") "FILE" #'identity nil
+       "Read the request from FILE as octets of protobuf, as -b does from standard input.")
       ((metadata nil "-m") "JSON" #'identity nil
        "Metadata, an object of strings; may have templates.")
-      ((metadata-file nil "-M") "FILE" #'identity nil "The same from a file.")
+      ((metadata-file nil "-M") "FILE" #'identity nil
+       "Read the metadata from FILE, an object of strings in JSON.")
       ((headers "-H") "'NAME: VALUE'" #'parse-header '()
        "Metadata to send; may be given several times. The value of a name that ends in -bin is in
       base64.")
@@ -320,7 +323,7 @@ the run, print the reason on standard error and return the RUN without it."
       (proto "FILE" #'identity nil
              "The .proto file that declares the service; without it, the server's reflection is
       asked.")
-      (protoset "FILE" #'identity nil "The same from a compiled FileDescriptorSet.")
+      (protoset "FILE" #'identity nil "A compiled FileDescriptorSet that declares the service.")
       ((import-path nil "-i" "--import-paths") "DIR[:DIR…]" #'parse-directories nil
        "The directories where the imports of --proto are looked for first.")
       (connections "N" (integer-parser 1 100000) nil
@@ -366,7 +369,7 @@ the run, print the reason on standard error and return the RUN without it."
        "The number of calls at the beginning that do not count.")
       (warm-up "DURATION" #'parse-duration 0 "The time before the run whose calls do not count.")
       (knee "CONDITIONS" #'parse-conditions nil
-            "Search for the highest rate at which no such condition holds, such as 'p99 > 10ms',
+            "Search for the highest rate at which none of CONDITIONS holds, such as 'p99 > 10ms',
       by runs of -z (5s by default), from --rps on (100 by default); report the run at that
       rate.")
       (server-metrics "URL" #'parse-url nil
@@ -394,7 +397,7 @@ the run, print the reason on standard error and return the RUN without it."
       ((tls-cert nil "--cert") "FILE" #'identity nil
        "The certificates to show a server that asks for them.")
       ((tls-key nil "--key") "FILE" #'identity nil
-       "The private key of --tls-cert; by default it is in that file.")
+       "The private key of --tls-cert; by default the key is in the same file.")
       ((tls-name nil "--cname") "NAME" #'identity nil
        "The name that must be in the server's certificate.")
       ((skip-tls nil "--skipTLS") "[BOOLEAN]" #'parse-boolean nil

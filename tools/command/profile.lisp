@@ -4,8 +4,8 @@
 
 (defun default-load (command in-flight)
   "The load for the program that COMMAND, words of the command line, starts: IN-FLIGHT calls at
-once. It is :bench for servers of RouteGuide if this program has the command `bench-client`, a shell
-command that runs our `load` for other services of `serve`, and nil for anything else."
+once. The load is :bench for servers of RouteGuide if this program has the command `bench-client`, a
+shell command that runs our `load` for other services of `serve`, and nil for anything else."
   (let ((services (and (equal "serve" (first command))
                        (loop for word in (rest command)
                              append (uiop:split-string word :separator ",")))))

@@ -1,5 +1,5 @@
-;;;; The command `serve`: it serves example services, and services that other systems add by
-;;;; ADD-OFFER, until SIGTERM or SIGINT.
+;;;; The command `serve` serves example services, and services that other systems add by ADD-OFFER,
+;;;; until SIGTERM or SIGINT.
 
 (in-package #:clgrpc.tools)
 
@@ -7,8 +7,8 @@
 
 (defstruct (offer (:copier nil))
   (name "" :type string)                ; a word of the command line
-  (summary "" :type string)             ; for the help text
-  (maker nil :type function)            ; returns service objects
+  (summary "" :type string)             ; the description in the help text
+  (maker nil :type function)            ; a function that returns service objects
   (page nil)                            ; its handler for HTTP, if the web is served, or nil
   (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER; :inline for all
 

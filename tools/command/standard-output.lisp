@@ -28,7 +28,7 @@ ended by SIGPIPE.")
 (defclass output (sb-gray:fundamental-character-output-stream
                   sb-gray:fundamental-binary-output-stream)
   ((descriptor :initarg :descriptor :reader output-descriptor)
-   (name :initarg :name :reader output-name) ; for error messages
+   (name :initarg :name :reader output-name) ; the name for error messages
    ;; a function that is called when the reader has gone
    (unread :initarg :unread :reader output-unread)
    (gathered :initform (make-buffer) :reader output-gathered) ; octets to be written

@@ -1,7 +1,8 @@
-;;;; The page, and what it requests: the events, and the options. Its files in page/ are compiled
-;;;; into the image and sent as one. Other systems can add pages, such as that of workflows. The
-;;;; policy of a page (Content-Security-Policy) lets it run its own script, which a new nonce
-;;;; identifies each time, and send requests to the server that it came from; nothing else.
+;;;; The page, and what it requests: the events, and the options. The page's files in page/ are
+;;;; compiled into the image and sent as one. Other systems can add pages, such as that of
+;;;; workflows. The policy of a page (Content-Security-Policy) lets it run its own script, which a
+;;;; new nonce identifies each time, and send requests to the server that it came from; nothing
+;;;; else.
 
 (in-package #:clgrpc.console)
 
@@ -79,10 +80,10 @@ braces, the contents of the file after it are inserted."
 ;;; Pages of others
 
 (defun add-page (console name title function)
-  "Add a page to CONSOLE. Its path is NAME, a string of letters, below CONSOLE's path; CONSOLE's own
-page links to it by TITLE. FUNCTION is called for each request whose path is below NAME/, with the
-request and the rest of the path. It returns the status, headers and text of the answer, as
-SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From any thread."
+  "Add a page to CONSOLE. The page's path is NAME, a string of letters, below CONSOLE's path;
+CONSOLE's own page links to it by TITLE. FUNCTION is called for each request whose path is below
+NAME/, with the request and the rest of the path. FUNCTION returns the status, headers and text of
+the answer, as SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From any thread."
   (check-type name string)
   (sb-thread:with-mutex ((console-lock console))
     (setf (console-pages console)

@@ -1,6 +1,6 @@
 ;;;; The console object. As the :observer of servers and channels it keeps slow and failed calls, in
-;;;; a sample set for each loop, and counts in its metrics. It gets the events of the log until it
-;;;; is garbage.
+;;;; a sample set for each loop, and counts in its metrics. The console gets the events of the log
+;;;; until it is garbage.
 
 (in-package #:clgrpc.console)
 
@@ -11,16 +11,18 @@
    (token :initarg :token :reader console-token) ; a string that viewers must have, or nil
    (name :initform (random-hex 4) :reader console-name) ; distinguishes its cookie from those of
                                                          ; other consoles on the host
-   (path :initarg :path :reader console-path) ; of its page, which ends with a slash
+   (path :initarg :path :reader console-path) ; the path of its page, which ends with a slash
    (remote :initarg :remote :reader console-remote-p) ; true if other machines may use it
    (exemplar :initarg :exemplar :reader console-exemplar) ; see MAKE-CONSOLE
-   (tail :initform (make-tail) :reader console-tail) ; of the log
-   (lock :initform (sb-thread:make-mutex :name "clgrpc console") :reader console-lock) ; of the rest
+   (tail :initform (make-tail) :reader console-tail) ; the tail of the log
+   ;; guards the other slots
+   (lock :initform (sb-thread:make-mutex :name "clgrpc console") :reader console-lock)
    ;; an alist from weak loops, or nil, to SAMPLE-SETs
    (sample-sets :initform '() :accessor console-sample-sets)
    (pages :initform '() :accessor console-pages) ; lists of a name, a title and a function
    (viewers :initform '() :accessor console-viewers) ; the present VIEWERs
-   (thread :initform nil :accessor console-thread) ; that makes updates while there are viewers
+   ;; the thread that makes updates while there are viewers
+   (thread :initform nil :accessor console-thread)
    ;; for it
    (semaphore :initform (sb-thread:make-semaphore :name "clgrpc console")
               :reader console-semaphore)
@@ -60,9 +62,9 @@
   token)
 
 (defun make-console (&key metrics exemplar (path "/console/") remote
-                       (token (random-hex +token-octets+)))
-  "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL. It shows all
-servers and channels that have it together. CONSOLE-HANDLER makes the page that shows it;
+                       (token (random-text +token-octets+)))
+  "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL. The console
+shows all servers and channels that have it together. CONSOLE-HANDLER makes the page that shows it;
 CONSOLE-URL returns its address. The page shows the counts of METRICS, a value of MAKE-METRICS; by
 default the console has its own, see CONSOLE-METRICS. These metrics count all that the console
 observes; a server or channel whose :observer has both the console and METRICS is still counted

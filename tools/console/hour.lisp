@@ -3,7 +3,7 @@
 ;;;; incident still sees it.
 ;;;;
 ;;;; The looks are kept in an update stream like that of viewers, with its own series. A lock guards
-;;;; it, since threads of loops' reserves write it and the viewers' thread reads it. The event
+;;;; the hour, since threads of loops' reserves write it and the viewers' thread reads it. The event
 ;;;; :hello contains all looks as "hour", {"series": …, "frames": […]}, and a :frame those that are
 ;;;; new.
 
@@ -14,11 +14,11 @@
 
 (defstruct (hour (:copier nil))
   "The looks of the last hour."
-  (lock (sb-thread:make-mutex :name "clgrpc console hour") :read-only t) ; for all below
-  (update-stream (make-update-stream) :type update-stream :read-only t) ; of them
-  (looks 0 :type index)                 ; how many there have been
+  (lock (sb-thread:make-mutex :name "clgrpc console hour") :read-only t) ; guards all slots below
+  (update-stream (make-update-stream) :type update-stream :read-only t) ; the stream of updates
+  (looks 0 :type index)                 ; how many looks there have been
   (told-looks 0 :type index)            ; the number of looks that viewers have got
-  (told-series 0 :type index))          ; and how many series
+  (told-series 0 :type index))          ; how many series were told
 
 (declaim (sb-ext:freeze-type hour))
 

@@ -15,24 +15,24 @@
 (defstruct (entry (:constructor make-entry (number unix-ns level event plist)) (:copier nil))
   "An event of the log."
   (number 0 :type index :read-only t)   ; later entries of the tail have higher numbers
-  (unix-ns 0 :type (unsigned-byte 62) :read-only t) ; when it was logged
+  (unix-ns 0 :type (unsigned-byte 62) :read-only t) ; when the event was logged
   (level :info :type symbol :read-only t) ; :trace, :debug, :info, :warning or :error
   (event :event :type symbol :read-only t) ; its name
-  (plist '() :type list :read-only t))  ; of keywords and texts
+  (plist '() :type list :read-only t))  ; the plist of keywords and texts
 
 (defstruct (event-ring (:copier nil))
   "The last events of a kind."
   ;; ENTRYs or nil, each at its number in the ring modulo the length
   (entries (make-array +tail-events+ :initial-element nil) :type simple-vector :read-only t)
-  (count 0 :type index)                 ; how many entries it has had
-  (taken 0 :type index))                ; how many of these in this second
+  (count 0 :type index)                 ; how many entries the ring has had
+  (taken 0 :type index))                ; how many entries came in this second
 
 (defstruct (tail (:copier nil))
   "The last events of the log."
-  (lock (sb-thread:make-mutex :name "clgrpc console log") :read-only t) ; of the rest
+  (lock (sb-thread:make-mutex :name "clgrpc console log") :read-only t) ; guards the other slots
   (count 0 :type index)                 ; how many events have had an entry
   (others (make-event-ring) :type event-ring :read-only t) ; all events except those about calls
-  (calls (make-event-ring) :type event-ring :read-only t) ; of calls
+  (calls (make-event-ring) :type event-ring :read-only t) ; events about calls
   (second-ns 0 :type (unsigned-byte 62)) ; the end of the present second
   (dropped 0 :type index))              ; how many events were dropped so far
 

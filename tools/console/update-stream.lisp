@@ -21,15 +21,15 @@ counting thousands takes long.")
 (defstruct (series (:constructor make-series (number attributes)) (:copier nil))
   "The calls of one role, method, status, target and protocol, as last seen."
   (number 0 :type index :read-only t)   ; its number in updates
-  (attributes '() :type list :read-only t) ; these five, strings; "" if absent
+  (attributes '() :type list :read-only t) ; the five attributes, strings; "" if absent
   (buckets '() :type list)              ; how many calls each bucket has
-  (sum 0 :type real))                   ; how many seconds they took together
+  (sum 0 :type real))                   ; how many seconds the calls took together
 
 (defstruct (update-stream (:copier nil))
   "The data of the last reading of a console, and its last updates. One thread's."
-  (series (make-hash-table :test 'equal) :type hash-table :read-only t) ; by attributes
-  (bounds '() :type list)               ; of the buckets, in seconds
-  (values (make-hash-table :test 'equal) :type hash-table :read-only t) ; by name
+  (series (make-hash-table :test 'equal) :type hash-table :read-only t) ; series by attributes
+  (bounds '() :type list)               ; the bounds of the buckets, in seconds
+  (values (make-hash-table :test 'equal) :type hash-table :read-only t) ; values by name
   (call 0 :type (unsigned-byte 62))     ; the number of the last call that was kept
   (entry 0 :type index)                 ; the number of the last event of the log
   (servers '() :type list)              ; the last data of servers

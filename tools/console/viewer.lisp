@@ -1,10 +1,11 @@
 ;;;; The viewers of the console, and the thread that makes updates for them. The thread exists only
-;;;; while there are viewers. It makes an update each second. If an update takes much processor
-;;;; time, the next one comes later, so that the thread never uses more than a hundredth of a
-;;;; processor. Time in which it waits, such as for a loop that does not answer, does not count:
-;;;; updates must not become rare when they are needed most. All viewers get the same updates. If
-;;;; the connection of a slow viewer has no room, its updates wait and are sent together later. If
-;;;; too many wait they are dropped, and once the viewer has caught up it gets all data again.
+;;;; while there are viewers. The thread makes an update each second. If an update takes much
+;;;; processor time, the next one comes later, so that the thread never uses more than a hundredth
+;;;; of a processor. Time in which it waits, such as for a loop that does not answer, does not
+;;;; count: updates must not become rare when they are needed most. All viewers get the same
+;;;; updates. If the connection of a slow viewer has no room, its updates wait and are sent together
+;;;; later. If too many wait they are dropped, and once the viewer has caught up it gets all data
+;;;; again.
 
 (in-package #:clgrpc.console)
 
@@ -23,7 +24,8 @@ last.")
   ;; it has got all updates until now, except those that wait for it; the thread's, as are the slots
   ;; below
   (current nil :type boolean)
-  (waiting '() :type list))             ; the texts of updates that wait for it, newest first
+  ;; the texts of updates that wait for the viewer, newest first
+  (waiting '() :type list))
 
 (declaim (sb-ext:freeze-type viewer))
 

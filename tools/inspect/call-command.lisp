@@ -210,8 +210,8 @@ in place of the slash."
   (subseq name 0 (position #\. name :from-end t)))
 
 (defun need-method (pool name)
-  "The descriptor of the method NAME, with dots, in POOL. If there is no such method, signal a
-FAILURE that lists the methods of the service."
+  "The descriptor of the method NAME, with dots, in POOL. If the service has no such method, signal
+a FAILURE that lists the methods of the service."
   (let* ((index (pool-index pool))
          (method (gethash name index))
          (service (gethash (service-of-method name) index)))

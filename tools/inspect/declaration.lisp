@@ -31,7 +31,8 @@
 (defstruct (scope (:constructor %make-scope) (:copier nil))
   "The declarations within a message to which its fields refer."
   (oneofs (make-hash-table :test 'equal) :read-only t) ; name to (descriptor field…)
-  (entries (make-hash-table :test 'equal) :read-only t)) ; of maps, by their full names
+  ;; the entry types of maps, by their full names
+  (entries (make-hash-table :test 'equal) :read-only t))
 
 (defun make-scope (message)
   "The scope of MESSAGE's fields; an empty one if MESSAGE is nil."

@@ -1,8 +1,8 @@
 ;;;; The services for `list`, `describe` and `call`: the descriptors from a server's reflection
 ;;;; (gRPC document "GRPC Server Reflection Protocol", v1, or v1alpha where there is no v1), or
-;;;; those of a .proto file. They become dynamic types: no text of a peer is interned, registered or
-;;;; compiled. Each question is a call of its own; all questions share one deadline. The number and
-;;;; the octets of the files that we request from a peer are limited.
+;;;; those of a .proto file. The descriptors become dynamic types: no text of a peer is interned,
+;;;; registered or compiled. Each question is a call of its own; all questions share one deadline.
+;;;; The number and the octets of the files that we request from a peer are limited.
 
 (in-package #:clgrpc.tools)
 
@@ -40,11 +40,11 @@
 (defstruct (reflector (:copier nil))
   "A client of reflection."
   (channel nil :type grpc:channel)
-  (metadata '() :type list)             ; for every question
+  (metadata '() :type list)             ; the metadata of every question
   (end-ns nil :type (or null integer))  ; when all answers must be there, by MONOTONIC-NS
   (patient nil :type boolean)           ; questions wait until the channel is ready
   (octets-left *most-file-octets* :type integer)
-  (version "v1" :type string))          ; of the service that is asked
+  (version "v1" :type string))          ; the version of the service that is asked
 
 (defun seconds-left (reflector)
   "The seconds that the next question may take: the rest of the timeout for all."

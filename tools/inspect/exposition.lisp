@@ -54,12 +54,12 @@ nil if JSON has no such number, as for NaN."
 
 (defstruct (method-reading (:copier nil))
   "The counts of one method at one time."
-  (role "" :type string :read-only t)   ; server or client
-  (name "" :type string :read-only t)   ; of the method
-  (target "" :type string :read-only t) ; of a client's channels
-  (started nil :type (or null real))    ; calls, of servers
-  (ended 0 :type real)                  ; calls
-  (failed 0 :type real)                 ; those that ended with another status than OK
+  (role "" :type string :read-only t)   ; "server" or "client"
+  (name "" :type string :read-only t)   ; the name of the method
+  (target "" :type string :read-only t) ; the target of a client's channels
+  (started nil :type (or null real))    ; calls that have begun, of servers
+  (ended 0 :type real)                  ; calls that have ended
+  (failed 0 :type real)                 ; calls that ended with another status than OK
   ;; an alist from a bound, nil without a bound, to the number of calls that took no longer
   (buckets '() :type list))
 

@@ -12,16 +12,16 @@
   (kind "" :type string :read-only t)   ; server, channel or socket
   (number 0 :type integer :read-only t) ; its id
   (name "" :type string :read-only t)   ; its name
-  (state "" :type string :read-only t)  ; of a channel
+  (state "" :type string :read-only t)  ; the state of a channel
   (connections 0 :type integer :read-only t) ; the number of its connections
-  (started 0 :type integer :read-only t) ; calls
-  (succeeded 0 :type integer :read-only t) ; those that ended with OK
-  (failed 0 :type integer :read-only t)) ; those that ended otherwise
+  (started 0 :type integer :read-only t) ; calls that have begun
+  (succeeded 0 :type integer :read-only t) ; calls that ended with OK
+  (failed 0 :type integer :read-only t)) ; calls that ended otherwise
 
 (defstruct (sample (:copier nil))
   "The data of a process at one time."
-  (ns 0 :type integer :read-only t)     ; when
-  (readings '() :type list :read-only t) ; of all objects
+  (ns 0 :type integer :read-only t)     ; when the reading was made
+  (readings '() :type list :read-only t) ; readings of all objects
   (methods '() :type list :read-only t) ; METHOD-READINGs, if there are metrics
   (figures '() :type list :read-only t)) ; an alist of *PROCESS-METRICS*, likewise
 
@@ -82,7 +82,7 @@ no metrics."
 
 (defun take-sample (channel url credentials)
   "A sample of the process that CHANNEL leads to and whose metrics are at URL, or nil, by TLS with
-CREDENTIALS, or nil. With metrics it need not serve channelz."
+CREDENTIALS, or nil. A process with metrics need not serve channelz."
   (multiple-value-bind (methods figures)
       (if url (get-metrics url credentials) (values '() '()))
     (make-sample :ns (monotonic-ns) :methods methods :figures figures

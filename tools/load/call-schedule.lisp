@@ -57,7 +57,7 @@
   (offset-ns 0d0 :type double-float)
   (count 0 :type quantity) ; calls so far
   (at 0d0 :type double-float)           ; the time of the next call in seconds, if the rate changes
-  (random nil :type (or null random-state))) ; of a Poisson process
+  (random nil :type (or null random-state))) ; the random state of a Poisson process
 
 (declaim (sb-ext:freeze-type pacer))
 

@@ -12,7 +12,7 @@
 (defstruct (meter (:copier nil))
   "The state of a byte channel that counts."
   (inner nil :type loop:byte-channel)   ; the byte channel that it reads and writes
-  (tally nil :type tally))              ; where it counts
+  (tally nil :type tally))              ; the tally in which it counts
 
 (declaim (sb-ext:freeze-type meter))
 
@@ -237,8 +237,9 @@ CONNECTION-SLOT."
         (connecting-failed connection-slot (string-right-trim "." (princ-to-string error)))))))
 
 (defun leave-connection (connection-slot connection)
-  "Let CONNECTION-SLOT make no more calls on CONNECTION, which worked, and connect again. It does so
-at once, unless the peer has closed this connection and the one before it before any call."
+  "Let CONNECTION-SLOT make no more calls on CONNECTION, which worked, and connect again. The slot
+connects again at once, unless the peer has closed this connection and the one before it before any
+call."
   (when (eq connection (connection-slot-connection connection-slot))
     (setf (connection-slot-connection connection-slot) nil)
     (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))

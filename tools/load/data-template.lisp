@@ -14,9 +14,9 @@
 
 (defstruct (call-data (:copier nil))
   "The values that templates may use."
-  (number 0 :type quantity) ; of the request, from 0 on
+  (number 0 :type quantity) ; the number of the request, from 0 on
   (worker 0 :type index)                ; the number of the connection in the run
-  (method nil :type (or null method:rpc-method)) ; that is called
+  (method nil :type (or null method:rpc-method)) ; the method that is called
   (random *random-state* :type random-state)) ; the generator's
 
 (declaim (sb-ext:freeze-type call-data))

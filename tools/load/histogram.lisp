@@ -18,11 +18,11 @@
 (defstruct (histogram (:copier nil) (:constructor make-histogram ()))
   "The distribution of times in nanoseconds."
   (count 0 :type quantity) ; how many values there are
-  (sum 0 :type quantity)   ; of all values
+  (sum 0 :type quantity)   ; the sum of all values
   (min 0 :type nanoseconds)                  ; the least value; 0 without any
   (max 0 :type nanoseconds)                  ; the greatest value
   (first 0 :type index)                      ; the number of the bucket that BUCKETS begins with
-  (buckets (make-array 0 :element-type 'fixnum) :type buckets)) ; how many values each has
+  (buckets (make-array 0 :element-type 'fixnum) :type buckets)) ; how many values each bucket has
 
 (define-hot (bucket-of :inline t) ((ns nanoseconds)) index
   "The number of the bucket of NS: it depends on the highest eight bits of NS and on their

@@ -474,7 +474,8 @@ the previous response."
   nil)
 
 (define-hot queue-first ((connection-slot connection-slot)) (or null load-call)
-  "The first call of CONNECTION-SLOT's queue that has not ended. Calls before it leave the queue."
+  "The first call of CONNECTION-SLOT's queue that has not ended. The calls before that call leave
+the queue."
   (loop
     (let ((load-call (connection-slot-queue-head connection-slot)))
       (cond ((null load-call) (return nil))

@@ -1,7 +1,7 @@
 ;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the generators, waits
 ;;;; until they are connected, begins them all at one time, reports their progress, stops them when
-;;;; the user interrupts, and makes a RUN of their notes. That thread can be interrupted only while
-;;;; it waits: if it were unwound while it posts to a loop, the loop would wait for it.
+;;;; the user interrupts, and makes a RUN of their notes. The user's thread can be interrupted only
+;;;; while it waits: if it were unwound while it posts to a loop, the loop would wait for it.
 
 (in-package #:clgrpc.load)
 

@@ -10,61 +10,61 @@
 
 (defstruct (load-call (:constructor %make-load-call (generator)) (:copier nil))
   "A call."
-  (generator nil)                       ; that makes it
+  (generator nil)                       ; the generator that makes it
   (connection-slot nil)                 ; the slot on which it is made
   (connection nil)                      ; the connection to which its stream belongs
   (stream nil :type (or null http2:stream)) ; its stream, while it has one
   (request nil :type (or null request)) ; the method and the messages
   (number 0 :type quantity) ; the number of the request, over all generators
-  (intended-ns 0 :type nanoseconds)     ; when it was to begin; its latency counts from then
-  (made-ns 0 :type nanoseconds)         ; when it was made; its timeout counts from then
-  (begun-ns 0 :type nanoseconds)        ; when it got its stream
+  (intended-ns 0 :type nanoseconds)     ; when the call was to begin; its latency counts from then
+  (made-ns 0 :type nanoseconds)         ; when the call was made; its timeout counts from then
+  (begun-ns 0 :type nanoseconds)        ; when the call got its stream
   ;; the time when its first octets went to the kernel; 0 before that
   (sent-ns 0 :type nanoseconds)
-  (counted nil :type boolean)           ; it counts: it began after the warm-up
-  (waited nil :type boolean)            ; it had to wait for a connection
-  (retried nil :type boolean)           ; it was made again, since the peer had not processed it
+  (counted nil :type boolean)           ; the call counts: it began after the warm-up
+  (waited nil :type boolean)            ; the call had to wait for a connection
+  (retried nil :type boolean)           ; the call was made again: the peer had not processed it
   (frames #() :type frames)             ; its requests
-  (next-frame 0 :type quantity) ; how many requests it has sent
+  (next-frame 0 :type quantity) ; how many requests the call has sent
   (half-closed nil :type boolean) ; our side has ended, though octets of it may wait for windows
   (prefix 0 :type (integer 0 5))        ; octets seen of the prefix of a response under way
   (left 0 :type (unsigned-byte 32))     ; octets of this response that have not come yet
-  (responses 0 :type quantity) ; whole ones
+  (responses 0 :type quantity) ; the number of whole responses
   ;; the time of the last response; before the first, the time when it began
   (response-ns 0 :type nanoseconds)
   (encoded nil :type boolean)           ; its response has a grpc-encoding
-  (timer nil :type (or null timer))     ; of a stream's pace or end; made when first needed
+  (timer nil :type (or null timer)) ; the timer of a stream's pace or end; made when first needed
   ;; ended; it is used again once neither QUEUED nor CHAINED is true
   (ended nil :type boolean)
-  (queued nil :type boolean)            ; in its connection slot's queue
+  (queued nil :type boolean)            ; the call is in its connection slot's queue
   (chained nil :type boolean)           ; among the UNFLUSHED of its connection
-  (later nil :type (or null load-call)) ; in one of these two
+  (later nil :type (or null load-call)) ; the next call in that queue or list
   ;; among the generator's, by MADE-NS, or those to be used again
   (next nil :type (or null load-call))
   (previous nil :type (or null load-call))) ; among the generator's
 
 (defstruct (connection (:copier nil))
   "A connection of a connection slot."
-  (connection-slot nil)                 ; whose it is
+  (connection-slot nil)                 ; the connection slot to which it belongs
   (http2 nil :type (or null http2:connection)) ; the core
   (socket nil :type (or null loop:connection)) ; the loop's
   (backend nil :type (or null share-row)) ; the counts of its peer
   (unflushed nil :type (or null load-call)) ; chained calls: their first octets are unsent
   (ready nil :type boolean)             ; the peer's SETTINGS have come
   (used nil :type boolean)              ; a call has begun on it
-  (stopped nil :type boolean)           ; it is not read until output was sent
-  (failure nil :type (or null string))) ; why it has ended
+  (stopped nil :type boolean)           ; the connection is not read until output was sent
+  (failure nil :type (or null string))) ; why the connection has ended
 
 (defstruct (connection-slot (:copier nil))
   "A place for a connection."
-  (generator nil)                       ; whose it is
-  (number 0 :type index)                ; in the whole run
+  (generator nil)                       ; the generator to which the slot belongs
+  (number 0 :type index)                ; its number in the whole run
   (target "" :type t)                   ; the target that it connects to
-  (connection nil :type (or null connection)) ; for new calls
+  (connection nil :type (or null connection)) ; the connection for new calls
   ;; :WAITING is for the next attempt to connect, after one that failed
   (state :connecting :type (member :connecting :ready :waiting :closed))
   (failure "no connection yet" :type string) ; why the last attempt failed
-  (backend nil :type (or null share-row)) ; of calls that fail without a connection
+  (backend nil :type (or null share-row)) ; the counts of calls that fail without a connection
   ;; connections in a row that failed or were lost before they had a call
   (failures 0 :type index)
   (quota 0 :type fixnum)                ; the number of calls that may be under way
@@ -77,13 +77,13 @@
 (defstruct (generator (:copier nil))
   "An event loop and the calls that run on it."
   (plan nil :type plan)                 ; the plan of the run
-  (number 0 :type index)                ; which generator it is
+  (number 0 :type index)                ; the number of the generator
   (loop nil :type loop:event-loop)      ; its event loop
   (tally (make-tally) :type tally)      ; the notes of calls that count
-  (pool (http2:make-pool))              ; shared by its connections
+  (pool (http2:make-pool))              ; the pool of streams that its connections share
   (connection-slots #() :type simple-vector) ; its CONNECTION-SLOTS
   (next-connection-slot 0 :type index)  ; the one for the next call of an open loop
-  (data nil :type (or null call-data))  ; for templates
+  (data nil :type (or null call-data))  ; the data for templates
   (now 0 :type nanoseconds)             ; when the event under way came
   ;; when what happens
   (begin-ns 0 :type nanoseconds)        ; the run began; 0 before
@@ -93,16 +93,16 @@
   ;; the time when calls ceased to begin early; 0 if they did not
   (stopped-ns 0 :type nanoseconds)
   (measuring nil :type boolean)         ; calls that count have begun
-  (pacer nil :type (or null pacer))     ; of an open loop
+  (pacer nil :type (or null pacer))     ; the pacer of an open loop
   (due-ns 0 :type nanoseconds)          ; when the next call of it is due
   (burst 1 :type fixnum)                ; how many calls of it were due at one time, at most
-  (pace-timer nil :type (or null timer)) ; rings then
+  (pace-timer nil :type (or null timer)) ; the timer that rings at DUE-NS
   (tick-timer nil :type (or null timer)) ; rings ten times a second
   (tick-due-ns +never-ns+ :type nanoseconds) ; the next time at which the tick timer rings
   (expiry-timer nil :type (or null timer)) ; rings when the oldest call has had its time
   ;; calls
-  (made 0 :type quantity) ; so far
-  (counted 0 :type quantity) ; of these, those after the warm-up
+  (made 0 :type quantity) ; calls that were made so far
+  (counted 0 :type quantity) ; how many calls began after the warm-up
   (left +never-ns+ :type quantity) ; the number of calls that must still be made
   (skip 0 :type quantity) ; calls after the warm-up that do not count
   (capped 0 :type quantity) ; calls that waited since all workers were busy
@@ -110,14 +110,14 @@
   ;; how many streams the peer allows on a connection, if calls waited for one
   (streams-allowed 0 :type (unsigned-byte 32))
   (stall-ns 0 :type nanoseconds)        ; for how long the loop stood still at most, in the run
-  (flying 0 :type fixnum)               ; due and not ended
-  (oldest nil :type (or null load-call)) ; of them
-  (youngest nil :type (or null load-call)) ; of them
-  (free nil :type (or null load-call))  ; to be used again
+  (flying 0 :type fixnum)               ; calls that are due and have not ended
+  (oldest nil :type (or null load-call)) ; the oldest call that has not ended
+  (youngest nil :type (or null load-call)) ; the youngest call that has not ended
+  (free nil :type (or null load-call))  ; call objects that can be used again
   (ready-p nil :type boolean)           ; each connection slot has tried to connect
   (stopping nil :type boolean)          ; no more calls are made
   (dropping nil :type boolean)          ; calls that end now do not count
-  (done nil :type boolean)              ; all has ended
+  (done nil :type boolean)              ; true once all has ended
   (error nil :type (or null condition)) ; an error of ours that has ended the run
   (on-event nil :type (or null function))) ; (generator) is called when READY-P or DONE becomes true
 

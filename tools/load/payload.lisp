@@ -1,5 +1,6 @@
 ;;;; Payloads of calls: messages in the form on the wire, with gRPC's prefix of five octets, and
-;;;; fields of metadata. Both are made once if they are constant, else for each call from templates.
+;;;; fields of metadata. Payloads and fields are made once if they are constant, else for each call
+;;;; from templates.
 
 (in-package #:clgrpc.load)
 
@@ -147,7 +148,7 @@ whatever the templates' values are."
     (misuse (error) (fail-template "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun compile-metadata (metadata &key (templates t))
-  "Two values for METADATA, an alist. If its values are constant: a vector of its fields, and nil.
+  "Two values for METADATA, an alist. If the values are constant: a vector of its fields, and nil.
 If TEMPLATES is true and values have templates: nil, and a function of CALL-DATA that returns such a
 vector. Signal TEMPLATE-ERROR if METADATA cannot be sent."
   (let ((templates (loop for (name . value) in metadata

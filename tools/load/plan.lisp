@@ -24,7 +24,7 @@
 
 (defun mix-requests (requests)
   "A vector that contains each of REQUESTS, a list, as many times as its weight says, spread as
-evenly as possible. Calls take their requests from it in turn."
+evenly as possible. Calls take their requests from the mix in turn."
   (let* ((total (reduce #'+ requests :key #'request-weight))
          (credits (make-array (length requests) :initial-element 0)))
     ;; smooth weighted round robin: in every turn each request's credit grows by its weight; the
@@ -41,7 +41,7 @@ evenly as possible. Calls take their requests from it in turn."
             'simple-vector)))
 
 (defstruct (plan (:constructor %make-plan) (:copier nil))
-  "The calls to make, and how. Generators read it and never change it."
+  "The calls to make, and how. Generators read the plan and never change it."
   (name nil :type (or null string))     ; the user's, for reports
   (tags '() :type list)                 ; the user's, for reports
   (options '() :type list)              ; the user's options, for reports; see RUN-OPTIONS
@@ -49,14 +49,14 @@ evenly as possible. Calls take their requests from it in turn."
   (addresses '() :type list)            ; targets of one address each, where connections go in turn
   (requests '() :type list)             ; REQUESTs: one, or those of a mix
   (turns #() :type simple-vector)       ; REQUESTs, which calls take in turn
-  (credentials nil)                     ; of TLS, or nil
+  (credentials nil)                     ; the TLS credentials, or nil
   (server-name nil :type (or null string)) ; the name that the certificate must have
   (timeout-ns 0 :type nanoseconds)      ; the time that a call may take; 0 for no limit
-  (connect-timeout-ns 0 :type nanoseconds) ; that connecting may take
+  (connect-timeout-ns 0 :type nanoseconds) ; how long connecting may take
   (options-of-http2 nil :type (or null options)) ; the limits of connections
   ;; how much at once
   (generators 1 :type (integer 1 1024)) ; event loops, each with a thread
-  (connections 1 :type (integer 1 100000)) ; of all generators together
+  (connections 1 :type (integer 1 100000)) ; the connections of all generators together
   (workers nil :type (or null schedule)) ; calls under way at once; nil: no limit
   ;; when calls begin
   (rate nil :type (or null schedule))   ; calls a second, of an open loop; nil for a closed loop

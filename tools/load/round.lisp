@@ -43,7 +43,8 @@ row."
 
 (defun merge-rounds (runs)
   "One RUN for RUNS, which ran one after the other: the only one itself, or a new RUN with them as
-its rounds. It has the seconds of all rounds in their order, and the sum of their durations."
+its rounds. The new RUN has the seconds of all rounds in their order, and the sum of their
+durations."
   (if (null (rest runs))
       (first runs)
       (flet ((sum (reader) (reduce #'+ runs :key reader))

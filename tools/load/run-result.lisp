@@ -6,31 +6,31 @@
   "The calls that ended with one status."
   (name "" :type string)                ; as grpc-go writes it: "OK", "DeadlineExceeded"
   (code 0 :type index)                  ; the number of the status
-  (count 0 :type quantity)         ; calls
-  (latency (make-histogram) :type histogram) ; of these calls
+  (count 0 :type quantity)         ; the number of calls
+  (latency (make-histogram) :type histogram) ; the latency of these calls
   (messages '() :type list))            ; alist from status message to count, of bounded length
 
 (defstruct (share-row (:copier nil))
   "The calls that one address answered, or, of a mix, those of one method."
   (name "" :type string)                ; the address, "" if none was reached; or the method
   (count 0 :type quantity)         ; calls that ended
-  (errors 0 :type quantity)        ; those of them that did not end with OK
-  (latency (make-histogram) :type histogram)) ; of calls that ended with OK
+  (errors 0 :type quantity)        ; those calls that did not end with OK
+  (latency (make-histogram) :type histogram)) ; the latency of calls that ended with OK
 
 (defstruct (second-row (:copier nil))
   "The counts of one second of the run."
   (count 0 :type quantity)         ; calls that ended
-  (errors 0 :type quantity)        ; those of them that did not end with OK
-  (latency (make-histogram) :type histogram) ; of calls that ended with OK
-  (sent-octets 0 :type quantity)   ; to the sockets
-  (received-octets 0 :type quantity) ; from the sockets
+  (errors 0 :type quantity)        ; those calls that did not end with OK
+  (latency (make-histogram) :type histogram) ; the latency of calls that ended with OK
+  (sent-octets 0 :type quantity)   ; octets given to the sockets
+  (received-octets 0 :type quantity) ; octets received from the sockets
   (connections 0 :type quantity)   ; the connections that were ready at its end
   (lateness-max-ns 0 :type quantity)) ; how late a call began at most
 
 (defstruct (sample (:copier nil))
   "A call that is reported singly."
   (unix-ns 0 :type quantity)       ; the time when it was due
-  (latency-ns 0 :type quantity)    ; from then on
+  (latency-ns 0 :type quantity)    ; the time from UNIX-NS until its end
   (status "OK" :type string)            ; as the name of STATUS-ROW
   (error nil :type (or null string)))   ; the message of a status that is not OK
 
@@ -39,22 +39,23 @@
 end of the last, without those of a warm-up."
   (name nil :type (or null string))     ; the user's
   (target "" :type string)              ; as the user wrote it
-  (method "" :type string)              ; "package.Service/Method"
-  (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; of METHOD
+  (method "" :type string)              ; the method, as "package.Service/Method"
+  (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; the kind of METHOD
   (started-unix-ns 0 :type quantity) ; when the first call was to begin
   ;; from then until the last call had ended and, of an open loop, the next would have been due
   (duration-ns 0 :type quantity)
   (options '() :type list)              ; alist from an option's name, as ghz's, to its JSON
   (tags '() :type list)                 ; alist of strings, the user's
-  (loop-kind :closed :type (member :open :closed)) ; at a rate, or one call after another
+  ;; whether calls begin at a rate, or one after another
+  (loop-kind :closed :type (member :open :closed))
   ;; the rate, or the mean of a schedule; NIL for a closed loop
   (intended-rps nil :type (or null real))
   (burst 1 :type quantity)         ; calls of an open loop that began together, at most
   (count 0 :type quantity)         ; calls that ended
   (under-way 0 :type quantity)     ; calls that had begun and not ended when the run was broken off
   (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these had been under way
-  (latency (make-histogram) :type histogram) ; of calls that ended with OK
-  (all-latency (make-histogram) :type histogram) ; of all calls that ended
+  (latency (make-histogram) :type histogram) ; the latency of calls that ended with OK
+  (all-latency (make-histogram) :type histogram) ; the latency of all calls that ended
   (statuses '() :type list)             ; STATUS-ROWs, the most frequent first
   (backends '() :type list)             ; SHARE-ROWs, the most frequent first
   (methods '() :type list)              ; SHARE-ROWs of a mix, named as METHOD is
@@ -68,13 +69,13 @@ end of the last, without those of a warm-up."
   ;; the server's own counts of these calls meanwhile: an alist from "count", "p50", "p90", "p99" to
   ;; a number, times in ns; nil if it was not asked
   (server '() :type list)
-  (octets-sent 0 :type quantity)   ; to the sockets
-  (octets-received 0 :type quantity) ; from the sockets
+  (octets-sent 0 :type quantity)   ; octets given to the sockets
+  (octets-received 0 :type quantity) ; octets received from the sockets
   (messages-sent 0 :type quantity) ; requests, in streams too
   (messages-received 0 :type quantity) ; responses, in streams too
-  (connections 0 :type quantity)   ; asked for
+  (connections 0 :type quantity)   ; the number of connections that the user has asked for
   (connects 0 :type quantity)      ; connections made; more than CONNECTIONS if some were lost
-  (cpu-ns 0 :type quantity)        ; of this process
+  (cpu-ns 0 :type quantity)        ; the CPU time of this process
   (limited nil :type (or null string))  ; the limiting cause other than the server's speed, or nil
   ;; why not all calls were made
   (ended-early nil :type (member nil :interrupted :terminated :deadline))

@@ -12,32 +12,33 @@
   (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these had been under way
   (statuses (make-array 17 :initial-element nil) :type (simple-vector 17)) ; STATUS-ROWs, by code
   (backends '() :type list)             ; SHARE-ROWs
-  (methods #() :type simple-vector)     ; of a mix SHARE-ROWs, by REQUEST-NUMBER
-  (wait (make-histogram) :type histogram) ; from when a request was sent until its call ended
-  (send (make-histogram) :type histogram) ; from when it had a stream until it was sent
-  (queue (make-histogram) :type histogram) ; from when it was due until it had a stream
-  (connect (make-histogram) :type histogram) ; the same for calls that waited for a connection
+  (methods #() :type simple-vector)     ; of a mix, SHARE-ROWs by REQUEST-NUMBER
+  (wait (make-histogram) :type histogram) ; times from the sending of a request until its call ended
+  (send (make-histogram) :type histogram) ; times from when a request had a stream until it was sent
+  (queue (make-histogram) :type histogram) ; times from when a request was due until it had a stream
+  (connect (make-histogram) :type histogram) ; the latencies of calls that waited for a connection
   (lateness (make-histogram) :type histogram) ; how late calls were begun
-  (message (make-histogram) :type histogram) ; from one response of a stream to the next
+  (message (make-histogram) :type histogram) ; times from one response of a stream to the next
   (seconds (make-array 64 :adjustable t :fill-pointer 0) :type vector) ; SECOND-ROWs, the last open
   (interval-seconds 1 :type (and quantity (integer 1))) ; how many seconds each row lasts
   (second (make-second-row) :type second-row) ; the last row
   (second-end-ns 0 :type nanoseconds)   ; when that ends
   (samples '() :type list)              ; SAMPLEs, the latest first
   (sample-count 0 :type index)          ; the number of samples
-  (most-samples 4096 :type (and index (integer 2))) ; as many are kept
+  (most-samples 4096 :type (and index (integer 2))) ; how many samples are kept
   (sample-every 1 :type (and quantity (integer 1))) ; one of this many calls is kept
   (messages-sent 0 :type quantity) ; requests
   (messages-received 0 :type quantity) ; responses
-  (sent-octets 0 :type quantity) ; of all connections
-  (received-octets 0 :type quantity) ; of all connections
+  (sent-octets 0 :type quantity) ; octets that all connections have sent
+  (received-octets 0 :type quantity) ; octets that all connections have received
   (sent-before 0 :type quantity) ; the octets sent before the second under way
   (received-before 0 :type quantity) ; likewise
   (base-sent 0 :type quantity) ; the octets sent before anything counted
   (base-received 0 :type quantity) ; likewise
-  (connects 0 :type index)              ; connections made
+  (connects 0 :type index)              ; how many connections were made
   (ready 0 :type index)                 ; connections that are ready now
-  (real-offset-ns 0 :type (unsigned-byte 62))) ; from the loop's clock to ns since 1970
+  ;; what must be added to the loop's clock to get ns since 1970
+  (real-offset-ns 0 :type (unsigned-byte 62)))
 
 (declaim (sb-ext:freeze-type tally))
 

@@ -5,7 +5,7 @@
 
 (defstruct (chapter (:copier nil))
   "A chapter of doc/ as a page."
-  (path "" :type string)                ; below doc/
+  (path "" :type string)                ; the path below doc/
   (title "" :type string)
   (html "" :type string)                ; the contents of its page
   ;; lists (id title text), one for each heading and the text below it

@@ -6,8 +6,8 @@
 (defstruct (chapter-list (:copier nil) (:constructor make-chapter-list (title lead paths)))
   "Chapters for one reader."
   (title "" :type string)
-  (lead "" :type string)                ; their readers
-  (paths '() :type list))               ; of files below doc/, in the order of reading
+  (lead "" :type string)                ; for which readers the part is
+  (paths '() :type list))               ; paths of files below doc/, in the order of reading
 
 (defstruct (subject (:copier nil) (:constructor make-subject (file title packages chapters)))
   "A page of the reference."

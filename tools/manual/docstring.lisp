@@ -15,9 +15,9 @@
   "The parts that PARSE-DOCSTRING has found."
   ;; lists (:prose string), (:rows (name . text)…) or (:lines string…)
   (blocks '() :type list)
-  (values '() :type list)               ; sentences, strings
-  (conditions '() :type list)           ; sentences
-  (threads '() :type list)              ; sentences
+  (values '() :type list)               ; the sentences about values, strings
+  (conditions '() :type list)           ; the sentences about conditions
+  (threads '() :type list)              ; the sentences about threads
   (sources '() :type list))             ; RFCs and gRFCs, as the docstring names them
 
 (defparameter *row-start* (ppcre:create-scanner "^(:?[A-Z*%][A-Z0-9*%+-]*) {2,}(\\S.*)$")

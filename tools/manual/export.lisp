@@ -14,16 +14,16 @@
   "One thing that a symbol names."
   (kind "" :type string)                ; "function", "macro", "condition" and so on
   (signature "" :type string)           ; how it is called, or empty
-  (parameters '() :type list)           ; their names, in capitals
+  (parameters '() :type list)           ; the names of its parameters, in capitals
   (docstring (make-docstring) :type docstring)
-  (keywords '() :type list)             ; of KEYWORD-ROWs
+  (keywords '() :type list)             ; KEYWORD-ROWs
   ;; KEYWORD-ROWs of the options that a function takes in addition
   (options '() :type list))
 
 (defstruct (entry (:copier nil))
   "The manual's entry for a public name."
   (symbol nil :type symbol)
-  (name "" :type string)                ; in lower case
+  (name "" :type string)                ; the symbol's name in lower case
   (package "" :type string)             ; the prefix that users write, such as grpc
   (subject nil :type (or null subject))
   (meanings '() :type list))

@@ -49,9 +49,9 @@ scale Y."
                          ,text))))))
 
 (defun chart (label layers &key x y (height 180) class)
-  "A node for a chart, HEIGHT pixels high. LABEL describes it in words. LAYERS are functions, such
-as LINE-LAYER returns, that make nodes for a height. X and Y are the scales of the axes; nil means
-no axis. CLASS is a further class for the style."
+  "A node for a chart, HEIGHT pixels high. LABEL describes the chart in words. LAYERS are functions,
+such as LINE-LAYER returns, that make nodes for a height. X and Y are the scales of the axes; nil
+means no axis. CLASS is a further class for the style."
   `(:svg (:class ,(format nil "chart~@[ ~A~]" class) :role "img" :aria-label ,label
           :height ,height)
     ,(axis-nodes x y height)

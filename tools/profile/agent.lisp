@@ -16,7 +16,8 @@
 
 (defstruct (counts (:copier nil))
   "Counts that are kept only where there is an agent."
-  (collections 0 :type unsigned-byte)   ; and how long they took; collections are one at a time
+  ;; how many collections there were, and how long they took; one runs at a time
+  (collections 0 :type unsigned-byte)
   (collection-ns 0 :type unsigned-byte)
   (longest-collection-ns 0 :type unsigned-byte))
 

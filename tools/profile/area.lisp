@@ -12,7 +12,7 @@
   (kind :unknown :type (member :lisp :native :kernel :unknown) :read-only t)
   ;; the subsystem, or nil if that of the caller counts
   (area nil :type (or null string) :read-only t)
-  (phase nil :type (or null string) :read-only t)) ; of a call, or nil
+  (phase nil :type (or null string) :read-only t)) ; the phase of a call, or nil
 
 ;;; The kernel: the beginnings of names of functions, by part. The first row that fits a frame, from
 ;;; the inside, counts.

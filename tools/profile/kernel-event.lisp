@@ -13,23 +13,23 @@
   (name "" :type string :read-only t)
   (lock nil :type (or null string) :read-only t) ; the lock or condition, if that is known
   (count 0 :type unsigned-byte)
-  (failed 0 :type unsigned-byte)        ; how many of these returned an error
+  (failed 0 :type unsigned-byte)        ; how many calls returned an error
   (ns 0 :type unsigned-byte)            ; their time in all, including waits
   (longest-ns 0 :type (or null unsigned-byte))) ; nil if that is not known
 
 (defstruct (events (:copier nil))
   "The counts of tracepoints."
-  (calls (make-hash-table :test 'equal) :type hash-table :read-only t) ; of the system, to TALLYs
+  (calls (make-hash-table :test 'equal) :type hash-table :read-only t) ; maps system calls to TALLYs
   ;; from the waiting function and its lock, a list, to TALLYs
   (futexes (make-hash-table :test 'equal) :type hash-table :read-only t)
-  (locks (make-hash-table) :type hash-table :read-only t) ; from addresses of futexes to names
+  (locks (make-hash-table) :type hash-table :read-only t) ; maps addresses of futexes to names
   (source "perf" :type string :read-only t) ; the program that has recorded them
   ;; threads that gave up their processor since they waited, or nil if that was not followed
   (slept 0 :type (or null unsigned-byte))
   (preempted 0 :type (or null unsigned-byte)) ; and since another was due
   ;; from a thread's id to (ns . frames) of the sleep that it is in
   (asleep (make-hash-table) :type hash-table :read-only t)
-  (sleeps (make-hash-table :test 'equal) :type hash-table :read-only t) ; from waiters to TALLYs
+  (sleeps (make-hash-table :test 'equal) :type hash-table :read-only t) ; maps waiters to TALLYs
   (off-cpu (make-sums) :type sums :read-only t) ; the stacks of sleeps; a sample is a nanosecond
   ;; from a thread's id to (ns name futex's tally or nil) of the system call that it is in
   (open (make-hash-table) :type hash-table :read-only t))
@@ -134,8 +134,8 @@ ours or, if there is none, the innermost Lisp function."
         (add-sample (events-off-cpu events) tid frames slept)))))
 
 (defun add-futex (events tid text frames)
-  "Note that a thread begins a futex call. If that waits, the wait counts for the waiting function
-as well."
+  "Note that a thread begins a futex call. If the call waits, the wait counts for the waiting
+function as well."
   (when (futex-wait-p text)
     (let ((open (gethash tid (events-open events))))
       (when open

@@ -1,7 +1,8 @@
 ;;;; perf: checking that it is installed and allowed, recording a process, and reading the record.
-;;;; If it is allowed, perf samples whole processors by their clock, and the process's samples are
-;;;; picked out afterwards. The timers of single threads stop while threads are switched; with them
-;;;; the cost of switches would be missing, a tenth of a server's time with one call at a time.
+;;;; If the kernel allows it, perf samples whole processors by their clock, and the process's
+;;;; samples are picked out afterwards. The timers of single threads stop while threads are
+;;;; switched; with them the cost of switches would be missing, a tenth of a server's time with one
+;;;; call at a time.
 
 (in-package #:clgrpc.profile)
 
@@ -32,7 +33,7 @@
 
 (defstruct (record (:copier nil))
   "A record of perf, and the counters when it began and ended."
-  (path "" :type string :read-only t)   ; of perf's file
+  (path "" :type string :read-only t)   ; the path of perf's file
   (before nil :type reading :read-only t)
   (after nil :type reading :read-only t))
 

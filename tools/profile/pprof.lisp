@@ -1,7 +1,7 @@
 ;;;; A profile's stacks for other tools, in two formats. Folded: a line for each stack with its
 ;;;; callers first (flamegraph.pl, speedscope, inferno). pprof: profile.proto, which `go tool pprof`
 ;;;; reads; a sample in it is a stack of locations, the innermost first, with the number of samples
-;;;; and their nanoseconds. Both are made from the tree of the flame graph.
+;;;; and their nanoseconds. Both texts are made from the tree of the flame graph.
 
 (in-package #:clgrpc.profile)
 

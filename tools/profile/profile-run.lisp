@@ -257,8 +257,8 @@ consed octets." (let* ((calls (member-of heap-histogram "calls"))
   load)
 
 (defun start-load (load address in-flight said)
-  "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process. Its standard
-error goes to the file at SAID."
+  "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process. The standard
+error of the process goes to the file at SAID."
   (if (eq :bench load)
       (let ((process (sb-ext:run-program (program-path "self")
                                          (list "bench-client" address "--in-flight"
@@ -290,7 +290,7 @@ error goes to the file at SAID."
 
 (defun check-load (process said)
   "Signal a PROFILE-ERROR if PROCESS, a load, has ended, since then the profiled process had nothing
-to do for a part of the time. Its standard error is in the file at SAID."
+to do for a part of the time. The standard error of PROCESS is in the file at SAID."
   (unless (sb-ext:process-alive-p process)
     (fail "the load has ended, ~:[by signal~;with~] ~D, before the profile: ~A"
           (eq :exited (sb-ext:process-status process)) (sb-ext:process-exit-code process)
@@ -502,7 +502,7 @@ ROUNDS times. LOAD is a shell command in which {address} stands for the process'
 :bench; it starts WARM-SECONDS before the first round and runs during all of them. SAMPLER is :perf,
 :sbcl, which works only with COMMAND, or :auto, perf if it is installed. Return the profile, data
 for WRITE-JSON: the round whose CPU time per call is the median, and all rounds. Signal a
-PROFILE-ERROR if that is impossible."
+PROFILE-ERROR if no profile can be made."
   (call-with-directory
    (lambda (directory)
      (let ((subject (if pid (running-subject pid) (start-subject command)))

@@ -15,7 +15,7 @@
   "The process that is profiled."
   (pid 0 :type integer :read-only t)
   (process nil :type (or null sb-impl::process) :read-only t) ; the process, if it was started here
-  (lock (sb-thread:make-mutex :name "clgrpc profile subject") :read-only t) ; of the slots below
+  (lock (sb-thread:make-mutex :name "clgrpc profile subject") :read-only t) ; guards the slots below
   (news (sb-thread:make-waitqueue) :read-only t) ; notified when a slot has changed
   (addresses '() :type list)            ; the addresses on which it listens, according to its output
   ;; answers of the agent that were not taken yet, the oldest first
@@ -107,7 +107,7 @@ SECONDS fail with the text that WHAT has not come."
           (parse-json answer))))))
 
 (defun subject-address (subject)
-  "The first address on which the process of SUBJECT listens. Wait until it listens."
+  "The first address on which the process of SUBJECT listens. Wait until the process listens."
   (await-news subject 20 "the address of a server"
               (lambda () (first (subject-addresses subject)))))
 
@@ -148,8 +148,8 @@ preempted)."
   "The counters of a process at one time."
   (ns 0 :type unsigned-byte :read-only t)
   (cpu-ns 0 :type unsigned-byte :read-only t)
-  (switches '() :type list :read-only t) ; of THREAD-SWITCHES
-  (counters nil :type list :read-only t)) ; of the agent, or nil
+  (switches '() :type list :read-only t) ; THREAD-SWITCHES
+  (counters nil :type list :read-only t)) ; the agent's counters, or nil
 
 (defun switches-between (before after)
   "How often threads slept between the READINGs BEFORE and AFTER and, as the second value, how often

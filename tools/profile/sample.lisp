@@ -120,7 +120,7 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
   (frame nil :type (or null frame) :read-only t)
   (samples 0 :type unsigned-byte)       ; the samples that it is in
   (own 0 :type unsigned-byte)           ; the samples in which it was the innermost
-  (children (make-hash-table :test 'eq) :type hash-table :read-only t)) ; from frames
+  (children (make-hash-table :test 'eq) :type hash-table :read-only t)) ; maps frames to nodes
 
 (defun child-node (node frame)
   (or (gethash frame (node-children node))
@@ -142,13 +142,16 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
   (samples 0 :type unsigned-byte)
   ;; samples whose innermost frame is unknown, or that have no frames
   (unknown-samples 0 :type unsigned-byte)
-  (frames 0 :type unsigned-byte)          ; of all stacks
+  (frames 0 :type unsigned-byte)          ; the number of frames of all stacks
   (unknown-frames 0 :type unsigned-byte)  ; frames without a name
-  (areas (make-hash-table :test 'equal) :type hash-table :read-only t) ; from names to samples
+  (areas (make-hash-table :test 'equal) :type hash-table :read-only t) ; maps names to samples
   (phases (make-hash-table :test 'equal) :type hash-table :read-only t)
-  (threads (make-hash-table :test 'equal) :type hash-table :read-only t) ; from ids or names
-  (own (make-hash-table :test 'equal) :type hash-table :read-only t) ; of functions, innermost
-  (whole (make-hash-table :test 'equal) :type hash-table :read-only t) ; of functions, anywhere
+  ;; maps ids or names of threads to samples
+  (threads (make-hash-table :test 'equal) :type hash-table :read-only t)
+  ;; samples by the innermost function
+  (own (make-hash-table :test 'equal) :type hash-table :read-only t)
+  ;; samples by every function on the stack
+  (whole (make-hash-table :test 'equal) :type hash-table :read-only t)
   (root (make-node nil) :type node :read-only t))
 
 (defun add-sample (sums thread frames &optional (count 1))

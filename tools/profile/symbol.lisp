@@ -75,7 +75,7 @@ Malformed lines are skipped: another user, or another program, may have written 
   "A row of /proc/PID/maps: a part of a file in memory."
   (start 0 :type unsigned-byte :read-only t)
   (end 0 :type unsigned-byte :read-only t)
-  (offset 0 :type unsigned-byte :read-only t) ; in the file
+  (offset 0 :type unsigned-byte :read-only t) ; the offset in the file
   (path "" :type string :read-only t))
 
 (defun parse-mapping (line)

@@ -21,13 +21,15 @@
 
 (defstruct (comparison (:copier nil))
   "A figure before and after."
-  (name "" :type string :read-only t)   ; of the figure
+  (name "" :type string :read-only t)   ; the name of the figure
   (unit :time :type keyword :read-only t) ; its unit, as FIGURE-UNIT
   (before 0 :type real :read-only t)    ; the median of its rounds
   (after 0 :type real :read-only t)     ; the median of its rounds
   (noise nil :type (or null real) :read-only t) ; a difference up to this is noise; NIL if unknown
-  (verdict :same :type (member :better :worse :same :unclear :unknown) :read-only t) ; of the change
-  (rounds-needed nil :type (or null unsigned-byte) :read-only t) ; of :UNCLEAR; NIL if very many
+  ;; the verdict on the change
+  (verdict :same :type (member :better :worse :same :unclear :unknown) :read-only t)
+  ;; for :UNCLEAR, the number of rounds that would decide; NIL if very many
+  (rounds-needed nil :type (or null unsigned-byte) :read-only t)
   ;; positions, from 0, of the rounds that stand apart from the others
   (outliers-before '() :type list :read-only t)
   (outliers-after '() :type list :read-only t))
@@ -71,7 +73,8 @@ least one real. Return a COMPARISON."
                      :outliers-after (outliers after better))))
 
 (defparameter *tail-figures* '("p99.9" "p99.99" "max")
-  "Figures that a few calls determine. An unclear verdict on these is no reason to measure again.")
+  "Figures that a few calls determine. An unclear verdict on such figures is no reason to measure
+again.")
 
 (defun unclear-p (comparison)
   "True if COMPARISON is unclear or unknown, and not about one of *TAIL-FIGURES*, which a run of

@@ -25,7 +25,7 @@
     (or (protobuf:timestamp-text seconds ns) "")))
 
 (defun second-text (unix-ns)
-  "The same to the second."
+  "The text of the time UNIX-NS, to the second."
   (time-text (- unix-ns (mod unix-ns +ns-per-second+))))
 
 ;;; Latencies

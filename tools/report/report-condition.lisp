@@ -14,10 +14,10 @@
 (in-package #:clgrpc.report)
 
 (define-condition condition-syntax-error (clgrpc-error)
-  ((text :initarg :text :reader condition-syntax-error-text)) ; in one line
+  ((text :initarg :text :reader condition-syntax-error-text)) ; the error, in one line
   (:report (lambda (condition stream)
              (write-string (condition-syntax-error-text condition) stream)))
-  (:documentation "A condition is malformed. Its report has the reason, and the allowed forms."))
+  (:documentation "A condition is malformed. The report has the reason, and the allowed forms."))
 
 (defun refuse-condition (control &rest arguments)
   (error 'condition-syntax-error :text (format nil "~?" control arguments)))
@@ -25,9 +25,9 @@
 (defstruct (bound (:copier nil))
   "A condition under which a run is a failure: a relation of a figure to a limit."
   (text "" :type string :read-only t)   ; as the user wrote it
-  (figure nil :type figure :read-only t) ; of which
+  (figure nil :type figure :read-only t) ; the figure that the condition is about
   (relation #'> :type function :read-only t) ; a function of its value and LIMIT
-  (limit 0 :type rational :read-only t)) ; in nanoseconds if the figure is a time
+  (limit 0 :type rational :read-only t)) ; the limit, in nanoseconds if the figure is a time
 
 (defparameter *relations* '((">=" . >=) ("<=" . <=) (">" . >) ("<" . <))
   "The relations in the order in which they are searched: longer ones first.")

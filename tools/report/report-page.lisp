@@ -12,13 +12,13 @@
 
 (defstruct (interval (:copier nil))
   "The counts of some seconds of a run."
-  (start 0 :type real :read-only t)     ; in seconds from the begin of the run
+  (start 0 :type real :read-only t)     ; seconds from the begin of the run
   (end 0 :type real :read-only t)       ; likewise
   (count 0 :type unsigned-byte :read-only t) ; calls that ended
-  (errors 0 :type unsigned-byte :read-only t) ; how many of these failed
-  (latency nil :type load:histogram :read-only t) ; of the others
-  (sent 0 :type unsigned-byte :read-only t) ; octets
-  (received 0 :type unsigned-byte :read-only t) ; octets
+  (errors 0 :type unsigned-byte :read-only t) ; how many calls failed
+  (latency nil :type load:histogram :read-only t) ; the latency of the calls that did not fail
+  (sent 0 :type unsigned-byte :read-only t) ; octets sent
+  (received 0 :type unsigned-byte :read-only t) ; octets received
   (lateness 0 :type unsigned-byte :read-only t)) ; the greatest of the tool, in ns
 
 (defun sum-of (reader rows)

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.report)
 
 (define-condition unreadable-run (clgrpc-error)
-  ((text :initarg :text :reader unreadable-run-text)) ; in one line
+  ((text :initarg :text :reader unreadable-run-text)) ; the error, in one line
   (:report (lambda (condition stream) (write-string (unreadable-run-text condition) stream)))
   (:documentation "A file is not the report of a run. The condition's text gives the reason, in one
 line."))

@@ -110,8 +110,8 @@ a thousand rounds are needed."
     (and (<= needed +most-rounds-told+) (max needed (1+ count)))))
 
 (defun outliers (values better)
-  "The positions in VALUES of rounds that stand apart. These are worse than the median by more than
-a fifth of it, and by more than five times the range of the calm half."
+  "The positions in VALUES of rounds that stand apart. Such rounds are worse than the median by more
+than a fifth of it, and by more than five times the range of the calm half."
   (when (<= 4 (length values))
     (let* ((calm (calm-half values better))
            (median (median values))

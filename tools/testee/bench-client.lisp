@@ -1,6 +1,6 @@
-;;;; The command `bench-client`: it makes GetFeature calls in the three ways in which a program can
-;;;; wait for many answers, so that bench/run can measure a call's cost for the caller. Its input
-;;;; and output follow the protocol of the command `load` of tests/peers.
+;;;; The command `bench-client` makes GetFeature calls in the three ways in which a program can wait
+;;;; for many answers, so that bench/run can measure a call's cost for the caller. The client's
+;;;; input and output follow the protocol of the command `load` of tests/peers.
 
 (in-package #:clgrpc.testee)
 

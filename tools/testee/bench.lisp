@@ -1,6 +1,6 @@
-;;;; RouteGuide for benchmarks: it does as little work as its calls allow, in the reactive style, so
-;;;; that all of them may run inline. Features are searched one by one; benchmarks request the first
-;;;; one.
+;;;; RouteGuide for benchmarks: this service does as little work as its calls allow, in the reactive
+;;;; style, so that all of them may run inline. Features are searched one by one; benchmarks request
+;;;; the first one.
 
 (in-package #:clgrpc.testee)
 

@@ -18,26 +18,29 @@
                  "The case, as gRPC's interop-test-descriptions.md names it, or `all` of them.")
       (use_tls "[BOOLEAN]" #'parse-boolean nil "Speak TLS.")
       (use_test_ca "[BOOLEAN]" #'parse-boolean nil
-                   "Trust the certificate of --ca_file, and no other, as that always does here.")
+                   "Trust the certificate of --ca_file, and no other; --ca_file alone does the
+same.")
       (ca_file "FILE" #'identity nil
-               "The certificates to trust (PEM) with --use_tls; without it the system's.")
+               "The certificates to trust (PEM) with --use_tls; by default the system's.")
       (server_host_override "NAME" #'identity nil
                             "The name that the server's certificate must be for.")
       (soak_iterations "N" (integer-parser 1 1000000) 10 "The calls of the soak cases.")
       (soak_num_threads "N" (integer-parser 1 1000) 1
-                        "The threads that these are divided among.")
+                        "The threads among which the calls of the soak cases are divided.")
       (soak_max_failures "N" (integer-parser 0 1000000) 0
-                         "How many of these calls may fail, or take too long.")
+                         "How many calls of a soak case may fail, or take too long.")
       (soak_per_iteration_max_acceptable_latency_ms
-       "MS" (integer-parser 1 1000000) 1000 "The time after which an action is too slow.")
+       "MS" (integer-parser 1 1000000) 1000 "The time after which a call of a soak case is too
+slow.")
       (soak_overall_timeout_seconds "SECONDS" (integer-parser 1 1000000) 10
-                                    "All of these calls must be over by then.")
+                                    "The time by which all calls of a soak case must be over.")
       (soak_min_time_ms_between_rpcs "MS" (integer-parser 0 1000000) 0
-                                     "A thread begins two of these calls no sooner than that.")
+                                     "The least time between the beginnings of two calls of a thread
+in a soak case.")
       (soak_request_size "OCTETS" (integer-parser 0 100000000) 271828
-                         "The payload of a request of these calls.")
+                         "The size of the payload of a request in the soak cases.")
       (soak_response_size "OCTETS" (integer-parser 0 100000000) 314159
-                          "The payload of an answer to these calls.")))
+                          "The size of the payload of a response in the soak cases.")))
     "Play a case of gRPC's interoperability tests to a server. Prints the name of each case that
 passes; exits with 1 when one fails."
   (let* ((credentials (interop-credentials use_tls use_test_ca ca_file server_host_override))

@@ -1,7 +1,7 @@
 ;;;; `testee policy`: a client that a runner drives through scenarios of names, addresses, service
-;;;; configs, retries, hedging, balancing and limits. It reads a JSON object a line, an op with its
-;;;; number, and writes another for each: its result. Many ops are under way at once, each on a
-;;;; thread of its own. The RPCs are those of grpc.testing.TestService.
+;;;; configs, retries, hedging, balancing and limits. The client reads a JSON object a line, an op
+;;;; with its number, and writes another for each: its result. Many ops are under way at once, each
+;;;; on a thread of its own. The RPCs are those of grpc.testing.TestService.
 
 (in-package #:clgrpc.testee)
 
@@ -16,11 +16,12 @@
 
 (defstruct (policy-runner (:copier nil))
   "A runner, from the testee's side."
-  (output nil :type (or null stream) :read-only t) ; of octets, to it
+  (output nil :type (or null stream) :read-only t) ; the stream of octets to the runner
   (observer nil :read-only t)           ; the observer of the channels that it makes, or nil
-  (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; of OUTPUT and CHANNELS
-  (channels (make-hash-table :test #'equal) :type hash-table :read-only t) ; by their names
-  (places (sb-thread:make-semaphore :count +most-ops+) :read-only t)) ; for further ops
+  (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; guards OUTPUT and CHANNELS
+  (channels (make-hash-table :test #'equal) :type hash-table :read-only t) ; channels by their names
+  ;; counts the places for further operations
+  (places (sb-thread:make-semaphore :count +most-ops+) :read-only t))
 
 ;;; Ops, alists as PARSE-JSON makes them
 

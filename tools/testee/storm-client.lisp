@@ -10,11 +10,12 @@
 
 (defstruct (storm (:copier nil))
   "The outcomes of the calls so far."
-  (lock (sb-thread:make-mutex :name "clgrpc storm") :read-only t) ; of all else
+  (lock (sb-thread:make-mutex :name "clgrpc storm") :read-only t) ; guards all other slots
   (begin-ns 0 :type nanoseconds :read-only t) ; when the first call was due
-  (begun 0 :type index)                 ; calls
-  (ended 0 :type index)                 ; of them
-  (latencies (load:make-histogram) :type load:histogram :read-only t) ; of successful calls
+  (begun 0 :type index)                 ; calls that have begun
+  (ended 0 :type index)                 ; how many calls have ended
+  ;; the latencies of successful calls
+  (latencies (load:make-histogram) :type load:histogram :read-only t)
   (statuses '() :type list)             ; an alist from status to count
   (failures '() :type list))            ; (due-ns ended-ns text), latest first
 

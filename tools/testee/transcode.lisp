@@ -191,9 +191,9 @@ cancelled."))
 
 (defstruct (sleepers (:copier nil))
   "How many calls slept under one key."
-  (begun 0 :type (unsigned-byte 62))    ; calls
-  (finished 0 :type (unsigned-byte 62)) ; to the end
-  (cancelled 0 :type (unsigned-byte 62))) ; how many of these had lost their caller
+  (begun 0 :type (unsigned-byte 62))    ; calls that have begun
+  (finished 0 :type (unsigned-byte 62)) ; calls that were handled to the end
+  (cancelled 0 :type (unsigned-byte 62))) ; how many calls had lost their caller
 
 (sb-ext:defglobal **sleepers** (make-hash-table :test 'equal :synchronized t))
 

@@ -154,12 +154,13 @@ SLEEP-UNLESS-ENDED."
                                          (seconds 10) (warm-up-seconds 1) (request-size 0)
                                          (response-size 0) (progress (constantly nil)))
   "Let the workers at ADDRESSES call grpc.testing.BenchmarkService at TARGET together for SECONDS, a
-positive integer, after WARM-UP-SECONDS. They call UnaryCall, or make round trips of StreamingCall
-if STREAMING is true. With RATE they begin RATE calls a second at random times. Without it they keep
-CONCURRENCY calls under way, each followed by the next. They use CONNECTIONS in all. PROGRESS is
-called with the number of each second that has passed. Return a RUN, whose CPU time is that of all
-workers; if the user interrupts, or the process gets SIGTERM, it covers the finished part. Signal
-RPC-ERRORs of the workers, and an RPC-ERROR if SIGTERM comes before the workers have begun."
+positive integer, after WARM-UP-SECONDS. The workers call UnaryCall, or make round trips of
+StreamingCall if STREAMING is true. With RATE they begin RATE calls a second at random times.
+Without RATE the workers keep CONCURRENCY calls under way, each followed by the next. The workers
+use CONNECTIONS in all. PROGRESS is called with the number of each second that has passed. Return a
+RUN, whose CPU time is that of all workers; if the user interrupts, or the process gets SIGTERM, it
+covers the finished part. Signal RPC-ERRORs of the workers, and an RPC-ERROR if SIGTERM comes before
+the workers have begun."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (flet ((begin (address)
              (let ((channel (grpc:make-channel address)))

@@ -7,7 +7,7 @@
   "The times of the clocks at one moment."
   (ns (monotonic-ns) :type nanoseconds)  ; the time
   (user-us 0 :type unsigned-byte)        ; microseconds of CPU of this process in user mode
-  (system-us 0 :type unsigned-byte)      ; in the kernel
+  (system-us 0 :type unsigned-byte)      ; time in the kernel
   ;; the ticks of all processors of the machine since it was started
   (total-ticks 0 :type unsigned-byte)
   (idle-ticks 0 :type unsigned-byte))    ; the ticks of them in which nothing ran

@@ -10,9 +10,10 @@
 
 (defstruct (worker-channel (:copier nil))
   "A channel of a worker's client, and the results of its calls."
-  (channel nil :type grpc:channel :read-only t) ; that the calls are made on
-  (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of the slots below
-  (latencies (load:make-histogram) :type load:histogram) ; of calls with status ok, or round trips
+  (channel nil :type grpc:channel :read-only t) ; the channel that the calls are made on
+  (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; guards the slots below
+  ;; latencies of calls with status ok, or of round trips
+  (latencies (load:make-histogram) :type load:histogram)
   (results '() :type list)              ; an alist of numbers of statuses and counts of calls
   (running 0 :type fixnum))             ; calls under way, of an open loop
 
@@ -163,7 +164,7 @@ the arithmetic can handle."
     client))
 
 (defun stop-load-client (client)
-  "Stop CLIENT: it begins no more calls, and ends those under way."
+  "Stop CLIENT, which begins no more calls, and ends those under way."
   (setf (load-client-stopped client) t)
   (dolist (worker-channel (load-client-worker-channels client))
     (grpc:close-channel (worker-channel-channel worker-channel)))

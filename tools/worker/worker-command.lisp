@@ -1,18 +1,22 @@
-;;;; The command `qps-worker`: it serves grpc.testing.WorkerService, by which the driver of gRPC's
+;;;; The command `qps-worker` serves grpc.testing.WorkerService, by which the driver of gRPC's
 ;;;; benchmarks uses this process as a client or a server.
 
 (in-package #:clgrpc.tools)
 
 (defclass worker-service (testing:worker-service)
-  ((host :initarg :host :reader worker-host :documentation "Where its servers listen.")
+  ((host :initarg :host :reader worker-host :documentation "The host on which the worker's servers
+listen.")
    (server-port :initarg :server-port :initform 0 :reader worker-server-port
-                :documentation "Their port if the driver names none; 0 for a free one.")
+                :documentation "The port of these servers if the driver names none; 0 for a free
+one.")
    (server-credentials :initarg :server-credentials :initform nil
                        :reader worker-server-credentials
-                       :documentation "The credentials of its servers if the driver requests TLS.")
+                       :documentation "The credentials of these servers if the driver requests
+TLS.")
    (client-credentials :initarg :client-credentials :initform nil
                        :reader worker-client-credentials
-                       :documentation "The credentials of its clients if the driver requests TLS.")
+                       :documentation "The credentials of the worker's clients if the driver
+requests TLS.")
    (quit :initarg :quit :initform (constantly nil) :reader worker-quit
          :documentation "A function without arguments that ends the process."))
   (:documentation "A worker of gRPC's benchmarks."))
@@ -55,7 +59,7 @@ object. STOP ends the object."
 
 (defstruct (load-server (:copier nil))
   "The server of a worker."
-  (server nil :type grpc:server :read-only t) ; that serves BenchmarkService
+  (server nil :type grpc:server :read-only t) ; the server that serves BenchmarkService
   (begin (read-clocks) :type clock-reading)) ; the time since which it counts
 
 (defun start-load-server (service config)
@@ -121,14 +125,17 @@ host."
 (define-command "qps-worker"
     (()
      ((listen "HOST:PORT" #'parse-host-and-port "127.0.0.1:10000"
-              "Where the driver finds this worker; its servers listen on the same host.")
+              "The address at which the driver finds this worker; the worker's servers listen on the
+same host.")
       (server-port "PORT" (integer-parser 0 65535) 0
-                   "Where its servers listen, if the driver does not say; 0 picks a free port.")
+                   "The port of the worker's servers, if the driver does not name one; 0 picks a
+free port.")
       (tls-cert "FILE" #'identity nil
-                "The certificates (PEM) of its servers, if the driver wants TLS.")
-      (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
+                "The certificates (PEM) of the worker's servers, if the driver wants TLS.")
+      (tls-key "FILE" #'identity nil "The private key of --tls-cert; by default the key is in the
+same file.")
       (tls-ca "FILE" #'identity nil
-              "The certificates, in FILE, that its clients trust if the driver wants TLS.")
+              "The certificates, in FILE, that the worker's clients trust if the driver wants TLS.")
       (tls-name "NAME" #'identity nil "The name that the server's certificate must be for.")))
     "Serve grpc.testing.WorkerService, so that the driver of gRPC's benchmarks, or `clgrpc load
 --workers`, can use this process as the client or the server of a measurement: unary calls, closed
