@@ -57,7 +57,7 @@
    "transports" "errors-of-other-calls-over-tcp"
    "src/rpc/handler-error.lisp"
    "(and (typep error 'rpc-error) (not (of-another-call-p error call)))" "(typep error 'rpc-error)")
-  ("If it has not, any call is safe to repeat"
+  ("If the request has not, any call is safe to repeat"
    "attempt" "what-no-server-has-seen-is-made-again"
    "src/rpc/attempt/retry.lisp"
    "(and (eq :server (attempt-failure-reach failure))
@@ -128,7 +128,7 @@
    "(let* ((most (* 4 (server-loop-max-open server-loop)))"))
 
 (define-promises "doc/addresses.md"
-  ("A killed server leaves it in place: the next one replaces it, if it is a socket on which no server answers"
+  ("A killed server leaves the socket's file in place: the next server replaces the file if no server answers on that socket"
    "loop" "abandoned-unix-files-are-replaced"
    "src/loop/names/unix.lisp"
    "(abandoned-p address)
@@ -207,7 +207,7 @@ status 415"
    "loop" "cipher-suites-of-the-environment"
    "src/loop/io/tls-credentials.lisp"
    "(sb-ext:posix-getenv \"GRPC_SSL_CIPHER_SUITES\")" "nil")
-  ("`epoll`, the default, or `poll`; of several with commas between, the first that is there"
+  ("`epoll`, the default, or `poll`; several names with commas between choose the first of them that exists"
    "loop.poll" "poller-of-the-environment"
    "src/loop/io/poller.lisp" "(sb-ext:posix-getenv \"GRPC_POLL_STRATEGY\")" "nil"))
 
@@ -218,7 +218,7 @@ status 415"
   ("Messages shorter than the option `:compress-minimum-octets` (256) are sent uncompressed"
    "client" "compression-by-channel-and-call"
    "src/wire/encoding.lisp" "(<= (options-compress-minimum-octets options) size)" "t")
-  ("those that would not become shorter"
+  ("messages that would not become shorter"
    "client" "compression-by-channel-and-call"
    "src/wire/encoding.lisp" "(or (eq compress t) (< (byte-buffer-end byte-buffer) end))" "t")
   ("an unknown encoding in a request"
@@ -278,7 +278,7 @@ status 415"
                   most)"
    "(stream-queue-unpicked-count (core-stream-queue core)))
                   (1+ most))")
-  ("calls of a server that has that many"
+  ("a call for a server that has that many calls"
    "client" "a-breaker-limits-calls"
    "src/client/picking/breaker.lisp" "(< calls most)" "(<= calls most)")
   ("out of at least `:breaker-min-calls`"
@@ -296,7 +296,7 @@ status 415"
   ("a call is refused only if the policy has no server left"
    "client" "breakers-leave-calls-to-other-servers"
    "src/client/picking/guarded-picker.lisp" "(if (picker-p picker) +picks-past-breakers+ 1)" "1")
-  ("the one with the fewest calls among some at random (A48)"
+  ("of some servers at random, the one with the fewest calls (A48)"
    "balance" "least-request-prefers-who-has-fewer-calls"
    "src/client/balance/least-request.lisp"
    "(and (< calls fewest) (breaker-passed-p subchannel call))" "(null best)")
@@ -359,7 +359,7 @@ status 415"
    "src/rpc/attempt/retry.lisp" 
    "(remove attempt (shiftf (retries-running retries) (and attempt (list attempt))))"
    "(shiftf (retries-running retries) (and attempt (list attempt)))")
-  ("`:retry nil` leaves only those"
+  ("`:retry nil` leaves only transparent retries"
    "transports" "retries-can-be-switched-off-over-tcp"
    "src/rpc/attempt/retry.lisp"
    "(options-retry options)
@@ -433,7 +433,7 @@ status 415"
    "src/client/token/token-credentials.lisp"
    "(min (+ +least-life-seconds+ +refresh-seconds+) (/ seconds 4))"
    "(+ +least-life-seconds+ +refresh-seconds+)")
-  ("there is one request at a time"
+  ("there is one request for the token at a time"
    "token" "one-fetch-at-a-time"
    "src/client/token/token-credentials.lisp" "(or fresh failure (token-fetching credentials))"
    "(or fresh failure)")
@@ -553,7 +553,7 @@ status 415"
    "trace" "long-tracestates-lose-members"
    "src/observe/trace/trace-state.lisp" "(loop while (> (state-length members) +most-state-octets+)"
    "(loop while (> (state-length members) 1024)")
-  ("On receipt the first valid one of the first two counts"
+  ("On receipt the first valid context of the first two forms counts"
    "trace" "a-server-finds-its-parent-in-the-metadata"
    "src/observe/trace/trace-header.lisp" "(when context (return context))" "(return context)"))
 
@@ -579,7 +579,7 @@ status 415"
                          (gethash"
    "(or nil
                          (gethash")
-  ("nor on a client `authorization`, which call credentials give"
+  ("neither is, on a client, `authorization`, which call credentials give"
    "logs" "entries-have-what-they-should"
    "src/observe/logs/binary.lisp" "(remove \"authorization\"" "(remove \"authorisation\""))
 
@@ -629,7 +629,7 @@ read between two of them"
   ("The client repeats reads, also transactions that only read"
    "etcd" "writes-are-done-once"
    "etcd/client/transaction.lisp" "((:get :get-all :count) t)" "((:get :get-all :count :put) t)")
-  ("It repeats a write only if a member has refused it without doing it"
+  ("The client repeats a write only if a member has refused it without doing it"
    "etcd" "writes-are-done-once"
    "etcd/client/etcd-call.lisp" "(unless (and (or twice (refused-p error))" "(unless (and t")
   ("In place of KEY `(:prefix PREFIX)` means all entries of a range"
@@ -652,7 +652,7 @@ read between two of them"
    "etcd/discovery/endpoint-table.lisp"
    "(< (table-entry-changed known) (table-entry-changed table-entry))"
    "(> (table-entry-changed known) (table-entry-changed table-entry))")
-  ("| its key | 4,096 octets | the entry is ignored |"
+  ("| the key of a server | 4,096 octets | the entry is ignored |"
    "discovery" "keys-that-are-no-text"
    "etcd/discovery/endpoint-table.lisp" "(if (< +longest-key+ (length" "(if (< 1000000 (length")
   ("| zone, hash key | 512 characters each | is ignored |"
@@ -737,7 +737,7 @@ read between two of them"
    "workflow" "what-does-not-pass-is-not-told-as-passing"
    "cluster/workflow/workflow-client.lisp" "(typep condition 'store-unavailable)"
    "(typep condition '(or store-unavailable store-full))")
-  ("| `:max-signals` | 100 | that wait in a workflow for a step |"
+  ("| `:max-signals` | 100 | signals that wait in a workflow for a step |"
    "workflow" "signals-wait-for-their-steps"
    "cluster/workflow/decisions/decision.lisp"
    "(when (> count most)
@@ -784,7 +784,7 @@ read between two of them"
   ("Only this machine has access, unless `:remote` is true: other machines get 403"
    "console" "other-machines-are-refused"
    "tools/console/access.lisp" "(or (console-remote-p console) (loopback-address-p peer))" "t")
-  ("So does a request for another host than `localhost` or an address of this machine"
+  ("A request for another host than `localhost` or an address of this machine gets 403, too"
    "console" "other-names-are-refused"
    "tools/console/access.lisp"
    "(loopback-host-p (host-part (or (exchange:http-request-header request \"host\") \"\")))" "t")
@@ -1022,7 +1022,7 @@ read between two of them"
    "src/observe/logs/access-log.lisp" ":failures (and failures t)" ":failures nil"))
 
 (define-promises "doc/guides/cookbook.md"
-  ("Without one, calls are repeated only if no server has processed them"
+  ("Without a retry policy, calls are repeated only if no server has processed them"
    "attempt" "failures-that-count"
    "src/client/config/retry-policy.lisp"
    "(if policy (attempt-policy-codes policy) 0)" "(if policy (attempt-policy-codes policy) 65535)"))

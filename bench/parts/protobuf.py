@@ -112,7 +112,7 @@ def table(results):
                       markdown.figure(go["ns"]), "%.2f" % (ours["ns"] / go["ns"]),
                       markdown.figure(ours["octets"]), markdown.figure(go["octets"])])
     return "\n".join([
-        "CPU per operation; decoding includes reading every field. Both have one core, in turn.",
+        "CPU per operation; decoding includes reading every field. Both libraries have one core, in turn.",
         "",
         markdown.table(["message", "octets", "ns", "Go, ns", "ours to Go's", "octets consed",
                         "Go, octets allocated"], lines)])
