@@ -115,7 +115,7 @@ held."
                                                        +most-catch-ups+)))))
 
 (defun catch-up-watcher (informer watcher)
-  "Begin a catch-up of WATCHER, or refuse it. The lock is held."
+  "Begin a catch-up of WATCHER, or refuse it. The informer's lock is held."
   (cond ((<= +most-catch-ups+ (informer-catch-ups informer))
          (pushnew watcher (informer-refused informer)))
         (t (incf (informer-catch-ups informer))
@@ -124,7 +124,7 @@ held."
                                    (lambda () (run-catch-up informer watcher))))))
 
 (defun drop-catch-up (informer watcher)
-  "Drop the catch-up of WATCHER. The lock is held."
+  "Drop the catch-up of WATCHER. The informer's lock is held."
   (when (watcher-catch-up watcher)
     (decf (informer-catch-ups informer))
     (setf (watcher-catch-up watcher) nil)))
@@ -213,7 +213,8 @@ view has the changes that follow."
         (when (typep catch-up 'etcd:watch) (etcd:cancel-watch catch-up))))))
 
 (defun count-watchers (informer)
-  "Report the number of watchers to the function ON-WATCHERS, if there is one. The lock is held."
+  "Report the number of watchers to the function ON-WATCHERS, if there is one. The informer's lock
+is held."
   (when (informer-on-watchers informer)
     (funcall (informer-on-watchers informer) (length (informer-watchers informer)))))
 
@@ -263,7 +264,7 @@ be late."
 
 (defun note-changed (informer changes &optional first)
   "The view of INFORMER has got CHANGES. Wake the waiting threads and send CHANGES to the watchers;
-if this is the FIRST view, do so even without changes. The lock is held."
+if this is the FIRST view, do so even without changes. The informer's lock is held."
   (when (or changes first)
     (sb-thread:condition-broadcast (informer-waitqueue informer))
     (dolist (watcher (informer-watchers informer)) (tell-watcher informer watcher))))

@@ -97,16 +97,16 @@ digits set to 0."
       (* +certain-share+ (lease-ms session-lease))))
 
 (defun session-leases (node)
-  "The SESSION-LEASEs of NODE, a list. The lock is held."
+  "The SESSION-LEASEs of NODE, a list. The node's lock is held."
   (alexandria:hash-table-values (node-session-leases node)))
 
 (defun find-session-lease (node number)
-  "The SESSION-LEASE of NODE with the lease NUMBER, or nil. The lock is held."
+  "The SESSION-LEASE of NODE with the lease NUMBER, or nil. The node's lock is held."
   (find number (session-leases node) :key #'lease-number))
 
 (defun place-record (record session-lease)
   "The key of RECORD's session ends with SESSION-LEASE, or with a lease that is not the node's if
-that is nil. The lock is held."
+that is nil. The node's lock is held."
   (unless (eq session-lease (session-record-session-lease record))
     (quit-ring record)
     (setf (session-record-session-lease record) session-lease
@@ -165,14 +165,14 @@ meanwhile."
 ;;; A node's knowledge of sessions
 
 (defun note-heard (record)
-  "RECORD's worker was heard of now. The lock is held."
+  "RECORD's worker was heard of now. The node's lock is held."
   (setf (session-record-heard-ms record) (steady-ms))
   (quit-ring record)
   (enter-ring record (session-lease-records (session-record-session-lease record))))
 
 (defun note-change-of-key (node record lease revision)
   "The key of RECORD's session ends with the lease of the number LEASE since REVISION, unless NODE
-knows something newer. The lock is held."
+knows something newer. The node's lock is held."
   (let ((before (session-record-revision record)))
     (when (< before revision)
       (setf (session-record-revision record) revision)
@@ -291,7 +291,7 @@ any more."
 
 (defun fall-silent (record)
   "Note that RECORD's session must get a lease of its own. A heartbeat from now on takes the session
-back. The lock is held."
+back. The node's lock is held."
   (setf (session-record-stream record) nil)
   (quit-ring record)
   (enter-ring record (session-lease-silent (session-record-session-lease record))))

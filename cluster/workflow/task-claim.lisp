@@ -326,7 +326,7 @@ searches."
 
 (defun arrivals (task-queue kinds)
   "The counts of arrived tasks of KINDS, which may include tasks of other kinds that share their
-counters. The lock is held."
+counters. The task queue's lock is held."
   (loop for kind in kinds collect (svref (task-queue-arrivals task-queue) (arrival-place kind))))
 
 (defun arrivals-now (task-queue kinds)
@@ -404,7 +404,7 @@ is held."
 
 (defun wake-claim (task-queue kind id)
   "Let the first claim that waits for KIND try the task of the workflow ID, which may be claimable.
-The lock is held."
+The task queue's lock is held."
   (incf (svref (task-queue-arrivals task-queue) (arrival-place kind)))
   (let ((waiting (take-first task-queue kind)))
     (when waiting (retry-waiting task-queue waiting kind id))))
@@ -535,7 +535,7 @@ responsibility for the task for which it was woken."
 
 (defun check-waiting (task-queue session limits)
   "Signal BACKLOG-FULL if as many claims of SESSION, or of its identity, wait in TASK-QUEUE as
-LIMITS allow. The lock is held."
+LIMITS allow. The task queue's lock is held."
   (let ((most (limits-max-waiting-claims-per-session limits))
         (most-of-owner (limits-max-waiting-claims-per-identity limits))
         (owner (session-owner session))
@@ -551,7 +551,7 @@ LIMITS allow. The lock is held."
                    "too many claims of one identity are waiting"))))
 
 (defun count-waiting (task-queue session by)
-  "Add BY to the count of claims of SESSION in TASK-QUEUE. The lock is held."
+  "Add BY to the count of claims of SESSION in TASK-QUEUE. The task queue's lock is held."
   (let ((owners (task-queue-owners task-queue)) (owner (session-owner session)))
     (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners))))
 

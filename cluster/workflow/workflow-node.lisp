@@ -251,17 +251,17 @@ change."
     (if dot (subseq session (1+ dot)) "")))
 
 (defun count-session (node session by)
-  "The owner of SESSION has BY more sessions. The lock is held."
+  "The owner of SESSION has BY more sessions. The node's lock is held."
   (let ((owner (session-owner session)) (owners (node-owners node)))
     (unless (string= "" owner)
       (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners)))))
 
 (defun find-record (node session)
-  "The SESSION-RECORD of SESSION at NODE, or nil. The lock is held."
+  "The SESSION-RECORD of SESSION at NODE, or nil. The node's lock is held."
   (values (gethash session (node-session-records node))))
 
 (defun ensure-record (node session)
-  "The SESSION-RECORD of SESSION at NODE. The lock is held."
+  "The SESSION-RECORD of SESSION at NODE. The node's lock is held."
   (or (find-record node session)
       (let ((record (%make-session-record session)))
         (isolate-ring record)
@@ -321,7 +321,7 @@ one."
 
 (defun check-sessions-of (node owner)
   "Signal BACKLOG-FULL if OWNER, unless it is empty, already has as many sessions as it may have.
-The lock is held."
+The node's lock is held."
   (let ((most (limits-max-sessions-per-identity (node-limits node)))
         (count (gethash owner (node-owners node) 0)))
     (when (<= most count)

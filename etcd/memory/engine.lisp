@@ -6,8 +6,8 @@
 ;;;; Then, without the lock, the thread that has made a new revision calls the listeners that it
 ;;;; concerns, at most +CALLED-AT-ONCE+ of them. The engine's job serves the others in turn. The job
 ;;;; also continues the work of a listener that has stopped after doing enough at once. Leases end
-;;;; in the course of the next request, or by that job. While there are leases or listeners the job
-;;;; checks the clock at least twice a second, since a test's clock may jump.
+;;;; in the course of the next request, or by the engine's job. While there are leases or listeners
+;;;; the job checks the clock at least twice a second, since a test's clock may jump.
 
 (in-package #:clgrpc.memory)
 

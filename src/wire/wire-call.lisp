@@ -23,8 +23,8 @@
   "A call on a stream of HTTP/2, at either end."
   (endpoint nil :type endpoint)         ; the data that it shares with others
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
-  (stream nil :type (or null http2:stream)) ; nil before it has a stream, and afterwards
-  (born-ns 0 :type nanoseconds)         ; the time when it began; 0 before that
+  (stream nil :type (or null http2:stream)) ; nil before the call has a stream, and afterwards
+  (born-ns 0 :type nanoseconds)         ; the time when the call began; 0 before that
   (marks 0 :type marks))                ; the loop's, once it begins the call
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)

@@ -121,7 +121,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (sb-thread:grab-mutex **watchdog-lock**)))
 
 (defun pause (tick-ns)
-  "Wait for TICK-NS, or less if a timer is due before. The lock is held."
+  "Wait for TICK-NS, or less if a timer is due before. The watchdog's lock is held."
   (let ((end (+ (monotonic-ns) tick-ns)))
     (loop do (setf **next-look-ns** end)
           while (and (await-notice **watchdog-waitqueue** **watchdog-lock** end)
@@ -130,11 +130,11 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (setf **next-look-ns** 0)))
 
 (defun asleep-p ()
-  "True until a baton moves, for the watchdog's own thread. The lock is held."
+  "True until a baton moves, for the watchdog's own thread. The watchdog's lock is held."
   (and **watchdog-asleep** (eq **watchdog** sb-thread:*current-thread*)))
 
 (defun doze ()
-  "Sleep until a baton moves. The lock is held."
+  "Sleep until a baton moves. The watchdog's lock is held."
   (setf **watchdog-asleep** t)
   (await-notice **watchdog-waitqueue** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
   (when (and **watchdog-asleep** (not (look-at-loops nil)))
@@ -145,7 +145,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (setf **watchdog-asleep** nil)))
 
 (defun total-turns ()
-  "The number of turns of all loops. The lock is held."
+  "The number of turns of all loops. The watchdog's lock is held."
   (reduce #'+ **watched** :key (lambda (watched) (event-loop-turns (watched-loop watched)))))
 
 (defun collect-when-idle ()

@@ -179,7 +179,8 @@ apart."
 ;; that is held by a counting thread
 
 (defun kept-target (metrics target kept)
-  "The value of grpc.target for TARGET; KEPT is that of KEEP-TARGET for it. The lock is held."
+  "The value of grpc.target for TARGET; KEPT is that of KEEP-TARGET for it. The metrics' lock is
+held."
   (cond ((member target (metrics-targets metrics) :test #'equal) target)
         ((or (>= (length (metrics-targets metrics)) +most-targets+) (not kept))
          "other")

@@ -33,7 +33,7 @@ start."
   "One range of numbers of a list of ranges."
   (first 0 :type integer)               ; its lowest number
   (last 0 :type integer)                ; its highest number
-  (range nil)                           ; the range from which it was made
+  (range nil)                           ; the range that the element was made from
   (place 0 :type index)                 ; its place in the list
   ;; the span, this one or before it in a vector, whose LAST is the greatest
   (reach nil :type (or null number-range)))

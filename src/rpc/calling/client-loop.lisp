@@ -57,7 +57,7 @@ each garbage collection 30 µs longer.")
         limit)))
 
 (defun add-client-loop ()
-  "Return a new client loop, which runs. The lock is held."
+  "Return a new client loop, which runs. The lock of all client loops is held."
   (let* ((reserve (if (client-loops)
                       (client-loop-reserve (first (client-loops)))
                       (loop:make-reserve)))
@@ -67,11 +67,12 @@ each garbage collection 30 µs longer.")
     (first (push (make-client-loop event-loop reserve) (loop:world-client-loops loop:*world*)))))
 
 (defun least-used-loop ()
-  "The client loop that has the fewest channels, or nil. The lock is held."
+  "The client loop that has the fewest channels, or nil. The lock of all client loops is held."
   (first (sort (copy-list (client-loops)) #'< :key #'client-loop-channels)))
 
 (defun choose-client-loop (options)
-  "The client loop for a new channel with OPTIONS that may be on any loop. The lock is held."
+  "The client loop for a new channel with OPTIONS that may be on any loop. The lock of all client
+loops is held."
   (let ((least (least-used-loop)))
     (if (or (null least)
             (and (plusp (client-loop-channels least))
@@ -80,7 +81,8 @@ each garbage collection 30 µs longer.")
         least)))
 
 (defun find-group (client-loop pool-key)
-  "The group of the channels of POOL-KEY on CLIENT-LOOP, or nil. The lock is held."
+  "The group of the channels of POOL-KEY on CLIENT-LOOP, or nil. The lock of all client loops is
+held."
   (find pool-key (client-loop-groups client-loop) :key #'group-key :test #'equal))
 
 (defun join-group (client-loop pool-key make-pool)
@@ -113,7 +115,8 @@ channel. If OPTIONS is :TIMERS the loop is for the timers of a channel within th
                   (and pool-key (join-group client-loop pool-key make-pool)))))))
 
 (defun leave-client-loop (client-loop pool-key)
-  "Note that one use of CLIENT-LOOP has ended, as RELEASE-CLIENT-LOOP does. The lock is held."
+  "Note that one use of CLIENT-LOOP has ended, as RELEASE-CLIENT-LOOP does. The lock of all client
+loops is held."
   (if (eq :timers pool-key)
       (decf (client-loop-timers client-loop))
       (let ((group (and pool-key (find-group client-loop pool-key))))

@@ -55,7 +55,7 @@ any thread."
   "The encoding that users name NAME, or nil."
   (find name (encodings) :key #'encoding-name))
 
-;;; Octets to octets. All code that decompresses messages calls one of the last two.
+;;; Octets to octets. All code that decompresses messages calls one of the last two functions here.
 
 (defun compressed-octets (encoding level octets start end room)
   "Compress the octets START to END by ENCODING. The values are those of OS:DEFLATE-OCTETS."

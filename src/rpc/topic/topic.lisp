@@ -314,7 +314,7 @@ any thread."
 (defun past-from (topic from)
   "The messages of TOPIC after the one with the number FROM, or with :past all that are kept. Signal
 :out-of-range if one of these messages is no longer kept, or if no message has the number FROM yet.
-The lock is held."
+The topic's lock is held."
   (let* ((kept (fifo-items (topic-past topic)))
          (before (- (topic-position topic) (topic-past-count topic))))
     (cond ((eq :past from) (copy-list kept))

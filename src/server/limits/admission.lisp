@@ -110,7 +110,7 @@ reserved for other peers, since it may be a load balancer and represent many cli
                    :kept (ash (options-reserve-threads (server-options server)) -4)))
 
 (defun ensure-entry (server admission name)
-  "The entry of the peer called NAME. The lock is held."
+  "The entry of the peer called NAME. The admission's lock is held."
   (or (gethash name (admission-peers admission))
       (let ((entry (isolate-ring (make-peer-entry name (make-peer-quota server)
                                                   (make-account (server-account server))))))
@@ -351,7 +351,7 @@ OPTIONS allow it; log a warning if the number is less than OPTIONS require."
 
 (defun try-again (admission now)
   "If the limit of connections was lowered long enough before NOW, check whether it may be raised.
-The lock is held."
+The admission's lock is held."
   (when (and (< (admission-max-connections admission) (admission-derived admission))
              (< (+ (admission-lowered-ns admission) +calm-ns+) now))
     (setf (admission-lowered-ns admission) now

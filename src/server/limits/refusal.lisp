@@ -26,7 +26,7 @@
                                  collect (format nil "~D of ~A (~(~A~))" count peer option))))
 
 (defun count-refusal (refusals option peer)
-  "The lock is held."
+  "The refusals' lock is held."
   (let* ((counts (refusals-counts refusals))
          (row (or (find-if (lambda (row) (and (eq option (first row)) (string= peer (second row))))
                            counts)
