@@ -40,8 +40,8 @@
   ;; notified when a thread ends
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
-  (root nil :type share :read-only t)   ; the share of all its threads
-  (lookups nil :type share :read-only t) ; the share for names that are looked up
+  (root nil :type quota :read-only t)   ; the quota of all its threads
+  (lookups nil :type quota :read-only t) ; that of names that are looked up
   (runners 0 :type index)               ; threads beyond LIMIT, for the loops that some of them run
   (count 0 :type index)                 ; the number of threads, including those about to start
   (busy 0 :type index)                  ; how many threads are not IDLE
@@ -143,9 +143,9 @@ is free."
 
 (defun run-on-reserve (reserve function &key (if-busy :queue) (quota (reserve-root reserve))
                                           takeover)
-  "Call FUNCTION, without arguments, on a thread of RESERVE. An error in FUNCTION is logged. IF-BUSY
-is the action if SHARE may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
-room, and though SHARE has the most functions that it may have; :FIRST, queue before all others,
+  "Call FUNCTION, without arguments, on a thread of RESERVE. An error in it is logged. IF-BUSY is
+the action if QUOTA may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
+room, and though QUOTA has the most functions that it may have; :FIRST, queue before all others,
 even without room; :EXCEED, start a thread beyond the limit; :REFUSE. Return true if FUNCTION gets a
 thread, :QUEUED if it waits for one. Return false as the first value if FUNCTION will not be called,
 for instance because RESERVE is closed; the second value is :QUOTA if QUOTA has the most functions
@@ -184,9 +184,9 @@ has stopped. From any thread."
               (incf (reserve-runners reserve) change)))
       (start-waiting reserve))))
 
-(defun leave-reserve (reserve share &key function)
-  "Drop the functions that wait in SHARE, which has no parts; or FUNCTION alone, if it is given and
-still waits. The functions' places in the queue are free. From any thread."
+(defun leave-reserve (reserve quota &key function)
+  "Drop the functions that wait in QUOTA, which has no children; or FUNCTION alone, if it is given
+and still waits. Their places in the queue are free. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (if function
         (withdraw-function quota function)

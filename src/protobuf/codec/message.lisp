@@ -263,7 +263,6 @@ such type is defined. From any thread."
 (defstruct (enum-type (:constructor %make-enum-type (name)) (:copier nil))
   "An enum type, one per full name."
   (name "" :type string :read-only t)   ; the full name
-  (symbol nil :type symbol)             ; the symbol that names the type in Lisp
   (descriptor nil :type (or null enum-descriptor)) ; the current descriptor, or nil
   (keywords #() :type simple-vector)    ; the keyword of each number from 0 where there is one
   (sparse (make-hash-table) :type hash-table) ; the keywords of all other numbers

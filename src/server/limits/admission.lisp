@@ -16,10 +16,9 @@
                        (:copier nil))
   "A peer, with its connections and its quota. The entry of a peer without connections is in the
 admission's ring GONE."
-  (name "" :type string :read-only t)   ; the name that PEER-NAME returns
-  ;; its share of the reserve; the shares of its links are parts of it
-  (share nil :type loop:share :read-only t)
-  (account nil :type account :read-only t) ; the account of the octets that its connections hold
+  (name "" :type string :read-only t)   ; from PEER-NAME
+  (quota nil :type loop:quota :read-only t) ; of threads; the parent of those of its links
+  (account nil :type account :read-only t) ; of the octets that its connections hold
   ;; of the time that its compressed messages take
   (budget (make-decompression-budget) :read-only t)
   ;; the number of its connections, in the ranking of all peers
