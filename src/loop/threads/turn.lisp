@@ -25,7 +25,8 @@ should be sent, a timer is due or newcomers should be admitted. The number begin
 +FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. Once the watchdog has found
 the turn long, the loop checks after each function.")
 (defconstant +functions-caused+ 16
-  "Deferred functions that others have deferred run in the same turn if both are no more than this.")
+  "Deferred functions that others have deferred run in the same turn if both together are at most
+this many.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500

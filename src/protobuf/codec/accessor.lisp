@@ -1,7 +1,8 @@
-;;;; The functions on a message that users call: accessors, presence, oneof cases, the predicate and,
-;;;; for little code, the constructor. They are closures, made from a few templates when a definition
-;;;; is loaded. A closure reads a place of the hidden structure as fast as a function compiled for it,
-;;;; while compiling the functions of seven fields took as long as compiling the coders.
+;;;; The functions on a message that users call: accessors, presence, oneof cases, the predicate
+;;;; and, with :CODE-SIZE, the constructor. These functions are closures, made from a few templates
+;;;; when a definition is loaded. A closure reads a place of the hidden structure as fast as a
+;;;; function compiled for it, while compiling the functions of seven fields took as long as
+;;;; compiling the coders.
 ;;;;
 ;;;; Every function checks the message's layout with one comparison and goes to
 ;;;; message-reflection.lisp for messages of other layouts. The compiler knows no types of these

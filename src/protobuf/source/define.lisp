@@ -273,8 +273,8 @@ Files named google/protobuf/… are built in.
 If SOURCE, a string, is given, it is the text of the file, and PATH is only its name. SOURCE and
 IMPORT-PATHS may be forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED; or :CODE-SIZE for
 messages that are rarely read or written: all share one coder, which is many times slower, and the
-file compiles in a tenth of the time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The
-value is the name under which others import the file. From one thread at a time, like LOAD."
+file compiles in a tenth of the time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH.
+The value is the name under which others import the file. From one thread at a time, like LOAD."
   (flet ((value (form)
            (if (and (consp form) (every (lambda (item) (typep item '(or string pathname))) form))
                form

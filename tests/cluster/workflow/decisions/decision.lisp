@@ -280,7 +280,7 @@ longer; after twenty in a row it fails, since it may be what ends its workers."
     (is (= 100000 (workflow::next-time state)))
     (becomes state 100000 (workflow::do-due-event))
     (is (eq :failed (pb:workflow-state-status state)))
-    (is (search "its time is over" (pb:workflow-state-reason state))))
+    (is (search "the time of the step is over" (pb:workflow-state-reason state))))
   (let ((state (workflow::draft-state (begun '((:wait 10)) :now 0 :timeout 20))))
     (becomes state 50000 (workflow::do-due-event))
     (is (eq :completed (pb:workflow-state-status state))))
