@@ -166,6 +166,7 @@ messages.")
     "GET /v1/get/a|Host: lab||" "get /v1/get/a HTTP/1.1|Host: lab||"
     "|GET /v1/get/a HTTP/1.1|Host: lab||"
     "GET http://lab/v1/get/a HTTP/1.1|Host: other||" "OPTIONS * HTTP/1.1|Host: lab||"
+    "options /lab.web.v1.EchoService/Get HTTP/1.1|Host: lab|Access-Control-Request-Method: POST||"
     "GET lab HTTP/1.1|Host: lab||" "GET /v1/get/a HTTP/1.1|Host: lab|X : y||"
     "GET /v1/get/a HTTP/1.1|Host: lab|X: a| b||" "GET /v1/get/a HTTP/1.1|Host: lab|: y||"
     "GET /v1/get/a HTTP/1.1|Host: lab|Connection: close||"

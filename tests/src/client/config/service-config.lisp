@@ -95,6 +95,8 @@
     (is (null (wrong '())))
     (loop for (source path) in '(((:method-config ((:name (()) :timeout -1)))
                                   "methodConfig[0].timeout")
+                                 ((:method-config ((:name (()) :timeout :soon)))
+                                  "methodConfig[0].timeout")
                                  ((:method-config ((:name (()) :wait-for-ready 1)))
                                   "methodConfig[0].waitForReady")
                                  ((:method-config ((:name (())) . :x)) "methodConfig")
