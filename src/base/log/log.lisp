@@ -114,14 +114,23 @@ metadata with a token. If true, it shows all arguments. Set it globally.")
   "The most characters of a frame's line; one of its arguments may have a fifth of them.")
 
 (defun shown-argument (argument)
-  "ARGUMENT of a frame, as the log may show it. In place of one that is not known any more SBCL
-gives an object of a class of its own."
+  "ARGUMENT of a frame, as the log may show it. In place of one that is not known any more, or has
+dynamic extent, SBCL gives an object of a class of its own; that of the latter shows the argument."
   (let ((class (class-name (class-of argument))))
     (if (or *backtrace-arguments*
             (typep argument '(or boolean keyword))
-            (string= '#:unprintable-object class))
+            (and (string= '#:unprintable-object class)
+                 (member (princ-to-string argument)
+                         '("#<unused argument>" "#<unavailable argument>")
+                         :test #'string=)))
         argument
         class)))
+
+(defun shown-function (name)
+  "NAME of a frame, as the log may show it: that of a form in a file has all of the form."
+  (if (and (consp name) (eq 'sb-c::top-level-form (first name)) (not *backtrace-arguments*))
+      (first name)
+      name))
 
 (defun write-frame (frame stream)
   "Write FRAME, a list of a function's name and its arguments."
@@ -129,7 +138,7 @@ gives an object of a class of its own."
            (printable-text (bounded-text object :limit limit :escape t) :limit (1+ limit))))
     (write-string (with-bounded-text (stream +frame-characters+)
                     (write-char #\( stream)
-                    (write-string (text (first frame) 200) stream)
+                    (write-string (text (shown-function (first frame)) 200) stream)
                     (dolist (argument (rest frame))
                       (write-char #\Space stream)
                       (write-string (text (shown-argument argument) (floor +frame-characters+ 5))

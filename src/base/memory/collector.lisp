@@ -63,10 +63,14 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
 (defglobal **nursery** 0)               ; the size that we gave the nursery last, one that no user
                                         ; would choose
 
+(defun most-nursery ()
+  "The most octets that the heap allows between two collections."
+  (floor (sb-ext:dynamic-space-size) 10))
+
 (defun set-nursery (octets)
   "Have OCTETS consed between two collections, or a tenth of the heap if that is less, and at most
 as many survivors copied at once. The new size applies after the next collection."
-  (setf **nursery** (min octets (floor (sb-ext:dynamic-space-size) 10))
+  (setf **nursery** (min octets (most-nursery))
         ;; not by (SETF BYTES-CONSED-BETWEEN-GCS), by which SBCL 2.6.4 changes the next collection
         ;; as well, and signals an error if it would have to be in the past
         (sb-alien:extern-alien "bytes_consed_between_gcs" sb-alien:unsigned-long) **nursery**
@@ -89,15 +93,16 @@ as many survivors copied at once. The new size applies after the next collection
 (defun tune-collector ()
   "Make this process collect garbage less often, and keep its memory until a full collection. This
 is for servers, and for clients with much work; a library should not call it. Between two
-collections 64 MB are consed, or 200 MB in a process whose collections take more than a hundredth
-of its time, or down to 8 MB in one whose collections take more than 10 ms each, but never more than
-a tenth of the heap; a size that the user sets afterwards stays. Objects that have survived one or
+collections 64 MB are consed; or 200 MB in a process whose collections take more than a hundredth
+of its time, a fiftieth if each takes more than 10 ms; or down to 8 MB in a process whose
+collections take more than 10 ms each, but less than a hundredth of its time; never more than a
+tenth of the heap. A size that the user sets afterwards stays. Objects that have survived one or
 two collections may occupy as much more, but at most 64 MB, and older ones an eighth of the heap,
-before they are collected again. When the process has consed less than 4 MB a
-second for five seconds, or its event loops have had no work for eight seconds, it returns memory to
-the system, in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full
-collection, which takes half a second for each living gigabyte, so that objects that live then are
-not copied again: call it once the permanent data is loaded. An image that is saved afterwards
+before they are collected again. When the process has consed less than 4 MB a second for five
+seconds, or its event loops have had no work for eight seconds, it returns memory to the system,
+in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full collection, which
+takes half a second for each living gigabyte, so that objects that live then are not copied again:
+call it once the permanent data is loaded. An image that is saved afterwards
 begins tuned. From any thread."
   (set-collector)
   (sb-ext:gc :full t)
@@ -106,8 +111,11 @@ begins tuned. From any thread."
   nil)
 
 (defun set-collector-again ()
-  "In a new process, whose SBCL has its own settings, make those of a tuned image."
-  (when **tuned** (set-collector)))
+  "In a new process, whose SBCL has its own settings, make those of a tuned image, unless the user
+has set another size of the nursery by now."
+  (when (and **tuned** (= (sb-ext:bytes-consed-between-gcs)
+                          (floor (sb-ext:dynamic-space-size) 20))) ; SBCL's
+    (set-collector)))
 
 (pushnew 'set-collector-again sb-ext:*init-hooks*)
 
@@ -327,9 +335,9 @@ QUIET-PERIOD see QUIET-P."
 ;;; The size of the nursery
 
 (defun fitting-nursery (octets share ns)
-  "The size for a nursery of OCTETS if collections take SHARE of the time, a real, and the last one
-took NS. Half the nursery takes at most twice the share, and the largest a third, so that after a
-change the size stays."
+  "The size for a nursery of OCTETS if collections take SHARE of the time, a real, and one of them
+NS. Half the nursery takes at most twice the share, and the largest a third, and twice the nursery
+takes at most twice as long for a collection, so that after a change the size stays."
   (let ((long (< +long-collection-ns+ ns)) (larger (< +nursery-octets+ octets)))
     (cond ((< 1/100 share)
            (cond ((and long (<= share 1/50)) octets)
@@ -337,7 +345,7 @@ change the size stays."
                  (t +most-nursery-octets+)))
           (larger (if (< share (if long 1/200 1/400)) +nursery-octets+ octets))
           (long (max +least-nursery-octets+ (ash octets -1)))
-          ((and (< share 1/400) (< ns (floor +long-collection-ns+ 4))) +nursery-octets+)
+          ((< (* 2 ns) +long-collection-ns+) (min +nursery-octets+ (* 2 octets)))
           (t octets))))
 
 (defstruct (collector-watch (:copier nil) (:predicate nil))
@@ -345,6 +353,7 @@ change the size stays."
   (quiet-period (make-quiet-period) :type quiet-period :read-only t) ; see QUIET-P
   (ns 0 :type nanoseconds)              ; when it last found that garbage had been collected
   (run-time 0 :type integer)            ; *GC-RUN-TIME* then, less **TIME-ASIDE**
+  (consed 0 :type unsigned-byte)        ; the octets that the process had consed by then
   (epoch nil))                          ; the epoch of the last collection before
 
 (document-functions
@@ -354,16 +363,19 @@ change the size stays."
   "If garbage was collected since the last call with WATCH, adapt the nursery, unless the user has
 set another size."
   (let ((now (monotonic-ns)) (run-time (- sb-ext:*gc-run-time* **time-aside**))
-        (epoch (collection-epoch)))
+        (consed (sb-ext:get-bytes-consed)) (epoch (collection-epoch)))
     (unless (eq epoch (collector-watch-epoch watch))
       (when (and (collector-watch-epoch watch) (nursery-ours-p))
         (let* ((ns (seconds-ns (/ (max 0 (- run-time (collector-watch-run-time watch)))
                                   internal-time-units-per-second)))
                (share (/ ns (max 1 (- now (collector-watch-ns watch)))))
-               (octets (fitting-nursery **nursery** share ns)))
+               ;; SBCL does not count collections
+               (count (max 1 (floor (- consed (collector-watch-consed watch)) **nursery**)))
+               (octets (min (fitting-nursery **nursery** share (/ ns count)) (most-nursery))))
           (unless (= octets **nursery**) (set-nursery octets))))
       (setf (collector-watch-ns watch) now
             (collector-watch-run-time watch) run-time
+            (collector-watch-consed watch) consed
             (collector-watch-epoch watch) epoch))))
 
 (defun retune-collector (watch)

@@ -3,11 +3,12 @@
 ;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
 ;;;; Each phase does the work that existed when it began. Work that a phase causes is left to later
 ;;;; phases, or to the next turn, which then does not wait. But if a few deferred functions defer a
-;;;; few others, these run in the same turn: a handler that has just begun answers the messages that
-;;;; came with its call, and the answer shares the send. Nothing here allocates. In the middle of
-;;;; a long turn timers run as well, and newcomers are admitted: connections with new input are
-;;;; read, and what they defer runs before what was deferred earlier. The newcomers get at most half
-;;;; of the time, so neither they nor the deferred functions wait for all of the others.
+;;;; few others, and such have been quick, these run in the same turn: a handler that has just begun
+;;;; answers the messages that came with its call, and the answer shares the send. Nothing here
+;;;; allocates. In the middle of a long turn timers run as well, and newcomers are admitted:
+;;;; connections with new input are read, and what they defer runs before what was deferred earlier.
+;;;; The newcomers get at most half of the time, so neither they nor the deferred functions wait for
+;;;; all of the others.
 
 (in-package #:clgrpc.loop)
 
@@ -27,6 +28,11 @@ the turn long, the loop checks after each function.")
 (defconstant +functions-caused+ 16
   "Deferred functions that others have deferred run in the same turn if both together are at most
 this many.")
+(defconstant +caused-ns+ 50000
+  "If the functions that others have deferred take longer than this, such functions wait for the
+next turn during +TURNS-APART+ turns: finished output would wait for them.")
+(defconstant +turns-apart+ 256
+  "For how many turns these functions wait then.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
@@ -351,7 +357,8 @@ that are deferred for them run next. Return the number of these functions."
   "Run the deferred functions. Return false if user code in them has lost the baton."
   (let ((count (event-loop-ring-count loop))
         (done 0)
-        (caused-p nil)                  ; those run now that others have deferred in this phase
+        ;; when those began that others have deferred in this phase, or 0
+        (caused-at 0)
         ;; the functions called before DONE reaches this number are newcomers'
         (admitted 0)
         (admitted-at 0)                 ; when the newcomers' functions began, or 0
@@ -360,7 +367,7 @@ that are deferred for them run next. Return the number of these functions."
         (look +functions-before-look+)  ; when DONE is so much, look
         (looked-at (event-loop-now loop))) ; the time of the last look
     (declare (type index count done admitted look) (type (integer 1 #.+functions-per-look+) step)
-             (type nanoseconds admitted-at admission looked-at))
+             (type nanoseconds caused-at admitted-at admission looked-at))
     (flet ((look-around ()
              (let ((now (flush-large loop)))
                (setf step (if (< (- now (shiftf looked-at now)) (* step +slow-function-ns+))
@@ -390,9 +397,18 @@ that are deferred for them run next. Return the number of these functions."
                               (look-around))))
                  (unless (in-event-loop-p loop) (return-from deferred-phase nil)))
         (let ((caused (event-loop-ring-count loop)))
-          (when (or caused-p (zerop caused) (< +functions-caused+ (+ done caused)))
+          (when (and (plusp caused-at)
+                     (< (- (the nanoseconds (funcall (event-loop-clock loop))) caused-at)
+                        +caused-ns+))
+            (setf (event-loop-apart-until loop) 0))
+          (when (or (plusp caused-at)
+                    (zerop caused)
+                    (< +functions-caused+ (+ done caused))
+                    (< (event-loop-turns loop) (event-loop-apart-until loop)))
             (return t))
-          (setf caused-p t
+          (setf caused-at (max 1 (the nanoseconds (funcall (event-loop-clock loop))))
+                ;; unless they turn out to be quick
+                (event-loop-apart-until loop) (+ (event-loop-turns loop) +turns-apart+)
                 count (+ done caused)))))))
 
 (define-hot inbox-phase ((loop event-loop)) null

@@ -24,7 +24,7 @@
       (with-standard-io-syntax
         (print (list :seed (clgrpc.base:hash-seed)
                      :greeting (greet channel)
-                     :tuned (< (* 64 1024 1024) (sb-ext:bytes-consed-between-gcs))
+                     :tuned (= clgrpc.base::+nursery-octets+ (sb-ext:bytes-consed-between-gcs))
                      :old-server (clgrpc:server-running-p *server*)
                      :old-channel (clgrpc:channel-state *channel*)
                      :old-call (handler-case (greet *channel*)

@@ -213,6 +213,12 @@ keeps it: each later backtrace waits for ever, as does the end of each thread of
   (error "broken")
   argument)
 
+(declaim (notinline fail-with-these))
+(defun fail-with-these (&rest arguments)
+  "SBCL shows such arguments in its own object, with their values."
+  (declare (dynamic-extent arguments))
+  (values (fail-with arguments) 1))
+
 (defun backtrace-of (argument &key arguments)
   "The :backtrace that is logged of an error in a function that was given ARGUMENT; it is shown if
 ARGUMENTS is true."
@@ -225,7 +231,7 @@ ARGUMENTS is true."
       (handler-bind ((error (lambda (condition)
                               (log-condition :error :failed condition)
                               (return))))
-        (fail-with argument)))
+        (if (consp argument) (apply #'fail-with-these argument) (fail-with argument))))
     logged))
 
 (test backtraces-show-no-values
@@ -236,7 +242,11 @@ ARGUMENTS is true."
         for backtrace = (backtrace-of argument)
         do (is (search (format nil "(BACKTRACE-OF ~A :ARGUMENTS NIL)" shown) backtrace))
            (is (not (search "secret" backtrace)))
-           (is (not (search "4711" backtrace)))))
+           (is (not (search "4711" backtrace))))
+  (is (string= "SB-C::TOP-LEVEL-FORM"
+               (prin1-to-string (clgrpc.base::shown-function
+                                 '(sb-c::top-level-form (call "secret"))))))
+  (is (equal '(flet work :in test) (clgrpc.base::shown-function '(flet work :in test)))))
 
 (test backtraces-are-bounded-and-visible
   "A frame is one line whatever its arguments are; peers have sent some of them."

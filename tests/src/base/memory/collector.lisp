@@ -177,8 +177,9 @@ the user has set stays."
                    shares)))
     (is (equal '(64 64 100 100 200) (fitting 100 10 0 1/401 1/400 1/100 11/1000)))
     (is (equal '(64 64 100 100 100 200) (fitting 100 11 0 1/201 1/200 1/100 1/50 21/1000)))
-    (is (equal '(64 40 40 64) (fitting 40 2 0 1/400 1/100 11/1000)))
-    (is (equal '(40 40 64) (fitting 40 3 0 1/100 11/1000)))
+    (is (equal '(40 40 40) (fitting 20 4 0 1/100 11/1000)))
+    (is (equal '(20 20 40) (fitting 20 5 0 1/100 11/1000)))
+    (is (equal '(64 40 64) (append (fitting 40 4 0) (fitting 40 5 0) (fitting 40 5 11/1000))))
     (is (equal '(20 20 40 64) (fitting 40 11 0 1/100 1/50 21/1000)))
     (is (equal '(8 8 8 16) (fitting 8 11 0 1/100 1/50 21/1000))))
   (with-tuned-collector

@@ -32,6 +32,31 @@ sixteen functions together."
     (is (equal (append (make-list 9 :initial-element 1) (make-list 9 :initial-element 2))
                (turns 1 9)))))
 
+(test slow-functions-that-others-defer-wait-for-the-next-turn
+  "Finished output would wait for them: after one that took a millisecond they are left to the turn
+after, for 256 turns."
+  (with-still-loop (loop)
+    (let ((turns '()) (slow t))
+      (labels ((second-function (argument)
+                 (declare (ignore argument))
+                 (when slow
+                   (loop with end = (+ 1000000 (monotonic-ns)) until (< end (monotonic-ns))))
+                 (push (clgrpc.loop:event-loop-turns loop) turns))
+               (first-function (argument) (defer loop #'second-function argument)))
+        (flet ((later ()
+                 "How many turns after the first function the second runs."
+                 (setf turns '())
+                 (let ((before (clgrpc.loop:event-loop-turns loop)))
+                   (defer loop #'first-function nil)
+                   (loop repeat 2 do (make-turn-of loop))
+                   (- (first turns) before 1))))
+          (is (= 0 (later)))
+          (setf slow nil)
+          (is (= 1 (later)))
+          (loop repeat 256 do (make-turn-of loop))
+          (is (= 0 (later)))
+          (is (= 0 (later))))))))
+
 (test errors-keep-no-other-task-from-its-turn
   (with-still-loop (loop)
     (with-events (events)
