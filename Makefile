@@ -128,7 +128,7 @@ help:
 	@echo 'make faults       use etcd, members and 10,000 workflows for ten minutes while etcd, its leader, nodes and'
 	@echo '                  workers are killed and stopped, connections cut and slow, clocks jump;'
 	@echo '                  FAULTS="--minutes 60"; needs etcd, Go'
-	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 25 minutes;'
+	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 40 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'
 	@echo '                  single, mixed, connections, live, echo, http, web, inproc, cluster, services,'

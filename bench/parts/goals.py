@@ -84,7 +84,8 @@ def mixed_goals(results):
             name = mixed.describe(row)
             yield ("p99 of short calls %s of up to %d ms, ms" % (name, mixed.LONGEST_MS),
                    2 * mixed.LONGEST_MS, row["sides"]["clgrpc"]["median"]["p99_ms"])
-            yield ("p99.9 of short calls %s, to grpc-go" % name, 1, ratio(row, "p999_ms", "grpc-go"))
+            yield ("p99.9 of short calls %s, to grpc-go" % name, 1,
+                   ratio(row, "p999_ms", "grpc-go"))
 
 
 def matrix_goals(results):

@@ -4,6 +4,7 @@ handlers run where each server has them by default."""
 
 import json
 import subprocess
+import sys
 
 import markdown
 import series
@@ -27,8 +28,8 @@ def begin(peer, rate, seconds, address, *more):
 def run(row, server, peer, seconds):
     other = row["computing"] and begin(peer, row["computing"], seconds + 1, server.address, "-burn")
     text, _ = begin(peer, SHORT, seconds, server.address).communicate(timeout=60 + 10 * seconds)
-    if other:
-        other.communicate(timeout=60 + 10 * seconds)
+    if other and other.communicate(timeout=60 + 10 * seconds) and other.returncode != 0:
+        sys.exit("the calls that compute went wrong")
     return json.loads(text)
 
 

@@ -19,7 +19,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { ROOM = 262144, PREFACE = 24, FRAME = 9, PREFIX = 5, LONGEST_ANSWER = 16384 };
+enum { ROOM = 262144, PREFACE = 24, FRAME = 9, PREFIX = 5 };
 enum { DATA = 0, HEADERS = 1, SETTINGS = 4, PING = 6, WINDOW_UPDATE = 8 };
 enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
 enum { A_NUMBER = 0x08, A_MESSAGE = 0x0a }; /* the first octet of a Point; of a note or a Rectangle */
@@ -53,6 +53,7 @@ static void flush_output(struct connection *c) {
 
 static void frame(struct connection *c, int type, int flags, uint32_t stream, const void *payload,
                   size_t length) {
+  if (c->out_count + FRAME + length > ROOM) flush_output(c);
   unsigned char *at = c->out + c->out_count;
   unsigned char head[FRAME] = {length >> 16, length >> 8, length, type, flags,
                                stream >> 24, stream >> 16, stream >> 8, stream};
@@ -101,7 +102,6 @@ static void take_data(struct connection *c, uint32_t stream, int last, const uns
   static const unsigned char place[] = "\x08\xfa\xf9\x94\xc3\x01\x10\xc6\x8a\xba\xe9\x02";
   int kind = length > PREFIX ? data[PREFIX] : 0;
   if (c->stream != stream) c->stream = stream, c->messages = 0;
-  if (c->out_count + LONGEST_ANSWER > ROOM) flush_output(c);
   if (last && length > 0) { /* one request, a Rectangle or a Point */
     begin(c, stream);
     if (kind == A_MESSAGE)

@@ -70,8 +70,10 @@ static long take_input(int connection) {
   size_t at = 0;
   long ended = 0;
   ssize_t count = recv(connection, in + in_count, ROOM - in_count, 0);
-  must(count > 0 || errno == EINTR, "recv");
-  in_count += count < 0 ? 0 : count;
+  if (count < 0 && errno == EINTR) return 0;
+  if (count == 0) errno = ECONNRESET;
+  must(count > 0, "recv");
+  in_count += count;
   while (in_count - at >= FRAME) {
     unsigned char *head = in + at;
     size_t length = head[0] << 16 | head[1] << 8 | head[2];
