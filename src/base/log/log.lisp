@@ -128,7 +128,8 @@ dynamic extent, SBCL gives an object of a class of its own; that of the latter s
 
 (defun shown-function (name)
   "NAME of a frame, as the log may show it: that of a form in a file has all of the form."
-  (if (and (consp name) (eq 'sb-c::top-level-form (first name)) (not *backtrace-arguments*))
+  (if (and (consp name) (symbolp (first name)) (string= '#:top-level-form (first name))
+           (not *backtrace-arguments*))
       (first name)
       name))
 

@@ -69,7 +69,7 @@ names, and methods without generated code, count as \"other\". EXEMPLAR is a fun
 when the call or an attempt of it has ended; it returns an alist of strings, such as ((\"trace_id\"
 . \"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. EXEMPLAR
 is called on the call's loop and must not wait. An error in one of these functions goes to the log;
-the name then counts as \"other\", and the call gives no exemplar. RESOURCE is an alist of attributes
+the name then counts as \"other\", and no exemplar is kept. RESOURCE is an alist of attributes
 that identify this process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus.
 METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
   (check-type enable (or (eql t) list))
