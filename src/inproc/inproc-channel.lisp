@@ -73,7 +73,8 @@ for a target inproc:NAME; CLOSE-CHANNEL ends it."))
   (sb-ext:with-locked-hash-table (**callees**)
     (loop for name in (loop for name being the hash-keys of **callees** using (hash-value value)
                             when (eq callee value) collect name)
-          do (remhash name **callees**))))
+          do (remhash name **callees**)))
+  (forget-routes callee))
 
 (defmethod serving:close-acceptor ((callee callee) &optional status text)
   (cond (status (setf (callee-ending callee) (list status text)
@@ -113,6 +114,7 @@ it, or nil if no server listens on its name."
             (prog1 (shiftf (inproc-core-open inproc-core) nil)
               (sb-thread:condition-broadcast (channel-closed channel))))
       (dolist (callee (remove nil callees))
+        (unless (callee-server callee) (forget-routes callee)) ; the callee of this channel alone
         (dolist (call-pair (callee-open-call-pairs callee))
           (when (eq inproc-core (call-inproc-core (call-pair-server call-pair)))
             (rpc:abort-as (call-pair-client call-pair) :channel-closed))))

@@ -27,6 +27,16 @@
     (or (route)
         (progn (renew-table callee) (route)))))
 
+(defun forget-routes (callee)
+  "Let no method remember a route of CALLEE, which begins no more calls: methods are global, and
+would keep CALLEE. A method that another thread calls at the same time may remember its route again,
+until its next call."
+  (when (callee-table callee)           ; the callee of relays has none
+    (loop for route being the hash-values of (serving:route-table-routes (callee-table callee))
+          for memo = (method:rpc-method-route (route-method route))
+          when (and (inproc-route-p memo) (eq callee (route-server memo)))
+            do (setf (method:rpc-method-route (route-method route)) nil))))
+
 (define-hot keeps-p ((route inproc-route)) boolean
   "True if the handler of ROUTE kept its call when it was last called, and has not been redefined
 since."

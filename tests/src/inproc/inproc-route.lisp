@@ -22,6 +22,29 @@
     (is (null (inproc::route-to (first callees)
                                 (method:stub-method 'grpc.health.v1.health:check))))))
 
+(test routes-of-a-closed-callee-are-forgotten
+  "When a server stops, or a service's channel closes. Of other callees they stay."
+  (let ((ask (method:stub-method 'lab.bench:ask)))
+    (flet ((remembered-p (channel)
+             (eq (inproc::inproc-core-callee (inproc::channel-inproc-core channel))
+                 (let ((route (method:rpc-method-route ask)))
+                   (and route (serving::route-server route))))))
+      (let ((server (start-probe (list :ask #'double) :listen "inproc:forgotten"))
+            (alone (inproc:service-channel (make-probe :ask #'double))))
+        (grpc:with-channel (channel "inproc:forgotten")
+          (is (= 4 (number-of (ask channel (note 2)))))
+          (is-true (remembered-p channel))
+          (is (= 4 (number-of (ask alone (note 2)))))
+          (grpc:stop-server server)
+          (is-true (remembered-p alone))
+          (grpc:close-channel alone)
+          (is (null (method:rpc-method-route ask)))
+          (let ((server (start-probe (list :ask #'double) :listen "inproc:forgotten")))
+            (is (= 4 (number-of (ask channel (note 2)))))
+            (is-true (remembered-p channel))
+            (grpc:stop-server server)
+            (is (null (method:rpc-method-route ask)))))))))
+
 (test handlers-that-answer-later-are-remembered
   "Until they are defined anew."
   (let* ((callee (inproc::make-callee :services (list (make-probe :ask #'double))
