@@ -480,6 +480,21 @@ not be cut."
         (is (null found) "Lines of more than ~D columns in ~A:~{ ~D~}" +columns+
             (enough-namestring file (support:root-file "")) found)))))
 
+(test each-record-has-a-test
+  "The texts in tests/vectors/record are those that a source names after CHECK-RECORD or
+DEFINE-RECORD."
+  (is (equal (sort (loop for file in (directory (support:root-file "tests/**/*.lisp"))
+                         append (loop for (token name) on (tokens-of file)
+                                      when (and (member token '("support:check-record"
+                                                                "define-record")
+                                                        :test #'string=)
+                                                (string/= "name" name)) ; a variable
+                                        collect name))
+                   #'string<)
+             (sort (mapcar #'pathname-name
+                           (directory (support:root-file "tests/vectors/record/*.txt")))
+                   #'string<))))
+
 (test the-checks-see
   ;; what the checks above would find, so that their silence means something
   (is (equal '("defun" "f" "x" "loop:run" "x") (code-tokens "(defun f (x) ; a:b

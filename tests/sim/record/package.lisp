@@ -6,6 +6,7 @@
 (defpackage #:clgrpc.tests.record
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:status #:clgrpc.status)
+                    (#:method #:clgrpc.method) (#:hpack #:clgrpc.hpack) (#:client #:clgrpc.client)
                     (#:metrics #:clgrpc.metrics) (#:trace #:clgrpc.trace)
                     (#:testee #:clgrpc.testee) (#:etcd #:clgrpc.etcd)
                     (#:memory #:clgrpc.memory) (#:discovery #:clgrpc.discovery)

@@ -30,6 +30,9 @@ all of the process.")
     (hash-table (loop for key being the hash-keys of object using (hash-value value)
                       collect key collect value))
     ((or package class sb-thread:thread sb-thread:mutex stream function) '())
+    ;; a method is global, and leads to the server that it has called last
+    (method:rpc-method (list (method:rpc-method-request-type object)
+                             (method:rpc-method-response-type object)))
     (structure-object
      (loop for slot in (sb-kernel:dd-slots
                         (sb-kernel:find-defstruct-description (type-of object)))
@@ -58,8 +61,9 @@ object, in a table."
     found))
 
 (defun print-text (object)
-  "How OBJECT is printed, without its address."
-  (let* ((text (let ((*print-pretty* nil)) (prin1-to-string object)))
+  "How OBJECT is printed, with whole names of packages and without its address."
+  (let* ((text (let ((*print-pretty* nil) (*package* (find-package '#:keyword)))
+                 (prin1-to-string object)))
          (start (search " {" text :from-end t)))
     (if start (concatenate 'string (subseq text 0 start) " {}>") text)))
 

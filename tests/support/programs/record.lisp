@@ -1,6 +1,7 @@
 ;;;; Texts that are kept: a test makes one, and CHECK-RECORD compares it with that in
 ;;;; tests/vectors/record, line by line. If a difference is meant, RENEW-RECORDS writes the texts
-;;;; again, and their difference shows what has changed.
+;;;; again, and their difference shows what has changed. A source names its record as a
+;;;; symbol after CHECK-RECORD, so that a test of the architecture finds texts without a test.
 
 (in-package #:clgrpc.tests.support)
 
@@ -44,10 +45,21 @@
           while end)))
 
 (defun steady-text (text)
-  "TEXT without ids and without the version."
-  (replaced (without-ids text) (asdf:component-version (asdf:find-system "clgrpc")) "VERSION"))
+  "TEXT without ids and without the versions of SBCL and clgrpc."
+  (replaced (replaced (without-ids text) (lisp-implementation-version) "LISP-VERSION")
+            (asdf:component-version (asdf:find-system "clgrpc")) "VERSION"))
 
 (defparameter *renewed* nil "True while texts are written instead of compared.")
+(defparameter *changed* '() "The names of the records that have changed while *RENEWED* is true.")
+
+(defun renew-record (name text)
+  "Keep TEXT as NAME. Note if this is another text than before."
+  (let ((path (record-path name)))
+    (unless (and (probe-file path) (string= text (uiop:read-file-string path)))
+      (push (string-downcase name) *changed*)
+      (with-open-file (stream path :direction :output :if-exists :supersede
+                                   :external-format :utf-8)
+        (write-string text stream)))))
 
 (defun check-record (name text)
   "TEXT is what is kept as NAME. Another SBCL has other random numbers, and so is not asked."
@@ -55,14 +67,13 @@
     (skip-test "the records are of SBCL 2.2.9"))
   (let ((text (steady-text text)))
     (if *renewed*
-        (with-open-file (stream (record-path name) :direction :output :if-exists :supersede
-                                                   :external-format :utf-8)
-          (write-string text stream))
+        (renew-record name text)
         (fiveam:is (null (first-difference (uiop:read-file-string (record-path name)) text))
                    "~A: ~S" name
                    (first-difference (uiop:read-file-string (record-path name)) text)))))
 
 (defun renew-records (suite)
-  "Write the records of SUITE again."
-  (let ((*renewed* t))
-    (fiveam:run! suite)))
+  "Write the records of SUITE again, and return the names of those that have changed."
+  (let ((*renewed* t) (*changed* '()))
+    (fiveam:run! suite)
+    (sort *changed* #'string<)))

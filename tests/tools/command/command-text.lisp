@@ -13,7 +13,7 @@
   "The help, pages and completions of all commands."
   (let ((commands (mapcar #'tools::command-name tools::*commands*)))
     (support:check-record
-     "command-texts"
+     'command-texts
      (with-output-to-string (*standard-output*)
        (write-line-outcome '("--help"))
        (dolist (command commands) (write-line-outcome (list command "--help")))
@@ -49,7 +49,7 @@
   "What each line of the table prints, and its exit code."
   (with-reflected (address)
     (support:check-record
-     "command-lines"
+     'command-lines
      (support:replaced (with-output-to-string (*standard-output*)
                  (dolist (line *lines*)
                    (write-line-outcome (substitute address "ADDRESS" line :test #'equal))))
