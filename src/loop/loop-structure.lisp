@@ -63,8 +63,8 @@ slots, coalescing.lisp."
   (inbox (make-inbox) :type inbox :read-only t) ; posted items
   (now 0 :type nanoseconds)             ; the time of the turn's start, or of the last UPDATE-TIME
   (turns 0 :type (unsigned-byte 62))    ; the number of turns so far
-  ;; the turn from which functions that deferred functions defer run in the same turn, see turn.lisp
-  (apart-until 0 :type (unsigned-byte 62))
+  ;; until then functions that deferred functions defer wait for the next turn, see turn.lisp
+  (apart-until-ns 0 :type nanoseconds)
   ;; counts for the loop's statistics
   (lent 0 :type (unsigned-byte 62))     ; how often the baton was lent
   (lost 0 :type (unsigned-byte 62))     ; how often another thread took the baton meanwhile

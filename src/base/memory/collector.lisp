@@ -81,10 +81,10 @@ as many survivors copied at once. The new size applies after the next collection
   "True unless the user has set another size."
   (= **nursery** (sb-ext:bytes-consed-between-gcs)))
 
-(defun set-collector ()
-  "Make the settings of TUNE-COLLECTOR."
+(defun set-collector (&key (nursery t))
+  "Make the settings of TUNE-COLLECTOR, but without NURSERY not that of the nursery."
   (keep-free-memory)
-  (set-nursery +nursery-octets+)
+  (when nursery (set-nursery +nursery-octets+))
   (setf ;; an object is copied once
         (sb-ext:generation-number-of-gcs-before-promotion 1) 0
         (sb-ext:generation-bytes-consed-between-gcs 2)
@@ -111,11 +111,11 @@ begins tuned. From any thread."
   nil)
 
 (defun set-collector-again ()
-  "In a new process, whose SBCL has its own settings, make those of a tuned image, unless the user
-has set another size of the nursery by now."
-  (when (and **tuned** (= (sb-ext:bytes-consed-between-gcs)
-                          (floor (sb-ext:dynamic-space-size) 20))) ; SBCL's
-    (set-collector)))
+  "In a new process, whose SBCL has its own settings, make those of a tuned image. A size of the
+nursery that the user has set in the new process stays."
+  (when **tuned**
+    (set-collector :nursery (= (sb-ext:bytes-consed-between-gcs)
+                               (floor (sb-ext:dynamic-space-size) 20))))) ; SBCL's size
 
 (pushnew 'set-collector-again sb-ext:*init-hooks*)
 
@@ -353,7 +353,7 @@ takes at most twice as long for a collection, so that after a change the size st
   (quiet-period (make-quiet-period) :type quiet-period :read-only t) ; see QUIET-P
   (ns 0 :type nanoseconds)              ; when it last found that garbage had been collected
   (run-time 0 :type integer)            ; *GC-RUN-TIME* then, less **TIME-ASIDE**
-  (consed 0 :type unsigned-byte)        ; the octets that the process had consed by then
+  (consed 0 :type integer)             ; the octets that the process had consed by then
   (epoch nil))                          ; the epoch of the last collection before
 
 (document-functions

@@ -30,9 +30,9 @@ the turn long, the loop checks after each function.")
 this many.")
 (defconstant +caused-ns+ 50000
   "If the functions that others have deferred take longer than this, such functions wait for the
-next turn during +TURNS-APART+ turns: finished output would wait for them.")
-(defconstant +turns-apart+ 256
-  "For how many turns these functions wait then.")
+next turn during the next +APART-NS+: finished output would wait for them.")
+(defconstant +apart-ns+ +ns-per-second+
+  "The time for which functions that others have deferred wait for the next turn.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
@@ -400,15 +400,15 @@ that are deferred for them run next. Return the number of these functions."
           (when (and (plusp caused-at)
                      (< (- (the nanoseconds (funcall (event-loop-clock loop))) caused-at)
                         +caused-ns+))
-            (setf (event-loop-apart-until loop) 0))
+            (setf (event-loop-apart-until-ns loop) 0))
           (when (or (plusp caused-at)
                     (zerop caused)
                     (< +functions-caused+ (+ done caused))
-                    (< (event-loop-turns loop) (event-loop-apart-until loop)))
+                    (< (event-loop-now loop) (event-loop-apart-until-ns loop)))
             (return t))
           (setf caused-at (max 1 (the nanoseconds (funcall (event-loop-clock loop))))
                 ;; unless they turn out to be quick
-                (event-loop-apart-until loop) (+ (event-loop-turns loop) +turns-apart+)
+                (event-loop-apart-until-ns loop) (+ caused-at +apart-ns+)
                 count (+ done caused)))))))
 
 (define-hot inbox-phase ((loop event-loop)) null

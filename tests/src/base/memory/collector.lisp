@@ -186,10 +186,12 @@ the user has set stays."
     (tune-collector)
     (let ((least (sb-ext:bytes-consed-between-gcs))
           (watch (make-collector-watch)))
-      (flet ((collect (&key (ns 0))
-               ;; as if NS had passed, and half of it in collections
+      (flet ((collect (&key (ns 0) (us (floor ns 2000)) (collections 0))
+               ;; as if NS had passed, and US of it in as many COLLECTIONS, by default half of it
                (decf (clgrpc.base::collector-watch-ns watch) ns)
-               (decf (clgrpc.base::collector-watch-run-time watch) (floor ns 2000))
+               (decf (clgrpc.base::collector-watch-run-time watch) us)
+               (decf (clgrpc.base::collector-watch-consed watch)
+                     (* collections (sb-ext:bytes-consed-between-gcs)))
                (sb-ext:gc :gen 1)
                (retune-collector watch)
                (sb-ext:bytes-consed-between-gcs)))
@@ -202,6 +204,10 @@ the user has set stays."
         (is (< least (sb-ext:bytes-consed-between-gcs)))
         (clgrpc.base::give-memory-back)
         (is (= least (sb-ext:bytes-consed-between-gcs)))
+        ;; twenty collections of 2.5 ms, one of 200 ms, thirty of 7 ms
+        (is (= least (collect :ns 60000000000 :us 50000 :collections 20)))
+        (is (= (floor least 2) (collect :ns 60000000000 :us 200000)))
+        (is (= (floor least 2) (collect :ns 60000000000 :us 200000 :collections 30)))
         (incf clgrpc.base::**time-aside** 50000) ; a collection of an idle process
         (is (= least (collect :ns 10000000)))
         ;; a program has set *GC-RUN-TIME* back

@@ -33,29 +33,31 @@ sixteen functions together."
                (turns 1 9)))))
 
 (test slow-functions-that-others-defer-wait-for-the-next-turn
-  "Finished output would wait for them: after one that took a millisecond they are left to the turn
-after, for 256 turns."
-  (with-still-loop (loop)
-    (let ((turns '()) (slow t))
-      (labels ((second-function (argument)
-                 (declare (ignore argument))
-                 (when slow
-                   (loop with end = (+ 1000000 (monotonic-ns)) until (< end (monotonic-ns))))
-                 (push (clgrpc.loop:event-loop-turns loop) turns))
-               (first-function (argument) (defer loop #'second-function argument)))
-        (flet ((later ()
-                 "How many turns after the first function the second runs."
-                 (setf turns '())
-                 (let ((before (clgrpc.loop:event-loop-turns loop)))
-                   (defer loop #'first-function nil)
-                   (loop repeat 2 do (make-turn-of loop))
-                   (- (first turns) before 1))))
-          (is (= 0 (later)))
-          (setf slow nil)
-          (is (= 1 (later)))
-          (loop repeat 256 do (make-turn-of loop))
-          (is (= 0 (later)))
-          (is (= 0 (later))))))))
+  "Finished output would wait for them: once one has taken longer than 50 µs, they are left to the
+turn after for a second."
+  (let ((now 1000))
+    (with-still-loop (loop :clock (lambda () now))
+      (let ((turns '()) (ns 0))
+        (labels ((second-function (argument)
+                   (declare (ignore argument))
+                   (incf now ns)
+                   (push (clgrpc.loop:event-loop-turns loop) turns))
+                 (first-function (argument) (defer loop #'second-function argument)))
+          (flet ((later (ns-of-second)
+                   "How many turns after the first function the second runs."
+                   (setf ns ns-of-second)
+                   (let ((before (clgrpc.loop:event-loop-turns loop)))
+                     (defer loop #'first-function nil)
+                     (loop repeat 2 do (make-turn-of loop))
+                     (- (first turns) before 1))))
+            (is (= 0 (later 49999)))
+            (is (= 0 (later 50000)))
+            (is (= 1 (later 0)))
+            (incf now 999949999)
+            (is (= 1 (later 0)))
+            (incf now 1)
+            (is (= 0 (later 0)))
+            (is (= 0 (later 0)))))))))
 
 (test errors-keep-no-other-task-from-its-turn
   (with-still-loop (loop)
