@@ -29,8 +29,15 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
   "A value that will be available later. See MAKE-FUTURE.")
 
 (deftype completions ()
-  "The functions attached to a future, the newest first, or :DONE once they run."
+  "The functions and ATTACHMENTs of a future, the newest first, or :DONE once they run."
   '(or list (eql :done)))
+
+(defstruct (attachment (:constructor make-attachment (function counts)) (:copier nil))
+  "A function that ATTACH-FOR has attached to a future."
+  (function nil :type (or null function)) ; nil once it runs or is not needed any more
+  ;; (ALL . LEFT), for all attachments of a future: how many there are, and how many of these are
+  ;; not needed any more; both may be a little wrong
+  (counts '(0 . 0) :type cons :read-only t))
 
 (defgeneric future-completions (future)
   (:documentation "The COMPLETIONS of FUTURE. From any thread.")
@@ -126,10 +133,17 @@ is settled. From any thread; attached functions run in it."
   (settle-future promise (make-condition 'future-cancelled :text text) :cancel t)
   nil)
 
-(defun run-each-completion (future functions)
-  "Call FUNCTIONS with the outcome of FUTURE; call all of them even if a non-local exit leaves one."
-  (unwind-protect (loop while functions do (run-completion future (pop functions)))
-    (when functions (run-each-completion future functions))))
+(defun function-of (completion)
+  "The function of COMPLETION, a function or an ATTACHMENT; nil if that is not needed any more."
+  (if (attachment-p completion) (shiftf (attachment-function completion) nil) completion))
+
+(defun run-each-completion (future completions)
+  "Call the functions of COMPLETIONS, a list, with the outcome of FUTURE; call all of them even if a
+non-local exit leaves one."
+  (unwind-protect (loop while completions
+                        do (let ((function (function-of (pop completions))))
+                             (when function (run-completion future function))))
+    (when completions (run-each-completion future completions))))
 
 (defun run-completions (future)
   "Call the functions attached to FUTURE, which is settled, in the order in which they were
@@ -218,19 +232,40 @@ wrong arguments. From any thread."
                          (sb-sys:with-interrupts (funcall function value error))))))
     (add-completion future function)))
 
-(defgeneric leave-future (giver future function)
-  (:documentation "FUNCTION, which ATTACH-FOR has attached to FUTURE, an answer of GIVER, is not
+(defun sweep-attachments (future counts)
+  "Drop the attachments of FUTURE, which have COUNTS, that are not needed any more."
+  (flet ((left-p (completion)
+           (and (attachment-p completion) (null (attachment-function completion)))))
+    (loop for old = (future-completions future)
+          for new = (if (eq :done old) old (remove-if #'left-p old))
+          until (or (eq :done old) (swap-completions future old new))
+          finally (unless (eq :done old)
+                    (setf (car counts) (count-if #'attachment-p new)
+                          (cdr counts) 0)))))
+
+(defgeneric leave-future (giver future attachment)
+  (:documentation "ATTACHMENT, which ATTACH-FOR has attached to FUTURE, an answer of GIVER, is not
 needed any more. From any thread.")
-  (:method (giver future function)
+  ;; FUTURE may have very many attachments, all of which are left: so each drops only its function,
+  ;; and its place is taken out with others when half of them are empty
+  (:method (giver future attachment)
     (declare (ignore giver))
-    (detach future function)))
+    (when (shiftf (attachment-function attachment) nil)
+      (let* ((counts (attachment-counts attachment))
+             (left (1+ (atomic-incf (cdr counts)))))
+        (when (<= (car counts) (* 2 left)) (sweep-attachments future counts))))))
 
 (defun attach-for (giver future function)
   "ATTACH FUNCTION to FUTURE, an answer of GIVER. Return a function that undoes this, by
 LEAVE-FUTURE: nothing keeps FUNCTION then until FUTURE is settled."
-  (let ((function (carried function)))
-    (add-completion future function)
-    (lambda () (leave-future giver future function))))
+  (let* ((function (carried function))
+         (completions (future-completions future))
+         (other (and (listp completions) (find-if #'attachment-p completions)))
+         (attachment (make-attachment function (if other (attachment-counts other) (cons 0 0)))))
+    (atomic-incf (car (attachment-counts attachment)))
+    (unless (add-unless-settled future attachment)
+      (run-completion future function))
+    (lambda () (leave-future giver future attachment))))
 
 (defun await-settlement (future timeout-seconds)
   "Wait until FUTURE is settled, but at most TIMEOUT-SECONDS if that is not nil; then signal

@@ -298,3 +298,29 @@ leave a function of a user, but wakes all who wait."
       (is (equal '(2) (outcome whole))))
     (signals await-timeout (loop:await never :timeout 0.001))
     (is (null (loop:future-completions never)))))
+
+(test attached-functions-are-left-cheaply
+  "That costs as much for one of very many as for one of few, and nothing is kept of those."
+  (let* ((count 20000)
+         (future (make-future))
+         (seen '())
+         (undoings (loop for i below count
+                         collect (let ((i i))
+                                   (loop:attach-for :giver future
+                                                    (lambda (value error)
+                                                      (declare (ignore value error))
+                                                      (push i seen))))))
+         (before (sb-ext:get-bytes-consed)))
+    (loop for undo in undoings
+          for i from 0
+          unless (member i '(7 19990)) do (funcall undo))
+    (is (< (- (sb-ext:get-bytes-consed) before) 20000000))
+    (is (<= 2 (length (loop:future-completions future)) 4))
+    (funcall (first undoings))          ; once more: nothing
+    (resolve-future future 1)
+    (is (equal '(19990 7) seen) "those that remain are called, in their order"))
+  (let* ((future (make-future)) (undo (loop:attach-for :giver future #'list)))
+    (funcall undo)
+    (is (null (loop:future-completions future)))
+    (resolve-future future 1)
+    (is (null (funcall undo)))))
