@@ -23,6 +23,12 @@ CALLEE was counted as ended."
     (when (callee-server callee) (serving:note-emptied (callee-server callee))))
   nil)
 
+(defun arrived-p (call-pair)
+  "True if the callee of CALL-PAIR has its call, which a thread has claimed while it waited for its
+credentials; false if it will never have it."
+  (sb-thread:with-mutex ((callee-lock (call-pair-callee call-pair)))) ; for a TAKE-CALL under way
+  (not (or (to-come-p call-pair) (callee-relays (call-pair-callee call-pair)))))
+
 (define-hot end-call-pair
             ((call-pair call-pair) (client-end list) (server-end list) (answered boolean)) boolean
   "End the call of CALL-PAIR and return true; return false if it had ended already. CLIENT-END and
@@ -30,6 +36,8 @@ SERVER-END are the arguments of END-CALL for each end. If ANSWERED, the handler'
 call, and the client gets its trailers."
   (sb-sys:without-interrupts            ; the thread that claims the end performs it
     (when (null (compare-and-swap (call-pair-claim call-pair) nil t))
+      (unless (or (not (eq :asking (call-pair-phase call-pair))) (arrived-p call-pair))
+        (setf client-end (append client-end '(:sent nil))))
       (let* ((client (call-pair-client call-pair))
              (server (call-pair-server call-pair))
              (trailers (and answered (rpc:call-trailers server))))
@@ -117,35 +125,38 @@ channel is closed; return its status."
 
 ;;; Calls that end without being checked
 
+(defun enlist (call-pair)
+  "Put the call of CALL-PAIR among those of its callee."
+  (sb-sys:without-interrupts            ; a thread that registers a call checks its end
+    (let* ((callee (call-pair-callee call-pair))
+           (open (sb-thread:with-mutex ((callee-lock callee))
+                   (setf (gethash call-pair (callee-call-pairs callee)) t)
+                   (hash-table-count (callee-call-pairs callee)))))
+      ;; meanwhile the call may have ended, or its callee may have been abandoned
+      (sb-sys:allow-with-interrupts
+        (cond ((call-pair-claim call-pair) (unregister call-pair))
+              ((> open (options-max-calls (callee-options callee)))
+               (rpc:abort-as (call-pair-server call-pair) :too-many-calls))
+              (t (look (call-pair-server call-pair))))))))
+
 (defun register (call-pair)
   "Start the timer of the deadline of CALL-PAIR's call, and register the call with its callee: from
 now on no thread of the client's checks it."
   (sb-sys:without-interrupts            ; a thread that registers a call checks its end
     (when (null (compare-and-swap (call-pair-registered call-pair) nil t))
-      (let* ((callee (call-pair-callee call-pair))
-             (call (call-pair-server call-pair))
+      (let* ((call (call-pair-server call-pair))
              (inproc-core (call-inproc-core call))
-             (deadline (call-deadline call))
-             (timer (and (plusp deadline)
-                         (make-timer (lambda (call-pair)
-                                       (run-on-client-reserve inproc-core
-                                                              (lambda () (expire call-pair))))
-                                     call-pair)))
-             (open (sb-thread:with-mutex ((callee-lock callee))
-                     (setf (gethash call-pair (callee-call-pairs callee)) t)
-                     (hash-table-count (callee-call-pairs callee)))))
-        (when timer
-          (setf (call-pair-timer call-pair) timer)
-          (start-core-timer inproc-core timer deadline))
-        ;; meanwhile the call may have ended, or its callee may have been abandoned
-        (sb-sys:allow-with-interrupts
-          (cond ((call-pair-claim call-pair)
-                 (unregister call-pair)
-                 ;; the thread that ended it may have stopped the timer before that was set
-                 (when timer (stop-core-timer inproc-core timer)))
-                ((> open (options-max-calls (callee-options callee)))
-                 (rpc:abort-as call :too-many-calls))
-                (t (look call))))))))
+             (deadline (call-deadline call)))
+        (when (plusp deadline)
+          (let ((timer (make-timer (lambda (call-pair)
+                                     (run-on-client-reserve inproc-core
+                                                            (lambda () (expire call-pair))))
+                                   call-pair)))
+            (setf (call-pair-timer call-pair) timer)
+            (start-core-timer inproc-core timer deadline)
+            ;; the thread that ended the call may have stopped the timer before it was started
+            (when (call-pair-claim call-pair) (stop-core-timer inproc-core timer))))
+        (enlist call-pair)))))
 
 (defun unregister (call-pair)
   (let* ((callee (call-pair-callee call-pair))
@@ -154,3 +165,58 @@ now on no thread of the client's checks it."
       (remhash call-pair (callee-call-pairs callee)))
     (let ((timer (shiftf (call-pair-timer call-pair) nil)))
       (when timer (stop-core-timer inproc-core timer)))))
+
+;;; Calls that wait for their credentials
+;;;
+;;; A callee knows nothing of them. Another callee, of the client's alone, holds them, so that a
+;;; deadline and CLOSE-CHANNEL end them as other calls. Once the credentials have answered, the call
+;;; moves from that callee to its own.
+
+(defun asking-callee (callee)
+  "The callee that holds the calls to CALLEE that wait for their credentials."
+  (or (callee-asking callee)
+      (let ((asking (make-callee :name (callee-name callee)
+                                 :options (copy-options (callee-options callee)))))
+        (setf (callee-asking asking) asking
+              ;; the server's limit is for those that it has
+              (options-max-calls (callee-options asking)) 10000000)
+        (or (compare-and-swap (callee-asking callee) nil asking) asking))))
+
+(defun take-call (callee call-pair route)
+  "Let CALLEE have the call of CALL-PAIR, to ROUTE. Return false if the call has ended."
+  (let ((asking (call-pair-callee call-pair)))
+    (sb-sys:without-interrupts          ; a call that is counted must be left
+      (sb-thread:with-mutex ((callee-lock asking))
+        (unless (call-pair-claim call-pair)
+          (remhash call-pair (callee-call-pairs asking))
+          (count-ended (callee-tally asking))
+          (count-begun (callee-tally callee))
+          (setf (call-pair-route call-pair) route
+                (call-pair-callee call-pair) callee)
+          t)))))
+
+(defun arrive (call-pair)
+  "Give the call of CALL-PAIR, whose credentials have answered, to the callee that its channel leads
+to now. Return true if its handler can begin."
+  (let* ((client (call-pair-client call-pair))
+         (inproc-core (call-inproc-core client))
+         (callee (callee-of inproc-core))
+         (route (and callee (route-to callee (call-rpc-method client)))))
+    (cond ((null callee)
+           (end-unsent call-pair :unavailable :message (absence-text inproc-core)
+                                              :ended-by :transport)
+           nil)
+          ((take-call callee call-pair route)
+           (when (observed-p inproc-core callee) (tell-arrived call-pair))
+           (cond (route (enlist call-pair))
+                 (t (multiple-value-call #'end-by-server call-pair
+                      (rpc:verdict :unknown-method (rpc:call-path client)))))
+           (null (call-pair-claim call-pair))))))
+
+(defun end-unsent (call-pair status &rest how)
+  "End the call of CALL-PAIR, which waits for its credentials, with STATUS and HOW, arguments of
+END-CALL, at its client's end."
+  (multiple-value-bind (server-status text) (rpc:verdict :caller-gone)
+    (end-call-pair call-pair (cons status how)
+                   (list server-status :message text :ended-by :transport)
+                   nil)))

@@ -44,28 +44,53 @@
     (setf (rpc:call-value (call-pair-client call-pair) 'call-counts) call-counts
           (rpc:call-value (call-pair-server call-pair) 'call-counts) call-counts)))
 
+(defun to-come-p (call-pair)
+  "True if the call of CALL-PAIR waits for its credentials, or has ended so, and its server does not
+have it."
+  (let ((callee (call-pair-callee call-pair)))
+    (and callee (eq callee (callee-asking callee)))))
+
+(defun tell-arrived (call-pair)
+  "Report to the observers of both ends that the server has the call of CALL-PAIR. Within the image
+a call has one attempt, which begins then."
+  (let* ((client (call-pair-client call-pair))
+         (server (call-pair-server call-pair))
+         (observer (inproc-core-observer (call-inproc-core client)))
+         (call-counts (call-counts-of client)))
+    (when (and observer
+               (null (call-status client))
+               (not (and (call-pair-callee call-pair)
+                         (callee-relays (call-pair-callee call-pair)))))
+      (setf (call-counts-attempt call-counts) t)
+      (rpc:observe attempt-begun observer client (inproc-core-target (call-inproc-core client)) 0))
+    (when (call-pair-callee call-pair) (rpc:observe call-begun (inproc-observer server) server))
+    (when call-counts
+      (mapc #'funcall (reverse (shiftf (call-counts-untold call-counts) '()))))))
+
 (defun tell-begin (call-pair)
-  "Report to the observers of both ends that the call of CALL-PAIR has begun. Within the image it
-has one attempt, which begins with it."
+  "Report to the observers of both ends that the call of CALL-PAIR has begun."
   (let* ((client (call-pair-client call-pair))
          (server (call-pair-server call-pair))
          (observer (inproc-core-observer (call-inproc-core client))))
     (when (or observer (inproc-observer server)) (begin-call-counts call-pair))
     (rpc:observe call-made observer client)
     (rpc:observe call-begun observer client)
-    (when (and observer
-               (null (call-status client))
-               (not (and (call-pair-callee call-pair)
-                         (callee-relays (call-pair-callee call-pair)))))
-      (setf (call-counts-attempt (call-counts-of client)) t)
-      (rpc:observe attempt-begun observer client (inproc-core-target (call-inproc-core client)) 0))
-    (when (call-pair-callee call-pair) (rpc:observe call-begun (inproc-observer server) server))))
+    (unless (to-come-p call-pair) (tell-arrived call-pair))))
+
+(defun tell-later (call-pair function)
+  "Call FUNCTION, which reports to the observer of CALL-PAIR's server, once the server has the
+call."
+  (let ((call-counts (call-counts-of (call-pair-client call-pair))))
+    (when call-counts (sb-ext:atomic-push function (call-counts-untold call-counts)))))
 
 (defun tell-half-closed (call-pair)
   "Report to the observers of both ends that CALL-PAIR's client sends no more."
   (let ((client (call-pair-client call-pair)) (server (call-pair-server call-pair)))
     (rpc:observe half-closed (inproc-observer client) client)
-    (rpc:observe half-closed (inproc-observer server) server)))
+    (if (to-come-p call-pair)
+        (tell-later call-pair
+                    (lambda () (rpc:observe half-closed (inproc-observer server) server)))
+        (rpc:observe half-closed (inproc-observer server) server))))
 
 (defun tell-attempt-ended (client)
   "Report to the observer that the attempt of CLIENT, a client's end that has ended, is over."
@@ -165,15 +190,21 @@ counted."
   "Report MESSAGE, of SIZE octets, which CALL sends, to the observers of both ends, and count it."
   (rpc:observe content-sent (inproc-observer call)
                call (protobuf:serialize message) 0 size nil)
-  (rpc:observe content-received (inproc-observer (other-end call))
-               (other-end call) (protobuf:serialize message) 0 size nil)
   (let ((call-counts (call-counts-of call)))
     (when call-counts
       (if (rpc:client-p call)
           (incf (call-counts-requests call-counts) size)
           (incf (call-counts-responses call-counts) size))))
   (rpc:observe message-sent (inproc-observer call) call size)
-  (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size))
+  (let ((receiver (other-end call)))
+    (flet ((tell-received (message)
+             (rpc:observe content-received (inproc-observer receiver)
+                          receiver (protobuf:serialize message) 0 size nil)
+             (rpc:observe message-received (inproc-observer receiver) receiver size)))
+      (if (and (rpc:client-p call) (to-come-p (call-call-pair call)))
+          (let ((message (protobuf:copy-message message))) ; the user may change it meanwhile
+            (tell-later (call-call-pair call) (lambda () (tell-received message))))
+          (tell-received message)))))
 
 (define-hot (mailbox :inline t) ((call inproc-call)) (or null mailbox)
   "The mailbox of CALL, or nil as long as only one thread uses its call pair."

@@ -87,7 +87,10 @@ for a target inproc:NAME; CLOSE-CHANNEL ends it."))
 
 (defun keep-former-callee (inproc-core callee)
   "While CALLEE, to which the name of INPROC-CORE led before, has open calls, keep it."
-  (flet ((over-p (callee) (zerop (tally-open (callee-tally callee)))))
+  (flet ((over-p (callee)
+           (and (zerop (tally-open (callee-tally callee)))
+                (or (null (callee-asking callee))
+                    (zerop (tally-open (callee-tally (callee-asking callee))))))))
     (sb-ext:atomic-update (inproc-core-former inproc-core)
                           (lambda (callees) (remove-if #'over-p (adjoin callee callees))))))
 
@@ -113,8 +116,7 @@ it, or nil if no server listens on its name."
     (when (sb-thread:with-mutex ((channel-lock channel))
             (prog1 (shiftf (inproc-core-open inproc-core) nil)
               (sb-thread:condition-broadcast (channel-closed channel))))
-      (dolist (callee (remove nil callees))
-        (unless (callee-server callee) (forget-routes callee)) ; the callee of this channel alone
+      (dolist (callee (remove nil (append callees (mapcar #'callee-asking (remove nil callees)))))
         (dolist (call-pair (callee-open-call-pairs callee))
           (when (eq inproc-core (call-inproc-core (call-pair-server call-pair)))
             (rpc:abort-as (call-pair-client call-pair) :channel-closed))))

@@ -29,6 +29,9 @@
   (state :open :type (member :open :closed :abandoned))
   (ending '() :type list)               ; (status text) for the calls that are abandoned
   (tally (make-tally) :type tally)      ; the tally of its calls
+  ;; holds the calls to it that wait for their credentials: another callee, or nil until it is
+  ;; needed. That callee has itself here
+  (asking nil :type (or null callee))
   (lock (sb-thread:make-mutex :name "clgrpc in-process callee")
         :read-only t) ; the lock of CALL-PAIRS and TABLE
   (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; of calls registered
@@ -77,7 +80,9 @@ both ends."
   (began-ns 0 :type nanoseconds)        ; when the call began
   (requests 0 :type sb-ext:word)        ; octets of messages that the client has sent
   (responses 0 :type sb-ext:word)       ; octets of messages that the handler has sent
-  (attempt nil :type boolean))          ; an attempt under way was reported for the call
+  (attempt nil :type boolean)           ; an attempt under way was reported for the call
+  ;; functions that report to the server's observer once the server has the call; the newest first
+  (untold '() :type list))
 
 (declaim (sb-ext:freeze-type call-counts))
 

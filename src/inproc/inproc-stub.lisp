@@ -23,17 +23,13 @@
 METADATA, or ERROR. Call TAKE, a function or nil, with all metadata of the call before."
   (let ((server (call-pair-server call-pair)))
     (cond ((call-pair-claim call-pair)) ; the call has ended
-          (error (multiple-value-bind (status text) (rpc:verdict :caller-gone)
-                   (end-call-pair call-pair
-                                  (list (status:rpc-error-status error)
-                                        :message (status:rpc-error-message error)
-                                        :ended-by :local :sent nil)
-                                  (list status :message text :ended-by :transport)
-                                  nil)))
+          (error (end-unsent call-pair (status:rpc-error-status error)
+                             :message (status:rpc-error-message error) :ended-by :local))
           (t (setf (call-fields server)
                    (concatenate 'simple-vector (call-fields server) (metadata-entries metadata)))
              (when take (funcall (the function take) (call-fields server)))
-             (begin-now-elsewhere call-pair :asking)))))
+             (when (or (not (to-come-p call-pair)) (arrive call-pair))
+               (begin-now-elsewhere call-pair :asking))))))
 
 (defun await-credentials (call-pair)
   "Let no thread begin the handler of CALL-PAIR before ASK-CREDENTIALS."
@@ -74,7 +70,8 @@ if one fails, signal its error."
                                                   (if (or timeout deadline)
                                                       (inproc-core-now inproc-core) 0))
                        0))
-         (asked (and async call-credentials))
+         (asked (and async call-credentials
+                     (values (credentials:check-credentials call-credentials channel))))
          (fields (if (or metadata call-credentials)
                      (call-fields-of channel method deadline metadata
                                      (if asked nil call-credentials))
@@ -276,12 +273,16 @@ exit, the call has ended."
          (generator (and (member kind '(:client-streaming :bidi))
                          (not (eq request :open))
                          (calling:request-generator request)))
-         (callee (callee-of inproc-core)))
-    (with-call-pair (call-pair (call-pair-to inproc-core callee
-                                             (and callee (route-to callee method))
-                                             method deadline fields options))
+         (callee (callee-of inproc-core))
+         (route (and callee (route-to callee method))))
+    (with-call-pair (call-pair (call-pair-to inproc-core
+                                             (if (and asked route) (asking-callee callee) callee)
+                                             route method deadline fields options))
       (setf (call-pair-unattended call-pair) (and (getf options :async) t))
-      (when asked (await-credentials call-pair))
+      (when (to-come-p call-pair)
+        (await-credentials call-pair)
+        (when (and (callee-observer callee) (null (call-counts-of (call-pair-client call-pair))))
+          (begin-call-counts call-pair)))
       (multiple-value-prog1
           (begin-kind call-pair kind channel method request generator options)
         (when asked (ask-credentials call-pair channel asked nil))))))

@@ -98,3 +98,70 @@ was to do later is forgotten."
                                     (events-of :call-begun))))
       (is (equal '(:client) (mapcar (lambda (event) (getf event :role))
                                     (events-of :call-ended)))))))
+
+;;; Calls that wait for their credentials
+
+(test calls-that-wait-for-credentials-are-not-sent
+  "However such a call ends, its error says so; also with a service config."
+  (dolist (options (list '() *retrying*))
+    (with-inproc (channel :channel-options options) (:ask (handling (note) note))
+      (flet ((sent-p (call)
+               (let ((error (caught (grpc:await call :timeout 20))))
+                 (list (status-of-error error) (grpc:rpc-error-sent-p error)))))
+        (let ((never (grpc:make-future)))
+          (is (equal '(:deadline-exceeded nil)
+                     (sent-p (call-promised channel never :timeout 0.05))))
+          (let ((call (call-promised channel never)))
+            (grpc:cancel call)
+            (is (equal '(:cancelled nil) (sent-p call))))
+          (let ((call (call-promised channel never)))
+            (grpc:close-channel channel)
+            (is (null (second (sent-p call)))))
+          (is (null (loop:future-completions never)) "nothing is kept"))))))
+
+(test servers-get-calls-when-credentials-have-answered
+  "Before that no server counts, reports or awaits the call; then its observer hears all of it."
+  (let ((seen '()))
+    (flet ((note-event (name)
+             (lambda (call &rest more)
+               (declare (ignore call more))
+               (push name seen))))
+      (with-inproc (channel :server server
+                            :options (list :observer
+                                           (grpc:make-observer
+                                            :call-begun (note-event :begun)
+                                            :call-ended (note-event :ended)
+                                            :message-received (note-event :received)
+                                            :message-sent (note-event :sent))))
+          (:ask (handling (note) note))
+        (flet ((open-p ()
+                 (nth-value 1 (serving:acceptor-state
+                               (inproc::callee-of (inproc::channel-inproc-core channel))))))
+          (let* ((refused (grpc:make-future)) (call (call-promised channel refused)))
+            (is-false (open-p))
+            (grpc:reject-future refused (make-condition 'simple-error :format-control "no"))
+            (is (eq :unauthenticated (status-of-error (caught (grpc:await call :timeout 20)))))
+            (is (null seen)))
+          (let* ((future (grpc:make-future)) (call (call-promised channel future)))
+            (is-false (open-p))
+            (is (null seen))
+            (grpc:resolve-future future '(("x-late" . "yes")))
+            (is (= 1 (number-of (grpc:await call :timeout 20))))
+            (is (equal '(:begun :received :sent :ended) (reverse seen)))
+            (is-false (open-p)))
+          (let* ((future (grpc:make-future)) (call (call-promised channel future)))
+            (is-true (grpc:stop-server server :drain 20) "it waits for no such call")
+            (grpc:resolve-future future '())
+            (let ((error (caught (grpc:await call :timeout 20))))
+              (is (eq :unavailable (status-of-error error)))
+              (is-false (grpc:rpc-error-sent-p error)))))))))
+
+(test call-credentials-are-checked-before-the-call
+  "What are none are refused, and no call is left behind."
+  (dolist (options (list '() *retrying*))
+    (with-inproc (channel :channel-options options) (:ask (handling (note) note))
+      (with-replaced (('inproc::call-pair-to (lambda (function &rest arguments)
+                                               (declare (ignore function arguments))
+                                               (fail "A call was made."))))
+        (signals grpc:misuse
+          (grpc:call-async #'lab.bench:ask channel (note 1) :call-credentials 42))))))

@@ -46,3 +46,15 @@
                                      :backoff-multiplier 2
                                      :retryable-status-codes (:unavailable))))))
   "Keywords of a channel that tries all its calls again.")
+
+(defclass promised-credentials (grpc:call-credentials)
+  ((future :initarg :future)))
+
+(defmethod grpc:get-request-metadata ((credentials promised-credentials) request)
+  (declare (ignore request))
+  (slot-value credentials 'future))
+
+(defun call-promised (channel future &rest options)
+  "Call Ask on CHANNEL, without waiting, with call credentials that FUTURE will bring."
+  (apply #'grpc:call-async #'lab.bench:ask channel (note 1)
+         :call-credentials (make-instance 'promised-credentials :future future) options))

@@ -117,13 +117,6 @@
       (check (lambda () (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
                                                      :timeout 0)))))))
 
-(defclass promised-credentials (grpc:call-credentials)
-  ((future :initarg :future)))
-
-(defmethod grpc:get-request-metadata ((credentials promised-credentials) request)
-  (declare (ignore request))
-  (slot-value credentials 'future))
-
 (test attempts-wait-for-credentials
   "CALL-ASYNC does not; each attempt has the metadata once they have come."
   (let ((future (grpc:make-future)) (seen '()))
