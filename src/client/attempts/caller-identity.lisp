@@ -100,7 +100,10 @@ once, or later on any thread."
     (setf (identity-wait-leave wait)
           (ask-of call (caller-identity-credentials identity)
                   (lambda (metadata error) (tell-identity wait loop metadata error))))
-    (cond ((eq :asking (identity-wait-stage wait))
+    (cond ((call-status call)           ; the credentials have ended it
+           (await-identity wait)
+           (leave-credentials call))
+          ((eq :asking (identity-wait-stage wait))
            (when request
              (setf (client-call-request call) (wire:encode-message call request nil)))
            (await-identity wait)

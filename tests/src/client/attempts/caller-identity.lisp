@@ -156,6 +156,22 @@ answer after that is dropped."
           (dolist (future futures) (grpc:resolve-future future '(("authorization" . "x"))))
           (is (not (client::busy-p core))))))))
 
+(test credentials-that-end-their-call
+  "A call that its own credentials cancel while they are asked: they keep nothing of it."
+  (let ((never (grpc:make-future)) (made nil))
+    (with-told-probe (channel :observer (grpc:make-observer :call-made (lambda (call)
+                                                                         (setf made call)))
+                              :call-credentials (told-credentials
+                                                 (lambda (request number)
+                                                   (declare (ignore request number))
+                                                   (grpc:cancel made)
+                                                   never)))
+        (:ask #'double)
+      (is (typep (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1))
+                                     :timeout 20))
+                 'grpc:cancelled))
+      (wait-until (lambda () (null (loop:future-completions never)))))))
+
 (test credentials-that-fail-where-attempts-begin
   "With their status, but none that only applications give (gRFC A54); another error is
 :unauthenticated, metadata that cannot be sent :internal. At once or later, it is the same."
