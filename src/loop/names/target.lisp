@@ -188,6 +188,15 @@ is nil. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
              (or (os:make-address host port)
                  (no-target text "a DNS server has a numeric address, not ~S" host))))))
 
+(defun refuse-user (text scheme)
+  "Signal MISUSE if TEXT, an address with SCHEME or nil, names a user. TEXT is not shown, since it
+may have a password."
+  (when (and (find #\@ text)
+             (or (null scheme)
+                 (member (scheme-name scheme) '("dns" "ipv4" "ipv6" "passthrough")
+                         :test #'string-equal)))
+    (misuse "An address has no user and no password: write HOST:PORT, without an @.")))
+
 (defun parse-target (text &key (smallest-port 1) for-channel)
   "The target that TEXT, a string, means; see above. Ports begin at SMALLEST-PORT. If SMALLEST-PORT
 is 0, the target is for listening, and a missing host means every IPv4 address. If FOR-CHANNEL is
@@ -204,6 +213,7 @@ From any thread."
             (printable-text text :quoted t)))
   (let ((scheme (find-scheme text))
         (colon (position #\: text)))
+    (refuse-user text scheme)
     (cond (scheme
            (unless (scheme-parse scheme)
              (no-target text "~A: is the scheme of channels that have no socket of their own"

@@ -28,7 +28,13 @@
         when value return (values value name)))
 
 (defun ignore-variable (name value why)
-  (log-event :warning :otlp-variable-ignored :name name :value value :reason why)
+  "Log that VALUE of the variable NAME is not used; WHY says what it should be. A VALUE that may be
+an address with a password or a token is not shown."
+  (log-event :warning :otlp-variable-ignored
+             :name name :value (if (find-if (lambda (char) (find char "@?")) value)
+                                   "not shown"
+                                   value)
+             :reason why)
   nil)
 
 (defun read-number (name value scale)

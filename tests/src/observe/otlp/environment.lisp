@@ -81,6 +81,14 @@
                   (events-of :otlp-variable-ignored))
           "headers may be secret"))))
 
+(test values-with-secrets-are-not-logged
+  "Addresses with a password or a query are not shown, as headers are not."
+  (dolist (value '("http://u:s3cret@h" "http://h/x?token=s3cret"))
+    (with-log ()
+      (otlp::read-count "N" (variables "N" value))
+      (is (equal '("not shown") (loop for event in (events-of :otlp-variable-ignored)
+                                      collect (getf event :value)))))))
+
 (test numbers-are-of-at-most-12-digits
   (loop for (text number) in '(("0" 0) ("007" 7) ("999999999999" 999999999999)
                                ("1000000000000" nil) ("-1" nil) ("+1" nil) ("1.0" nil) ("1 2" nil))
