@@ -196,7 +196,8 @@ to be saved."
   "Return a function for *LOG-FUNCTION* that calls FUNCTION with the same arguments on a thread of
 its own, so FUNCTION may be slow. At most LIMIT events wait for the thread, with at most 16 MB of
 texts; further events are dropped, and the event :EVENTS-DROPPED gives FUNCTION their number. Errors
-in FUNCTION are ignored. The returned function may be called from any thread. See FLUSH-LOG."
+in FUNCTION are ignored, and LOST-ENTRIES does not count their events. The returned function may be
+called from any thread. See FLUSH-LOG."
   (check-type function (or symbol function))
   (check-type limit (integer 1 *))
   (let ((journal (open-journal (lambda (entries dropped)
