@@ -71,12 +71,10 @@ nil if JSON has no such number, as for NaN."
     ("grpc_client_call_duration_seconds_bucket" "client" :bucket))
   "Rows for metrics: name, the side that counts, server or client, and the counted thing.")
 
-(defparameter *most-methods* 2000 "The most methods whose metrics are read of a process.")
+(defparameter *most-methods* 2000
+  "The most rows of methods that are read of a process: a client has a row for each method and
+target.")
 (defparameter *most-buckets* 500 "The most buckets that are read of a method.")
-
-(defun check-most (most count what)
-  "Signal a FAILURE if COUNT, the number of WHAT so far, is MOST: readings are compared one by one."
-  (when (= most count) (fail-command "the metrics have more than ~D ~A" most what)))
 
 (defun add-sample (reading what labels number)
   "Add NUMBER, a sample with LABELS, to the count WHAT of READING."
@@ -89,12 +87,14 @@ nil if JSON has no such number, as for NaN."
       (:bucket (let* ((bound (parse-number (or (label "le") "")))
                       (entry (assoc bound (method-reading-buckets reading) :test #'eql)))
                  (cond (entry (incf (cdr entry) number))
-                       (t (check-most *most-buckets* (length (method-reading-buckets reading))
-                                      "buckets of a method")
+                       (t (when (= *most-buckets* (length (method-reading-buckets reading)))
+                            (fail-command "the metrics have more than ~D buckets of a method"
+                                          *most-buckets*))
                           (push (cons bound number) (method-reading-buckets reading)))))))))
 
 (defun read-methods (octets)
-  "The METHOD-READINGs in OCTETS, a text for Prometheus, in their order."
+  "Two values: the METHOD-READINGs in OCTETS, a text for Prometheus, in their order, at most
+*MOST-METHODS*, since samples are compared one by one; and the number of those left out."
   (let ((readings (make-hash-table :test 'equal)) (order '()))
     (with-input-from-string (stream (octets-string octets))
       (loop for line = (read-line stream nil)
@@ -110,11 +110,11 @@ nil if JSON has no such number, as for NaN."
                                            (let ((reading (make-method-reading
                                                            :role (first key) :name (second key)
                                                            :target (third key))))
-                                             (check-most *most-methods* (length order) "methods")
-                                             (push reading order)
+                                             (when (< (hash-table-count readings) *most-methods*)
+                                               (push reading order))
                                              (setf (gethash key readings) reading)))
                                        (third row) labels number))))))))
-    (nreverse order)))
+    (values (nreverse order) (max 0 (- (hash-table-count readings) *most-methods*)))))
 
 (defparameter *process-metrics*
   '("process_cpu_seconds_total" "process_start_time_seconds" "process_threads" "process_open_fds"

@@ -23,6 +23,7 @@
   (ns 0 :type integer :read-only t)     ; when the reading was made
   (readings '() :type list :read-only t) ; readings of all objects
   (methods '() :type list :read-only t) ; METHOD-READINGs, if there are metrics
+  (left-out 0 :type (integer 0) :read-only t) ; how many METHOD-READINGs of the metrics are not here
   (figures '() :type list :read-only t)) ; an alist of *PROCESS-METRICS*, likewise
 
 (defun server-reading (channel server)
@@ -58,8 +59,8 @@
     (misuse (error) (refuse "~A" error))))
 
 (defun get-metrics (url &optional credentials)
-  "The METHOD-READINGs of the metrics at URL, of PARSE-URL, and the metrics of the process; by TLS
-with CREDENTIALS, or nil for the system's, if URL begins with https. Signal a FAILURE if there are
+  "Three values: the METHOD-READINGs of the metrics at URL, of PARSE-URL, the metrics of the
+process, and the number of METHOD-READINGs left out; by TLS with CREDENTIALS, or nil for the system's, if URL begins with https. Signal a FAILURE if there are
 none."
   (multiple-value-bind (status octets)
       (handler-case
@@ -69,7 +70,8 @@ none."
         (grpc:rpc-error (error) (fail-command "~A" (grpc:rpc-error-message error))))
     (unless (= 200 status)
       (fail-command "GET of the metrics at ~A is answered with ~D" (token:url-text url) status))
-    (values (read-methods octets) (read-figures octets))))
+    (multiple-value-bind (methods left-out) (read-methods octets)
+      (values methods (read-figures octets) left-out))))
 
 (defun find-metrics (address &optional credentials)
   "The URL of the metrics at ADDRESS, by TLS with CREDENTIALS unless they are nil; nil if there are
@@ -83,9 +85,9 @@ no metrics."
 (defun take-sample (channel url credentials)
   "A sample of the process that CHANNEL leads to and whose metrics are at URL, or nil, by TLS with
 CREDENTIALS, or nil. A process with metrics need not serve channelz."
-  (multiple-value-bind (methods figures)
-      (if url (get-metrics url credentials) (values '() '()))
-    (make-sample :ns (monotonic-ns) :methods methods :figures figures
+  (multiple-value-bind (methods figures left-out)
+      (if url (get-metrics url credentials) (values '() '() 0))
+    (make-sample :ns (monotonic-ns) :methods methods :figures figures :left-out left-out
                  :readings (handler-case (read-channelz channel)
                              (grpc:unimplemented (error)
                                (if url '() (error error)))))))
@@ -193,6 +195,8 @@ or if there were no calls in between."
     (write-table '("KIND" "CALLS/S" "FAILED/S" "P50 MS" "P99 MS" "RUNNING" "CALLS" "FAILED"
                    "METHOD")
                  (method-rows new old order))
+    (when (plusp (sample-left-out new))
+      (format t "~D further methods of the metrics are not read.~%" (sample-left-out new)))
     (terpri))
   (write-table '("KIND" "ID" "CALLS/S" "FAILED/S" "RUNNING" "CALLS" "FAILED" "PEERS" "STATE" "NAME")
                (sample-rows new old order)))
