@@ -30,6 +30,8 @@
    ;; sends callers' renewals, once there are some
    (renewal-stream :initform nil :accessor etcd-renewal-stream)
    (keepalive :initform nil :accessor etcd-keepalive) ; keeps its leases alive, once there are some
+   ;; octets of the changes that its watches keep, see KEEP-FRAGMENTS
+   (fragment-octets :initform 0 :accessor etcd-fragment-octets)
    ;; of all from ENDINGS on
    (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock))
   (:documentation "A client of etcd, see MAKE-ETCD."))

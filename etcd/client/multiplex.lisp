@@ -188,8 +188,8 @@ requested now."
          (token (with-cancellation-token ((watch-cancellation-token watch))
                   (current-token etcd (loop:notice-end (etcd-timeout etcd)))))
          (call nil))
-    (setf (watch-token watch) token
-          (watch-fragments watch) '())
+    (setf (watch-token watch) token)
+    (keep-fragments watch '())
     (unless (sb-thread:with-mutex ((multiplex-send-lock multiplex))
               (setf call (handler-case (with-etcd-errors (stream-with multiplex etcd token))
                            ;; the channel was closed: no stream can be opened any more

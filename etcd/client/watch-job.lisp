@@ -6,9 +6,10 @@
 (defun end-watch (watch condition)
   "End WATCH because of CONDITION, or for its user if that is nil. Return false if WATCH had ended
 before."
-  (set-watch watch (lambda ()
-                     (setf (watch-state watch) :ended
-                           (watch-failure watch) condition))))
+  (prog1 (set-watch watch (lambda ()
+                            (setf (watch-state watch) :ended
+                                  (watch-failure watch) condition)))
+    (keep-fragments watch '())))
 
 (defun tell-changes (watch changes)
   "Call WATCH's function for the CHANGES of each revision."

@@ -57,6 +57,7 @@ entry is not compacted; nil if it did not exist.")
   (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 while unknown
   (mark nil :type (or null entry))      ; the last put that the user has got
   (fragments '() :type list)            ; changes of a revision of which more may follow
+  (fragment-octets 0 :type (integer 0)) ; about how many octets they have
   (token nil :type (or null string))    ; the token with which its stream was opened
   (denied nil :type boolean)            ; etcd has denied the watch since it was last open
   ;; the pauses before the next stream
@@ -126,23 +127,33 @@ revision."
           (values '() '())))))
 
 (defun most-fragment-octets ()
-  "About how many octets the changes of one revision may take: some revisions remove a whole store."
+  "About how many octets the changes that all watches of a client keep may take: some revisions
+remove a whole store."
   (values (floor (sb-ext:dynamic-space-size) 8)))
 
 (defun keep-fragments (watch changes)
-  "Keep CHANGES, of a revision of which more may follow, for WATCH. Signal INVALID-REQUEST if they
-are too many."
+  "Keep CHANGES, of a revision of which more may follow, for WATCH, in place of those kept before.
+Signal INVALID-REQUEST, and keep none, if the client's watches keep too many."
   (flet ((octets (entry)
            (if entry (+ 200 (length (entry-key-octets entry)) (length (entry-value entry))) 0)))
     (let ((octets (loop for change in changes
                         sum (+ (octets (change-entry change))
-                               (octets (change-previous change))))))
-      (when (> octets (most-fragment-octets))
-        (error 'invalid-request :text (format nil "the changes of revision ~D take more than ~D ~
-                                                   octets, an eighth of the heap"
-                                              (entry-changed (change-entry (first changes)))
-                                              (most-fragment-octets))))
-      (setf (watch-fragments watch) changes))))
+                               (octets (change-previous change)))))
+          (etcd (watch-etcd watch)))
+      (unless (and (zerop octets) (zerop (watch-fragment-octets watch)))
+        (sb-thread:with-mutex ((etcd-lock etcd))
+          (unless (watch-open-p watch)  ; it ended meanwhile
+            (setf changes '() octets 0))
+          (setf (watch-fragments watch) changes)
+          (incf (etcd-fragment-octets etcd)
+                (- octets (shiftf (watch-fragment-octets watch) octets))))
+        (when (and changes (> (etcd-fragment-octets etcd) (most-fragment-octets)))
+          (keep-fragments watch '())
+          (error 'invalid-request :text (format nil "the changes of revision ~D, and those that ~
+                                                     other watches wait for, take more than ~D ~
+                                                     octets, an eighth of the heap"
+                                                (entry-changed (change-entry (first changes)))
+                                                (most-fragment-octets))))))))
 
 (defun note-response (watch response)
   "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in RESPONSE that WATCH's user has
@@ -152,7 +163,8 @@ ETCD-ERROR if it has ended the stream."
          (revision (header-revision (pb:watch-response-header response)))
          (events (remove-if (lambda (change) (< (entry-changed (change-entry change)) next))
                             (map 'list #'change-of (pb:watch-response-events response))))
-         (changes (append (shiftf (watch-fragments watch) '()) events)))
+         (changes (append (watch-fragments watch) events)))
+    (unless (pb:watch-response-fragment response) (keep-fragments watch '()))
     (cond ((pb:watch-response-fragment response)
            (multiple-value-bind (whole more) (split-last-revision changes)
              (keep-fragments watch more)
