@@ -60,8 +60,8 @@
 
 (defun get-metrics (url &optional credentials)
   "Three values: the METHOD-READINGs of the metrics at URL, of PARSE-URL, the metrics of the
-process, and the number of METHOD-READINGs left out; by TLS with CREDENTIALS, or nil for the system's, if URL begins with https. Signal a FAILURE if there are
-none."
+process, and the number of METHOD-READINGs left out; by TLS with CREDENTIALS, or nil for the
+system's, if URL begins with https. Signal a FAILURE if there are none."
   (multiple-value-bind (status octets)
       (handler-case
           (token:http-request "GET" url :headers '(("accept" . "text/plain;version=0.0.4"))

@@ -111,7 +111,8 @@
 
 (test addresses-name-no-user
   "They are refused for that, and the error does not show the password."
-  (dolist (text '("u:s3cret@h:1" "http://u:s3cret@h:1" "dns:///u:s3cret@h:1" "dns://u:s3cret@h/h:1"))
+  (dolist (text '("u:s3cret@h:1" "http://u:s3cret@h:1" "dns:///u:s3cret@h:1"
+                  "dns://u:s3cret@h/h:1"))
     (let ((error (nth-value 1 (ignore-errors (loop:parse-target text :for-channel t)))))
       (is (typep error 'misuse))
       (is (search "without an @" (princ-to-string error)))
