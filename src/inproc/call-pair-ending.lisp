@@ -195,24 +195,6 @@ now on no thread of the client's checks it."
                 (call-pair-callee call-pair) callee)
           t)))))
 
-(defun arrive (call-pair)
-  "Give the call of CALL-PAIR, whose credentials have answered, to the callee that its channel leads
-to now. Return true if its handler can begin."
-  (let* ((client (call-pair-client call-pair))
-         (inproc-core (call-inproc-core client))
-         (callee (callee-of inproc-core))
-         (route (and callee (route-to callee (call-rpc-method client)))))
-    (cond ((null callee)
-           (end-unsent call-pair :unavailable :message (absence-text inproc-core)
-                                              :ended-by :transport)
-           nil)
-          ((take-call callee call-pair route)
-           (when (observed-p inproc-core callee) (tell-arrived call-pair))
-           (cond (route (enlist call-pair))
-                 (t (multiple-value-call #'end-by-server call-pair
-                      (rpc:verdict :unknown-method (rpc:call-path client)))))
-           (null (call-pair-claim call-pair))))))
-
 (defun end-unsent (call-pair status &rest how)
   "End the call of CALL-PAIR, which waits for its credentials, with STATUS and HOW, arguments of
 END-CALL, at its client's end."

@@ -140,8 +140,7 @@ answered; if WAIT is true, return its answer."
                       (not (eq :open request))))
            (on-caller (and wait at-hand (one-by-one-p plan)
                            (eq :caller (inproc-core-execution inproc-core))))
-           (asked (and async call-credentials
-                       (values (credentials:check-credentials call-credentials channel))))
+           (asked (and async call-credentials))
            (relay (make-relay (when at-hand (requests-at-hand channel method request on-caller))
                               at-hand
                               :channel channel :plan plan :began-ns now

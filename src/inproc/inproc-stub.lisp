@@ -18,6 +18,24 @@
                                 (/ (- deadline (inproc-core-now (channel-inproc-core channel)))
                                    +ns-per-second+))))))))
 
+(defun arrive (call-pair)
+  "Give the call of CALL-PAIR, whose credentials have answered, to the callee that its channel leads
+to now. Return true if its handler can begin."
+  (let* ((client (call-pair-client call-pair))
+         (inproc-core (call-inproc-core client))
+         (callee (callee-of inproc-core))
+         (route (and callee (route-to callee (call-rpc-method client)))))
+    (cond ((null callee)
+           (end-unsent call-pair :unavailable :message (absence-text inproc-core)
+                                              :ended-by :transport)
+           nil)
+          ((take-call callee call-pair route)
+           (when (observed-p inproc-core callee) (tell-arrived call-pair))
+           (cond (route (enlist call-pair))
+                 (t (multiple-value-call #'end-by-server call-pair
+                      (rpc:verdict :unknown-method (rpc:call-path client)))))
+           (null (call-pair-claim call-pair))))))
+
 (defun begin-asked (call-pair take metadata error)
   "Begin the handler of CALL-PAIR, whose call waits for its credentials: they have answered with
 METADATA, or ERROR. Call TAKE, a function or nil, with all metadata of the call before."
@@ -70,8 +88,7 @@ if one fails, signal its error."
                                                   (if (or timeout deadline)
                                                       (inproc-core-now inproc-core) 0))
                        0))
-         (asked (and async call-credentials
-                     (values (credentials:check-credentials call-credentials channel))))
+         (asked (and async call-credentials))
          (fields (if (or metadata call-credentials)
                      (call-fields-of channel method deadline metadata
                                      (if asked nil call-credentials))

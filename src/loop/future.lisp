@@ -29,13 +29,15 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
   "A value that will be available later. See MAKE-FUTURE.")
 
 (deftype completions ()
-  "The functions and ATTACHMENTs of a future, the newest first, or :DONE once they run."
+  "The functions and ATTACHED-FUNCTIONs of a future, the newest first, or :DONE once they run."
   '(or list (eql :done)))
 
-(defstruct (attachment (:constructor make-attachment (function counts)) (:copier nil))
+(defstruct (attached-function (:conc-name attached-)
+                              (:constructor make-attached-function (function counts))
+                              (:copier nil))
   "A function that ATTACH-FOR has attached to a future."
   (function nil :type (or null function)) ; nil once it runs or is not needed any more
-  ;; (ALL . LEFT), for all attachments of a future: how many there are, and how many of these are
+  ;; (ALL . LEFT), for all such functions of a future: how many there are, and how many of these are
   ;; not needed any more; both may be a little wrong
   (counts '(0 . 0) :type cons :read-only t))
 
@@ -134,8 +136,8 @@ is settled. From any thread; attached functions run in it."
   nil)
 
 (defun function-of (completion)
-  "The function of COMPLETION, a function or an ATTACHMENT; nil if that is not needed any more."
-  (if (attachment-p completion) (shiftf (attachment-function completion) nil) completion))
+  "The function of COMPLETION, a function or an ATTACHED-FUNCTION; nil if that is not needed."
+  (if (attached-function-p completion) (shiftf (attached-function completion) nil) completion))
 
 (defun run-each-completion (future completions)
   "Call the functions of COMPLETIONS, a list, with the outcome of FUTURE; call all of them even if a
@@ -232,40 +234,41 @@ wrong arguments. From any thread."
                          (sb-sys:with-interrupts (funcall function value error))))))
     (add-completion future function)))
 
-(defun sweep-attachments (future counts)
-  "Drop the attachments of FUTURE, which have COUNTS, that are not needed any more."
+(defun sweep-attached (future counts)
+  "Drop the ATTACHED-FUNCTIONs of FUTURE, which have COUNTS, that are not needed any more."
   (flet ((left-p (completion)
-           (and (attachment-p completion) (null (attachment-function completion)))))
+           (and (attached-function-p completion) (null (attached-function completion)))))
     (loop for old = (future-completions future)
           for new = (if (eq :done old) old (remove-if #'left-p old))
           until (or (eq :done old) (swap-completions future old new))
           finally (unless (eq :done old)
-                    (setf (car counts) (count-if #'attachment-p new)
+                    (setf (car counts) (count-if #'attached-function-p new)
                           (cdr counts) 0)))))
 
-(defgeneric leave-future (giver future attachment)
-  (:documentation "ATTACHMENT, which ATTACH-FOR has attached to FUTURE, an answer of GIVER, is not
+(defgeneric leave-future (giver future attached)
+  (:documentation "ATTACHED, which ATTACH-FOR has attached to FUTURE, an answer of GIVER, is not
 needed any more. From any thread.")
-  ;; FUTURE may have very many attachments, all of which are left: so each drops only its function,
-  ;; and its place is taken out with others when half of them are empty
-  (:method (giver future attachment)
+  ;; FUTURE may have very many functions, all of which are left: so each empties only its place,
+  ;; and the places are taken out together when half of them are empty
+  (:method (giver future attached)
     (declare (ignore giver))
-    (when (shiftf (attachment-function attachment) nil)
-      (let* ((counts (attachment-counts attachment))
+    (when (shiftf (attached-function attached) nil)
+      (let* ((counts (attached-counts attached))
              (left (1+ (atomic-incf (cdr counts)))))
-        (when (<= (car counts) (* 2 left)) (sweep-attachments future counts))))))
+        (when (<= (car counts) (* 2 left)) (sweep-attached future counts))))))
 
 (defun attach-for (giver future function)
   "ATTACH FUNCTION to FUTURE, an answer of GIVER. Return a function that undoes this, by
 LEAVE-FUTURE: nothing keeps FUNCTION then until FUTURE is settled."
   (let* ((function (carried function))
          (completions (future-completions future))
-         (other (and (listp completions) (find-if #'attachment-p completions)))
-         (attachment (make-attachment function (if other (attachment-counts other) (cons 0 0)))))
-    (atomic-incf (car (attachment-counts attachment)))
-    (unless (add-unless-settled future attachment)
+         (other (and (listp completions) (find-if #'attached-function-p completions)))
+         (counts (if other (attached-counts other) (cons 0 0)))
+         (attached (make-attached-function function counts)))
+    (atomic-incf (car counts))
+    (unless (add-unless-settled future attached)
       (run-completion future function))
-    (lambda () (leave-future giver future attachment))))
+    (lambda () (leave-future giver future attached))))
 
 (defun await-settlement (future timeout-seconds)
   "Wait until FUTURE is settled, but at most TIMEOUT-SECONDS if that is not nil; then signal

@@ -96,8 +96,8 @@ has expired."
   "The futures that wait for CREDENTIALS, in no order; none waits from now on. With the lock held."
   (alexandria:hash-table-keys (shiftf (token-waiting credentials) (make-hash-table :test 'eq))))
 
-(defmethod loop:leave-future ((credentials token-credentials) future attachment)
-  (declare (ignore attachment))         ; no other request has FUTURE
+(defmethod loop:leave-future ((credentials token-credentials) future attached)
+  (declare (ignore attached))           ; no other request has FUTURE
   (sb-thread:with-mutex ((token-lock credentials))
     (remhash future (token-waiting credentials))))
 

@@ -12,7 +12,7 @@
   (:import-from #:clgrpc.method
                 #:*call* #:channel #:channel-target #:invoke #:rpc-method #:rpc-method-kind
                 #:rpc-method-path #:stub-method)
-  (:import-from #:clgrpc.credentials #:compose-credentials)
+  (:import-from #:clgrpc.credentials #:check-credentials #:compose-credentials)
   (:import-from #:clgrpc.status #:deadline #:deadline-in #:failure-p #:rpc-error)
   (:export
    #:absolute-deadline #:acquire-client-loop #:call-async #:channel-addresses #:channel-state

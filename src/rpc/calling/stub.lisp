@@ -16,11 +16,13 @@
 
 (define-hot check-call-options ((method t) (options list)) null
   "Signal MISUSE if METHOD is no RPC-METHOD, or if the plist OPTIONS has a keyword that stubs do not
-accept."
+accept, or call credentials that are none."
   (unless (typep method 'rpc-method) (refuse-method method))
   (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression
                  :authority :max-send-octets :max-receive-octets :values)))
-    (loop for name in options by #'cddr
+    (loop for (name value) on options by #'cddr
+          when (and (eq name :call-credentials) value)
+            do (check-credentials value)
           unless (or (member name known)
                      (eq name :async))  ; of CALL-ASYNC
             do (misuse "A stub takes no ~S~@[ (is it :~A?)~], but~{ ~(~S~)~^,~}." name

@@ -170,7 +170,7 @@ answer after that is dropped."
       (is (typep (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1))
                                      :timeout 20))
                  'grpc:cancelled))
-      (wait-until (lambda () (null (loop:future-completions never)))))))
+      (is-true (wait-until (lambda () (null (loop:future-completions never))))))))
 
 (test credentials-that-fail-where-attempts-begin
   "With their status, but none that only applications give (gRFC A54); another error is
