@@ -112,11 +112,14 @@ it, or nil if no server listens on its name."
 
 (defmethod calling:close-channel ((channel inproc-channel))
   (let* ((inproc-core (channel-inproc-core channel))
-         (callees (adjoin (inproc-core-callee inproc-core) (inproc-core-former inproc-core))))
+         (callees (remove nil (adjoin (inproc-core-callee inproc-core)
+                                      (inproc-core-former inproc-core)))))
     (when (sb-thread:with-mutex ((channel-lock channel))
             (prog1 (shiftf (inproc-core-open inproc-core) nil)
               (sb-thread:condition-broadcast (channel-closed channel))))
-      (dolist (callee (remove nil (append callees (mapcar #'callee-asking (remove nil callees)))))
+      (dolist (callee callees)
+        (unless (callee-server callee) (forget-routes callee))) ; the callee of this channel alone
+      (dolist (callee (append callees (remove nil (mapcar #'callee-asking callees))))
         (dolist (call-pair (callee-open-call-pairs callee))
           (when (eq inproc-core (call-inproc-core (call-pair-server call-pair)))
             (rpc:abort-as (call-pair-client call-pair) :channel-closed))))
