@@ -148,8 +148,7 @@ If a child cannot be begun, the step fails."
         (pb:make-child-result :id id :status (pb:workflow-state-status state) :result result
                               :reason (pb:workflow-state-reason state))
         (pb:make-child-result :id id :status :cancelled
-                              :reason "the child was deleted before its end was reported to its
-parent"))))
+                              :reason "the child was deleted before its parent got its result"))))
 
 (defun former-ends (node state number)
   "The alist of places and ChildResults of the step NUMBER of STATE whose ends were noted before."

@@ -449,17 +449,17 @@ stopped. PAUSES are the pauses of this hand."
 
 (defun start-worker (channel &key (name "") kinds (concurrency 4) (session-seconds 10) on-refused
                                on-task-lost)
-  "Start a worker, and return it. At the service that CHANNEL leads to the worker claims tasks of
-KINDS, a list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION) with a
-function of a task as DEFINE-STEP defines them. The worker does at most CONCURRENCY tasks at once,
-each on a thread of its own. If the worker's heartbeats fail for SESSION-SECONDS, 2 to 3600, other
-workers get its tasks. NAME, a string, is for people. ON-TASK-LOST, a function of a task, is called
-when the worker learns that a task under way belongs to others, or has exceeded its longest time, so
-that its work can be stopped. ON-TASK-LOST must not wait, since it runs on the thread that keeps the
-worker alive. ON-REFUSED, a function of a task and a WORKFLOW-ERROR, is called when a report is
-refused because the task belonged to others. A task that was lost three times in a row with its
-worker is done alone: meanwhile the worker does no other task. Nodes need not be reachable yet.
-Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with STOP-WORKER."
+  "Start a worker, and return it. The worker claims tasks of KINDS at the service to which CHANNEL
+leads. KINDS is a list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION)
+with a function of a task as DEFINE-STEP defines them. The worker does at most CONCURRENCY tasks at
+once, each on a thread of its own. If the worker's heartbeats fail for SESSION-SECONDS, 2 to 3600,
+other workers get its tasks. NAME, a string, is for people. ON-TASK-LOST, a function of a task, is
+called when the worker learns that a task under way belongs to others, or has exceeded its longest
+time, so that its work can be stopped. ON-TASK-LOST must not wait, since it runs on the thread that
+keeps the worker alive. ON-REFUSED, a function of a task and a WORKFLOW-ERROR, is called when a
+report is refused because the task belonged to others. A task that was lost three times in a row
+with its worker is done alone: meanwhile the worker does no other task. Nodes need not be reachable
+yet. Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))

@@ -19,16 +19,14 @@
            (metrics:make-counter metrics name :unit unit :text text)))
     (make-meter
      :streams (counter "etcd.client.watch.streams" "{stream}"
-                       "Streams that were opened for watches: one for all watches of a client, and
-another after each break.")
+                       "Streams of watches that were opened; a client needs one, until it breaks.")
      :changes (counter "etcd.client.watch.changes" "{change}" "Changes that watches have reported.")
      :losses (counter "etcd.client.lease.losses" "{lease}"
                       "Leases that were kept alive and have ended, or may have.")
      :tokens (counter "etcd.client.tokens" "{token}"
                       "Tokens that were fetched because calls needed one.")
      :waits (metrics:make-histogram metrics "etcd.client.lock.wait" :unit "s"
-                                    :text "The time from the request for a lock or a leadership
-until it was obtained."
+                                    :text "The time to obtain a lock or a leadership."
                                     :bounds '(0.001 0.01 0.1 1 10 100 1000)))))
 
 (defun meter-of (metrics)

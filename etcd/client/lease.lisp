@@ -16,7 +16,7 @@
   ;; when it was requested, by LEASE-NOW-NS, until it is answered
   (asked-ns nil :type (or null nanoseconds))
   (limit-ns 0 :type nanoseconds)        ; when the answer to the renewal is overdue
-  (patience 0 :type real)               ; after how many seconds the next renewal must be requested
+  (patience 0 :type real)               ; for how many seconds the next answer is awaited
   ;; the pauses before a renewal is requested again after a failure
   (pauses nil :type loop:pauses :read-only t))
 

@@ -37,10 +37,10 @@ none. FUNCTION stops SERVER."
       clients find it. Before the server stops, it is marked as draining there; afterwards its
       entry is removed.")
   (register-as "ADDRESS" (command:address-parser 1) nil
-               "The address by which clients reach the server, if that is not the first address on
-which it listens.")
-  (weight "N" (command:integer-parser 1 65535) nil "The weight with which the server is
-registered.")
+               "The address by which clients reach the server, if that is not the first address
+      on which it listens.")
+  (weight "N" (command:integer-parser 1 65535) nil
+          "The weight with which the server is registered.")
   (zone "NAME" #'identity nil "The zone with which the server is registered."))
 
 (command:add-group "clgrpc-etcd/discovery" (command:option-list :registration)

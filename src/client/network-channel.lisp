@@ -39,8 +39,9 @@
      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form in
 doc/addresses.md. The channel does not connect yet. End the channel with CLOSE-CHANNEL, or use
-WITH-CHANNEL. CREDENTIALS a value of TLS-CREDENTIALS, for TLS; nil, the default, is plaintext
-COMPRESSION :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default:
+WITH-CHANNEL.
+CREDENTIALS            a value of TLS-CREDENTIALS, for TLS; nil, the default, is plaintext
+COMPRESSION            :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default:
                        the compression of requests, unless a stub's :compression sets another or
                        the server does not accept it
 INTERCEPTORS           a list of functions (method request options next), the first the outermost,

@@ -5,14 +5,14 @@
 (define-shared-options :server-tls
   (tls-cert "FILE" #'identity nil
             "Speak TLS, and show the certificates in FILE (PEM; renewed files are noticed).")
-  (tls-key "FILE" #'identity nil "The private key of --tls-cert; by default the key is in the same
-file.")
+  (tls-key "FILE" #'identity nil
+           "The private key of --tls-cert; by default the key is in the same file.")
   ((tls-other "--tls-other") "CERT[,KEY]" #'parse-certificate '()
    "The files of another certificate and of its key, for clients that ask for its names (SNI);
       may be given several times.")
   (client-ca "FILE" #'identity nil
-             "Require certificates of clients; an authority whose certificate is in FILE must have
-issued them."))
+             "Require certificates of clients; an authority whose certificate is in FILE must
+      have issued them."))
 
 (defun parse-certificate (string)
   "A list of the files that STRING names: the file of a certificate and, after a comma, the file of

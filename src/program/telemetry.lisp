@@ -10,15 +10,14 @@
   (log-format "FORMAT" (choice-parser :text :json) :text
               "The form of the log: a line of text, or of JSON, for each event.")
   (access-log "[RATIO]" #'parse-ratio nil
-              "Log each call, or a share from 0 to 1 of them and all that fail; doc/observability.md
-lists the fields of the events. The level of the log is info at least.")
+              "Log each call, or a share from 0 to 1 of them and all that fail;
+      doc/observability.md lists the fields of the events. The level of the log is info at least.")
   (metrics "ADDRESSES" (addresses-parser 0) nil
            "Serve metrics for Prometheus, at /metrics, and health, at /healthz, on ADDRESSES, over
       HTTP, or HTTPS with --tls-cert. All clients that reach ADDRESSES may read them.")
   (otlp "ADDRESS" (address-parser 1) nil
-        "Send metrics and spans to the OpenTelemetry collector at ADDRESS, as doc/monitoring.md
-says;
-      variables such as OTEL_SERVICE_NAME are obeyed.")
+        "Send metrics and spans to the OpenTelemetry collector at ADDRESS, as
+      doc/monitoring.md says; variables such as OTEL_SERVICE_NAME are obeyed.")
   (trace-sample "RATIO" #'parse-ratio nil
                 "Trace calls, and record this share of the traces that begin here, from 0 to 1; for
       traces that begin elsewhere the caller has decided. Without --trace-sample, --otlp records

@@ -102,7 +102,7 @@ code has ended with. Return ERROR."
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
 RETRY-HANDLER is chosen in the debugger. A timeout of SB-EXT:WITH-TIMEOUT that BODY does not handle
 may be meant for the code around this form, such as a user's code that waits for CALL. So
-PASS-TIMEOUT, the name of a function or a lambda form, is called with that timeout. If the handling
+PASS-TIMEOUT, the name of a function or a lambda form, is called with that timeout. If PASS-TIMEOUT
 returns, the timeout is an error in BODY. A lambda form crosses to other condition handlers than
 those around this, so it is also called with a timeout that code within BODY passes on. The timeout
 may also come while an error is written to the log."

@@ -124,7 +124,7 @@ valid on any thread, the others only on LINK's loop."
   "End LINK because of TEXT. If STATUS is not nil, first end every call on LINK with STATUS. Return
 nil. HOW is one of
 nil      in order: send GOAWAY, send the queued output, close
-:EXPEL at once, and every call on it with :unavailable. The peer is sent a GOAWAY with
+:EXPEL   at once, and every call on it with :unavailable. The peer is sent a GOAWAY with
          ENHANCE_YOUR_CALM, but we do not wait until the peer has received that
 :LOST    at once, because its peer has disconnected"
   (when status (abort-calls link status text))

@@ -222,9 +222,8 @@ STORE-CREDENTIALS too. Return the exit code."
       ((label "--label") "NAME=VALUE" #'parse-label '()
        "A label of the node, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
-                     "How long the node stays a member after it has died or is cut off, and how long
-its
-      worker keeps its tasks then.")
+                     "How long the node stays a member after it has died or is cut off, and how
+      long its worker keeps its tasks then.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
                 "What to do if another member has the name: take its place (take-over), or do not
       start (refuse).")

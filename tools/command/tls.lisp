@@ -6,8 +6,8 @@
   (tls-ca "FILE" #'identity nil
           "Speak TLS, and trust the certificates in FILE (PEM), or with `system` the system's.")
   (tls-cert "FILE" #'identity nil "The certificates to show a server that asks for them.")
-  (tls-key "FILE" #'identity nil "The private key of --tls-cert; by default the key is in the same
-file.")
+  (tls-key "FILE" #'identity nil
+           "The private key of --tls-cert; by default the key is in the same file.")
   (tls-name "NAME" #'identity nil "The name that must be in the server's certificate."))
 
 (defun client-credentials (roots certificate key name &key (prefix "tls") (alpn t))

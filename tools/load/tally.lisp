@@ -16,7 +16,8 @@
   (wait (make-histogram) :type histogram) ; times from the sending of a request until its call ended
   (send (make-histogram) :type histogram) ; times from when a request had a stream until it was sent
   (queue (make-histogram) :type histogram) ; times from when a request was due until it had a stream
-  (connect (make-histogram) :type histogram) ; the latencies of calls that waited for a connection
+  ;; times from when a call was due until it had a stream, of calls that waited for a connection
+  (connect (make-histogram) :type histogram)
   (lateness (make-histogram) :type histogram) ; how late calls were begun
   (message (make-histogram) :type histogram) ; times from one response of a stream to the next
   (seconds (make-array 64 :adjustable t :fill-pointer 0) :type vector) ; SECOND-ROWs, the last open

@@ -18,8 +18,8 @@
                  "The case, as gRPC's interop-test-descriptions.md names it, or `all` of them.")
       (use_tls "[BOOLEAN]" #'parse-boolean nil "Speak TLS.")
       (use_test_ca "[BOOLEAN]" #'parse-boolean nil
-                   "Trust the certificate of --ca_file, and no other; --ca_file alone does the
-same.")
+                   "Trust the certificate of --ca_file, and no other; --ca_file alone does
+      the same.")
       (ca_file "FILE" #'identity nil
                "The certificates to trust (PEM) with --use_tls; by default the system's.")
       (server_host_override "NAME" #'identity nil
@@ -30,13 +30,13 @@ same.")
       (soak_max_failures "N" (integer-parser 0 1000000) 0
                          "How many calls of a soak case may fail, or take too long.")
       (soak_per_iteration_max_acceptable_latency_ms
-       "MS" (integer-parser 1 1000000) 1000 "The time after which a call of a soak case is too
-slow.")
+       "MS" (integer-parser 1 1000000) 1000
+       "The time after which a call of a soak case is too slow.")
       (soak_overall_timeout_seconds "SECONDS" (integer-parser 1 1000000) 10
                                     "The time by which all calls of a soak case must be over.")
       (soak_min_time_ms_between_rpcs "MS" (integer-parser 0 1000000) 0
-                                     "The least time between the beginnings of two calls of a thread
-in a soak case.")
+                                     "The least time between the beginnings of two calls of a
+      thread in a soak case.")
       (soak_request_size "OCTETS" (integer-parser 0 100000000) 271828
                          "The size of the payload of a request in the soak cases.")
       (soak_response_size "OCTETS" (integer-parser 0 100000000) 314159

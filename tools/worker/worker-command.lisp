@@ -125,15 +125,15 @@ host."
 (define-command "qps-worker"
     (()
      ((listen "HOST:PORT" #'parse-host-and-port "127.0.0.1:10000"
-              "The address at which the driver finds this worker; the worker's servers listen on the
-same host.")
+              "The address at which the driver finds this worker; the worker's servers listen
+      on the same host.")
       (server-port "PORT" (integer-parser 0 65535) 0
-                   "The port of the worker's servers, if the driver does not name one; 0 picks a
-free port.")
+                   "The port of the worker's servers, if the driver does not name one; 0 picks
+      a free port.")
       (tls-cert "FILE" #'identity nil
                 "The certificates (PEM) of the worker's servers, if the driver wants TLS.")
-      (tls-key "FILE" #'identity nil "The private key of --tls-cert; by default the key is in the
-same file.")
+      (tls-key "FILE" #'identity nil
+               "The private key of --tls-cert; by default the key is in the same file.")
       (tls-ca "FILE" #'identity nil
               "The certificates, in FILE, that the worker's clients trust if the driver wants TLS.")
       (tls-name "NAME" #'identity nil "The name that the server's certificate must be for.")))

@@ -117,11 +117,12 @@ one of these lists:
    for a worker; a string is a task of that kind. The task gets INPUT, a string, or by default the
    result of the previous step. The task is tried ATTEMPTS times (10), with pauses of BACKOFF
    seconds (1), then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take
-   ATTEMPT-TIMEOUT seconds, by default the limit of the nodes (an hour); (:wait SECONDS &key name),
-   from when it begins, or (:until UNIX-SECONDS &key name); (:signal NAME &key name timeout), until
-   SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is its result; (:parallel STEPS STEPS
-   …), lists of steps, each of which is done as a workflow of its own, a child, until all have
-   ended;
+   ATTEMPT-TIMEOUT seconds, by default the limit of the nodes (an hour);
+ (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
+ (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is
+   its result;
+ (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its own, a child,
+   until all have ended;
  (:child STEPS &key type input timeout name failures abandon), one child, whose STEPS are a list or
    the name of a defined workflow; it fails when TIMEOUT seconds are over;
  (:children (CHILD …) &key name timeout failures abandon), several: each the name of a workflow, or

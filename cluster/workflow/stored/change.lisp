@@ -23,7 +23,7 @@ such a message, or SOUND-P is false for it, log a warning and return nil."
            nil))
     (handler-case (let ((message (funcall function entry)))
                     (cond ((or (null message) (funcall sound-p message)) message)
-                          (t (warn-of "the workflow has no changes, or no id"))))
+                          (t (warn-of "the entry has no changes, or no id"))))
       (protobuf:protobuf-error (condition) (warn-of (bounded-text condition))))))
 
 (defun readable-state (entry)

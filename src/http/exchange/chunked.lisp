@@ -72,8 +72,8 @@ option send-budget-octets. Signal MISUSE if the response has not been begun. Fro
 
 (defun end-response (request)
   "End the response to REQUEST that BEGIN-RESPONSE has begun, after all chunks sent so far. Ending
-the answer again, or after the peer has disconnected, does nothing. Signal MISUSE if the answer has
-not been begun. From any thread."
+the response again, or after the peer has disconnected, does nothing. Signal MISUSE if the response
+has not been begun. From any thread."
   (check-begun request)
   (post request 0 (lambda () (finish request)))
   nil)

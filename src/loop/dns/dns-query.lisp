@@ -201,8 +201,9 @@ question."
       (setf (query-connection query) nil)
       (try-failed query :unreachable
                   (server-text query
-                               (if reason (princ-to-string reason) "the server closed the
-connection"))))))
+                               (if reason
+                                   (princ-to-string reason)
+                                   "the server closed the connection"))))))
 
 (sb-ext:define-load-time-global **handler**
     (loop:make-handler :input #'take-input :closed #'input-ended)

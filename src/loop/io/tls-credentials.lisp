@@ -192,7 +192,7 @@ CHECK-SECONDS        how often the files are checked, a real, by default 10; nil
                      that time the next connection makes them be read again if they have changed. If
                      that takes longer than a tenth of a second, only connections that begin
                      afterwards use them. See RELOAD-CREDENTIALS
-ALPN with nil, no protocol is agreed on by ALPN. That value is only for TCP-SERVER and
+ALPN                 with nil, no protocol is agreed on by ALPN. That is only for TCP-SERVER and
                      TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 
 The environment variable GRPC_SSL_CIPHER_SUITES names the cipher suites of all TLS credentials, in

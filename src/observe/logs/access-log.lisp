@@ -13,7 +13,8 @@
 (in-package #:clgrpc.logs)
 
 (defclass access-log ()
-  ((threshold :initarg :threshold :reader access-log-threshold) ; draws that log, of +CHANCES+
+  ;; a call is logged if a random number from 0 to below +CHANCES+ is less than this
+  ((threshold :initarg :threshold :reader access-log-threshold)
    (failures :initarg :failures :reader access-log-failures) ; true if all failures are logged
    ;; a log function, or nil for LOG-EVENT
    (function :initarg :function :reader access-log-function)

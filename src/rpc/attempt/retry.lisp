@@ -176,8 +176,8 @@ structure."
   '(member :first :retry :hedge :transparent))
 
 (defun kind-of-attempt (retries number repeated)
-  "The ATTEMPT-KIND of the attempt of RETRIES, or nil, that has NUMBER attempts before it. The kind
-is REPEATED if another attempt with that number has failed."
+  "The ATTEMPT-KIND of the attempt of RETRIES, or nil, that has NUMBER attempts before it. REPEATED
+is true if another attempt with that number has failed; the kind is then :TRANSPARENT."
   (cond (repeated :transparent)
         ((zerop number) :first)
         ((retries-hedged-p retries) :hedge)

@@ -180,8 +180,8 @@ the encoding. From any thread."
 (define-keyword-function register-compressor (name &key compress decompress)
   "Register the compression NAME, a keyword: from now on :COMPRESSION of channels, servers and stubs
 accepts it, headers offer it to peers, and messages that peers have compressed by it are read. In
-headers the name is in lower case: \"snappy\" for :snappy. Return NAME. COMPRESS a function of
-octets, those of a message, and the option :compression-level, 1 to 9,
+headers the name is in lower case: \"snappy\" for :snappy. Return NAME.
+COMPRESS    a function of octets, those of a message, and the option :compression-level, 1 to 9,
             that returns octets
 DECOMPRESS  a function of octets, those of a compressed message, and a function WRITE. It calls
             WRITE with the octets of the message, in pieces: (funcall write octets start end), where

@@ -10,7 +10,7 @@
   (server nil)                          ; the server, or an object in its place
   (epoch 0 :type fixnum)                ; the epoch of the table that made it
   (method nil :type (or null rpc-method)) ; nil for a path that leads nowhere
-  (service nil)                         ; the object whose handler the route is
+  (service nil)                         ; the service object whose handler the route calls
   (binding nil :type (or null binding)) ; the binding of the handler
   (interceptors '() :type list)         ; the interceptors around the handler, the outermost first
   (long-octets 0 :type index))          ; the length of its recent long answers; 0 if all were short

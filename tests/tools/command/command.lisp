@@ -40,6 +40,17 @@ one line on standard error."
     (is (search "[--tls-other CERT[,KEY]]…" output))
     (is (search "[--collect[=true|false]]" output))))
 
+(test texts-of-options-are-indented
+  "Every line about a parameter or an option begins below its name."
+  (dolist (command (mapcar #'tools::command-name tools::*commands*))
+    (let ((titles '()) (lines '()))
+      (dolist (line (uiop:split-string (nth-value 1 (run-line command "--help"))
+                                       :separator '(#\Newline)))
+        (cond ((member line '("Parameters:" "Options:") :test #'string=) (push line titles))
+              ((and titles (string/= "" line) (char/= #\Space (char line 0)))
+               (push line lines))))
+      (is (null lines) "~A: ~S" command lines))))
+
 (test help-tells-all-options
   (let ((output (nth-value 1 (run-line "serve" "--help"))))
     (dolist (text '("SERVICES" "--listen ADDRESSES" "--loops N" "--max-receive-octets N"
