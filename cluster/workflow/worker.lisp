@@ -459,7 +459,8 @@ time, so that its work can be stopped. ON-TASK-LOST must not wait, since it runs
 keeps the worker alive. ON-REFUSED, a function of a task and a WORKFLOW-ERROR, is called when a
 report is refused because the task belonged to others. A task that was lost three times in a row
 with its worker is done alone: meanwhile the worker does no other task. Nodes need not be reachable
-yet. Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with STOP-WORKER."
+yet. Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with
+STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))

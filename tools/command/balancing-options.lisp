@@ -36,7 +36,7 @@ _experimental."
                   "A service config, or a file that contains one: time-outs, retries, balancing.")
   ((balance nil "--lb-strategy") "NAME" #'parse-policy-name nil
            "The policy that distributes calls to the servers of ADDRESS, such as round_robin. By
-default the service config decides, or else the first server that answers gets all calls."))
+      default the service config decides, or else the first server that answers gets all calls."))
 
 (defun balancing-arguments (service-config balance)
   "The keyword arguments of MAKE-CHANNEL that the options BALANCING-OPTIONS mean."
