@@ -200,8 +200,8 @@ OPTIONS are:
 :SEED     an integer that determines everything that is left to chance; 1 by default
 :LATENCY  the least and the most seconds that a packet takes, (0.0001 0.002) by default
 :LOSSES   how many of a thousand packets are lost and sent again, 0 by default
-:LIMIT after how many virtual seconds a wait of BODY counts as a hang, 600 by default :STEPS after
-how many steps a wait counts as a hang, a million by default"
+:LIMIT    after how many virtual seconds a wait of BODY counts as a hang, 600 by default
+:STEPS    after how many steps a wait counts as a hang, a million by default"
   (let ((function (gensym "BODY")))
     `(flet ((,function (,simulation)
               (declare (ignorable ,simulation))
