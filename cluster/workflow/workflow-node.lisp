@@ -102,9 +102,9 @@ guards the slots that change."
 (defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind revision))
                        (:copier nil))
   "A task that can be claimed."
-  (id "" :type string :read-only t)     ; of its workflow
-  (kind "" :type string :read-only t)   ; of the task
-  (revision 0 :type (integer 0) :read-only t)) ; the revision since which it can be claimed
+  (id "" :type string :read-only t)     ; the id of its workflow
+  (kind "" :type string :read-only t)   ; the kind of the task
+  (revision 0 :type (integer 0) :read-only t)) ; the revision since which the task can be claimed
 
 (defstruct (ready-list (:copier nil))
   "The tasks that can be claimed. LOCK guards the rest."

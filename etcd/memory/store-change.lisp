@@ -200,7 +200,7 @@ for a missing item, whose revisions are 0 and whose value differs from every val
 
 (defstruct (plan (:constructor make-plan (succeeded steps)) (:copier nil))
   "A transaction once its comparisons are made."
-  (succeeded nil :type boolean :read-only t) ; all of its comparisons hold
+  (succeeded nil :type boolean :read-only t) ; true if all comparisons of the plan hold
   (steps '() :type list :read-only t))  ; the operations to do: requests, and PLANs of transactions
 
 (defun plan-transaction (request tree)

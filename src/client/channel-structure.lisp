@@ -408,7 +408,7 @@ so far, the oldest attempt under way."
 (defstruct (identity-wait (:constructor make-identity-wait (call taker)) (:copier nil))
   "The wait of an attempt for its call credentials; see caller-identity.lisp."
   (call nil :type (or null client-call)) ; the attempt's call; nil once the call has ended
-  (taker nil :type function :read-only t) ; continues the attempt
+  (taker nil :type function :read-only t) ; the function that continues the attempt
   (leave nil :type (or null function))  ; makes the credentials forget this: see ASK-CREDENTIALS
   (stage :asking :type symbol)          ; :answered or :waiting, by what came first
   (metadata '() :type list)             ; the answer

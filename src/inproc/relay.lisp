@@ -73,10 +73,11 @@
 (defstruct (relay (:include attempt:retries) (:constructor %make-relay) (:copier nil))
   "An object that makes the attempts of a call, and passes messages on between the call and them.
 The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
-  (channel nil :type configured-inproc-channel :read-only t) ; that the call was made on
-  (plan nil :type plan :read-only t)    ; of its method
+  ;; the channel on which the call was made
+  (channel nil :type configured-inproc-channel :read-only t)
+  (plan nil :type plan :read-only t)    ; the plan of its method
   (fields nil :type simple-vector)      ; the metadata of the call
-  (began-ns 0 :type nanoseconds :read-only t) ; when the call did
+  (began-ns 0 :type nanoseconds :read-only t) ; when the call began
   ;; the waiting thread on which attempts run, if there is one
   (caller nil :type (or null sb-thread:thread) :read-only t)
   (call nil :type (or null call))       ; the handler's end of the call, once it has begun

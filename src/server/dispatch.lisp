@@ -45,7 +45,7 @@ true if VALUE names a codec that does not exist, but may."
   (hpack:field-value-string (hpack:find-field list ":path")))
 
 (defun take-request-codec (request)
-  "Replace the route of REQUEST by that of its method in the codec that the content type names.
+  "Replace the route of REQUEST by the route of its method in the codec that the content type names.
 Reject the request if the method's messages are raw or already have a codec."
   (let* ((codec (request-codec request))
          (route (request-route request))

@@ -96,7 +96,7 @@ ROUTE start on reserve threads, unless their call is the only one of the loop."
 
 (defun note-overstay (route)
   "Note that a handler of ROUTE has lost the loop, or handed it over, and still runs. Later handlers
-of ROUTE start on reserve threads, of which each connection has its share. Until this handler has
+of ROUTE start on reserve threads, of which each connection has its quota. Until this handler has
 returned no handler of ROUTE starts on the loop, since each one that takes too long there occupies a
 thread."
   (sb-ext:atomic-incf (route-late route))

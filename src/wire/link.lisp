@@ -39,7 +39,7 @@ protocol. All functions run on the link's loop. A server includes this structure
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for a thread
   (asked nil :type boolean)             ; a function for WAITING-CALLS is queued, see ASK-FOR-THREAD
-  (quota nil :type (or null loop:quota)) ; of threads; nil without a limit
+  (quota nil :type (or null loop:quota)) ; its quota of the reserve's threads; nil without a limit
   ;; at a server, (call came function): call FUNCTION, which decompresses and decodes a message of
   ;; CALL of CAME octets, within the budget of the peer, and return its values
   (budget nil :type (or null function))

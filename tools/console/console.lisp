@@ -63,8 +63,8 @@
 
 (defun make-console (&key metrics exemplar (path "/console/") remote
                        (token (random-hex +token-octets+)))
-  "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL. It shows all
-servers and channels that have it together. CONSOLE-HANDLER makes the page that shows it;
+  "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL. The console
+shows all servers and channels that have it together. CONSOLE-HANDLER makes the page that shows it;
 CONSOLE-URL returns its address. The page shows the counts of METRICS, a value of MAKE-METRICS; by
 default the console has its own, see CONSOLE-METRICS. These metrics count all that the console
 observes; a server or channel whose :observer has both the console and METRICS is still counted

@@ -8,13 +8,13 @@
 ;;;;   functions, which may wait       the stub asks them in its caller's thread for the first
 ;;;;                                   attempt, a thread of the reserve for each further one
 ;;;;
-;;;; An attempt sends the newest metadata that the credentials have given for its call. If they
-;;;; fail, the attempt counts as one for which no server was found, and the policy of its method
-;;;; decides the next step. A call whose attempt waits for credentials is in the table ASKING of its
-;;;; core; it ends by its deadline, or with its channel. Credentials that have not answered by then
-;;;; forget it; a function that has not returned holds an IDENTITY-WAIT, which does not refer to an
-;;;; ended call: the requests of very many would fill the heap. All functions but BEGIN-IDENTITY are
-;;;; called on the loop.
+;;;; An attempt sends the newest metadata that the credentials have given for its call. If the
+;;;; credentials fail, the attempt counts as one for which no server was found, and the policy of
+;;;; its method decides the next step. A call whose attempt waits for credentials is in the table
+;;;; ASKING of its core; it ends by its deadline, or with its channel. Credentials that have not
+;;;; answered by then forget the call. A function that has not returned holds an IDENTITY-WAIT,
+;;;; which does not refer to an ended call: the requests of very many ended calls would fill the
+;;;; heap. All functions but BEGIN-IDENTITY are called on the loop.
 
 (in-package #:clgrpc.client)
 

@@ -41,7 +41,7 @@
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
   (root nil :type quota :read-only t)   ; the quota of all its threads
-  (lookups nil :type quota :read-only t) ; that of names that are looked up
+  (lookups nil :type quota :read-only t) ; the quota for names that are looked up
   (runners 0 :type index)               ; threads beyond LIMIT, for the loops that some of them run
   (count 0 :type index)                 ; the number of threads, including those about to start
   (busy 0 :type index)                  ; how many threads are not IDLE
@@ -143,8 +143,8 @@ is free."
 
 (defun run-on-reserve (reserve function &key (if-busy :queue) (quota (reserve-root reserve))
                                           takeover)
-  "Call FUNCTION, without arguments, on a thread of RESERVE. An error in it is logged. IF-BUSY is
-the action if QUOTA may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
+  "Call FUNCTION, without arguments, on a thread of RESERVE. An error in FUNCTION is logged. IF-BUSY
+is the action if QUOTA may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
 room, and though QUOTA has the most functions that it may have; :FIRST, queue before all others,
 even without room; :EXCEED, start a thread beyond the limit; :REFUSE. Return true if FUNCTION gets a
 thread, :QUEUED if it waits for one. Return false as the first value if FUNCTION will not be called,
@@ -186,7 +186,7 @@ has stopped. From any thread."
 
 (defun leave-reserve (reserve quota &key function)
   "Drop the functions that wait in QUOTA, which has no children; or FUNCTION alone, if it is given
-and still waits. Their places in the queue are free. From any thread."
+and still waits. The functions' places in the queue are free. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (if function
         (withdraw-function quota function)

@@ -18,7 +18,7 @@
 ;;;; skips quotas that have too much; there are at most as many of these as threads.
 ;;;;
 ;;;; User code that began on a loop and has lost the loop occupies a thread as well. The root counts
-;;;; it already, as the thread that ran the loop; its quota counts it from then on
+;;;; that thread already, as the thread that ran the loop; the user's quota counts it from then on
 ;;;; (NOTE-LATE-RUNNING).
 ;;;;
 ;;;; Invariants: RUNNING and WAITING of a quota are the sums of its children's and its own, except
@@ -29,15 +29,20 @@
 
 (defstruct (quota (:constructor make-quota (&key parent (weight 1) (kept 0) (most (ash 1 30))))
                   (:copier nil))
-  "A limit of a reserve's threads and of the places in its queue."
-  (parent nil :type (or null quota) :read-only t) ; nil of a root
-  (weight 1 :type (unsigned-byte 16) :read-only t) ; it may have WEIGHT times
-  (kept 0 :type index :read-only t)     ; the threads that are free beyond KEPT
-  (most 0 :type index :read-only t)     ; functions that may run and wait together
-  (running 0 :type index)               ; functions that run, its children's among them
-  (waiting 0 :type index)               ; functions that wait, likewise
+  "A limit of a reserve's threads and of the places in its queue. The limit is a dynamic threshold,
+not a fixed number: it falls as fewer threads, or places, are free."
+  (parent nil :type (or null quota) :read-only t) ; the quota that this one is a child of, or nil
+  ;; the quota may have another thread or place while its number is at most
+  ;; WEIGHT × (free number − KEPT)
+  (weight 1 :type (unsigned-byte 16) :read-only t)
+  ;; how many of the free threads or places the rule for WEIGHT leaves out
+  (kept 0 :type index :read-only t)
+  ;; the fixed number of functions of the quota that may run and wait together
+  (most 0 :type index :read-only t)
+  (running 0 :type index)               ; how many functions run, its children's among them
+  (waiting 0 :type index)               ; how many functions wait, its children's among them
   (items (make-fifo) :type fifo :read-only t) ; functions that wait, and children that have some
-  (listed nil :type boolean))           ; it is among the ITEMS of PARENT
+  (listed nil :type boolean))           ; true while the quota is among the ITEMS of PARENT
 
 (declaim (sb-ext:freeze-type quota))
 

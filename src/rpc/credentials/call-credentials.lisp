@@ -188,9 +188,9 @@ why they cannot be sent."
   "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, a channel or core, with
 AUTHORITY, its :authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is
 nil, or the RPC-ERROR of a failure; METADATA is nil then. RUN is called with a function that may
-wait. It calls that function on a thread that may wait and returns true; it returns false if the
+wait. RUN calls that function on a thread that may wait and returns true; it returns false if the
 channel has no such thread any more. Return nil, or a function for a call that ends before the
-answer: (FUNCTION) makes the credentials forget it."
+answer: (FUNCTION) makes the credentials forget that call."
   (ask credentials
        (make-credentials-request (rpc-method-path method) authority
                                  (and (channel-secure-p channel) t))

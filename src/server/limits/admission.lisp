@@ -16,10 +16,11 @@
                        (:copier nil))
   "A peer, with its connections and its quota. The entry of a peer without connections is in the
 admission's ring GONE."
-  (name "" :type string :read-only t)   ; from PEER-NAME
-  (quota nil :type loop:quota :read-only t) ; of threads; the parent of those of its links
-  (account nil :type account :read-only t) ; of the octets that its connections hold
-  ;; of the time that its compressed messages take
+  (name "" :type string :read-only t)   ; the name that PEER-NAME returns
+  ;; its quota of the reserve's threads; the quotas of its links are children of it
+  (quota nil :type loop:quota :read-only t)
+  (account nil :type account :read-only t) ; the account of the octets that its connections hold
+  ;; the budget of the time that its compressed messages take
   (budget (make-decompression-budget) :read-only t)
   ;; the number of its connections, in the ranking of all peers
   (connections nil :type (or null owner-usage))
