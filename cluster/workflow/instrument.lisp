@@ -51,8 +51,7 @@ was opened last, and the namespace."
              :refused (counter "clgrpc.workflow.refused" "{call}" "Calls that were refused."
                                "clgrpc.workflow.reason")
              :changes (counter "clgrpc.workflow.changes" "{change}"
-                               "Changes put into the store, and changes that conflicted with
-another one."
+                               "Changes put into the store, and those that conflicted with others."
                                "clgrpc.workflow.outcome")))
       (gauge "clgrpc.workflow.running" "{workflow}" "Workflows that have not ended."
              #'store-counts #'node-running)

@@ -103,7 +103,7 @@ first was known are counted apart."
       (timeout "DURATION" #'parse-seconds 2 "The time-out of each call.")
       (keepalive "DURATION" #'parse-seconds nil
                  "Ping a server after this time of silence, and give it up after the same time
-again.")
+      again.")
       (grace "DURATION" #'parse-seconds 1/10
              "Calls that fail and were due later than this after the first failure was known are
       counted.")

@@ -131,8 +131,8 @@ values, nil and a text that describes the values of SLOT."
                     (if wrong
                         (values nil wrong)
                         (progn (set-slot message slot value) message)))))
-      ((nil :any :struct :value :list) (values nil "takes a message, which a text cannot
-represent")))))
+      ((nil :any :struct :value :list)
+       (values nil "takes a message, which a text cannot represent")))))
 
 (defun text-value (slot text)
   "Two values: the value of SLOT for TEXT, and nil; or nil, and a text that describes the values of
