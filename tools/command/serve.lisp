@@ -35,7 +35,7 @@ the function MAKER returns. EXECUTION says where their methods run: an alist for
 
 (defun offers-text ()
   "The part of the help of `serve` about its services."
-  (format nil "The services, names with commas between:~:{~% ~12A ~A~}"
+  (format nil "The services, names with commas between:~:{~%      ~12A ~A~}"
           (loop for offer in *offers* collect (list (offer-name offer) (offer-summary offer)))))
 
 (defun offer-names ()
