@@ -2,8 +2,9 @@
 
 (in-package #:clgrpc.tests.client)
 
-(test many-futures
-  "Any can be awaited twice, and from several threads; requests may come from a generator."
+(test futures-of-calls
+  "A future can be awaited twice, and from several threads. The requests of a client stream may be a
+list or come from a generator."
   (with-probe (channel) (:ask #'double :collect #'add-up)
     (let ((future (grpc:call-async #'lab.bench:ask channel (note 5) :timeout 20)))
       (multiple-value-bind (reply call) (grpc:await future)
@@ -11,6 +12,9 @@
         (is-true (grpc:future-done-p future))
         (is (eq reply (grpc:await future))))
       (is (= 1 (length (remove-duplicates (with-threads (i 8) (grpc:await future)))))))
+    (is (= 6 (number-of (grpc:await (grpc:call-async #'lab.bench:collect channel
+                                                     (list (note 1) (note 2) (note 3)))
+                                    :timeout +patience+))))
     (is (= 55 (number-of (grpc:await (grpc:call-async
                                       #'lab.bench:collect channel
                                       (let ((i 0))

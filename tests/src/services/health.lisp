@@ -165,18 +165,25 @@
                     count t))))
 
 (test watchers-hear-of-changes
+  "A watcher is told each change of its name, the first status of an unknown name among them, which
+may be :UNKNOWN; and no change of another name."
   (with-health (server service channel)
     (grpc:with-call (known (watch-health channel "lab.Bench"))
       (grpc:with-call (unknown (watch-health channel "made.Up"))
-        (is (eq :serving (next-status known)))
-        (is (eq :service-unknown (next-status unknown)))
-        (grpc:set-health-status service "lab.Bench" :serving) ; no change, nothing said
-        (grpc:set-health-status service "lab.Bench" :not-serving)
-        (is (eq :not-serving (next-status known)))
-        (dolist (status '(:not-serving :serving :unknown))
-          (grpc:set-health-status service "made.Up" status)
-          (is (eq status (next-status unknown))))))
-    ;; both have gone
+        (grpc:with-call (other (watch-health channel "not.Made"))
+          (is (eq :serving (next-status known)))
+          (is (eq :service-unknown (next-status unknown)))
+          (is (eq :service-unknown (next-status other)))
+          (grpc:set-health-status service "lab.Bench" :serving) ; no change, nothing said
+          (grpc:set-health-status service "lab.Bench" :not-serving)
+          (is (eq :not-serving (next-status known)))
+          (dolist (status '(:not-serving :serving :unknown))
+            (grpc:set-health-status service "made.Up" status)
+            (is (eq status (next-status unknown))))
+          ;; the next status that OTHER is told is the first one of its own name
+          (grpc:set-health-status service "not.Made" :unknown)
+          (is (eq :unknown (next-status other))))))
+    ;; all have gone
     (is (wait-until (lambda () (zerop (count-watchers service)))))))
 
 (defun call-of-watcher (service)
