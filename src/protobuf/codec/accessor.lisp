@@ -243,10 +243,11 @@ ELSEWHERE."
               do (unless (eq rows value)
                    (incf given 2)
                    (when (or value (not oneof) (not (eq :message (slot-kind slot))))
-                     (when (and oneof (member oneof oneofs))
-                       (refuse-second-field constructor
-                                            (mapcar #'slot-keyword (oneof-slot-slots oneof))))
-                     (push oneof oneofs)
+                     (when oneof
+                       (when (member oneof oneofs)
+                         (refuse-second-field constructor
+                                              (mapcar #'slot-keyword (oneof-slot-slots oneof))))
+                       (push oneof oneofs))
                      (funcall (the function setter) value message))))
         (unless (= given (length arguments))
           (apply #'refuse-unknown-keywords constructor arguments))

@@ -63,24 +63,65 @@ message Note { ~A }" fields))))
       (signals error (funcall (message-type-sizer (find-message-type "clgrpc.note.Note"))
                               (clgrpc.test:make-inner))))))
 
+(defun without-package (text package)
+  "TEXT with the word PACKAGE in the place of the name PACKAGE, in capitals or not."
+  (loop with from = 0
+        for at = (search package text :start2 from :test #'char-equal)
+        collect (subseq text from at) into parts
+        while at
+        do (setf from (+ at (length package)))
+        finally (return (format nil "~{~A~^PACKAGE~}" parts))))
+
+(defun constructed (package arguments)
+  "What MAKE-M of PACKAGE makes of ARGUMENTS, as JSON; or the type and the report of the error. A
+symbol M in ARGUMENTS stands for a message."
+  (let ((make (find-symbol "MAKE-M" (string-upcase package))))
+    (handler-case (message-json (apply make (subst (funcall make :a 7) 'm arguments)))
+      (error (condition)
+        (list (type-of condition) (without-package (princ-to-string condition) package))))))
+
+(defun define-constructed (definer syntax package)
+  "Define, by DEFINER, a file of SYNTAX for CONSTRUCTED, whose fields are of all kinds."
+  (let ((label (if (string= "proto2" syntax) "optional" "")))
+    (funcall definer (format nil "~A.proto" package)
+             (format nil "syntax = '~A'; package ~A; enum Color { RED = 0; BLUE = 3; } message M { ~
+                          ~A int32 a = 1; oneof pick { int32 b = 2; M c = 3; } repeated M more = ~
+                          4; ~A bytes data = 5; ~:*~A Color color = 6; ~:*~A M next = 7; ~
+                          optional int32 sure = 8; optional string text = 9; ~
+                          map<string, int32> counts = 10; map<int32, M> known = 11; }"
+                     syntax package label label))))
+
 (test constructors-for-little-code-are-as-others
   "The constructor of a message of code size takes and refuses the same arguments as a compiled one,
-with reports of the same length, since the names of the packages have one length."
-  (flet ((text (package)
-           (format nil "syntax = 'proto3'; package ~A; message M { int32 a = 1; oneof pick { int32 ~
-                        b = 2; M c = 3; } repeated M more = 4; }" package))
-         (outcome (package arguments)
-           (let ((make (find-symbol "MAKE-M" package)))
-             (handler-case
-                 (message-json (apply make (substitute (funcall make :a 7) 'm arguments)))
-               (error (condition)
-                 (list (type-of condition) (length (princ-to-string condition))))))))
-    (define "quick.proto" (text "clgrpc.quick"))
-    (define-small "light.proto" (text "clgrpc.light"))
-    (dolist (arguments '(() (:a 3 :b 0) (:a 1 :a 2) (:c m) (:c nil) (:b 3 :c nil) (:c nil :b 3)
-                         (:b 3 :c m) (:c m :b 3) (:c 3) (:a nil) (:a "x") (:more (m)) (:more (1))
-                         (:pick 3) (:d 1) (:d 1 :allow-other-keys t) (:a) (3 4)))
-      (is (equal (outcome "CLGRPC.QUICK" arguments) (outcome "CLGRPC.LIGHT" arguments))
-          "~S" arguments))
-    (is (equal "{\"b\":3}" (outcome "CLGRPC.LIGHT" '(:b 3 :c nil))))
-    (is (typep (outcome "CLGRPC.LIGHT" '(:b 3 :c m)) '(cons (eql misuse))))))
+with the same reports but for the name of the package, in proto2 and in proto3."
+  (dolist (syntax '("proto2" "proto3"))
+    (let ((quick (format nil "clgrpc.quick.~A" syntax))
+          (light (format nil "clgrpc.light.~A" syntax)))
+      (define-constructed #'define syntax quick)
+      (define-constructed #'define-small syntax light)
+      (dolist (arguments '(() (:a 3 :b 0) (:a 1 :a 2) (:c m) (:c nil) (:b 3 :c nil) (:c nil :b 3)
+                           (:b 3 :c m) (:c m :b 3) (:c 3) (:a nil) (:a "x") (:more (m)) (:more (1))
+                           (:more nil) (:pick 3) (:d 1) (:d 1 :allow-other-keys t) (:a) (3 4)
+                           (:data #(0 255)) (:data #()) (:data #(256)) (:data "x") (:data nil)
+                           (:color :blue) (:color 3) (:color 4) (:color :red) (:color :mauve)
+                           (:color nil) (:next m) (:next nil) (:next 3) (:next m :c m :b 3)
+                           (:a 0) (:sure 0) (:sure nil) (:text "") (:text "x") (:text 3) (:text nil)
+                           (:counts (("x" . 1) ("y" . 0))) (:counts (("x" . "y")))
+                           (:counts ((1 . 1))) (:counts (1)) (:counts 3) (:counts nil)
+                           (:known ((1 . m))) (:known ((1 . 1))) (:known ((1 . nil)))))
+        (is (equal (constructed quick arguments) (constructed light arguments)) "~S" arguments))
+      (is (equal "{\"b\":3}" (constructed light '(:b 3 :c nil))))
+      (is (equal "{}" (constructed light '(:next nil))))
+      (is (equal (if (string= "proto2" syntax) "{\"a\":0,\"sure\":0}" "{\"sure\":0}")
+                 (constructed light '(:a 0 :sure 0))))
+      (is (search "make-m takes one of :b, :c" (second (constructed light '(:b 3 :c m))))))))
+
+(test constructors-for-little-code-make-no-garbage
+  "A field that is given, in no oneof, costs no memory beside the message."
+  (define-constructed #'define-small "proto3" "clgrpc.light.proto3")
+  (let ((make (fdefinition (find-symbol "MAKE-M" "CLGRPC.LIGHT.PROTO3"))))
+    (flet ((octets (&rest arguments)
+             (let ((before (sb-ext:get-bytes-consed)))
+               (loop repeat 10000 do (apply make arguments))
+               (- (sb-ext:get-bytes-consed) before))))
+      (is (< (- (octets :a 1 :sure 2 :next nil) (octets)) 100000)))))
