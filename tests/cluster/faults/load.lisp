@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.tests.faults)
 
-(defstruct (trial (:copier nil))
+(defstruct (fault-run (:conc-name run-) (:copier nil))
   "A load under way."
   (place nil :type place)
   (over nil)                            ; true once its users are to end
@@ -14,13 +14,13 @@
   (early '() :type list)                ; leases that etcd has ended before their time
   (lock (sb-thread:make-mutex :name "faults"))) ; of COMPLAINTS
 
-(defun complain (trial control &rest arguments)
-  (sb-thread:with-mutex ((trial-lock trial))
-    (push (format nil "~?" control arguments) (trial-complaints trial))))
+(defun complain (run control &rest arguments)
+  (sb-thread:with-mutex ((run-lock run))
+    (push (format nil "~?" control arguments) (run-complaints run))))
 
 (defstruct (user (:copier nil))
   "One who uses etcd."
-  (trial nil :type trial)
+  (run nil :type fault-run)
   (name "" :type string)
   (etcd nil)                            ; its client
   (thread nil)
@@ -30,18 +30,18 @@
   (notes (make-array 1000 :adjustable t :fill-pointer 0)) ; what it was told
   (watch nil))                          ; if it watches
 
-(defun add-user (trial name function)
-  "Have FUNCTION, of a user with NAME, run in a thread, which ends by itself once TRIAL is over."
-  (let ((user (make-user :trial trial :name name
-                         :etcd (etcd:make-etcd (place-address (trial-place trial)) :timeout 3
+(defun add-user (run name function)
+  "Have FUNCTION, of a user with NAME, run in a thread, which ends by itself once RUN is over."
+  (let ((user (make-user :run run :name name
+                         :etcd (etcd:make-etcd (place-address (run-place run)) :timeout 3
                                                :keepalive-seconds 2
                                                :backoff-maximum-seconds 0.5))))
-    (push user (trial-users trial))
+    (push user (run-users run))
     (setf (user-thread user)
           (sb-thread:make-thread (lambda ()
                                    (handler-case (funcall function user)
                                      (error (error)
-                                       (complain trial "~A has ended: ~A" name error))))
+                                       (complain run "~A has ended: ~A" name error))))
                                  :name name))
     user))
 
@@ -57,18 +57,18 @@ value, or nil and the condition."
        (values nil error))))
 
 (defmacro repeatedly ((user pause) &body body)
-  "Evaluate BODY again and again, with a pause of PAUSE seconds, until USER's trial is over."
-  `(loop until (trial-over (user-trial ,user))
+  "Evaluate BODY again and again, with a pause of PAUSE seconds, until USER's run is over."
+  `(loop until (run-over (user-run ,user))
          do (progn ,@body)
             (sleep ,pause)))
 
 (defun note (user item)
-  (sb-thread:with-recursive-lock ((trial-lock (user-trial user)))
+  (sb-thread:with-recursive-lock ((run-lock (user-run user)))
     (vector-push-extend item (user-notes user))))
 
 (defun last-note (user)
   "What USER has noted last, or nil."
-  (sb-thread:with-recursive-lock ((trial-lock (user-trial user)))
+  (sb-thread:with-recursive-lock ((run-lock (user-run user)))
     (let ((count (length (user-notes user))))
       (and (plusp count) (aref (user-notes user) (1- count))))))
 
@@ -87,7 +87,7 @@ value, or nil and the condition."
 ;;; Watchers: every change, once, in order
 
 (defun watch-on (user)
-  (let ((trial (user-trial user)))
+  (let ((run (user-run user)))
     (flet ((begin ()
              (etcd:watch (user-etcd user)
                          (lambda (changes revision)
@@ -97,7 +97,7 @@ value, or nil and the condition."
                                               (etcd:entry-text (etcd:change-entry change))))))
                          :prefix "n/" :revision 1
                          :on-end (lambda (condition)
-                                   (complain trial "the watch of ~A has ended: ~A" (user-name user)
+                                   (complain run "the watch of ~A has ended: ~A" (user-name user)
                                              condition))
                          :timeout 60)))
       (setf (user-watch user) (begin)))))
@@ -141,22 +141,22 @@ not say so while LEASE is."
                 (etcd:etcd-error () nil))))
     (and (etcd:lease-alive-p lease) fate)))
 
-(defun note-early (trial lease)
+(defun note-early (run lease)
   "Note that etcd has ended LEASE early if it does such things now. Return true if so."
-  (when (leases-end-early-p (trial-place trial))
-    (sb-thread:with-mutex ((trial-lock trial))
-      (pushnew lease (trial-early trial)))))
+  (when (leases-end-early-p (run-place run))
+    (sb-thread:with-mutex ((run-lock run))
+      (pushnew lease (run-early run)))))
 
 (defun look-into-loss (user lease entry)
   "USER's client says that LEASE is alive, but what was put with it is ENTRY: complain, unless that
 is etcd's doing, or not certain."
-  (let ((trial (user-trial user)))
+  (let ((run (user-run user)))
     (ecase (lease-fate user lease)
       ((nil))
-      (:lasts (complain trial "the lease of ~A lasts, but its entry is ~A" (user-name user) entry))
+      (:lasts (complain run "the lease of ~A lasts, but its entry is ~A" (user-name user) entry))
       (:ended
-       (unless (note-early trial lease)
-         (complain trial "~A is told that its lease is alive, but etcd has ended it"
+       (unless (note-early run lease)
+         (complain run "~A is told that its lease is alive, but etcd has ended it"
                    (user-name user)))))))
 
 (defun keep-on (user)
@@ -180,26 +180,26 @@ is etcd's doing, or not certain."
 ;;; Lockers: one at a time has the lock, and only who has it writes under its guard
 
 (defun lock-on (user)
-  (let ((trial (user-trial user)) (etcd (user-etcd user)))
+  (let ((run (user-run user)) (etcd (user-etcd user)))
     (repeatedly (user 0.02)
       (let ((lock (handler-case (etcd:acquire-lock etcd "lock" :seconds +lease-seconds+ :timeout 20)
                     (etcd:etcd-error () (incf (user-failed user)) nil))))
         (when lock
-          (unwind-protect (write-locked trial user lock)
+          (unwind-protect (write-locked run user lock)
             (handler-case (etcd:release-lock lock)
               (etcd:etcd-error ()))))))))
 
-(defun write-locked (trial user lock)
-  "Count on under LOCK, which USER has, and see that no other user of TRIAL has it too."
-  (let ((before (shiftf (trial-holder trial) lock)))
+(defun write-locked (run user lock)
+  "Count on under LOCK, which USER has, and see that no other user of RUN has it too."
+  (let ((before (shiftf (run-holder run) lock)))
     (when (and before (etcd:lock-held-p before) (etcd:lock-held-p lock)
                ;; it may have been given up between the two
                (etcd:lock-held-p before)
                (notany (lambda (lock)
                          (and (eq :ended (lease-fate user (etcd:lock-lease lock)))
-                              (note-early trial (etcd:lock-lease lock))))
+                              (note-early run (etcd:lock-lease lock))))
                        (list before lock)))
-      (complain trial "~A has the lock, and so has another" (user-name user)))
+      (complain run "~A has the lock, and so has another" (user-name user)))
     (let* ((etcd (user-etcd user))
            (entry (handler-case (etcd:fetch etcd "locked")
                     (etcd:etcd-error () nil))))
@@ -213,48 +213,48 @@ is etcd's doing, or not certain."
               (incf (user-done user)))
           (etcd:etcd-error (error)
             (when (etcd:etcd-error-perhaps-done-p error) (incf (user-uncertain user)))))))
-    (leave-lock trial lock)))
+    (leave-lock run lock)))
 
-(defun leave-lock (trial lock)
-  (sb-thread:with-mutex ((trial-lock trial))
-    (when (eq lock (trial-holder trial)) (setf (trial-holder trial) nil))))
+(defun leave-lock (run lock)
+  (sb-thread:with-mutex ((run-lock run))
+    (when (eq lock (run-holder run)) (setf (run-holder run) nil))))
 
 ;;; In the end
 
-(defun users-named (trial prefix)
+(defun users-named (run prefix)
   (remove-if-not (lambda (user) (uiop:string-prefix-p prefix (user-name user)))
-                 (trial-users trial)))
+                 (run-users run)))
 
-(defun check-history (trial history)
+(defun check-history (run history)
   "Complain unless each watcher was told HISTORY, a list of what WATCH-ON notes, and this has all
 that was acknowledged."
   (let ((by-revision (make-hash-table)))
     (dolist (row history) (setf (gethash (first row) by-revision) row))
-    (dolist (user (users-named trial "watcher"))
+    (dolist (user (users-named run "watcher"))
       (let* ((told (coerce (user-notes user) 'list)) (difference (mismatch told history
                                                                            :test #'equal)))
         (when difference
-          (complain trial "~A was told ~D changes, the history has ~D; the first that differs is ~
-                           ~S, not ~S"
+          (complain run "~A was told ~D changes, the history has ~D; the first that differs is ~
+                         ~S, not ~S"
                     (user-name user) (length told) (length history)
                     (nth difference told) (nth difference history)))))
-    (dolist (user (users-named trial "writer"))
+    (dolist (user (users-named run "writer"))
       (loop for (revision i) across (user-notes user)
             for row = (gethash revision by-revision)
             unless (equal row (list revision (format nil "n/~A" (user-name user))
                                     (princ-to-string i)))
-              do (complain trial "~A was told that ~D is revision ~D, which is ~S" (user-name user)
+              do (complain run "~A was told that ~D is revision ~D, which is ~S" (user-name user)
                            i revision row)
                  (return)))))
 
-(defun check-count (trial etcd key name)
+(defun check-count (run etcd key name)
   "Complain unless the number at KEY is what the users whose names begin with NAME have done, and
 perhaps what they perhaps have."
   (let ((count (parse-integer (etcd:entry-text (etcd:fetch etcd key :timeout 30))))
-        (done (reduce #'+ (users-named trial name) :key #'user-done))
-        (uncertain (reduce #'+ (users-named trial name) :key #'user-uncertain)))
+        (done (reduce #'+ (users-named run name) :key #'user-done))
+        (uncertain (reduce #'+ (users-named run name) :key #'user-uncertain)))
     (unless (<= done count (+ done uncertain))
-      (complain trial "~A is ~D, after ~D increments and perhaps ~D more" key count done
+      (complain run "~A is ~D, after ~D increments and perhaps ~D more" key count done
                 uncertain))))
 
 (defun history-of (etcd last)
@@ -272,38 +272,38 @@ perhaps what they perhaps have."
       (etcd:cancel-watch watch))
     (nreverse rows)))
 
-(defun end-users (trial)
-  "Have the users of TRIAL end, and wait for them, but leave watches."
-  (setf (trial-over trial) t)
-  (dolist (user (trial-users trial)) (sb-thread:join-thread (user-thread user))))
+(defun end-users (run)
+  "Have the users of RUN end, and wait for them, but leave watches."
+  (setf (run-over run) t)
+  (dolist (user (run-users run)) (sb-thread:join-thread (user-thread user))))
 
-(defun close-users (trial)
-  (dolist (user (trial-users trial)) (etcd:close-etcd (user-etcd user))))
+(defun close-users (run)
+  (dolist (user (run-users run)) (etcd:close-etcd (user-etcd user))))
 
-(defun check-all (trial)
+(defun check-all (run)
   "All is well again: see that all of it is as it should be."
-  (etcd:with-etcd (etcd (own-addresses (trial-place trial)) :timeout 30)
+  (etcd:with-etcd (etcd (own-addresses (run-place run)) :timeout 30)
     (let ((last (etcd:put etcd "n/last" "x")))
-      (dolist (user (users-named trial "watcher"))
+      (dolist (user (users-named run "watcher"))
         (unless (shared:wait-until
                  (lambda ()
                    (let ((note (last-note user)))
                      (and note (= last (first note)))))
                  :seconds 60)
-          (complain trial "~A was not told the last change within a minute" (user-name user))))
-      (check-history trial (history-of etcd last))
-      (check-count trial etcd "count" "counter")
-      (check-count trial etcd "locked" "locker"))))
+          (complain run "~A was not told the last change within a minute" (user-name user))))
+      (check-history run (history-of etcd last))
+      (check-count run etcd "count" "counter")
+      (check-count run etcd "locked" "locker"))))
 
 (defun begin-load (place)
-  "Have users use the etcd of PLACE; return the trial."
-  (let ((trial (make-trial :place place)))
+  "Have users use the etcd of PLACE; return the run."
+  (let ((run (make-fault-run :place place)))
     (etcd:with-etcd (etcd (place-address place) :timeout 60 :backoff-maximum-seconds 0.5)
       (etcd:put etcd "count" "0")
       (etcd:put etcd "locked" "0"))
-    (dotimes (i 3) (add-user trial (numbered "watcher" i) #'watch-on))
-    (dotimes (i 2) (add-user trial (numbered "writer" i) #'write-on))
-    (dotimes (i 2) (add-user trial (numbered "counter" i) #'count-on))
-    (dotimes (i 2) (add-user trial (numbered "keeper" i) #'keep-on))
-    (dotimes (i 3) (add-user trial (numbered "locker" i) #'lock-on))
-    trial))
+    (dotimes (i 3) (add-user run (numbered "watcher" i) #'watch-on))
+    (dotimes (i 2) (add-user run (numbered "writer" i) #'write-on))
+    (dotimes (i 2) (add-user run (numbered "counter" i) #'count-on))
+    (dotimes (i 2) (add-user run (numbered "keeper" i) #'keep-on))
+    (dotimes (i 3) (add-user run (numbered "locker" i) #'lock-on))
+    run))

@@ -2,16 +2,16 @@
 
 (in-package #:clgrpc.tests.faults)
 
-(defun summary (trial)
-  "What the users of TRIAL have done, as text."
-  (flet ((sum (name reader) (reduce #'+ (users-named trial name) :key reader)))
+(defun summary (run)
+  "What the users of RUN have done, as text."
+  (flet ((sum (name reader) (reduce #'+ (users-named run name) :key reader)))
     (format nil "~:D writes (~:D perhaps, ~:D failed), ~:D increments (~:D perhaps), ~:D under a ~
                  lock, ~:D changes told~@[, ~D leases that a former leader of etcd ended~]"
             (sum "writer" #'user-done) (sum "writer" #'user-uncertain) (sum "writer" #'user-failed)
             (sum "counter" #'user-done) (sum "counter" #'user-uncertain)
             (sum "locker" #'user-done)
             (sum "watcher" (lambda (user) (length (user-notes user))))
-            (and (trial-early trial) (length (trial-early trial))))))
+            (and (run-early run) (length (run-early run))))))
 
 (defun faults-at (place faults report)
   "The rows of *FAULTS* that FAULTS, keywords, name and that can be at PLACE. REPORT is told of the
@@ -27,7 +27,7 @@ others of these."
 
 (defun use-place (place rows seconds pause longest report)
   "Use the etcd of PLACE while the faults of ROWS happen, as for RUN-FAULTS, and return the same."
-  (let ((trial (begin-load place))
+  (let ((run (begin-load place))
         (end (+ (monotonic-ns) (seconds-ns seconds))))
     (unwind-protect
          (loop for round from 0
@@ -39,13 +39,13 @@ others of these."
                     (funcall report (format nil "~(~A~): ~A" name what))
                     (funcall function place longest)
                     (when (zerop (mod (1+ round) (length rows)))
-                      (funcall report (summary trial)))
-                    (when (trial-complaints trial) (loop-finish))))
+                      (funcall report (summary run)))
+                    (when (run-complaints run) (loop-finish))))
       (sleep pause)
-      (end-users trial))
-    (check-all trial)
-    (close-users trial)
-    (values (reverse (trial-complaints trial)) (summary trial))))
+      (end-users run))
+    (check-all run)
+    (close-users run)
+    (values (reverse (run-complaints run)) (summary run))))
 
 (defun run-faults (&key (faults (fault-names)) (members 1) (seconds 600) (pause 3) (longest 10)
                      (report (constantly nil)))
@@ -129,14 +129,14 @@ too, unless a former leader of etcd, which had hung, has just gone on."
   (let* ((engine (let ((base:*log-function* nil)) (memory:make-engine)))
          (etcd (memory:connect engine)) (other (memory:connect engine)))
     (flet ((outcome (former-leader-ns function)
-             (let* ((trial (make-trial
-                            :place (make-place :former-leader-ns former-leader-ns)))
-                    (user (make-user :trial trial :name "keeper 0" :etcd etcd))
+             (let* ((run (make-fault-run
+                          :place (make-place :former-leader-ns former-leader-ns)))
+                    (user (make-user :run run :name "keeper 0" :etcd etcd))
                     (lease (etcd:grant-lease etcd 60)))
                (etcd:put etcd "kept" "x" :lease lease)
                (funcall function lease)
                (look-into-loss user lease (etcd:fetch etcd "kept"))
-               (list (length (trial-complaints trial)) (length (trial-early trial)))))
+               (list (length (run-complaints run)) (length (run-early run)))))
            (end (lease)
              (etcd:revoke-lease (etcd:lease-by-number other (etcd:lease-id lease)))))
       (unwind-protect
@@ -154,14 +154,14 @@ too, unless a former leader of etcd, which had hung, has just gone on."
 (test what-is-wrong-is-noticed
   "A change that a watcher was not told, was told twice or too late, and a write that is not there."
   (flet ((complaints (told written)
-           (let* ((trial (make-trial :place (make-place)))
+           (let* ((run (make-fault-run :place (make-place)))
                   (history '((2 "n/writer 0" "1") (3 "n/writer 0" "2") (4 "n/writer 0" "3"))))
-             (setf (trial-users trial) (list (make-user :trial trial :name "watcher 0")
-                                             (make-user :trial trial :name "writer 0")))
-             (dolist (i told) (note (first (trial-users trial)) (nth i history)))
-             (dolist (row written) (note (second (trial-users trial)) row))
-             (check-history trial history)
-             (length (trial-complaints trial)))))
+             (setf (run-users run) (list (make-user :run run :name "watcher 0")
+                                         (make-user :run run :name "writer 0")))
+             (dolist (i told) (note (first (run-users run)) (nth i history)))
+             (dolist (row written) (note (second (run-users run)) row))
+             (check-history run history)
+             (length (run-complaints run)))))
     (is (= 0 (complaints '(0 1 2) '((2 1) (4 3)))))
     (is (= 1 (complaints '(0 2) '((2 1)))))
     (is (= 1 (complaints '(0 1 1 2) '())))

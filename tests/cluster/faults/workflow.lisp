@@ -124,9 +124,9 @@ has done. Return a function that ends it."
                              (part-clock part))))))
       (setf (part-ending part) (apply (first (part-start part)) (rest (part-start part))))))
 
-;;; A trial
+;;; A run
 
-(defstruct (flow (:include trial) (:copier nil))
+(defstruct (flow (:include fault-run) (:copier nil))
   "Workflows under way."
   (count 0 :type integer)               ; how many are to be started
   (folder "" :type string)              ; of the workers' files
