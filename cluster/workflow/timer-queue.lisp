@@ -131,7 +131,7 @@ begins, if more items may be due there."
   (let ((ids (remove-if-not #'stringp items)) (others '()))
     (each-though-full
       (setf others (do-errands node (remove-if #'stringp items)))
-      (change-together node ids #'do-due-event))
+      (change-together node ids #'handle-due-event))
     (some (lambda (id) (stuck-p node id)) (append ids others))))
 
 (defun do-shard (node shard &key (late-ms 0))

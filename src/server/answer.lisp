@@ -22,7 +22,7 @@ false: then POST-REPLY must be called with the baton lent. On the loop."
   (cond ((call-status call) t)
         ((call-http-request call) (reply-beside-grpc call message))
         (t (let ((outcome (progn
-                            (update-time-if-told call)
+                            (update-time-if-observed call)
                             (wire:ensure-headers call)
                             (handler-case (and (null (wire:outgoing-encoding call))
                                                (wire:write-message call message nil))
@@ -100,7 +100,7 @@ the loop."
   "End CALL. On the loop."
   (unless (call-status call)
     (rpc:add-trailers call trailers)
-    (update-time-if-told call)
+    (update-time-if-observed call)
     (wire:note-end call)
     (end-call call status :message message :details details :ended-by :local
                           :observer (server-loop-observer (server-call-endpoint call)))

@@ -201,7 +201,7 @@ octets promised; nil if the heap has no room."
 
 (define-hot (run-at-once :inline t) ((call server-call) (promised index)) null
   "Run CALL's handler on the loop. PROMISED octets of the heap are promised for CALL's answer."
-  (update-time-if-told call)
+  (update-time-if-observed call)
   (setf (server-call-began-ns call) (loop:event-loop-now (wire-call-loop call)))
   (let ((abandoned t))
     (unwind-protect

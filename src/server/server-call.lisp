@@ -122,7 +122,7 @@ before."
   "True once the handler of CALL could start. On the loop."
   (wire:marked-p call :due))
 
-(define-hot (update-time-if-told :inline t) ((call server-call)) null
+(define-hot (update-time-if-observed :inline t) ((call server-call)) null
   "Read the clock, so that the times noted for CALL in the rest of this turn are exact, not those of
 the turn's beginning. For a unary call that no observer sees the clock is not read, since that would
 cost too much. On the loop."

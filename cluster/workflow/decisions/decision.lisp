@@ -579,8 +579,8 @@ a call, or nil; and that event."
       (let ((expires (pb:workflow-state-expires-unix-ms state)))
         (if (plusp expires) (values expires :forget) nil))))
 
-(defun do-due-event (draft)
-  "It is the time of DRAFT. Do the first event that is due by it."
+(defun handle-due-event (draft)
+  "Do the first event that is due at the time of DRAFT or before; return true if there is one."
   (let ((step (draft-step draft)))
     (multiple-value-bind (time what) (next-time (draft-state draft))
       (when (and time (<= time (draft-now draft)))
