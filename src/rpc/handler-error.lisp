@@ -1,6 +1,6 @@
 ;;;; Errors in user code, above all in handlers: how they end the call, the log, and the debugger
-;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves the
-;;;; code here; only an interrupt from the keyboard and the end of the thread do.
+;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves that
+;;;; form; only an interrupt from the keyboard and the end of the thread do.
 ;;;;
 ;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
 ;;;; An RPC-ERROR of another call, one that the handler has made, is an error like any other, since
