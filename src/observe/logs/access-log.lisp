@@ -13,8 +13,7 @@
 (in-package #:clgrpc.logs)
 
 (defclass access-log ()
-  ;; a call is logged if a random number from 0 to below +CHANCES+ is less than this
-  ((threshold :initarg :threshold :reader access-log-threshold)
+  ((threshold :initarg :threshold :reader access-log-threshold) ; a draw below this logs the call
    (failures :initarg :failures :reader access-log-failures) ; true if all failures are logged
    ;; a log function, or nil for LOG-EVENT
    (function :initarg :function :reader access-log-function)
