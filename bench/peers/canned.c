@@ -24,7 +24,7 @@ enum { DATA = 0, HEADERS = 1, SETTINGS = 4, PING = 6, WINDOW_UPDATE = 8 };
 enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
 enum { A_NUMBER = 0x08, A_MESSAGE = 0x0a }; /* the first octet of a Point; of a note or a Rectangle */
 
-#define NAME "Patriots Path, Mendham, NJ 07945, USA"
+#define NAME "Berkshire Valley Management Area Trail, Jefferson, NJ, USA"
 
 struct connection {
   int socket, greeted, known;  /* KNOWN: the peer's dynamic table has the fields of an answer */
