@@ -19,7 +19,7 @@ import series
 import support
 import svg
 
-TITLE = "What the load tester itself costs"
+TITLE = "The cost of the load tester itself"
 CLGRPC = os.path.join(support.ROOT, "bin", "clgrpc")
 CONNECTIONS, STREAMS = 10, 100
 PACED = [{"load": "%s a second, evenly" % "{:,}".format(openloop.RATE), "together_us": 0},
