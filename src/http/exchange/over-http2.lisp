@@ -125,7 +125,17 @@ incomplete."
   (flet ((cookie-p (entry) (string= "cookie" (car entry))))
     (let ((cookies (remove-if-not #'cookie-p headers)))
       (if (rest cookies)
-          (cons (cons "cookie" (format nil "~{~A~^; ~}" (mapcar #'cdr cookies)))
+          ;; a peer may repeat a long one in a single octet, by its index
+          (cons (cons "cookie"
+                      (with-output-to-string
+                          (stream nil :element-type
+                                  (if (every (lambda (cookie) (typep (cdr cookie) 'base-string))
+                                             cookies)
+                                      'base-char
+                                      'character))
+                        (loop for ((nil . text) . more) on cookies
+                              do (write-string text stream)
+                                 (when more (write-string "; " stream)))))
                 (remove-if #'cookie-p headers))
           headers))))
 
