@@ -9,7 +9,6 @@ start to end; that of a server is what it used while it was loaded."""
 import argparse
 import json
 import os
-import resource
 import shlex
 import subprocess
 import sys
@@ -64,15 +63,15 @@ def at_rate(name, ghz, requests, output, address):
 def run(command, server, core):
     """Run COMMAND, a load of SERVER, on CORE; return the CPU seconds of both and its output."""
     meter = machine.CpuMeter(server.pid)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = machine.children_seconds()
     done = subprocess.run(machine.pinned(core, command), cwd=support.ROOT, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    after = machine.children_seconds()
     if done.returncode != 0:
         sys.exit("%s failed:\n%s" % (shlex.join(command), done.stdout))
     return {"serverCpu": meter.seconds(),
-            "loadCpu": after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime,
+            "loadCpu": after - before,
             "output": done.stdout}
 
 

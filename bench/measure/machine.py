@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import re
+import resource
 import subprocess
 import time
 
@@ -104,6 +105,12 @@ def _process_time(pid):
     with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children_seconds():
+    """The CPU seconds, user and kernel, of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class CpuMeter:

@@ -3,7 +3,6 @@ empty cache, and loaded again; the first call of a program, from its start (`clg
 size of that program. Seconds are the processor's."""
 
 import os
-import resource
 import subprocess
 import tempfile
 import time
@@ -26,17 +25,12 @@ PROGRAM = [*support.lisp_command(), "--eval", "(require :asdf)",
                      " (asdf:load-system \"clgrpc\"))"]
 
 
-def children_seconds():
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def load_seconds(cache, core):
     """CPU seconds of a Lisp that loads the system, with its compiled files in CACHE."""
-    before = children_seconds()
+    before = machine.children_seconds()
     support.run(machine.pinned(core, PROGRAM), cwd=support.ROOT,
                 env=dict(os.environ, XDG_CACHE_HOME=cache))
-    return children_seconds() - before
+    return machine.children_seconds() - before
 
 
 class Tree:

@@ -5,7 +5,6 @@ never the limit. The start of a program does not count: each figure is the diffe
 run and a short one."""
 
 import os
-import resource
 import shlex
 import subprocess
 import sys
@@ -62,14 +61,14 @@ def full_sides(call):
 
 def cpu_seconds(command, core):
     """The CPU seconds of COMMAND, which must succeed."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = machine.children_seconds()
     done = subprocess.run(machine.pinned(core, command), cwd=support.ROOT, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    after = machine.children_seconds()
     if done.returncode != 0:
         sys.exit("%s failed:\n%s" % (shlex.join(command), done.stdout))
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return after - before
 
 
 def measure(options):

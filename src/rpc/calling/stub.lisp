@@ -16,7 +16,7 @@
 
 (define-hot check-call-options ((method t) (options list)) null
   "Signal MISUSE if METHOD is no RPC-METHOD, or if the plist OPTIONS has a keyword that stubs do not
-accept, or call credentials that are none."
+accept, or invalid call credentials."
   (unless (typep method 'rpc-method) (refuse-method method))
   (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression
                  :authority :max-send-octets :max-receive-octets :values)))

@@ -39,7 +39,7 @@ token that was read with the end of its line, or given in place of the name."
 
 (defun check-metadata (metadata)
   "Return METADATA if it is an alist that may be sent; else signal MISUSE, which names the entry and
-shows neither its value nor a name that is none."
+shows neither its value nor an invalid name."
   (unless (listp metadata)
     (misuse "Metadata are an alist, not a value of the type ~S." (type-of metadata)))
   (loop for entry in metadata

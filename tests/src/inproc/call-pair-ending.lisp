@@ -157,7 +157,7 @@ was to do later is forgotten."
               (is-false (grpc:rpc-error-sent-p error)))))))))
 
 (test call-credentials-are-checked-before-the-call
-  "What are none are refused, and no call is left behind."
+  "Invalid credentials are refused, and no call is left behind."
   (dolist (options (list '() *retrying*))
     (with-inproc (channel :channel-options options) (:ask (handling (note) note))
       (with-replaced (('inproc::call-pair-to (lambda (function &rest arguments)

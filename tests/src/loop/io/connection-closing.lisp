@@ -269,7 +269,7 @@ seconds, in which a client on a busy machine may not have read all."
 
 (test lingering-connections-are-bounded
   "Peers that never close their side do not keep more descriptors than so many, and none where there
-are no more to be had."
+are not available."
   (with-loops (loop) ()
     (let ((connections '()))
       (let ((listener (listen-on "127.0.0.1:0" (make-server-options) (list loop)

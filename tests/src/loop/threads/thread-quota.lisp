@@ -22,10 +22,10 @@ it has then."
                                           (make-quotas 7 :parent root)))))
   (is (= 1 (fill-quota (make-quota :parent (make-quota)) 1)) "a single thread is not kept")
   (is (= 1 (fill-quota (make-quota :parent (make-quota) :weight 4 :kept 60) 20))
-      "one is to be had though all are kept"))
+      "a thread is available though all are kept"))
 
 (test quotas-of-one-after-another
-  "Each takes all it may and gives nothing back; whoever comes finds one thread, and a peer leaves
+  "Each takes all it may and gives nothing back; each new quota finds one thread, and a peer leaves
 some to others however many connections it has."
   (let* ((root (make-quota))
          (peer (make-quota :parent root :weight 7 :kept 15))
