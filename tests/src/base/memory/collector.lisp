@@ -15,6 +15,7 @@
         (times (sb-ext:generation-number-of-gcs-before-promotion 1))
         (limit (sb-sys:find-foreign-symbol-address "small_generation_limit")))
     (unwind-protect (funcall function)
+      (clgrpc.base::set-generations)
       (setf (sb-ext:bytes-consed-between-gcs) nursery
             (sb-ext:generation-bytes-consed-between-gcs 1) second
             (sb-ext:generation-bytes-consed-between-gcs 2) third
