@@ -155,7 +155,21 @@ the heap, return to the ordinary generations."
   (when (= 1 **old**)
     (set-generations (old-growth (sb-ext:generation-bytes-allocated 1)))))
 
-(defun tune-collector ()
+(declaim (type boolean **loading**))
+(defglobal **loading** nil)             ; true while a thread is in CALL-LOADING
+
+(defun call-loading (function)
+  "Call FUNCTION, which makes permanent data, with two generations, so that no object becomes older
+than COLLECT-PERMANENT-DATA allows."
+  (setf **loading** t)
+  (set-generations (floor (heap-size) 4))
+  (let ((done nil))
+    (unwind-protect (progn (funcall function)
+                           (setf done t))
+      (setf **loading** nil)
+      (unless done (set-generations)))))
+
+(defun tune-collector (&key load)
   "Make this process collect garbage less often, and keep its memory until a full collection. This
 is for servers, and for clients with much work; a library should not call it. Between two
 collections 64 MB are consed; or 200 MB in a process whose collections take more than a hundredth
@@ -167,14 +181,21 @@ before they are collected again. When the process has consed less than 4 MB a se
 seconds, or its event loops have had no work for eight seconds, it returns memory to the system,
 in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full collection, which
 takes half a second for each living gigabyte, so that objects that live then are not copied again:
-call it once the permanent data is loaded, and make no full collection before. With more than 256 MB
-of permanent data the first nursery has 8 MB, and objects that have survived two collections are as
-old as the data; then old objects are copied only when they have grown by as much as the data, or as
-the heap has room for. An image that is saved afterwards begins tuned. From any thread."
+call it once the permanent data is loaded.
+
+LOAD  a function without arguments, which is called first and loads the permanent data. More than
+      256 MB of them, whose parts are replaced all the time, make collections shorter if LOAD loads
+      them: objects that have survived two collections are then as old as the data, and references
+      to them are not looked at again. When the old objects have grown by as much as the data, or as
+      the heap has room for, they are copied.
+
+An image that is saved afterwards begins tuned. From any thread."
   (set-collector)
-  (collect-permanent-data)
-  (setf **live** (heap-used)
-        **tuned** t)
+  (when load (call-loading load))
+  (unless **loading**                   ; the thread that loads collects afterwards
+    (collect-permanent-data)
+    (setf **live** (heap-used)))
+  (setf **tuned** t)
   nil)
 
 (defun set-collector-again ()

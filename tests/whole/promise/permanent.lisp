@@ -1,6 +1,6 @@
 ;;;; How much permanent data is collected: the report of a process that has 300 MB of it. Loaded into
-;;;; an image of its own, by the test in image.lisp. If CLGRPC_OLDER is true, a full collection has
-;;;; made the data old before the collector is tuned.
+;;;; an image of its own, by the test in image.lisp. If CLGRPC_OLDER is true, a full collection makes
+;;;; the data old before the collector is tuned.
 
 (in-package #:clgrpc.base)
 
@@ -8,7 +8,10 @@
   "COUNT lists, each of 4.8 MB."
   (loop repeat count collect (loop for i below 300000 collect i)))
 
-(defvar *records* (make-records 64))
+(defvar *records* '())
+
+(defun load-records ()
+  (setf *records* (make-records 64)))
 
 (defun generation ()
   (sb-kernel:generation-of (first *records*)))
@@ -27,8 +30,11 @@
     (funcall function)
     (= before (address))))
 
-(when (sb-ext:posix-getenv "CLGRPC_OLDER") (sb-ext:gc :full t))
-(tune-collector)
+(cond ((sb-ext:posix-getenv "CLGRPC_OLDER")
+       (load-records)
+       (sb-ext:gc :full t)
+       (tune-collector))
+      (t (tune-collector :load #'load-records)))
 
 (with-standard-io-syntax
   (print (list :generation (generation)
