@@ -6,10 +6,10 @@
 ;;;; channel has; it is called only while a tracer is on.
 ;;;;
 ;;;; An observer's functions are called where the events happen: on the call's loop, with the baton
-;;;; held. So they must be short, must not wait, and may only read the call. An error in a user's
-;;;; function goes to the log: after it, the work of the call continues as usual, such as waking the
-;;;; threads that wait for the call's end. Observers of clgrpc's own establish no handlers, so they
-;;;; call each user's function in GUARDING.
+;;;; held. So these functions must be short, must not wait, and may only read the call. An error in
+;;;; a user's function goes to the log: after it, the work of the call continues as usual, such as
+;;;; waking the threads that wait for the call's end. Observers of clgrpc's own establish no
+;;;; handlers, so they call each user's function in GUARDING.
 
 (in-package #:clgrpc.rpc)
 
@@ -83,7 +83,8 @@ guard observers' functions for it."
 (define-observations
     "Functions for the events of a server or a channel; each is nil or for a row of the table."
   (call-made (call) nil
-    "This thread, which called the stub, has made CALL, a client's; its loop does not have it yet.")
+    "This thread, which called the stub, has made CALL, a client's; CALL's loop does not have it
+yet.")
   (call-begun (call) :call
     "CALL has begun, at this end.")
   (call-ended (call) :call
@@ -116,8 +117,8 @@ a single request again, but not the messages of a stream.")
   (content-received (call octets start end encoding) nil
     "A message for CALL was received; the arguments are as in CONTENT-SENT.")
   (half-closed (call) nil
-    "CALL's client sends no more messages: for handlers' calls, and for clients' whose requests are
-sent one by one.")
+    "CALL's client sends no more messages: reported for handlers' calls, and for clients' calls
+whose requests are sent one by one.")
   (connection-begun (peer) nil
     "A connection with PEER, an address, has been made.")
   (connection-ended (peer reason) nil
@@ -148,10 +149,10 @@ encoding) and :half-closed (call), for logs of the contents of calls; :connectio
 :connection-ended (peer reason); :subchannel-connected (peer), :subchannel-disconnected (peer
 error), :subchannel-failed (reason) and :weights-updated (weights stale fallback), of channels;
 :refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
-the loop or, for calls within the image, on the thread that makes or handles the call. The functions
-must not wait; an error in one of them goes to the log. Signal MISUSE for any other name, and for a
-value that is neither a function nor nil. With :trusted t the caller promises that the functions
-signal no errors, and no handlers are established. From any thread."
+the loop or, for calls within the image, on the thread that makes or handles the call. These
+functions must not wait; an error in one of them goes to the log. Signal MISUSE for any other name,
+and for a value that is neither a function nor nil. With :trusted t the caller promises that the
+functions signal no errors, and no handlers are established. From any thread."
   (when (getf functions :trusted)
     (return-from make-observer
       (apply #'%make-observer (loop for (name function) on functions by #'cddr

@@ -36,12 +36,12 @@
 (defun not-for-clients (call &rest arguments)
   "The function of clients' calls for operations that only handlers' calls have."
   (declare (ignore arguments))
-  (misuse "This is for handlers; ~A, a client's, cannot do it." call))
+  (misuse "Only handlers' calls can do this; ~A is a client's." call))
 
 (defun not-for-handlers (call &rest arguments)
   "The function of handlers' calls for operations that only clients' calls have."
   (declare (ignore arguments))
-  (misuse "This is for clients; ~A, a handler's, cannot do it." call))
+  (misuse "Only clients' calls can do this; ~A is a handler's." call))
 
 (defun not-carried (call &rest arguments)
   "The function of an operation that a transport lacks."
@@ -200,7 +200,8 @@ wire, t if that number is not known yet; nil if the message is not compressed.")
     "The most octets that a message for the call may have.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)
     "Four values for a call that has just ended: how many of its attempts were retries, hedges, and
-repeated because their server had not seen them; and the nanoseconds in which none was under way.")
+repeated because their server had not seen them; and the nanoseconds in which no attempt was under
+way.")
   (elapsed-ns (call) (:thread :loop :default #'no-octets)
     "The duration, in nanoseconds, of the call, which has just ended and has an observer.")
   (protocol (call) (:end :server :default #'nothing)

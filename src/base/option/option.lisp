@@ -19,13 +19,13 @@
 (defstruct (option-row (:copier nil))
   "A row of the options table. See OPTION-TABLE."
   (name :none :type keyword)            ; the name of the option, as a keyword argument
-  (scope :method :type option-scope)    ; its subject, see OPTION-ROW-SCOPE
+  (scope :method :type option-scope)    ; the option's subject, see OPTION-ROW-SCOPE
   (only nil :type (member nil :server :channel)) ; the only end that takes the option, or nil
   (default nil :type (or real boolean)) ; the value if none is given
   (minimum nil :type (or null real))    ; the smallest value allowed, nil for a boolean
   (maximum nil :type (or null real))    ; the largest
   (unit "" :type string)                ; the unit of the value, as text
-  (reason "" :type string))             ; its purpose, understood when it is shown alone
+  (reason "" :type string))             ; the option's purpose, understood when it is shown alone
 
 (define-printer (row option-row)
   "~(~A~) ~A~@[ from ~A~]~@[ to ~A~] ~A" (option-row-name row) (option-row-default row)
@@ -35,7 +35,7 @@
   option-row-name "The keyword that START-SERVER and MAKE-CHANNEL take."
   option-row-scope "The subject of the option: :method, :stream or :connection, which servers and
 channels take; :listener, :server or :reserve, which servers take; :channel, which channels take;
-:tracing, which MAKE-TRACING takes. Channels within the image take those of :method."
+:tracing, which MAKE-TRACING takes. Channels within the image take the options of :method."
   option-row-only ":server or :channel if only that accepts the option, whatever its scope; else
 nil."
   option-row-default "The value of the option if none is given."
@@ -225,7 +225,7 @@ with :resource-exhausted.")
     "Largest message sent. gRPC sets no limit here.")
    (max-message-depth 100 1 1000 "levels"
     "How many levels of messages and groups may nest in a message that is decoded; the default is
-that of Protocol Buffers' other implementations. It bounds the stack.")
+that of Protocol Buffers' other implementations. The option bounds the stack.")
    (max-decoded-octets 33554432 0 1099511627776 "octets"
     "Memory that the messages inside one message may occupy when it is decoded, beyond eight times
 its serialized size. An empty message of two octets occupies forty and more: without this limit 4 MB
@@ -254,10 +254,10 @@ does not send longer ones either, even if a handler sets more metadata. gRPC pee
 at most.")
    (max-header-fields 128 8 10000 "fields"
     "How many fields a header list may have; a list with more counts as one that is too large. Each
-occupies 150 octets of memory in addition to those that max-header-list-octets counts.")
+field occupies 150 octets of memory in addition to those that max-header-list-octets counts.")
    (stream-window-octets 2621440 65535 16777216 "octets"
     "How much a peer may send on one stream before we read it. The default lets a message of 1 MB be
-sent at once. It bounds the memory of a call that does not read."))
+sent at once. The option bounds the memory of a call that does not read."))
   (:connection
    (header-table-octets 4096 0 65536 "octets"
     "Size of the HPACK dynamic table that we offer for decoding, and the most that we use for
@@ -278,10 +278,10 @@ the rest is left for incomplete messages. A call that would exceed the limit end
     "Memory, as counted by max-held-octets, that all connections of a server or of a channel may
 hold together; 0 means a quarter of the Lisp heap, but at most 128 MB: all calls wait while a
 collection copies this memory, a millisecond for each megabyte. Give more where many long messages
-come at once. Above half of it, each connection is limited to two of the largest messages and to 64
-KB of output. A peer may hold three times what is left; a call that would exceed that ends with
-:resource-exhausted. An eighth above it, the connection that holds most of the peer that holds most
-is ended.")
+come at once. Above half of this limit, each connection is limited to two of the largest messages
+and to 64 KB of output. A peer may hold three times what is left; a call that would exceed that ends
+with :resource-exhausted. An eighth above this limit, the connection that holds most of the peer
+that holds most is ended.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
     "A connection with more unsent output is not read, and no more of its calls begin, until the
 peer reads the output. While the connections of a server together hold half of
@@ -327,8 +327,8 @@ PING each 300 seconds at best.")
     "How long the peer may be silent after a keepalive PING. Then its connection is closed and its
 calls end with :unavailable.")
    (min-keepalive-seconds 10 0 1000000000 "seconds"
-    "The least keepalive-seconds of a client, unless that is 0: a smaller value counts as this one
-(gRFC A8)."
+    "The least keepalive-seconds of a client, unless its keepalive-seconds is 0: a smaller value
+counts as this one (gRFC A8)."
     :for :channel)
    (keepalive-without-calls nil
     "Whether a client sends keepalive PINGs also while no call is under way. Many servers close
@@ -377,8 +377,8 @@ socket. Behind a load balancer, all connections come from its addresses. If the 
 descriptors than max-connections needs, one peer gets half of the available ones at most.")
    (max-handshakes 2000 1 1000000 "connections"
     "Connections of a server that have not yet sent their preface and SETTINGS, or finished their
-TLS handshake. When there are this many, each new one closes the oldest of the peer that has the
-most.")
+TLS handshake. When there are this many, each new connection closes the oldest of them of the peer
+that has the most.")
    (spare-descriptors 256 0 1000000 "descriptors"
     "How many of the descriptors that the process may have (RLIMIT_NOFILE) a server leaves to
 others, such as clients, files and logs; at most a quarter of them. Descriptors that are open when
@@ -397,7 +397,7 @@ without one.")
 longer one is answered with 413.")
    (http1 t
     "Whether a server with :http or :fallback answers HTTP/1.1 besides HTTP/2, on the same ports.
-Without either it never does.")
+A server with neither of them never does.")
    (max-http1-head-octets 16384 1024 1048576 "octets"
     "The longest head of an HTTP/1.1 request, its request line and headers; a longer one is answered
 with 431. The trailers of a body in chunks may be as long.")
@@ -434,12 +434,12 @@ run at once.")
    (decompression-percent 25 1 100000 "percent"
     "How much of one processor's time compressed messages of one peer may cost, beyond the 200
 nanoseconds that each octet on the wire is allowed: 236 octets may become 200 KB that take 5 ms to
-decode. A peer may use a quarter of a second of it at once; then its compressed messages wait, and
-nothing else does. A server whose clients all use one proxy may need more.")
+decode. A peer may use a quarter of a second of this time at once; after that its compressed
+messages wait, and nothing else does. A server whose clients all use one proxy may need more.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
     "Octets of one connection's answers that wait because its peer gives no window or does not read.
-Above it, no more of its calls are begun until some answers are sent. While the connections of a
-server together hold half of max-total-held-octets, each is limited to 64 KB.")
+Above this limit, no more calls of the connection begin until some answers are sent. While the
+connections of a server together hold half of max-total-held-octets, each is limited to 64 KB.")
    (drain-seconds 10 0 3600 "seconds"
     "How long `stop-server` lets running calls end before it cancels them."))
   (:reserve
@@ -449,10 +449,10 @@ server together hold half of max-total-held-octets, each is limited to 64 KB.")
 of threads that are free beyond a quarter: of 256 threads, one connection alone may have 110, and
 with more connections each gets fewer. A quarter is kept for connections without a thread, a
 sixteenth for peers without one, and a sixteenth for handlers that begin on the loop. With fewer
-than 16 threads none is kept for these handlers, but one more may be started for them. One more may
-also run for each loop that a reserve thread has taken over for good.")
+than 16 threads none is kept for these handlers, but one more may be started for them. One more
+thread may also run for each loop that a reserve thread has taken over for good.")
    (reserve-queue 10000 0 1000000 "calls"
-    "Calls that may wait for a reserve thread. A further one is refused with :resource-exhausted.")
+    "Calls that may wait for a reserve thread. A further call is refused with :resource-exhausted.")
    (reserve-wait-seconds 5 0.001 3600 "seconds"
     "How long a call may wait for a reserve thread before it is refused with :resource-exhausted.
 Without this limit, handlers that hold all threads and call this same server would wait for ever.")
@@ -461,24 +461,24 @@ Without this limit, handlers that hold all threads and call this same server wou
 make garbage collection longer."))
   (:channel
    (retry t
-    "Whether calls are retried and hedged by the policies of the service config (gRFC A6). Without
-that, only calls that their server has not seen are repeated.")
+    "Whether calls are retried and hedged by the policies of the service config (gRFC A6). If not,
+only calls that their server has not seen are repeated.")
    (max-attempts 5 1 1000 "attempts"
     "The most attempts of one call that a retry or hedging policy may request (5 in gRFC A6).")
    (replay-octets 262144 0 1073741824 "octets"
     "How much of its requests one call keeps until its response begins, if its method has a retry or
 hedging policy. A call that sends more is not tried again. The default is that of grpc-go.")
    (resend-octets 16384 0 1073741824 "octets"
-    "How much of a stream's requests one call without such a policy keeps until its response begins,
-so that the call can be repeated if its server has not seen it. With 0 nothing is kept: then only
-calls that have sent no message yet, or have a single request, can be repeated.")
+    "How much of a stream's requests one call without a retry or hedging policy keeps until its
+response begins, so that the call can be repeated if its server has not seen it. With 0 nothing is
+kept: then only calls that have sent no message yet, or have a single request, can be repeated.")
    (resend-messages 4 1 1000000 "messages"
     "How many messages of a stream a call without a retry or hedging policy keeps, so that it can be
 repeated. A call that sends more keeps nothing: a server refuses a call at its beginning, and each
 kept message costs time.")
    (total-replay-octets 16777216 0 1099511627776 "octets"
     "How much all calls of a channel together keep of their requests (replay-octets and
-resend-octets). Above it a call keeps nothing.")
+resend-octets). Above this limit a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long an attempt to connect to one address may take (gRPC connection back-off document).")
    (connection-attempt-delay-seconds 0.25 0.1 2 "seconds"
@@ -513,7 +513,7 @@ Further servers are ignored, with a warning.")
    (idle-seconds 1800 0 1000000000 "seconds"
     "A channel that has had no calls for this time goes idle: its connections, its balancer and its
 resolver end, and the next call begins again. Surplus connections to one server (see
-connections-per-subchannel) end after this time too, while the channel continues. It may take an
+connections-per-subchannel) end after this time too, while the channel continues. The time may be an
 eighth longer. 0 means never; other times under a second count as one.")
    (max-connections-per-subchannel 10 1 1000 "connections"
     "The most connections to one server that a service config may request (connectionScaling, gRFC
@@ -559,12 +559,12 @@ means the number of processors, but at least 4 and at most 16."))
   (:tracing
    (max-span-attributes 128 0 65536 "attributes"
     "How many attributes a span, an event or a link may have; the default is OpenTelemetry's.
-Further ones are dropped and counted.")
+Further attributes are dropped and counted.")
    (max-span-events 128 0 65536 "events"
     "How many events a span may have, such as the messages of its call; the default is
-OpenTelemetry's. Further ones are omitted and counted.")
+OpenTelemetry's. Further events are omitted and counted.")
    (max-span-links 128 0 65536 "links"
-    "How many links a span may have; the default is OpenTelemetry's. Further ones are omitted and
+    "How many links a span may have; the default is OpenTelemetry's. Further links are omitted and
 counted.")
    (max-attribute-characters 1024 1 1048576 "characters"
     "How long a text in a span may be: a value of an attribute, a name, the text of a status, which
