@@ -4,15 +4,15 @@
 
 (define-shared-options :serving
   (listen "ADDRESSES" (addresses-parser 0) "127.0.0.1:50051"
-          "Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or unix-abstract:NAME, several
-      with commas between; port 0 picks a free one.")
+          "The addresses to listen on: HOST:PORT, [IPV6]:PORT, unix:PATH or
+      unix-abstract:NAME, with commas between several; port 0 picks a free port.")
   (loops "N" (integer-parser 1 1024) 1
          "Event loops, each a thread, that share the connections.")
   (max-receive-octets "N" (limit-parser :max-receive-octets)
                       (option-default :max-receive-octets)
                       "The largest message accepted, in octets.")
   (limits "NAME=VALUE" #'parse-limits '()
-          "Any options that doc/limits.md has for servers, several with commas between.")
+          "Options of servers, which doc/limits.md lists, with commas between several.")
   :telemetry
   (binary-log "FILE" #'identity nil
               "Write a binary log (gRFC A16) to FILE, of all calls or of those that
@@ -40,7 +40,7 @@
       (uiop:split-string text :separator ",")))
 
 (defun first-of (class things)
-  "The first of THINGS that is of CLASS, or nil."
+  "The first element of THINGS that is of CLASS, or nil."
   (find-if (lambda (thing) (typep thing class)) things))
 
 (defun open-binary-log (file max-octets kept-files)
@@ -80,7 +80,8 @@ GRPC_BINARY_LOG_FILTER selects, or of all calls if that is not set."
         (getf options :credentials))))
 
 (defun server-arguments (given observers credentials options)
-  "The arguments of START-SERVER: OPTIONS, with OBSERVERS and CREDENTIALS, and those in GIVEN."
+  "The arguments of START-SERVER: OPTIONS, with OBSERVERS and CREDENTIALS, and the options in
+GIVEN."
   (destructuring-bind (&key listen loops limits max-receive-octets web origins
                          &allow-other-keys)
       given
@@ -157,7 +158,7 @@ unless these are nil, and CREDENTIALS."
 the PATHS of pages, and the groups' lines; call REPORT, if there is one, with the server at each
 SIGUSR1. At SIGHUP read the certificates again, begin the binary log again, and call RELOAD, if
 there is one. Once the process is asked to end, by ENDING, let running calls end, and return. A
-service manager is notified of all that."
+service manager is notified of these steps."
   (let* ((credentials (asked-credentials given options))
          (own (observers-of-groups (list* :observer (as-list (getf options :observer))
                                           :credentials credentials given)))

@@ -5,7 +5,7 @@
 
 (defconstant +superseded-code+ 3
   "The exit code of a node whose name another process has taken. A service manager should not start
-it again.")
+the node again after this code.")
 
 (defun parse-label (string)
   "The label, a cons of name and value, for STRING, NAME=VALUE."
@@ -160,8 +160,9 @@ node's name, end this process by ENDING."
 soon even if the store hangs.")
 
 (defun end-node (node worker drain)
-  "Stop WORKER, unless it is nil, and then NODE, whose service of workflows WORKER needs. This takes
-DRAIN seconds and little more, even if the store hangs: the store gets no more requests after that."
+  "Stop WORKER, unless it is nil, and then NODE, whose service of workflows WORKER needs. END-NODE
+takes DRAIN seconds and little more, even if the store hangs: after these seconds the store gets no
+more requests."
   (let ((end (+ (monotonic-ns) (seconds-ns drain))))
     (etcd:close-after (cluster:node-store node) (+ drain +disconnecting-seconds+))
     (when worker (workflow:stop-worker worker :drain drain))
@@ -173,8 +174,8 @@ DRAIN seconds and little more, even if the store hangs: the store gets no more r
 
 (defun run-node (name worker drain lines store-credentials arguments)
   "Run the node NAME, which START-NODE starts with ARGUMENTS, until the process is asked to end or
-another process takes the name. Then stop it, and WORKER unless that is nil, within DRAIN seconds.
-Print LINES once the node is a member. At SIGHUP read the certificates again, those of
+another process takes the name. After that stop NODE, and WORKER unless it is nil, within DRAIN
+seconds. Print LINES once the node is a member. At SIGHUP read the certificates again, those of
 STORE-CREDENTIALS too. Return the exit code."
   (program:call-with-ending
    (lambda (ending)
@@ -247,12 +248,12 @@ STORE-CREDENTIALS too. Return the exit code."
       :telemetry
       :server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
-and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is a
-member. With --tls-cert a peer has only the roles that --allow grants; without it, and without
+and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when the node
+is a member. With --tls-cert a peer has only the roles that --allow grants; without it, and without
 --allow, every peer that can connect has all roles but join, and the log says so at the start. Exits
 with 0 at the end, with 1 if it could not start, with 2 if the arguments are wrong, with 3 if
 another process has taken its name. At SIGHUP reads its certificates again. Notifies systemd
-(Type=notify) when it is a member. See doc/cluster/cluster.md."
+(Type=notify) when the node is a member. See doc/cluster/cluster.md."
   (unless name (refuse "--name is missing"))
   (unless store (refuse "--store is missing"))
   (tune-collector)

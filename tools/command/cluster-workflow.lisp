@@ -1,4 +1,5 @@
-;;;; The subcommands of `cluster` for workflows: they show them as tables or JSON, and start them.
+;;;; The subcommands of `cluster` for workflows: they start workflows, and show them as tables or
+;;;; JSON.
 
 (in-package #:clgrpc.tools)
 
@@ -114,7 +115,8 @@ itself."
   (if (equal argument "@") (uiop:slurp-stream-string *standard-input*) argument))
 
 (defun start-request (tasks request)
-  "The StartRequest for TASKS; or that in REQUEST, JSON or @, see ARGUMENT-TEXT."
+  "The StartRequest for TASKS; or the one in REQUEST, an argument for ARGUMENT-TEXT: JSON or @ and a
+file."
   (if request
       (handler-case (grpc:parse-json-message 'workflow-v1:start-request (argument-text request))
         (grpc:protobuf-error (error) (refuse "--request: ~A" error)))
@@ -122,8 +124,8 @@ itself."
        :steps (loop for task in tasks collect (workflow-v1:make-step :task task)))))
 
 (defun start-a-workflow (channel id request input timeout)
-  "Start the workflow ID by REQUEST, with INPUT unless that is nil. Print whether this has started
-it or it was started before."
+  "Start the workflow ID by REQUEST, with INPUT unless that is nil. Print whether this request or an
+earlier one has started the workflow."
   (let ((ms (workflow-v1:start-request-timeout-ms request)))
     (format t "~A ~:[was started before~;started~]~%" (shown id)
             (workflow:start-workflow channel id
@@ -134,6 +136,7 @@ it or it was started before."
                                      :call-timeout timeout))))
 
 (defun delete-a-workflow (channel id cancel reason timeout)
-  "Delete the workflow ID, and print whether it existed. If CANCEL is true, cancel it first."
+  "Delete the workflow ID, and print whether it existed. If CANCEL is true, cancel the workflow
+first."
   (format t "~A ~:[was not there~;deleted~]~%" (shown id)
           (workflow:delete-workflow channel id :cancel cancel :reason reason :timeout timeout)))

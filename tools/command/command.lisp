@@ -29,8 +29,8 @@
   "Define the command NAME, a string. PARAMETERS are lists (variable VALUE parser documentation);
 those whose VALUE is in brackets are optional, and one whose VALUE ends in … takes all remaining
 arguments, as a list. OPTIONS are rows in the form of COMMAND:OPTION-LIST. BODY returns the exit
-code. NAME may be a list (name variable). Then there is only that VARIABLE: it is bound to a plist
-of the keywords of all parameters and options and their values."
+code. NAME may be a list (name variable). In that case the only variable is VARIABLE, which is bound
+to a plist of the keywords of all parameters and options and their values."
   `(add-command
     (command:make-command
      :name ,(if (consp name) (first name) name)

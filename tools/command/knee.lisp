@@ -1,7 +1,7 @@
 ;;;; The knee of a server: the highest rate at which it meets given conditions, such as a p99 below
-;;;; 10 ms. The rate is doubled until it is too high. Then the gap between the good rate and the bad
-;;;; one is halved, on a logarithmic scale, until their ratio is at most +KNEE-RATIO+. Each step is
-;;;; a run of its own.
+;;;; 10 ms. The rate is doubled until it is too high. After that the gap between the highest good
+;;;; rate and the lowest bad rate is halved, on a logarithmic scale, until their ratio is at most
+;;;; +KNEE-RATIO+. Each step is a run of its own.
 
 (in-package #:clgrpc.tools)
 

@@ -54,7 +54,7 @@ complaint."
 ;;; Options from a file
 
 (defun config-value-text (value)
-  "VALUE, JSON, as it would be written on the command line."
+  "VALUE, JSON, in the form that it would have on the command line."
   (cond ((eq :true value) "true")
         ((eq :false value) "false")
         ((stringp value) value)
@@ -107,7 +107,8 @@ by reflection, over a channel with CREDENTIALS."
 
 (defun load-text (method data data-file)
   "The requests of METHOD in JSON: DATA, the text itself or @ or - for standard input; else the
-contents of DATA-FILE; without both, no request if METHOD takes a stream, and else an empty one."
+contents of DATA-FILE; without DATA and DATA-FILE, no request if METHOD takes a stream, and else an
+empty message."
   (cond ((member data '("@" "-") :test #'equal)
          (alexandria:read-stream-content-into-string *standard-input*))
         (data)
@@ -147,7 +148,8 @@ contents of DATA-FILE; without both, no request if METHOD takes a stream, and el
 (defstruct (weighted-method (:copier nil))
   "One row of --mix."
   (method "" :type string)              ; a full name with dots
-  (weight 1 :type (integer 1 1000))     ; its share of the calls, relative to others' weights
+  ;; the entry's share of the calls, relative to other entries' weights
+  (weight 1 :type (integer 1 1000))
   (data nil :type (or null string)))    ; the requests, JSON; nil as for LOAD-TEXT without data
 
 (defun parse-weighted-method (json)
@@ -270,7 +272,7 @@ together.")
         :fresh-messages stream-dynamic-messages))
 
 
-;;; Where to, and how
+;;; Targets and channels
 
 (defun method-path (method)
   "The :path of METHOD, a full name with dots."
@@ -279,8 +281,8 @@ together.")
 
 (defun spread-targets (target balance config connect-timeout)
   "A list of targets, to which connections are made in turn. If the policy that BALANCE or CONFIG
-names shares calls among the addresses of TARGET, text, each address is a target. Else TARGET is the
-only one, and its first address that answers gets all calls."
+names shares calls among the addresses of TARGET, text, each address is a target. In all other cases
+the only target is TARGET, and its first address that answers gets all calls."
   (let* ((parsed (loop:parse-target target))
          (balancing (and config (config:service-config-balancing config)))
          (policy (or balance (and balancing (config:policy-config-name balancing)))))

@@ -75,7 +75,8 @@ TOTAL is the number of calls that will be made, or nil."
                      unless (or (member key *options-of-workers*)
                                 (equal (getf options key) (argument-default option)))
                        collect (argument-name option))))
-    (when wrong (refuse "~{~A~^, ~} cannot go with --workers: their protocol lacks this" wrong))))
+    (when wrong
+      (refuse "~{~A~^, ~} cannot go with --workers: the protocol of workers lacks this" wrong))))
 
 (defun seconds-progress-function (seconds)
   "A function for DRIVE-WORKERS that shows in one line on standard error how many of SECONDS have
@@ -104,16 +105,16 @@ after the first cannot be made, and note the reason, since the rounds before it 
     (funcall make-run)))
 
 (defun report-terminated (run)
-  "Return RUN, the last one, as one that SIGTERM has ended. If RUN is nil, since nothing was
-measured, end the process."
+  "Return RUN, the last run, marked as ended by SIGTERM. If RUN is nil, since nothing was measured,
+end the process."
   (unless run (sb-ext:exit :code +exit-terminated+))
   (setf (load:run-ended-early run) :terminated)
   run)
 
 (defun repeat-rounds (rounds make-run)
   "Call MAKE-RUN, a function without arguments that makes a run, ROUNDS times, and return all these
-runs as one. No more rounds are made if the user interrupts a round, if a round cannot be made, or
-if SIGTERM comes, in a round or between two."
+runs combined into one. No more rounds are made if the user interrupts a round, if a round cannot be
+made, or if SIGTERM comes, in a round or between two."
   (load:call-terminable
    (lambda ()
      (let ((runs (loop for number below rounds
@@ -125,7 +126,7 @@ if SIGTERM comes, in a round or between two."
        (load:merge-rounds runs)))))
 
 (defun report-failed-round (run)
-  "Signal a FAILURE, after the report of RUN, if a round after those in it could not be made."
+  "RUN has been reported: signal a FAILURE if a further round could not be made."
   (when *failed-round*
     (fail-command "round ~D could not be made: ~A" (1+ (max 1 (length (load:run-rounds run))))
                   *failed-round*)))
@@ -280,7 +281,7 @@ the run, print the reason on standard error and return the RUN without it."
       is no limit by default.")
       ((rps nil "-r") "N" #'parse-rate nil
        "Begin calls at this rate, independent of earlier calls: an open loop. Latencies count from
-      when each call was due. Without it each worker makes one call after the other.")
+      when each call was due. Without --rps each worker makes one call after the other.")
       ((duration nil "-z") "DURATION" #'parse-duration nil
        "For how long calls begin, such as 10s or 1m30s; then -n does not count.")
       ((max-duration nil "-x") "DURATION" #'parse-duration nil
@@ -413,20 +414,21 @@ the run, print the reason on standard error and return the RUN without it."
       (compare "FILE" #'parse-run-argument nil "Compare with the run in this file, a report in
       JSON.")
       ((fail-if "--fail-if") "CONDITIONS" #'parse-conditions '()
-       "Exit with 4 if one of these holds, such as 'p99 > 10ms, errors > 0'; may be given several
-      times.")
+       "Exit with 4 if one of these conditions holds, such as 'p99 > 10ms, errors > 0'; may be given
+      several times.")
       (count-errors "[BOOLEAN]" #'parse-boolean nil
                     "Report the latencies of all calls, not only of those that ended with OK.")
       (name "TEXT" #'identity nil "The name of the run, for reports.")
       (tags "JSON" #'identity nil "An object of strings, for reports.")
       (quiet "[BOOLEAN]" #'parse-boolean nil
-             "Show no progress on standard error. There is none if that is not a terminal.")))
+             "Show no progress on standard error. If standard error is not a terminal, no progress
+      is shown in any case.")))
     "Load any server with calls of one method, or of several, and report their latencies. Types come
 from the server's reflection, --proto or --protoset. With --rps calls begin on time, independent of
 earlier calls, and latencies count from the times when calls were due; the report shows how late the
-tool itself was and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did
-not or no call ended, or with --fail-if 4 if a condition holds and else 0, 130 if interrupted and
-143 by SIGTERM, after a report if anything was measured, 1 if the run could not be made, 2 if the
-arguments are wrong."
+tool itself was and whether the tool was the limit. Exits with 0 if all calls ended with OK, 3 if
+some did not or no call ended, or with --fail-if 4 if a condition holds and else 0, 130 if
+interrupted and 143 by SIGTERM, after a report if anything was measured, 1 if the run could not be
+made, 2 if the arguments are wrong."
   (tune-collector)
   (apply #'perform-load options))

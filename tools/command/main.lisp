@@ -21,15 +21,15 @@ descriptor, and the next file that is opened would get its number."
     (stream-error (error) (complain nil error) 1)))
 
 (defun main ()
-  "Run the command line of this process and exit with its code. This is the toplevel function of
+  "Run the command line of this process and exit with its code. MAIN is the toplevel function of
 bin/clgrpc."
   (sb-ext:disable-debugger)
   (open-standard-descriptors)
   (setf *standard-input* (make-standard-input)
         *standard-output* (make-standard-output)
         *error-output* (make-standard-error))
-  ;; SBCL's own handler exits with 0, which passes for success. This thread unwinds first, while
-  ;; those that run loops still exist
+  ;; SBCL's own handler exits with 0, which passes for success. This thread unwinds first, while the
+  ;; threads that run loops still exist
   (os:handle-signal os:+sigterm+
                     (lambda ()
                       (sb-thread:interrupt-thread

@@ -60,7 +60,7 @@ hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects that kind."
       as `-- serve greeter`."))
      ((load "COMMAND" #'identity nil
             "A shell command that puts load on the server meanwhile; {address} in it stands for the
-      server's address. By default, for services of `serve`, a client of ours.")
+      server's address. The default, for services of `serve`, is a client of clgrpc.")
       (in-flight "N" (integer-parser 1 10000) 100 "How many calls the default load makes at once.")
       (seconds "DURATION" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
@@ -75,7 +75,7 @@ hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects that kind."
               :text
               "The format of the report. html is one page with a flame graph, and with --compare a
       second one, coloured by the differences; folded are stacks for programs such as speedscope;
-      pprof is for `go tool pprof`. What is missing in these two is told on the standard error.")
+      pprof is for `go tool pprof`. The standard error lists what folded and pprof lack.")
       (stacks "KIND" (choice-parser :cpu :off-cpu) :cpu
               "The stacks that folded and pprof contain: those of CPU time, or, with off-cpu, those
       in which threads sleep.")))

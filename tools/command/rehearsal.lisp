@@ -1,13 +1,13 @@
 ;;;; The rehearsal, which runs once before the command is saved. CLOS compiles discriminating
-;;;; functions and the like when a generic function is first called. This takes 3 ms in the first
-;;;; call of a server, and 10 ms in the first call of a client. A core that is saved after some
-;;;; calls contains these functions.
+;;;; functions and the like when a generic function is first called. Without the rehearsal this work
+;;;; takes 3 ms in the first call of a server, and 10 ms in the first call of a client. A core that
+;;;; is saved after some calls contains these functions.
 
 (in-package #:clgrpc.tools)
 
 (defun rehearse ()
   "Start a server in this image, run commands that call it, without their output, and stop it.
-Return true if all of them succeeded."
+Return true if all commands succeeded."
   (let ((server (grpc:start-server (append (list (make-instance 'grpc:health-service))
                                            (grpc:reflection-services)
                                            (offered-services

@@ -9,15 +9,16 @@
   (name "" :type string)                ; a word of the command line
   (summary "" :type string)             ; the description in the help text
   (maker nil :type function)            ; a function that returns service objects
-  (page nil)                            ; its handler for HTTP, if the web is served, or nil
+  (page nil)                            ; the offer's handler for HTTP, if the web is served, or nil
   (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER; :inline for all
 
 (defvar *offers* '() "The services of `serve`, in the order of its help text.")
 
 (defun add-offer (name summary maker &key execution page)
   "Let `serve` offer services under NAME, described by SUMMARY in its help: the service objects that
-the function MAKER returns. EXECUTION says where their methods run: an alist for START-SERVER, or
-:inline for all of them. PAGE, if given, is a handler of HTTP that is served with --web."
+the function MAKER returns. EXECUTION is the choice of the threads of their methods: an alist for
+START-SERVER, or :inline for all of them. PAGE, if given, is a handler of HTTP that is served with
+--web."
   (setf *offers* (append (remove name *offers* :key #'offer-name :test #'string=)
                          (list (make-offer :name name :summary summary :maker maker
                                            :execution execution :page page))))
@@ -53,7 +54,7 @@ the function MAKER returns. EXECUTION says where their methods run: an alist for
 
 (defun offered-services (offers)
   "The service objects of OFFERS, and as the second value the alist for START-SERVER that says where
-their methods run. Refuse OFFERS if two of them have the same service."
+their methods run. Refuse OFFERS if two offers have the same service."
   (let ((services '()) (execution '()))
     (dolist (offer offers)
       (let ((made (funcall (offer-maker offer))))

@@ -2,9 +2,9 @@
 ;;;; and its standard input, for octets.
 ;;;;
 ;;;; When the reader of a pipe goes away in the middle of a write, SBCL's own streams wait for ever
-;;;; until the pipe can be written, and use a whole processor for that. The streams of this file
-;;;; write until the kernel refuses. When the reader of a command's standard output closes the pipe,
-;;;; it needs no more: the command ends without a message, with the code +EXIT-BROKEN-PIPE+. A
+;;;; until the pipe can be written, and use a whole processor while they wait. The streams of this
+;;;; file write until the kernel refuses. When the reader of a command's standard output closes the
+;;;; pipe, it needs no more: the command ends without a message, with the code +EXIT-BROKEN-PIPE+. A
 ;;;; standard error without a reader is lost.
 ;;;;
 ;;;; A line that could only be written in part, as on a full disk, is ended before the next one.
@@ -12,8 +12,8 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +exit-broken-pipe+ 141
-  "The exit code if the reader of the output, such as `head`, has closed the pipe: that of a process
-ended by SIGPIPE.")
+  "The exit code if the reader of the output, such as `head`, has closed the pipe: the code of a
+process ended by SIGPIPE.")
 
 (defconstant +output-octets+ 65536 "The octets that a stream gathers before it writes them.")
 
@@ -111,7 +111,7 @@ OUTPUT-ERROR, or call the function UNREAD if the reader has closed the pipe."
 (defmethod sb-gray:stream-force-output ((output output))
   (sb-gray:stream-finish-output output))
 
-;;; The two of a process
+;;; Standard output and standard error
 
 (defvar *unread-caught* nil "True in a thread that evaluates the body of WITH-UNREAD-OUTPUT.")
 

@@ -134,8 +134,8 @@
                              (list (flame-graph (member-of events "offCpu" "flame")
                                                 "flame graph of the time off the processor")
                                    (sleep-table (member-of events "sleeps")))
-                             :note "Callers are below; as wide as the time that threads were off
-the processor, all threads together. Idle threads are the widest."))
+                             :note "Callers are below. A frame is as wide as the time that threads
+were off the processor in it, all threads together. Idle threads are the widest."))
              (and (plusp (length (member-of events "futexes")))
                   (page:card "Waits on locks and conditions"
                              (list (wait-table (member-of events "futexes")))
@@ -175,8 +175,8 @@ another, side by side."
                    (list (flame-graph (member-of profile "cpu" "flame")
                                       "flame graph, coloured by change"
                                       :before (member-of before "cpu" "flame")))
-                   :note "As wide as the time spent now; red has a larger share than before, blue a
-smaller one."))
+                   :note "A frame is as wide as the time spent in it now; red has a larger share
+than before, blue a smaller one."))
      ,(let ((lines (member-of profile "unseen")))
         (when (plusp (length lines))
           (page:card "Not seen" `((:ul () ,@(map 'list (lambda (line) `(:li () ,line)) lines))))))

@@ -1,6 +1,6 @@
 ;;;; `storm-client`: calls at a fixed rate, independent of earlier ones, for scripts/storm, which
 ;;;; kills servers meanwhile. The latency of a call counts from when it was due, so that a client
-;;;; that makes calls too late does not hide that.
+;;;; that makes calls too late does not hide this delay.
 
 (in-package #:clgrpc.testee)
 
@@ -53,8 +53,8 @@ earlier."
           (ended (make-condition 'failure :text "too many calls were under way"))))))
 
 (defun run-storm (channel rate seconds timeout)
-  "Make RATE calls a second on CHANNEL for SECONDS, each with TIMEOUT, and wait for their ends, two
-seconds longer than that at most. Return a STORM."
+  "Make RATE calls a second on CHANNEL for SECONDS, each with TIMEOUT, and wait for the ends of the
+calls, at most two seconds longer. Return a STORM."
   (let* ((begin (monotonic-ns))
          (storm (make-storm :begin-ns begin)))
     (loop for i from 0 below (floor (* rate seconds))
@@ -108,9 +108,9 @@ first was known are counted apart."
              "Calls that fail and were due later than this after the first failure was known are
       counted.")
       balancing-options client-tls))
-    "Begin calls at a fixed rate, independent of earlier ones. Prints `ready` once the first has
-been answered, and at the end a line of JSON with how they ended, when those that failed were due,
-and latencies, each counted from the time when the call was due."
+    "Begin calls at a fixed rate, independent of earlier ones. Prints `ready` once the first call
+has been answered, and at the end a line of JSON: how the calls ended, when the failed calls were
+due, and latencies, each counted from the time when the call was due."
   (tune-collector)
   (let ((channel (apply #'grpc:make-channel address
                         :credentials (client-credentials tls-ca tls-cert tls-key tls-name)
