@@ -21,7 +21,7 @@ The condition is a PROGRAM-ERROR, as for other wrong arguments in Common Lisp.")
   (error 'misuse :text (let ((*print-pretty* nil)) (format nil "~?" control arguments))))
 
 (define-condition function-failed (error)
-  ((cause :initarg :cause :reader function-failed-cause)) ; the condition that it signalled
+  ((cause :initarg :cause :reader function-failed-cause)) ; the condition signalled in it
   (:documentation "A user's function that reads a stream has failed. The cause may be the RPC-ERROR
 of another call, which the function has made, and then says nothing about the stream. So this
 condition wraps that cause and carries it past the stream's own handlers."))
@@ -38,7 +38,7 @@ BODY, so that no handler mistakes it for an error of the calling code."
 (define-condition limit-exceeded (clgrpc-error)
   (;; the name of the row of the options table
    (option :initarg :option :reader limit-exceeded-option)
-   (limit :initarg :limit :reader limit-exceeded-limit) ; its value
+   (limit :initarg :limit :reader limit-exceeded-limit) ; the limit's value
    ;; the value that exceeds it, or nil
    (actual :initarg :actual :initform nil :reader limit-exceeded-actual))
   (:report (lambda (condition stream)

@@ -1,8 +1,8 @@
 ;;;; Numbers from outside: from a peer, a resolver, a service config, a user's function. SBCL traps
-;;;; overflow, division by zero and invalid operations, and a comparison with a NaN is invalid. Such
-;;;; a number may be infinite or a NaN, and then computations with it may signal errors anywhere.
-;;;; Hence the rule: the code that reads such a number checks that it is finite and moves it into a
-;;;; range; later computations with it are safe by that range.
+;;;; overflow, division by zero and invalid operations, and a comparison with a NaN is invalid. A
+;;;; number from outside may be infinite or a NaN, and then computations with it may signal errors
+;;;; anywhere. Hence the rule: the code that reads such a number checks that it is finite and moves
+;;;; it into a range; later computations with it are safe by that range.
 
 (in-package #:clgrpc.base)
 

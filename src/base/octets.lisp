@@ -37,7 +37,7 @@ vectors pinned."
 
 (define-hot (prefetch-behind :inline t) (object (count index)) null
   "Prefetch the cache line COUNT octets after the beginning of OBJECT, without waiting for it. Any
-memory may be there."
+memory may be at that place."
   (%prefetch (+ (sb-kernel:get-lisp-obj-address object) count))
   nil)
 
@@ -57,7 +57,7 @@ memory may be there."
          (%copy-256 from to count)
          (%move-memory from to count))))
 
-(defconstant +few-octets+ 64 "Fewer are copied by words.")
+(defconstant +few-octets+ 64 "Fewer octets than this are copied by words.")
 
 (define-leaf (%copy-few :inline t) ((from octets) (start index) (to octets) (at index)
                                     (count index))
@@ -262,7 +262,7 @@ Return BUFFER's octet vector, in which BUFFER-END is the position at which to wr
   nil)
 
 (define-hot (clear-buffer :inline t) ((buffer buffer)) null
-  "Empty BUFFER; its room stays."
+  "Empty BUFFER, which keeps its vector."
   (setf (buffer-start buffer) 0
         (buffer-end buffer) 0)
   nil)

@@ -14,8 +14,8 @@
 ;;;; and cancel at will, and if one signals an error the next call continues with the rest.
 ;;;;
 ;;;; EARLIEST-NS is a time before which no timer is due, so that one comparison shows whether the
-;;;; wheel must be advanced; other threads may read it as well. Scheduling a timer may make it
-;;;; smaller; NEXT-DUE-NS, and with it ADVANCE-WHEEL, makes it exact.
+;;;; wheel must be advanced; other threads may read it as well. Scheduling a timer may make
+;;;; EARLIEST-NS smaller; NEXT-DUE-NS, and with it ADVANCE-WHEEL, makes it exact.
 
 (in-package #:clgrpc.base)
 
@@ -34,9 +34,9 @@ instead.")
   "A timer, which calls a function when it is due. A timer can be reused; it is in at most one wheel
 at a time."
   (function nil :type function :read-only t) ; the function to call
-  (argument nil :read-only t)           ; its argument
+  (argument nil :read-only t)           ; the function's argument
   (due-ns 0 :type nanoseconds)          ; when the timer is due
-  (slot +idle+ :type (integer -1 448))  ; its slot of the wheel, or +IDLE+
+  (slot +idle+ :type (integer -1 448))  ; the timer's slot of the wheel, or +IDLE+
   (next nil :type (or null timer))      ; the next timer in its slot
   (previous nil :type (or null timer))) ; the previous timer in its slot
 
@@ -51,7 +51,7 @@ due."
   "Timers by the times when they are due."
   (tick 0 :type (unsigned-byte 42))     ; the tick up to which the wheel has turned
   (count 0 :type index)                 ; how many timers are in the wheel
-  (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before
+  (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before this time
   (earliest-known t :type boolean)      ; false once the timer that is due then may have left
   ;; the first timer of each slot, or nil
   (slots (make-array (1+ +expired+) :initial-element nil) :type (simple-vector 449))

@@ -1,4 +1,5 @@
-;;;; The version of clgrpc, from clgrpc.asd at compile time. Peers, collectors and users see it.
+;;;; The version of clgrpc, from clgrpc.asd at compile time. Peers, collectors and users see the
+;;;; version.
 
 (in-package #:clgrpc.base)
 

@@ -17,8 +17,8 @@
 (defun bits-p (features extended more)
   "True if a processor has the bit instructions that kernels use in addition to AVX2: FEATURES is
 ECX of CPUID's leaf 1, EXTENDED is EBX of leaf 7, MORE is ECX of leaf 80000001. A hypervisor may
-offer AVX2 without these instructions; without LZCNT, its octets mean BSR, which returns another
-number."
+offer AVX2 without these instructions. A processor without LZCNT executes its octets as BSR, which
+returns another number."
   (and (logbitp 23 features)            ; POPCNT
        (logbitp 3 extended)             ; BMI1, with TZCNT
        (logbitp 8 extended)             ; BMI2

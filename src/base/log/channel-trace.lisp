@@ -6,8 +6,8 @@
 ;;;; A CHANNEL-TRACE holds the events, each as a CHANNEL-EVENT.
 ;;;;
 ;;;; A channel trace is changed by one store, so it can be read from any thread. The owner of a
-;;;; channel trace keeps it for as long as it lives; a REGISTRY, which finds channels and servers,
-;;;; holds them weakly and drops them when they are closed.
+;;;; channel trace keeps the trace as long as the owner lives; a REGISTRY, which finds channels and
+;;;; servers, holds them weakly and drops them when they are closed.
 
 (in-package #:clgrpc.base)
 
@@ -37,7 +37,7 @@
   ;; when the event happened, by the clock of the channel trace's owner
   (ns 0 :type (unsigned-byte 62) :read-only t)
   (child nil :type (or null (unsigned-byte 62)) :read-only t) ; the subchannel's number, or nil
-  (child-name "" :type string :read-only t) ; its name
+  (child-name "" :type string :read-only t) ; the child's name
   (place 1 :type (unsigned-byte 62) :read-only t)) ; the number of events up to this one
 
 (declaim (sb-ext:freeze-type channel-event))

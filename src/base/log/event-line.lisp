@@ -10,7 +10,7 @@
 (defconstant +backtrace-characters+ 40000
   "The most characters of a backtrace that are written: as many as LOG-CONDITION gives.")
 
-;;; Parts of both forms
+;;; Parts of lines in both forms, text and JSON
 
 (defun simple-text (text)
   "TEXT as a simple string, of ASCII as a simple base string."
@@ -27,8 +27,8 @@
 (defstruct (key-forms (:copier nil))
   "How a keyword appears in lines."
   (name "" :type simple-string :read-only t) ; the name in lower case
-  (text "" :type simple-string :read-only t) ; what is written before a value in text
-  (json "" :type simple-string :read-only t)) ; what is written before a value in JSON
+  (text "" :type simple-string :read-only t) ; the text before a value in a line of text
+  (json "" :type simple-string :read-only t)) ; the text before a value in JSON
 
 (declaim (sb-ext:freeze-type key-forms))
 
@@ -48,7 +48,8 @@
   (if (symbolp key)
       (or (get key 'key-forms)
           (let ((forms (make-forms-of-key key)) (properties (symbol-plist key)))
-            ;; another thread may add a property; then this one is added at the next line
+            ;; another thread may add a property at the same time; in that case this property is
+            ;; added at the next line
             (compare-and-swap (symbol-plist key) properties (list* 'key-forms forms properties))
             forms))
       (make-forms-of-key key)))
@@ -75,7 +76,7 @@
     (let ((known **known-second**))
       (unless (eql seconds (car known))
         (setf known (cons seconds (second-text seconds)))
-        (sb-thread:barrier (:write))    ; the text is there before others see it
+        (sb-thread:barrier (:write))    ; the text is complete before other threads see it
         (setf **known-second** known))
       (append-ascii buffer (cdr known))
       (let ((octets (ensure-buffer-room buffer 8)) (at (buffer-end buffer))

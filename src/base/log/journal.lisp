@@ -31,7 +31,7 @@ for each entry would cost more than the entries.")
   (entries '() :type list)              ; the entries that wait, newest first
   (waiters '() :type list)              ; functions to be called after them, newest first
   (count 0 :type fixnum)                ; the number of ENTRIES
-  (octets 0 :type fixnum)               ; their size, about
+  (octets 0 :type fixnum)               ; about the size of ENTRIES
   (dropped 0 :type (unsigned-byte 62))  ; the number of entries that found the journal full
   (running nil :type boolean)           ; true while there is a thread
   (ending nil :type boolean))           ; true while the thread must not wait for more

@@ -10,10 +10,10 @@
 (declaim (type (or null symbol function) *log-function*))
 (defvar *log-function* 'log-errors
   "LOG-ERRORS, the default; NIL, for silence; or any function. The function is called as (FUNCTION
-LEVEL EVENT &rest PLIST) with each event, on the thread of the event. This may be an event loop's,
-so the function must be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that
-calls another, possibly slow, function on a thread of its own. LEVEL is :debug, :info, :warning,
-:error or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its data;
+LEVEL EVENT &rest PLIST) with each event, on the thread of the event. The thread may be an event
+loop's, so the function must be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND
+one that calls another, possibly slow, function on a thread of its own. LEVEL is :debug, :info,
+:warning, :error or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its data;
 doc/observability.md lists them. An error in the function is written to the standard error, once.
 Set it globally; a binding affects one thread only. The variable belongs to the program: libraries
 use ADD-LOG-LISTENER instead.")
@@ -114,8 +114,9 @@ metadata with a token. If true, it shows all arguments. Set it globally.")
   "The most characters of a frame's line; one of its arguments may have a fifth of them.")
 
 (defun shown-argument (argument)
-  "ARGUMENT of a frame, as the log may show it. In place of one that is not known any more, or has
-dynamic extent, SBCL gives an object of a class of its own; that of the latter shows the argument."
+  "ARGUMENT of a frame, as the log may show it. In place of an argument that is not known any more,
+or has dynamic extent, SBCL gives an object of a special class. For dynamic extent this object
+prints the argument, so the log shows only the class."
   (let ((class (class-name (class-of argument))))
     (if (or *backtrace-arguments*
             (typep argument '(or boolean keyword))
@@ -127,7 +128,7 @@ dynamic extent, SBCL gives an object of a class of its own; that of the latter s
         class)))
 
 (defun shown-function (name)
-  "NAME of a frame, as the log may show it: that of a form in a file has all of the form."
+  "NAME of a frame, as the log may show it: the name of a form in a file contains the whole form."
   (if (and (consp name) (symbolp (first name)) (string= '#:top-level-form (first name))
            (not *backtrace-arguments*))
       (first name)

@@ -95,7 +95,8 @@ marks, and quotation marks in it get a backslash."
 (defclass bounded-stream (sb-gray:fundamental-character-output-stream)
   ((target :initarg :target :reader bounded-stream-target) ; the stream to write to
    (room :initarg :room :accessor bounded-stream-room) ; characters that may still be written
-   (leave :initarg :leave :reader bounded-stream-leave)) ; called when there is no more room
+   ;; a function that is called when there is no more room
+   (leave :initarg :leave :reader bounded-stream-leave))
   (:documentation "A stream for a certain number of characters."))
 
 (defmethod sb-gray:stream-write-char ((stream bounded-stream) char)

@@ -10,10 +10,10 @@
 (defstruct (tracer (:copier nil))
   "A row of the table of tracers."
   (name :none :type keyword)            ; a keyword
-  (text "" :type string)                ; its name in GRPC_TRACE
+  (text "" :type string)                ; the tracer's name in GRPC_TRACE
   (aliases '() :type list)              ; other names for it
   (meaning "" :type string)             ; the subject of its events
-  (mask 0 :type fixnum))                ; its bit
+  (mask 0 :type fixnum))                ; the tracer's bit
 
 (define-printer (tracer tracer)
   "~A: ~A" (tracer-text tracer) (tracer-meaning tracer))

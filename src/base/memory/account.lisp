@@ -3,10 +3,10 @@
 ;;;; begins to hold memory charges it to the connection, and code that releases it discharges it.
 ;;;;
 ;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
-;;;; which take messages or send answers, do so atomically (CHARGE-ACCOUNT, DISCHARGE-ACCOUNT). The
-;;;; accounts above are updated in steps: TELL-WHOLE passes on a change once it is larger than
-;;;; +ACCOUNT-STEP+. So calls that begin and end between two steps cost the accounts above nothing;
-;;;; each connection may be a step ahead of them.
+;;;; which take messages or send answers, charge and discharge it atomically (CHARGE-ACCOUNT,
+;;;; DISCHARGE-ACCOUNT). The accounts above are updated in steps: TELL-WHOLE passes on a change once
+;;;; it is larger than +ACCOUNT-STEP+. So calls that begin and end between two steps cost the
+;;;; accounts above nothing; each connection may be a step ahead of them.
 ;;;;
 ;;;; Invariant: HELD of an account with parts is the sum of TOLD of its parts. TOLD changes by
 ;;;; compare-and-swap from the sum last passed on to the sum just read, so each change is passed on
@@ -99,7 +99,7 @@ From any thread."
 
 (defun close-account (account)
   "Close ACCOUNT, whose connection has ended: discharge the octets that its thread has charged.
-Other threads still discharge their own."
+Other threads still discharge the octets that they have charged."
   (setf (account-step account) 0
         (account-own account) 0)
   ;; a thread that changes HELD after this thread has read it sees the new STEP
@@ -113,11 +113,11 @@ Other threads still discharge their own."
 (declaim (type account **process-account**))
 
 ;;; Collecting early. A collection copies the living objects that were made since the previous
-;;; collection, so these objects must stay few. The total of all accounts does not show them: while
-;;; the connections of one storm end, those of the next may begin to hold as much. Therefore each
-;;; connection counts the octets that it holds beyond the least that it has held since the last
-;;; collection; FRESH is the sum of these counts. Threads that count at the same time may make the
-;;; sum slightly wrong until the next collection.
+;;; collection, so these objects must stay few. The total of all accounts does not show how many
+;;; they are: while the connections of one burst end, those of the next burst may begin to hold as
+;;; much. Therefore each connection counts the octets that it holds beyond the least that it has
+;;; held since the last collection; FRESH is the sum of these counts. Threads that count at the same
+;;; time may make the sum slightly wrong until the next collection.
 
 (defconstant +early-octets+ (* 24 1024 1024)
   "The most octets that may be fresh. Fresh octets occupy up to twice as much memory, and a

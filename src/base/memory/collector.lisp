@@ -20,10 +20,10 @@
 ;;;; for each gigabyte; long vectors are not moved. Objects that are alive when the collector is
 ;;;; tuned count as old from then on; only full collections copy them.
 ;;;;
-;;;; SBCL looks in each collection at all places by which older objects refer to younger ones. A large
-;;;; table in the oldest generation whose entries are replaced would have ever more of these places.
-;;;; So a process with much permanent data has two generations only: the survivors of two collections
-;;;; are as old as the table, and references to them are not looked at again.
+;;;; SBCL looks in each collection at all places by which older objects refer to younger ones. A
+;;;; large table in the oldest generation whose entries are replaced would have ever more of these
+;;;; places. So a process with much permanent data has two generations only: the survivors of two
+;;;; collections are as old as the table, and references to them are not looked at again.
 ;;;;
 ;;;; A process whose peers make it hold much memory collects early (account.lisp), and living
 ;;;; objects count as old at once. Otherwise they would be copied once more, with the survivors of
@@ -88,8 +88,8 @@ collected; by default as many as the nursery has, up to +YOUNG-OCTETS+."
   "Have OCTETS consed between two collections, or a tenth of the heap if that is less, and at most
 as many survivors copied at once. The new size applies after the next collection."
   (setf **nursery** (min octets (most-nursery))
-        ;; not by (SETF BYTES-CONSED-BETWEEN-GCS), by which SBCL 2.6.4 changes the next collection
-        ;; as well, and signals an error if it would have to be in the past
+        ;; not by (SETF BYTES-CONSED-BETWEEN-GCS): with that SBCL 2.6.4 changes the next collection
+        ;; as well, and signals an error if the collection would have to be in the past
         (sb-alien:extern-alien "bytes_consed_between_gcs" sb-alien:unsigned-long) **nursery**)
   (when (= 2 **old**) (set-aging-octets)))
 
@@ -115,8 +115,8 @@ as many survivors copied at once. The new size applies after the next collection
       (setf (sb-sys:signed-sap-ref-8 (sb-sys:int-sap oldest) 0) generation))))
 
 (defun old-growth (live)
-  "The octets by which LIVE octets may grow before they are collected, or nil if that is less than an
-eighth of LIVE: there must be room for the copies even if everything lives."
+  "The octets by which LIVE octets may grow before they are collected, or nil if that is less than
+an eighth of LIVE: there must be room for the copies even if everything lives."
   (let ((growth (min live (ash (- (heap-size) (heap-margin) (* 2 live)) -1))))
     (when (< live (* 8 growth)) growth)))
 
@@ -241,7 +241,7 @@ grown enough and its age is at least LEAST-AGE."
 
 (sb-ext:define-load-time-global **given-epoch** nil) ; of the last collection that gave back
 (declaim (type heap-octets **given-used**))
-(defglobal **given-used** 0)            ; octets allocated after it
+(defglobal **given-used** 0)            ; octets allocated after that collection
 (defun memory-to-give-p ()
   "True if GIVE-MEMORY-BACK would return pages: the process was tuned, and has collected or made
 garbage since the last time."
@@ -394,13 +394,13 @@ pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
   "The most octets that a quiet process conses in that time.")
 
 (defstruct (quiet-period (:copier nil) (:predicate nil))
-  "The time since which the process has consed little, for one thread that checks it now and then."
+  "The time since which the process has consed little, as one thread checks now and then."
   (since-ns 0 :type nanoseconds)        ; when the time of little consing began
   (used 0 :type heap-octets)            ; octets allocated then
   (epoch nil))                          ; the epoch of the collection before
 
 (defun quiet-p (quiet-period)
-  "True if little was consed for +QUIET-NS+. Then the next period begins."
+  "True if little was consed for +QUIET-NS+. If so, the next period begins."
   (let ((now (monotonic-ns)) (used (heap-used)))
     (flet ((begin ()
              (setf (quiet-period-since-ns quiet-period) now
@@ -425,8 +425,8 @@ QUIET-PERIOD see QUIET-P."
 
 (defun fitting-nursery (octets share ns)
   "The size for a nursery of OCTETS if collections take SHARE of the time, a real, and one of them
-NS. Half the nursery takes at most twice the share, and the largest a third, and twice the nursery
-takes at most twice as long for a collection, so that after a change the size stays."
+NS. Half the nursery at most doubles the share; the largest nursery reduces it to a third; twice the
+nursery at most doubles the time of a collection. So after a change the size stays."
   (let ((long (< +long-collection-ns+ ns)) (larger (< +nursery-octets+ octets)))
     (cond ((< 1/100 share)
            (cond ((and long (<= share 1/50)) octets)
@@ -438,11 +438,11 @@ takes at most twice as long for a collection, so that after a change the size st
           (t octets))))
 
 (defstruct (collector-watch (:copier nil) (:predicate nil))
-  "What one thread knows that calls RETUNE-COLLECTOR now and then."
+  "The data of a thread that calls RETUNE-COLLECTOR now and then."
   (quiet-period (make-quiet-period) :type quiet-period :read-only t) ; see QUIET-P
   (ns 0 :type nanoseconds)              ; when it last found that garbage had been collected
-  (run-time 0 :type integer)            ; *GC-RUN-TIME* then, less **TIME-ASIDE**
-  (consed 0 :type integer)             ; the octets that the process had consed by then
+  (run-time 0 :type integer)            ; *GC-RUN-TIME* at that time, less **TIME-ASIDE**
+  (consed 0 :type integer)             ; the octets that the process had consed by that time
   (epoch nil))                          ; the epoch of the last collection before
 
 (document-functions

@@ -5,7 +5,7 @@
 ;;;;
 ;;;; Therefore memory counts as free if nothing was allocated in it since the last collection and it
 ;;;; is either above the last page in use or in a wide hole. SBCL's search has not passed such a
-;;;; hole, unless it was for an even longer vector.
+;;;; hole, unless the search was for an even longer vector.
 ;;;;
 ;;;; A thread that is about to allocate much asks for a promise first, and settles it when the
 ;;;; memory is allocated or is not needed any more. A promise is given if a fifth of the heap stays
@@ -100,7 +100,7 @@ allocation."
   (used 0 :type heap-octets)            ; octets allocated then
   (wide 0 :type heap-octets)            ; free, in holes of a 32nd of the heap and more
   (copied 0 :type heap-octets)          ; octets that a full collection copies
-  (spare 0 :type fixnum))               ; free at the worst moment of one
+  (spare 0 :type fixnum))               ; octets free at the worst moment of a full collection
 
 (declaim (sb-ext:freeze-type page-statistics))
 
@@ -286,7 +286,7 @@ copies. From any thread that holds none of our locks."
 
 (defun search-for-garbage ()
   "Collect all garbage, as far as there is room for the copies. Afterwards SEARCH-DUE-P is false for
-four times the duration of this. From any thread that holds none of our locks."
+four times the duration of this collection. From any thread that holds none of our locks."
   (let ((start (monotonic-ns)))
     (make-room-for-copies sb-vm:+highest-normal-generation+)
     (when (plusp (heap-spare)) (sb-ext:gc :full t))

@@ -1,11 +1,11 @@
 ;;;; The store: long octet vectors that are used again, one store for the image. SBCL zeroes a fresh
 ;;;; vector; for a message of megabytes this costs two to three times as much as writing it, and
-;;;; fills the nursery. Code that takes a vector from the store owns it. The last owner may put it
-;;;; back, once, with no reference left to it; or it leaves the vector to the collector.
+;;;; fills the nursery. Code that takes a vector from the store owns it. The last owner may put the
+;;;; vector back, once, with no reference left to it, or leave the vector to the collector.
 ;;;;
 ;;;; A shelf holds the vectors of one length. There are four lengths to a doubling, so that at most
 ;;;; a quarter is wasted, also by a message that is a little longer than a power of two. A shelf is
-;;;; a list, and each push makes a fresh cell, so that compare-and-swap cannot take one cell for
+;;;; a list, and each push makes a fresh cell, so that compare-and-swap cannot mistake one cell for
 ;;;; another. Any thread may take and put back.
 
 (in-package #:clgrpc.base)

@@ -5,13 +5,14 @@
 ;;;; gc_alloc_large.
 ;;;;
 ;;;; Invariants: the collector cannot run between the allocation and the writing of the header. An
-;;;; allocation of this kind does not trigger the collector; so when a collection is due, the vector
-;;;; is an ordinary one, whose allocation triggers it. The C function ends the process when it finds
-;;;; no pages. So there must be enough free pages where that function is sure to find them
-;;;; (heap.lisp): for all threads that are in it at the same time, and for other allocations
-;;;; meanwhile. If there are not enough, the vector is an ordinary one, whose allocation signals a
-;;;; condition. The pages belong to the vector alone, so short vectors are ordinary, too; at most
-;;;; three eighths of the pages are unused. In other versions of SBCL all vectors are ordinary.
+;;;; allocation by that function does not trigger the collector; so when a collection is due, the
+;;;; vector is allocated in the ordinary way, which triggers the collector. The C function ends the
+;;;; process when it finds no pages. So there must be enough free pages where the C function is sure
+;;;; to find them (heap.lisp): for all threads that are in that function at the same time, and for
+;;;; other allocations meanwhile. If there are not enough, the vector is an ordinary one, whose
+;;;; allocation signals a condition. The pages belong to the vector alone, so short vectors are
+;;;; ordinary, too; at most three eighths of the pages are unused. In other versions of SBCL all
+;;;; vectors are ordinary.
 
 (in-package #:clgrpc.base)
 

@@ -114,7 +114,8 @@ integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
 
 (defun denormal-decimal (float)
   "FLOAT, which is denormal, in the fewest decimal digits that read back as the same float."
-  ;; its neighbours are equally far, so for each length only the nearest decimal need be tried
+  ;; the two floats beside FLOAT are equally far, so for each length only the nearest decimal need
+  ;; be tried
   (let ((number (rational (abs float))))
     (loop for count from 1
           do (multiple-value-bind (digits exponent) (decimal-digits number count)

@@ -40,7 +40,7 @@ describes the expected element."))
 (defstruct (json-reader (:constructor %make-json-reader (octets end max-depth)) (:copier nil))
   "The state of reading a JSON text."
   (octets (make-octets 0) :type octets) ; the text, in UTF-8
-  (position 0 :type index)              ; the rest to be read begins here
+  (position 0 :type index)              ; the octets still to be read begin here
   (end 0 :type index)                   ; where the part that is being read ends
   (depth 0 :type index)                 ; the number of values open around POSITION
   (max-depth 0 :type index))            ; the most that may be open
@@ -270,7 +270,8 @@ the quotation mark or backslash after them."
       (step-json reader)
       (if (char= char #\")
           string
-          (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; nothing happens to it
+          ;; a muffled note is harmless here
+          (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
             (coerce (read-json-string-rest reader string) 'simple-string))))))
 
 (defun read-json-string-rest (reader beginning)

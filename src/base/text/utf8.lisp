@@ -38,7 +38,7 @@ one."))
                               collect (* 2 lane)
                               unless (logbitp lane plain) collect (1+ (* 2 lane)))))
   "Index: the set of lanes that have a character of one octet. Value: the layout that keeps the low
-octets of these.")
+octets of the characters.")
 (defglobal **widen-layouts**
     (lane-layouts 128 (lambda (leads)
                         (loop with octet = 0
@@ -100,7 +100,7 @@ added to each code, and carries into the top bit if the character takes one octe
     ((from sb-sys:system-area-pointer) (to sb-sys:system-area-pointer) (count index))
     boolean
   "Copy COUNT octets from FROM to TO, which do not overlap; return true if all are ASCII. The last
-few may be copied together with some before them."
+few octets may be copied together with some octets before them."
   (let ((seen 0))
     (declare (type (unsigned-byte 64) seen))
     (macrolet ((copy (bits at)
@@ -232,7 +232,7 @@ octets."
     (loop
       (multiple-value-setq (i at) (%encode-run string i octets at))
       (when (= i count) (return))
-      (let ((end (if (avx2-p) (min count (+ i 16)) count))) ; then lanes may go on
+      (let ((end (if (avx2-p) (min count (+ i 16)) count))) ; after that the lanes may go on
         (multiple-value-setq (i at) (%encode-wide string i end octets at))
         (when (or (= i count) (< i end)) (return))))
     (flet ((put (octet)
@@ -311,8 +311,8 @@ surrogates, values above U+10FFFF and truncated sequences."
 (define-leaf %decode-wide ((octets octets) (start index) (end index) (string wide-string))
     (or null index)
   "Decode the octets START to END into STRING, which has the length given by %COUNT-CHARACTERS.
-Return nil, or the position of the first octet that is not UTF-8. Each turn stores one character for
-each octet that begins one, or ends."
+Return nil, or the position of the first octet that is not UTF-8. Each round stores one character
+for each octet that begins a character, or ends."
   (let ((at start) (to 0) (again start)) ; AGAIN is where to try lanes next
     (declare (type index at to again))
     (with-sap ((base octets) (chars string) (layouts **widen-layouts**))
