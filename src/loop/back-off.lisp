@@ -25,7 +25,7 @@ the first."
 
 (defun next-wait (back-off first most factor jitter random-state)
   "The seconds until the next attempt: FIRST, then FACTOR times as many after each failure, at most
-MOST; then changed at random by up to the fraction JITTER of that."
+MOST; then changed at random by up to the fraction JITTER of this time."
   (let* ((base (if (zerop (back-off-seconds back-off))
                    first
                    (min (* (back-off-seconds back-off) factor) most)))
@@ -47,7 +47,7 @@ MOST; then changed at random by up to the fraction JITTER of that."
 
 (defun start-back-off (back-off loop options function &key (since-ns (read-clock loop)))
   "Call FUNCTION without arguments on LOOP when the next attempt is due, counted from SINCE-NS, the
-beginning of the last attempt. Return the seconds between the two. On LOOP."
+beginning of the last attempt. Return the seconds between the two attempts. On LOOP."
   (let ((seconds (next-back-off back-off options (event-loop-random loop)))
         (timer (make-lasting-timer loop
                                    (lambda (back-off)
@@ -65,11 +65,11 @@ beginning of the last attempt. Return the seconds between the two. On LOOP."
 ;;; Of a thread
 
 (defconstant +pause-jitter+ 1/2
-  "A pause is longer or shorter by up to this fraction. So a thousand clients of a store that was
-out of reach do not all return at once.")
+  "A pause is longer or shorter by up to this fraction. The random change keeps a thousand clients
+of a store that was out of reach from returning all at once.")
 
 (defstruct (pauses (:include back-off) (:constructor make-pauses (first most)) (:copier nil))
-  "The waits of a thread between attempts, each twice the one before."
+  "The waits of a thread between attempts, each twice as long as the one before."
   (first 1/20 :type (real (0)) :read-only t) ; the seconds after one failure
   (most 2 :type (real (0)) :read-only t) ; the seconds after many; FIRST if all are alike
   (random nil :type (or null random-state))) ; the thread's own, from the first failure on

@@ -36,7 +36,7 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
                               (:constructor make-attached-function (function counts))
                               (:copier nil))
   "A function that ATTACH-FOR has attached to a future."
-  (function nil :type (or null function)) ; nil once it runs or is not needed any more
+  (function nil :type (or null function)) ; nil once the function runs or is not needed any more
   ;; (ALL . LEFT), for all such functions of a future: how many there are, and how many of these are
   ;; not needed any more; both may be a little wrong
   (counts '(0 . 0) :type cons :read-only t))
@@ -98,7 +98,7 @@ that, it calls (ON-CANCEL), which should stop the work that produces the value. 
   (make-promise on-cancel))
 
 (defgeneric future-done-p (future)
-  (:documentation "True if FUTURE has its value, or never will. From any thread.")
+  (:documentation "True if FUTURE has its value, or will never have one. From any thread.")
   (:method ((future future)) (eq :done (future-completions future))))
 
 ;;; Settling
@@ -110,7 +110,7 @@ true, also the function that CANCEL calls. Return true if FUTURE had no value."
     (let ((old (promise-value future)))
       (unless (or (null old) (functionp old)) (return nil))
       ;; A thread that is unwound in between would leave others waiting for ever. So interrupts are
-      ;; on in functions of users only.
+      ;; on only in functions of users.
       (when (sb-sys:without-interrupts
               (when (eq old (compare-and-swap (promise-value future) old value))
                 (unwind-protect (sb-sys:allow-with-interrupts (run-completions future))
@@ -221,9 +221,9 @@ or will."
   "Call (FUNCTION value error) when FUTURE is settled, at once if it is settled already. ERROR is
 nil; or it is the condition in place of the value, which is nil then. FUNCTION runs on the loop ON
 if that is given; if ON has stopped by then FUNCTION is not called, and the event
-completion-not-called is logged. Without ON it runs on a reserve thread if FUTURE is a call, and on
-the thread that settles FUTURE if it is not. Return FUTURE. Signal MISUSE if ON has stopped, or for
-wrong arguments. From any thread."
+completion-not-called is logged. Without ON, FUNCTION runs on a reserve thread if FUTURE is a call,
+else on the thread that settles FUTURE. Return FUTURE. Signal MISUSE if ON has stopped, or for wrong
+arguments. From any thread."
   (unless (or (functionp function)
               (and function (symbolp function) (fboundp function)))
     (misuse "ATTACH takes a future and a function of its value and its error, not ~S." function))
@@ -248,8 +248,8 @@ wrong arguments. From any thread."
 (defgeneric leave-future (giver future attached)
   (:documentation "ATTACHED, which ATTACH-FOR has attached to FUTURE, an answer of GIVER, is not
 needed any more. From any thread.")
-  ;; FUTURE may have very many functions, all of which are left: so each empties only its place,
-  ;; and the places are taken out together when half of them are empty
+  ;; FUTURE may have very many functions, all of which are removed: so each removal only empties a
+  ;; place, and the empty places are removed together when half of the places are empty
   (:method (giver future attached)
     (declare (ignore giver))
     (when (shiftf (attached-function attached) nil)
@@ -317,7 +317,7 @@ any thread but one that runs a loop."
 
 (defun add-completions (whole futures functions)
   "Attach to each of FUTURES the function of FUNCTIONS in the same position; detach them when WHOLE,
-a future, is settled. Otherwise a future that is not settled for long would keep them."
+a future, is settled. Otherwise a future that is not settled for long would keep its function."
   (mapc #'add-completion futures functions)
   (flet ((leave (value error)
            (declare (ignore value error))
@@ -328,8 +328,8 @@ a future, is settled. Otherwise a future that is not settled for long would keep
 
 (defun all (futures)
   "Return a future of the list of the first values of FUTURES, a sequence, in the same order. The
-future is rejected with the first error of any of them. Cancelling the new future cancels FUTURES.
-From any thread."
+future is rejected with the first error of any of FUTURES. Cancelling the new future cancels
+FUTURES. From any thread."
   (let* ((futures (coerce futures 'list))
          (values (make-list (length futures)))
          (left (list (length futures)))
@@ -345,7 +345,7 @@ From any thread."
 
 (defun any (futures)
   "Return a future of the first value that any of FUTURES, a sequence, gets. The future is rejected,
-with the last error, if all of them are rejected. The other futures continue; cancelling the
+with the last error, if all of FUTURES are rejected. The other futures continue; cancelling the
 returned future cancels all. Signal MISUSE if FUTURES is empty. From any thread."
   (let* ((futures (coerce futures 'list))
          (left (list (length futures)))
@@ -366,7 +366,7 @@ non-local exit leaves FUNCTION."
          (if condition
              (reject-future future condition)
              (apply #'resolve-future future values)))
-    (cancel future "left by a non-local exit"))) ; nothing, if it is settled
+    (cancel future "left by a non-local exit"))) ; does nothing if the future is settled
 
 (defun call-in-loop (loop function)
   "Call FUNCTION, without arguments, on LOOP; return a future of its values. An error in FUNCTION

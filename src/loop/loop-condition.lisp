@@ -36,7 +36,7 @@
   (:documentation "The connection to ADDRESS could not be made; nothing was sent."))
 
 (define-condition socket-refused (connect-error) ()
-  (:documentation "No process listens at that address."))
+  (:documentation "No process listens at the address of the connection attempt."))
 
 (define-condition connect-timeout (connect-error socket-timeout) ()
   (:documentation "The connection could not be made in time."))

@@ -2,12 +2,12 @@
 ;;;; that any thread that runs the loop finds it there. Only that thread touches these data, except
 ;;;; for the inbox, the poller's wake function and the atomic counts.
 ;;;;
-;;;; A SOURCE is anything that has a descriptor on the loop. Events carry its token: the descriptor
-;;;; and, above it, a generation that no two sources of a loop share. So an event that was fetched
-;;;; before a descriptor was closed and opened again finds no source.
+;;;; A SOURCE is anything that has a descriptor on the loop. Events carry a source's token: the
+;;;; descriptor and, in the bits above it, a generation that no two sources of a loop share. So an
+;;;; event that was fetched before a descriptor was closed and opened again finds no source.
 ;;;;
 ;;;; A connection is in READY at most once (flag QUEUED), and in DIRTY at most once (flag DIRTY).
-;;;; Its states are in io/connection-closing.lisp.
+;;;; The states of a connection are in io/connection-closing.lisp.
 
 (in-package #:clgrpc.loop)
 
@@ -17,7 +17,7 @@
 (defstruct (function-queue (:copier nil))
   "Functions to call once, in their order."
   (places (make-array 16 :initial-element 0) :type simple-vector) ; function, argument, …
-  (count 0 :type index))                ; how many places are taken
+  (count 0 :type index))                ; how many places of the queue are taken
 
 (declaim (sb-ext:freeze-type function-queue))
 
@@ -50,7 +50,7 @@ slots, coalescing.lisp."
                        (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)   ; a name for people
-  (world *world* :type world :read-only t) ; the one that the loop was made in
+  (world *world* :type world :read-only t) ; the world that the loop was made in
   (clock nil :type function :read-only t) ; returns the time in nanoseconds
   (poller nil :type poller)             ; finds the ready descriptors
   (overtaken-waiters '() :type list)    ; threads overtaken while they waited with POLLER
@@ -58,7 +58,8 @@ slots, coalescing.lisp."
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
   (spin-state nil :type (or null spin-state)) ; nil if the loop always sleeps
-  (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
+  ;; (loop): runs the loop, for a thread that has taken its baton
+  (run nil :type function :read-only t)
   (wheel (make-timer-wheel) :type timer-wheel :read-only t) ; the wheel of the loop's timers
   (inbox (make-inbox) :type inbox :read-only t) ; posted items
   (now 0 :type nanoseconds)             ; the time of the turn's start, or of the last UPDATE-TIME
@@ -67,7 +68,7 @@ slots, coalescing.lisp."
   (apart-until-ns 0 :type nanoseconds)
   ;; counts for the loop's statistics
   (lent 0 :type (unsigned-byte 62))     ; how often the baton was lent
-  (lost 0 :type (unsigned-byte 62))     ; how often another thread took the baton meanwhile
+  (lost 0 :type (unsigned-byte 62))     ; how often another thread took the baton while it was lent
   (octets-received 0 :type (unsigned-byte 62)) ; octets that connections have received
   (octets-sent 0 :type (unsigned-byte 62)) ; octets that connections have sent
   (timed nil :type boolean)             ; WAITED-NS is counted
@@ -79,9 +80,10 @@ slots, coalescing.lisp."
   (asked 0 :type sb-ext:word)           ; the lent baton that a thread was last asked to overtake
   (thread nil :type (or null sb-thread:thread)) ; the thread that has the baton
   (user nil)                            ; the argument of the last CALL-USER
-  (runner nil :type (or null sb-thread:thread)) ; the one that LAUNCH-EVENT-LOOP has made
+  (runner nil :type (or null sb-thread:thread)) ; the thread that LAUNCH-EVENT-LOOP has made
   (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
-  (left nil :type boolean)              ; its own thread has left it for good; RESERVE's lock
+  ;; the loop's own thread has left it for good; under RESERVE's lock
+  (left nil :type boolean)
   (blind nil :type boolean)             ; events were fetched and then lost
   ;; guards STATE and OVERTAKEN-WAITERS
   (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t)
@@ -109,14 +111,14 @@ slots, coalescing.lisp."
   (ring-start 0 :type index)            ; where in RING the next function is
   (ring-count 0 :type index)            ; how many functions RING has
   (current nil)                         ; the connection that is being read or flushed
-  (slow-turn 0 :type (unsigned-byte 62)) ; the TURNS of the turn that SLOW-NS is of
+  (slow-turn 0 :type (unsigned-byte 62)) ; the TURNS of the turn to which SLOW-NS belongs
   (slow-ns 0 :type nanoseconds)         ; how long the turn has spent on slow work
   (flushed-at 0 :type nanoseconds)      ; when all output was last sent, or the turn began
   (early (make-function-queue) :type function-queue :read-only t) ; functions of CALL-BEFORE-FLUSH
   (last (make-function-queue) :type function-queue :read-only t) ; functions of CALL-LAST
   ;; buffers
-  (input (make-octets 0) :type octets)  ; connections are read into it
-  ;; of buffers
+  (input (make-octets 0) :type octets)  ; the octets that connections read
+  ;; unused buffers
   (pool (make-array +pool-buffers+ :initial-element nil) :type simple-vector :read-only t)
   (pool-count 0 :type index)            ; how many unused buffers are in POOL
   (pool-octets 0 :type index)           ; the length of these buffers together
@@ -126,7 +128,7 @@ slots, coalescing.lisp."
   (lingerers (make-fifo) :type fifo :read-only t) ; the connections in the state :lingering
   (lingering 0 :type index)             ; the number of lingering connections
   ;; data of a layer above
-  (datum nil)                           ; the layer's own; the loop does not use it
+  (datum nil)                           ; data of the layer above; the loop does not use them
   (at-stop '() :type list)              ; functions of CALL-AT-STOP
   (after-closing '() :type list))       ; functions of CALL-AFTER-CLOSING
 
@@ -173,7 +175,7 @@ loop.")
 ;;; a thousand of these due at once, so a turn does some of them, and other work is done in between.
 
 (defconstant +slow-ns+ 3000000
-  "The time that a turn may spend on slow work before it leaves the rest to the next.")
+  "The time that a turn may spend on slow work before it leaves further work to the next turn.")
 
 (define-hot slow-work-left-p ((loop event-loop)) boolean
   "True if this turn of LOOP may do more slow work."
@@ -203,7 +205,7 @@ loop.")
   (eq :running (event-loop-state loop)))
 
 (define-hot (in-event-loop-p :inline t) ((loop event-loop)) boolean
-  "True if this thread runs LOOP, also while it has lent the baton, until it loses it."
+  "True if this thread runs LOOP, also while it has lent the baton, until it loses the baton."
   (eq sb-thread:*current-thread* (event-loop-thread loop)))
 
 (define-printer (loop event-loop)
@@ -214,7 +216,7 @@ loop.")
 
 (defstruct (source (:constructor nil) (:copier nil))
   "An object that has a descriptor on a loop. Connections use neither of the functions."
-  (loop nil :type event-loop)           ; its loop
+  (loop nil :type event-loop)           ; the source's loop
   (token 0 :type os:event-token)        ; 0 while LOOP does not watch the descriptor
   (on-event nil :type (or null function)) ; (source flags), called with each event
   (on-release nil :type (or null function))) ; (source), called when LOOP stops
@@ -289,12 +291,12 @@ its loop."
 ;;; Connections
 
 (defstruct (handler (:copier nil))
-  "The functions of a kind of connections. Each is called on the loop."
+  "The functions of a kind of connections. Each function is called on the loop."
   ;; (connection octets start end) takes octets, which are valid only during the call, and returns
-  ;; the index of the first that it did not consume. The octets that were not consumed come again,
-  ;; contiguous, with more after them; nothing but INPUT itself limits the octets that it leaves. A
-  ;; true second value means that INPUT could have consumed more but gives way to other connections:
-  ;; the octets that it left come again, alone, in the next turn.
+  ;; the index of the first that it did not consume. Octets that were not consumed come again,
+  ;; contiguous, with more octets after them; nothing but INPUT itself limits the octets that it
+  ;; leaves. A true second value means that INPUT could have consumed more but gives way to other
+  ;; connections: the octets that it left come again, alone, in the next turn.
   (input nil :type function :read-only t)
   ;; (connection) is called before output is sent, and again after all of it was sent if FILL had
   ;; appended some. FILL may append more. The buffer that CONNECTION-OUTPUT returned before is not
@@ -358,7 +360,7 @@ flags."
 (declaim (sb-ext:freeze-type connection))
 
 (define-flags connection flags
-  told                                  ; the owner knows that it has closed
+  told                                  ; the owner knows that the connection has closed
   queued                                ; the connection is in the loop's READY
   dirty                                 ; the connection is in the loop's DIRTY
   readable                              ; no read has said since the last event that it would block

@@ -12,13 +12,13 @@ good.")
                           (poller (funcall (world-make-poller *world*)))
                           (random (funcall (world-make-random *world*)))
                           reserve caller-driven)
-  "Return a loop of this thread's world that does not run yet. NAME is for people. CLOCK, a function
-that returns nanoseconds, POLLER and RANDOM, a random-state for random choices, are by default those
-of the world. With a RESERVE, its threads take the loop over when user code takes too long or is
-about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no thread of its own:
-callers run it in turn (see DRIVE), and a reserve thread when no caller does. In a simulated world
-both are ignored: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time, even if
-it was never started."
+  "Return a loop of this thread's world that does not run yet. NAME is shown to people. CLOCK, a
+function that returns nanoseconds, POLLER and RANDOM, a random-state for random choices, are by
+default those of the world. With a RESERVE, its threads take the loop over when user code takes too
+long or is about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no thread of
+its own: callers run it in turn (see DRIVE), and a reserve thread when no caller does. In a
+simulated world both are ignored: the simulator runs the loop. STOP-EVENT-LOOP must be called at
+some time, even if it was never started."
   (let ((loop (if (simulated-p)
                   (%make-event-loop name clock poller random nil nil nil #'run-as-holder)
                   (%make-event-loop name clock poller random reserve
@@ -45,7 +45,7 @@ stopped afterwards, unless a thread of its reserve continues it after the exit. 
 LOOP runs or has run already."
   (begin-running loop)
   (run-as-own loop)
-  ;; overtaken, or stopped before it began
+  ;; the loop was overtaken, or stopped before it began
   (await-stop loop +forever-seconds+)
   nil)
 
@@ -71,8 +71,8 @@ Signal MISUSE if LOOP runs or has run already."
   (when (event-loop-reserve loop) (watch-loop loop)))
 
 (defun end-running (loop)
-  "Stop LOOP, as was requested. By the thread that holds the baton. If user code loses the baton,
-another thread continues, and this returns false."
+  "Stop LOOP, since its end was requested. By the thread that holds the baton. If user code loses
+the baton, another thread continues, and this returns false."
   (when (release-all loop)
     (retire loop)
     (leave-state loop :running :stopped)
@@ -97,13 +97,13 @@ latter case, if there was no non-local exit, return :LOST."
        (when (eq :lost (run-as-own loop))
          ;; overtaken during long user code, this thread becomes one of the reserve
          (enlist (event-loop-reserve loop)))
-    (os:protect-stack-end)))            ; user code may have run out of it
+    (os:protect-stack-end)))            ; user code may have used up the stack
 
 (defun run-as-holder (loop)
   "Run LOOP, whose baton this thread has just taken, until the loop stops or has nothing to do for
 this thread; then release the baton. If the baton is lost, return :LOST."
   (let ((done nil))
-    ;; it may have been overtaken while a caller drove it
+    ;; the loop may have been overtaken while a caller drove it
     (let ((driving (event-loop-driving loop)))
       (when driving
         (setf (driving-owner driving) nil
@@ -145,7 +145,7 @@ that its peers do not take at once is lost. Stopping again does nothing. From an
 
 (defun join-event-loop (loop &key (timeout-seconds +join-seconds+))
   "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if LOOP has stopped; false
-means that a function that LOOP has called does not return. Not on the loop."
+means that a function that LOOP has called does not return. Do not call this on the loop."
   (cond ((await-stop loop timeout-seconds)
          (or (event-loop-overtaken loop)
              (end-thread (event-loop-runner loop))))
@@ -274,9 +274,9 @@ The counts are read while they change. From any thread."
 
 (defun on-signal (loop signal function)
   "Call FUNCTION, without arguments, on LOOP whenever the process gets SIGNAL, a number such as
-OS:+SIGTERM+; NIL for FUNCTION ends that. Other loops may take the same signal too, and each gets
-it. When no loop takes SIGNAL any more, it has its former function of OS:HANDLE-SIGNAL again, or its
-default action. From any thread."
+OS:+SIGTERM+; NIL for FUNCTION ends these calls. Other loops may take the same signal too, and each
+loop gets it. When no loop takes SIGNAL any more, SIGNAL has its former function of OS:HANDLE-SIGNAL
+again, or its default action. From any thread."
   (sb-thread:with-mutex (**signal-lock**)
     (let ((taken (find signal **signal-takers** :key #'first))
           (others (remove-if (lambda (taker)

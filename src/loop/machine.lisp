@@ -56,7 +56,7 @@ always arrive."
       (make-world
        :clock #'machine-ns
        :make-poller 'make-poller-by-default
-       ;; it opens a file, which an interrupted thread would leave open
+       ;; making a random state opens a file, which an interrupted thread would leave open
        :make-random (lambda () (sb-sys:without-interrupts (sb-ext:seed-random-state t)))
        ;; by name, since tests replace functions of clgrpc.os for a while
        :network (make-network :open 'open-by-kernel :connect 'os:connect-socket

@@ -1,9 +1,9 @@
 ;;;; Saving the image (SAVE-LISP-AND-DIE, or UIOP:DUMP-IMAGE): threads and descriptors cannot be in
 ;;;; a core. So an object with threads is registered with a function that ends it, and saving calls
-;;;; these functions first. Then servers are :stopped and channels closed, in the saved core as
-;;;; well; new ones are made when the core has started. Two kinds of thread remain: that of a loop
-;;;; that a user made, and that of a handler that does not return. SBCL refuses to save an image
-;;;; with threads, and names them.
+;;;; these functions first. After that servers are :stopped and channels closed, in the saved core
+;;;; as well; the program makes new ones when the core has started. Two kinds of thread remain: the
+;;;; thread of a loop that a user made, and the thread of a handler that does not return. SBCL
+;;;; refuses to save an image with threads, and names them.
 ;;;;
 ;;;; The table is weak: an object that is garbage leaves it by itself.
 

@@ -9,7 +9,7 @@
 (in-package #:clgrpc.loop)
 
 (deftype operation ()
-  "A function to call, or its name."
+  "An operation is a function to call, or its name."
   '(or symbol function))
 
 (defstruct (network (:copier nil))
@@ -26,13 +26,13 @@ the pollers of the world agree."
   (local-address nil :type operation :read-only t) ; (descriptor): octets, or nil
   (close nil :type operation :read-only t)         ; (descriptor)
   (byte-channel nil :type operation :read-only t)  ; (descriptor peer): a byte channel
-  ;; (descriptor seconds): give a connection up whose peer does not acknowledge octets for so long
+  ;; (descriptor seconds): give up a connection whose peer does not acknowledge octets for so long
   (limit-silence 'no-limit :type operation :read-only t)
   ;; datagrams, which a network need not have
   (open-datagram 'no-datagrams :type operation :read-only t) ; (family): a descriptor
   (send 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
   (receive 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
-  ;; (host port): a list of addresses and, if there are none, why, as text
+  ;; (host port): a list of addresses and, if there are none, the reason as text
   (resolve nil :type operation :read-only t))
 
 (defun no-limit (descriptor seconds)
@@ -50,7 +50,7 @@ thread."
   (- os:+eopnotsupp+))
 
 (defstruct (world (:copier nil))
-  "See above. START-LOOP, START-THREAD and WAIT are for simulated worlds. On the machine these
+  "See above. Only simulated worlds have START-LOOP, START-THREAD and WAIT. On the machine these
 functions are nil, since its threads run, start and sleep by themselves."
   (clock nil :type function :read-only t)          ; (): the time in nanoseconds
   (make-poller nil :type operation :read-only t)   ; (): for a new loop

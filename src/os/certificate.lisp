@@ -1,5 +1,6 @@
 ;;;; Certificates and keys: from PEM (RFC 7468) into OpenSSL, and the contents of a certificate (RFC
-;;;; 5280) from OpenSSL as Lisp data. Each function frees OpenSSL's memory for it before it returns.
+;;;; 5280) from OpenSSL as Lisp data. Each function frees OpenSSL's memory for the certificate
+;;;; before it returns.
 
 (in-package #:clgrpc.os)
 
@@ -15,7 +16,7 @@
 (defun call-with-parts (function text what part read release)
   "Call FUNCTION with each PART, such as \"certificate\", of TEXT, PEM, and its index from 0. READ
 returns the next of a BIO, and RELEASE frees it. Signal TLS-ERROR, in which WHAT names the text, if
-there is no PART or one is damaged."
+TEXT has no PART or a damaged one."
   (with-bio-over-text (bio text)
     (loop for count from 0
           for object = (funcall read bio 0 0 "")
@@ -46,7 +47,7 @@ there is no PART or one is damaged."
 (defun call-with-private-key (function text what password)
   "Call FUNCTION with the private key of TEXT, PEM, perhaps encrypted with PASSWORD."
   (with-bio-over-text (bio text)
-    ;; without any password OpenSSL would ask for one on the terminal
+    ;; without a password OpenSSL would ask for one on the terminal
     (let ((key (pem-read-bio-private-key bio 0 0 (or password ""))))
       (when (zerop key)
         (let ((failure (or (openssl-failure) "unknown reason")))
@@ -73,8 +74,8 @@ there is no PART or one is damaged."
 
 (defstruct (certificate (:constructor %make-certificate (der)) (:copier nil))
   "See CERTIFICATE-DER and the other readers."
-  (der (make-octets 0) :type octets :read-only t) ; its octets
-  (facts nil :type list))               ; its contents, a plist, read when needed
+  (der (make-octets 0) :type octets :read-only t) ; the certificate's octets
+  (facts nil :type list))               ; the certificate's contents, a plist, read when needed
 
 (document-functions
   certificate-der "The octets of the certificate, DER (RFC 5280). From any thread.")
@@ -129,7 +130,7 @@ an attacker's certificate may have, would take seconds."
   (let ((bio (bio-new (bio-s-mem))))
     (unwind-protect
          (progn
-           ;; it would leave out characters that it cannot write, which gives another name
+           ;; OpenSSL would leave out characters that it cannot write, which gives another name
            (when (minusp (x509-name-print-ex bio name 0 +xn-flag-rfc2253+))
              (tls-error "A name in a certificate cannot be read: ~A."
                         (or (openssl-failure) "unknown reason")))

@@ -6,7 +6,7 @@
 (in-package #:clgrpc.os)
 
 (defparameter *tls-1.2-ciphers* "ECDHE+AESGCM:ECDHE+CHACHA20"
-  "All that RFC 9113 appendix A leaves and clients have.")
+  "All suites that RFC 9113 appendix A allows and clients have.")
 (defparameter *tls-1.2-exclusions*
   ":!aNULL:!eNULL:!kRSA:!kPSK:!kRSAPSK:!kSRP:!MD5:!SHA1:!SHA256:!SHA384"
   "Added to any other list of ciphers: this text excludes suites without a certificate, without

@@ -40,7 +40,7 @@
                (system-area-pointer (vector-sap event))))))
 
 (define-hot forget-descriptor ((epoll fixnum) (descriptor fixnum)) result
-  "Make EPOLL stop reporting DESCRIPTOR. Closing a descriptor does the same."
+  "Make EPOLL stop reporting DESCRIPTOR. Closing a descriptor has the same effect."
   (syscall ("epoll_ctl" int) (int epoll) (int +epoll-delete+) (int descriptor)
            (system-area-pointer (int-sap 0))))
 

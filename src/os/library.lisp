@@ -13,7 +13,7 @@
   "A foreign library and the functions of it that are called."
   (files '() :type list)                ; the names to try, in order
   (functions '() :type list)            ; the C names of the functions
-  ;; those of FUNCTIONS, once the library is open
+  ;; the addresses of FUNCTIONS, once the library is open
   (addresses nil :type (or null (simple-array sb-ext:word (*))))
   (failure nil :type (or null string))  ; the reason if the library cannot be opened
   (on-forget nil :type symbol))         ; a function to call before the core is saved

@@ -1,6 +1,6 @@
 ;;;; The only package whose code calls the kernel. The result of a call is a fixnum: the kernel's
-;;;; result, or a negated errno; nothing here signals an error for a failed call. Hot calls allocate
-;;;; nothing. Linux on x86-64 and arm64.
+;;;; result, or a negated errno; nothing here signals an error for a failed call. Frequent calls
+;;;; allocate nothing. Linux on x86-64 and arm64.
 
 (defpackage #:clgrpc.os
   (:use #:cl #:clgrpc.base)

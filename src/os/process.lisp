@@ -1,7 +1,7 @@
 ;;;; The kernel's data of this process: its time on processors, its memory, its threads, the time
 ;;;; when it began. All of them come from one read of /proc/self/stat, except for the start time of
-;;;; the machine, from which that file counts. Also the time of all processors, and that of any
-;;;; process on them.
+;;;; the machine, from which that file counts. This source file also reads the time of all
+;;;; processors, and the time of any process on them.
 
 (in-package #:clgrpc.os)
 

@@ -34,7 +34,7 @@ of WITH-TIMEOUT, and the others to notice errors and writes to protected pages."
 (defstruct (catcher (:copier nil))
   "The data for catching one signal. A catcher's pages are kept as long as the process lives, since
 a thread may be executing the instructions at any time."
-  (signal 0 :type fixnum)               ; its number
+  (signal 0 :type fixnum)               ; the signal's number
   ;; the address of the page with the instructions, before the page of the word
   (address 0 :type sb-ext:word)
   (function nil :type (or null function)) ; the function that is called, or nil
@@ -43,7 +43,8 @@ a thread may be executing the instructions at any time."
 (defglobal **catchers** '())
 
 ;; A C function that stores 1 in the first four octets of the next page and wakes one thread that
-;; sleeps on them. The function makes the system call itself, so that not even errno is changed.
+;; sleeps on these octets. The function makes the system call itself, so that not even errno is
+;; changed.
 (defparameter *catching-instructions*
   #+x86-64
   '(#xc7 #x05 #xf6 #x0f #x00 #x00 #x01 #x00 #x00 #x00 ; mov dword [rip+4086], 1

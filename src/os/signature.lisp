@@ -1,7 +1,7 @@
 ;;;; SHA-256, and signatures over it with a private key, by OpenSSL's EVP: RSA with PKCS #1 v1.5
-;;;; padding (RFC 8017 section 8.2) and ECDSA on the curve P-256 (FIPS 186-5). Any octets can be
-;;;; signed. ECDSA signatures are returned in the form of JSON Web Signatures: r and s, 32 octets
-;;;; each (RFC 7518 section 3.4), not as the DER that OpenSSL makes.
+;;;; padding (RFC 8017 section 8.2) and ECDSA on the curve P-256 (FIPS 186-5). Octets of any length
+;;;; can be signed. ECDSA signatures are returned in the form of JSON Web Signatures: r and s, 32
+;;;; octets each (RFC 7518 section 3.4), not as the DER that OpenSSL makes.
 
 (in-package #:clgrpc.os)
 
@@ -23,7 +23,7 @@
 it.")
 
 (defun key-kind (key what)
-  "The kind of KEY, a private key of OpenSSL's from the text named WHAT: :rsa, or :ec for one on
+  "The kind of KEY, a private key of OpenSSL's from the text named WHAT: :rsa, or :ec for a key on
 P-256. Signal TLS-ERROR for other kinds, and for RSA with fewer than 2048 bits."
   (let ((kind (evp-pkey-base-id key)) (bits (evp-pkey-bits key)))
     (cond ((and (= +evp-pkey-rsa+ kind) (<= 2048 bits)) :rsa)
@@ -34,7 +34,7 @@ P-256. Signal TLS-ERROR for other kinds, and for RSA with fewer than 2048 bits."
                          nor on the curve P-256." what)))))
 
 (defun private-key-kind (text what &optional password)
-  "The kind of the private key in TEXT, PEM, perhaps encrypted with PASSWORD: :rsa, or :ec for one
+  "The kind of the private key in TEXT, PEM, perhaps encrypted with PASSWORD: :rsa, or :ec for a key
 on P-256. Signal TLS-ERROR, in which WHAT names the text, for other texts. From any thread."
   (open-openssl)
   (call-with-private-key (lambda (key) (key-kind key what)) text what password))

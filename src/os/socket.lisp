@@ -26,7 +26,7 @@
   (+shut-wr+ "SHUT_WR" 1)
   (+msg-nosignal+ "MSG_NOSIGNAL" #x4000))
 
-;;; Life of a socket
+;;; Opening and closing sockets
 
 (defun open-socket (family)
   "Return a new stream socket of FAMILY, or a negated errno."
@@ -57,7 +57,7 @@
   (with-alien ((length (unsigned 32) +address-octets+))
     (assert (>= (length address) +address-octets+))
     (with-pinned-objects (address)
-      (make-writable address 0 +address-octets+) ; a connection without room for its address is lost
+      (make-writable address 0 +address-octets+) ; a connection whose address finds no room is lost
       (filling (address 0 +address-octets+)
         (retrying (syscall ("accept4" int) (int socket) (system-area-pointer (vector-sap address))
                            ((* (unsigned 32)) (addr length))
@@ -115,7 +115,8 @@ still be accepted. Return a negated errno if the kernel refuses."
   (with-alien ((program (array (unsigned 64) 4))
                (header (array (unsigned 64) 2))) ; struct sock_fprog: length, pointer
     (loop for (code if-true if-false operand) in '((#x30 0 0 13)          ; load octet 13, the flags
-                                                   (#x45 0 1 2)           ; if SYN is among them
+                                                   ;; if SYN is among the flags
+                                                   (#x45 0 1 2)
                                                    (#x06 0 0 0)           ; keep no octet
                                                    (#x06 0 0 #xFFFFFFFF)) ; keep all
           for i from 0
@@ -169,7 +170,7 @@ such option."
 
 (defun descriptor-limit ()
   "Two values: the number of descriptors that this process may have (RLIMIT_NOFILE), and the highest
-number to which it may raise that."
+number to which the process may raise this limit."
   (with-alien ((limit (array (unsigned 64) 2))) ; struct rlimit: soft, hard
     (let ((result (syscall ("getrlimit" int) (int +rlimit-nofile+)
                            ((* (array (unsigned 64) 2)) (addr limit)))))
@@ -177,8 +178,8 @@ number to which it may raise that."
       (values (deref limit 0) (deref limit 1)))))
 
 (defun raise-descriptor-limit (wanted)
-  "If this process may have fewer than WANTED descriptors, raise its limit to that, or as far as it
-may. Return the number of descriptors that it may have then."
+  "If this process may have fewer than WANTED descriptors, raise its limit to WANTED, or as far as
+the process may. Return the number of descriptors that the process may have after that."
   (multiple-value-bind (soft hard) (descriptor-limit)
     (when (< soft (min wanted hard))
       (with-alien ((limit (array (unsigned 64) 2)))

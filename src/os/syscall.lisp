@@ -96,8 +96,8 @@
 (defmacro filling ((octets start end) &body call)
   "Do CALL, by which the kernel writes to OCTETS between START and END. In an SBCL without soft card
 marks, such as 2.2.9 on arm64, the collector protects pages, even those of vectors that were pinned
-meanwhile. A store by Lisp removes the protection, but a store by the kernel just fails. So store,
-and try again."
+meanwhile. A store by Lisp removes the protection, but a store by the kernel just fails. So the
+macro stores into the pages, and tries again."
   `(let ((tries 100))
      (declare (type fixnum tries))
      (loop

@@ -1,7 +1,7 @@
 ;;;; TLS 1.2 (RFC 5246) and 1.3 (RFC 8446) by OpenSSL, without its sockets: the peer's octets go
 ;;;; into an AREA and decrypted ones come out of a session, and the reverse. One area, with two
 ;;;; memory BIOs, serves all sessions of a loop, since each step takes all available octets; a
-;;;; session keeps an incomplete record itself. So an idle session has no buffer.
+;;;; session keeps an incomplete record itself. So a session that does nothing has no buffer.
 ;;;;
 ;;;; The contexts of a server and of a client are made here as RFC 9113 section 9.2 requires for
 ;;;; HTTP/2: ALPN, no renegotiation, no compression, ephemeral keys and AEAD ciphers only.
@@ -15,7 +15,7 @@
   "The most octets of all certificates that a client shows. A chain of five large certificates has
 10,000.")
 
-;;; Numbers of OpenSSL's headers
+;;; Numbers from OpenSSL's headers
 
 (defconstant +ssl-ctrl-mode+ 33)
 (defconstant +ssl-ctrl-set-session-cache-mode+ 44)
@@ -346,7 +346,7 @@ and to the socket. Both BIOs are empty while no session has the area."
   (reading 0 :type foreign-pointer :read-only t) ; BIO with octets from the peer
   (writing 0 :type foreign-pointer :read-only t) ; BIO with octets for the peer
   (lent nil :type boolean)              ; true while a session has the area
-  ;; where they are received, and from where they are sent
+  ;; where records are received, and from where they are sent
   (octets (make-octets (* 5 +record-octets+)) :type octets :read-only t))
 
 (declaim (sb-ext:freeze-type tls-area))
@@ -421,7 +421,8 @@ number."
 (defun open-tls-session (context area role &key name (check-name t) resumed)
   "Return a new session of CONTEXT that works through AREA. A client names its server NAME, a host
 name or a numeric address; unless CHECK-NAME is false the server's certificate must be for it.
-RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLOSE-TLS-SESSION."
+RESUMED is an earlier session's ticket, see SESSION-TICKET. CLOSE-TLS-SESSION must free the
+session."
   (let ((ssl (ssl-new context))
         (reading (tls-area-reading area))
         (writing (tls-area-writing area)))
@@ -527,8 +528,9 @@ position after the result; and :more if the peer must send more, :ended if it se
 
 (defun session-octets (ssl certificate)
   "About how many octets of memory OpenSSL itself keeps for SSL; 0 once SSL is freed. CERTIFICATE is
-the one that its peer, a client, has shown, or NIL."
-  (+ (if (< (openssl-version-number) #x30200000) 16384 32768) ; from 3.2 on it is more
+the certificate that the peer, a client, has shown, or NIL."
+  ;; from version 3.2 on the memory is larger
+  (+ (if (< (openssl-version-number) #x30200000) 16384 32768)
      (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
      (if certificate
          (* +octets-per-certificate-octet+ (length (certificate-der certificate)))
@@ -587,8 +589,8 @@ peer's certificate, the fault of the certificate."
     (unless (zerop x509) (x509-octets x509))))
 
 (defun presented-certificate (ssl)
-  "The DER of the certificate that SSL's peer, a server, has shown, even if it was refused for that;
-NIL if it has shown none or OpenSSL, before version 3, does not keep it."
+  "The DER of the certificate that SSL's peer, a server, has shown, even if the server was refused
+because of it; NIL if it has shown none or OpenSSL, before version 3, does not keep it."
   (let ((chain (ssl-get-peer-cert-chain ssl)))
     (unless (or (zerop chain) (zerop (sk-num chain)))
       (x509-octets (sk-value chain 0)))))

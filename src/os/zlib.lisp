@@ -3,9 +3,9 @@
 ;;;; produced; a length stated in the input is not trusted.
 ;;;;
 ;;;; A z_stream and the memory that libz allocates for it (260 KB to compress, 40 KB to decompress)
-;;;; are costly to make. So a few of each kind are kept for the next message, for the whole image;
-;;;; only one thread at a time uses one. A z_stream lies in foreign memory, since libz remembers its
-;;;; address. The offsets are those of struct z_stream on 64-bit machines.
+;;;; are costly to make. So a few z_streams of each kind are kept for the next message, for the
+;;;; whole image; only one thread at a time uses a z_stream. A z_stream lies in foreign memory,
+;;;; since libz remembers its address. The offsets are those of struct z_stream on 64-bit machines.
 
 (in-package #:clgrpc.os)
 
@@ -53,12 +53,12 @@ as text. From any thread."
 (defconstant +zlib-memory+ 8 "The memLevel of deflateInit.")
 
 (deftype zlib-format ()
-  "How compressed octets are wrapped."
+  "The format around the compressed octets."
   '(member :gzip :deflate))
 
 (defstruct (zlib-stream (:constructor make-zlib-stream (sap kind level)) (:copier nil))
   "A z_stream of zlib."
-  (sap (int-sap 0) :type system-area-pointer :read-only t) ; its address
+  (sap (int-sap 0) :type system-area-pointer :read-only t) ; the address of the z_stream
   ;; 0 and 1 compress to gzip and deflate, 2 and 3 decompress them
   (kind 0 :type (integer 0 3) :read-only t)
   (level 0 :type (integer 0 9)))        ; the level of compression
@@ -180,7 +180,7 @@ open. From any thread."
     (values octets result)))
 
 (deftype inflation ()
-  "How a decompression ended."
+  "The outcome of a decompression."
   '(member :ok :corrupt :truncated :too-long :no-memory))
 
 (define-hot inflate-on ((sap system-area-pointer) (format zlib-format) (from octets)

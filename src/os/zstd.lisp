@@ -49,9 +49,9 @@ DEFLATE-OCTETS. libzstd must be open. From any thread."
           (t :corrupt))))
 
 (defun expand-zstd (from start end limit)
-  "Decompress the octets START to END of FROM. The values are those of INFLATE-OCTETS. If the octets
-at hand are too few for a result, it is made again in four times as many, so that a short message
-does not need the room of the longest one. libzstd must be open. From any thread."
+  "Decompress the octets START to END of FROM. The values are those of INFLATE-OCTETS. If the result
+does not fit into the present octets, it is made again in four times as many, so that a short
+message does not need the room of the longest one. libzstd must be open. From any thread."
   (declare (type octets from) (type message-octets start end limit))
   (loop with most = (1+ limit)
         for room of-type (unsigned-byte 32) = (min most (max 512 (* 4 (- end start))))

@@ -1,6 +1,6 @@
 ;;;; The result of an answer. A name may be an alias of another name (CNAME). A recursive server
-;;;; puts the records of that name into the same answer, where they are followed; the server is not
-;;;; asked again. An answer without records is an answer, too (RFC 2308): either the name does not
+;;;; puts the records of the other name into the same answer; they are read there, and the server is
+;;;; not asked again. An answer without records is valid, too (RFC 2308): either the name does not
 ;;;; exist, or it has no record of the type.
 
 (in-package #:clgrpc.dns)

@@ -16,7 +16,7 @@
 (defconstant +txt+ 16 "The type of a record with texts.")
 (defconstant +aaaa+ 28 "The type of a record with an IPv6 address (RFC 3596).")
 (defconstant +opt+ 41 "The type of the record that extends a message (RFC 6891).")
-(defconstant +in+ 1 "The class of the Internet.")
+(defconstant +in+ 1 "The class IN, of the Internet.")
 
 (defconstant +header-octets+ 12)
 (defconstant +payload-octets+ 1232
@@ -32,7 +32,7 @@
   "A record of the class IN."
   (name (make-octets 1) :type octets :read-only t) ; see name.lisp
   (type 0 :type (unsigned-byte 16) :read-only t)   ; the type of the record, such as +A+
-  (seconds 0 :type (unsigned-byte 32) :read-only t) ; how long it may be kept
+  (seconds 0 :type (unsigned-byte 32) :read-only t) ; how long to keep it
   ;; +A+ and +AAAA+: the address, 4 or 16 octets; +CNAME+: a name; +TXT+: a list of octets; else nil
   (data nil :read-only t))
 

@@ -6,17 +6,18 @@
 ;;;;
 ;;;; A fifth of a query's time is for the first try, and the other tries share the rest: of five
 ;;;; seconds, a lost datagram costs one. If a server cannot be reached, refuses or fails, the next
-;;;; one is asked at once.
+;;;; server is asked at once.
 
 (in-package #:clgrpc.dns)
 
 (defconstant +tries+ 3
-  "How often a query is sent; with more servers than that, once to each.")
+  "How often a query is sent; with more than this many servers it is sent once to each server.")
 
 (defstruct (query (:constructor %make-query) (:copier nil))
   "A question under way."
-  (loop nil :type loop:event-loop :read-only t) ; its loop
-  (servers '() :type list)              ; addresses, the one to ask next first
+  (loop nil :type loop:event-loop :read-only t) ; the query's loop
+  ;; the addresses of the servers; the server to ask next is first
+  (servers '() :type list)
   (tries 0 :type (integer 0 64))        ; the number left
   (name (make-octets 1) :type octets :read-only t) ; the name in question
   (type 0 :type (unsigned-byte 16) :read-only t)   ; the type of records
@@ -25,7 +26,7 @@
   (attempt 0 :type index)               ; the number of the try under way
   (id 0 :type (unsigned-byte 16))       ; the id of the message sent last
   (extended t :type boolean)            ; messages have OPT; false once a server rejected it
-  (timer nil :type (or null timer))     ; when it rings, the try has failed
+  (timer nil :type (or null timer))     ; when the timer rings, the try has failed
   ;; the socket of the try under way, if that is over UDP
   (udp-socket nil :type (or null loop:udp-socket))
   (connection nil :type (or null loop:connection)) ; the connection of the try, if that is over TCP
@@ -39,10 +40,11 @@
   "~A ~A" (name-text (query-name query)) (type-text (query-type query)))
 
 (defun ask (loop servers name type timeout-ns function)
-  "Ask SERVERS, addresses of the kernel's, for the records of TYPE of NAME, octets. Then \(FUNCTION
-outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an OUTCOME and
-either the data of the records, in the answer's order, or the reason of the failure, as text. On
-LOOP, as is FUNCTION, which may be called before this returns. Return the query, see GIVE-UP."
+  "Ask SERVERS, addresses of the kernel's, for the records of TYPE of NAME, octets. At the end
+\(FUNCTION outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an
+OUTCOME and either the data of the records, in the answer's order, or the reason of the failure, as
+text. On LOOP, as is FUNCTION, which may be called before this returns. Return the query, see
+GIVE-UP."
   (let ((query (%make-query :loop loop :servers servers :name name :type type :function function
                             :tries (min 64 (max +tries+ (length servers)))
                             :end-ns (+ (loop:event-loop-now loop) timeout-ns)
@@ -166,14 +168,15 @@ question."
            (when (eq :tcp carrier)
              (try-failed query :server-failed
                          (server-text query "the answer is not for the question"))))
-          ;; its records are not read: it would look like an answer without records
+          ;; the records of a truncated message are not read: it would look like an answer without
+          ;; records
           ((message-truncated-p message)
            (if (eq :udp carrier)
                (ask-over-tcp query)
                (server-failed query :server-failed
                               (server-text query "the answer over TCP is truncated"))))
           ((and (query-extended query) (member (message-code message) '(1 4)))
-           ;; it may be older than RFC 6891
+           ;; the server may be older than RFC 6891
            (setf (query-extended query) nil
                  (query-servers query) (cons (asked-server query) (butlast (query-servers query))))
            (incf (query-tries query))

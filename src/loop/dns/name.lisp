@@ -3,9 +3,9 @@
 ;;;; octets, with letters in lower case, no compression. Two names are the same if their octets are
 ;;;; (RFC 4343).
 ;;;;
-;;;; In a message the end of a name may be a pointer to octets before it. Each pointer must lead to
-;;;; a place before all that was read of the name so far, so reading a name terminates. The number
-;;;; of pointers of a name is limited: otherwise a server could make each name of a message lead
+;;;; In a message the end of a name may be a pointer to earlier octets. Each pointer must lead to a
+;;;; place before all that was read of the name so far, so reading a name terminates. The number of
+;;;; pointers of a name is limited: otherwise a server could make each name of a message lead
 ;;;; through the same 8,000 pointers.
 
 (in-package #:clgrpc.dns)

@@ -9,7 +9,7 @@
 
 (defun parse-servers (text)
   "The addresses, the kernel's, of the lines \"nameserver ADDRESS\" of TEXT, that of a resolv.conf;
-that of a server on this machine if TEXT has no such line."
+if TEXT has no such line, the address of a server on this machine."
   (let ((servers (loop for line in (uiop:split-string text :separator '(#\Newline))
                        for (word host) = (remove "" (uiop:split-string
                                                      line :separator '(#\Space #\Tab #\Return))
@@ -22,6 +22,7 @@ that of a server on this machine if TEXT has no such line."
         (list (os:make-address "127.0.0.1" +dns-port+)))))
 
 (defun system-servers ()
-  "The addresses of the DNS servers that the system's resolver asks. This reads a short file."
+  "The addresses of the DNS servers that the system's resolver asks. The function reads a short
+file."
   (parse-servers (handler-case (uiop:read-file-string "/etc/resolv.conf" :external-format :latin-1)
                    (error () ""))))

@@ -31,10 +31,11 @@
 (defstruct (byte-channel (:constructor make-byte-channel (kind descriptor peer &optional state))
                          (:copier nil))
   "The channel by which a connection reads and writes octets."
-  (kind nil :type byte-channel-kind :read-only t) ; its functions
-  (descriptor -1 :type fixnum)          ; its number in the poller; -1 once closed
+  (kind nil :type byte-channel-kind :read-only t) ; the functions of the channel's kind
+  (descriptor -1 :type fixnum)          ; the channel's number in the poller; -1 once closed
   (peer "" :type string :read-only t)   ; the peer's address, as text
-  (state nil)                           ; the kind's datum; it holds the inner byte channel, if any
+  ;; the datum of the byte channel's kind; it refers to the inner byte channel, if any
+  (state nil)
   (loop nil)                            ; the loop that counts it among its connections
   (more nil :type boolean)              ; see BYTE-CHANNEL-MORE
   (failure nil :type (or null string))) ; see BYTE-CHANNEL-FAILURE
@@ -98,6 +99,6 @@ cannot be used any more; or NIL. SETFable by the kind's functions.")
                                    (os:close-descriptor (byte-channel-descriptor byte-channel)))))
 
 (defun make-tcp-byte-channel (socket peer)
-  "Return a byte channel for SOCKET, a connected non-blocking one, which now belongs to it; PEER is
-the peer's address as text."
+  "Return a byte channel for SOCKET, a connected non-blocking socket, which now belongs to the byte
+channel; PEER is the peer's address as text."
   (make-byte-channel **tcp** socket peer))

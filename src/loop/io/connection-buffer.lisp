@@ -1,7 +1,8 @@
 ;;;; The buffers of connections: input that the owner has left, and output that is unsent. A loop
-;;;; has a pool of them, and a buffer without use goes back to it. The account of a connection is
-;;;; charged with the memory that the connection keeps. A buffer of output is returned to the pool
-;;;; only after FILL, with which the owner gives it up; otherwise it is left to the collector.
+;;;; has a pool of buffers, and a buffer that is not used returns to the pool. The account of a
+;;;; connection is charged with the memory that the connection keeps. A buffer of output is returned
+;;;; to the pool only after FILL, with which the owner gives it up; otherwise it is left to the
+;;;; collector.
 
 (in-package #:clgrpc.loop)
 

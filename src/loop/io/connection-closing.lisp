@@ -35,8 +35,8 @@ unlimited descriptors. When descriptors run out, no connection may linger.")
 (defun close-connection (connection &key abort)
   "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
 that accepts none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
-that is done; if a write has failed before, with the reason of that. Closing a closed connection
-does nothing, except with ABORT. On the loop."
+CONNECTION is closed; if a write has failed before, with the reason of the failure. Closing a closed
+connection does nothing, except with ABORT. On the loop."
   (cond ((or abort (connection-broken connection))
          (abort-connection connection (if abort nil (connection-reason connection))))
         ((eq :open (connection-state connection))
@@ -57,7 +57,8 @@ does nothing, except with ABORT. On the loop."
   (abort-connection connection (connection-reason connection)))
 
 (defun bound-lingering (loop most)
-  "Reduce the lingering connections of LOOP to MOST; those that have lingered longest end first."
+  "Reduce the lingering connections of LOOP to MOST; the connections that have lingered longest end
+first."
   (loop while (< most (event-loop-lingering loop))
         do (abort-connection (first (fifo-items (event-loop-lingerers loop))) nil)))
 
@@ -84,7 +85,7 @@ closes its side. Closing earlier might destroy octets that are still on their wa
            (shut-byte-channel-down (connection-byte-channel connection))
            (start-linger-timer connection)
            (when reason
-             ;; it was not read to its end
+             ;; the connection was not read to its end
              (setf (connection-readable connection) t)
              (mark-ready connection))
            (tell-closed connection reason))))
@@ -135,7 +136,7 @@ the output, or to close its side. On the loop."
     (some #'closing-p (event-loop-sources loop))))
 
 (defun close-unowned (loop byte-channel reason)
-  "Close BYTE-CHANNEL, whose new owner failed; perhaps it has made a connection of it on LOOP."
+  "Close BYTE-CHANNEL, whose new owner failed; the owner has perhaps made it a connection on LOOP."
   (let ((connection (find-if (lambda (source)
                                (and (typep source 'connection)
                                     (eq byte-channel (connection-byte-channel source))))

@@ -2,9 +2,9 @@
 ;;;; input area. Octets that the owner leaves, such as half a frame, are kept in a buffer of the
 ;;;; connection. Those octets are copied in front of the next octets; if they are many, the next
 ;;;; octets are read after them instead. If the owner has done enough for a turn (POSTPONED), it
-;;;; gets the rest before anything more is read. Output is collected in a buffer borrowed from the
-;;;; loop and sent with one call at the end of the turn; the connection keeps the buffer only while
-;;;; some of it is unsent.
+;;;; gets the remaining octets before anything more is read. Output is collected in a buffer
+;;;; borrowed from the loop and sent with one call at the end of the turn; the connection keeps the
+;;;; buffer only while some of it is unsent.
 ;;;;
 ;;;; When a write fails the peer may have sent octets that say why, such as an answer and GOAWAY.
 ;;;; Those octets can still be read: a handler with a function BROKEN gets them before its
@@ -15,7 +15,7 @@
 (defconstant +read-octets+ 65536
   "The octets that one read requests.")
 (defconstant +copied-leftover-octets+ 32768
-  "A longer leftover is not copied in front of the next octets; these are read after it.")
+  "A leftover longer than this is not copied in front of the next octets; these are read after it.")
 (defconstant +flush-octets+ 65536
   "Output of this size is sent before the turn ends.")
 (defconstant +fill-rounds+ 8
@@ -177,8 +177,8 @@ Return true if more may come."
 
 (define-hot flush-connection ((connection connection)) boolean
   "Send CONNECTION's output now instead of at the end of the turn; octets that the peer does not
-take stay. Return true if the owner may have more to send; it can do so at the end of the turn. Not
-from the handler's FILL. On the loop."
+take stay. Return true if the owner may have more to send; the owner can send that at the end of the
+turn. The handler's FILL must not call this. On the loop."
   (and (member (connection-state connection) '(:open :closing))
        (not (connection-blocked connection))
        (progn (run-early-functions (connection-loop connection))
@@ -251,7 +251,8 @@ flush phase."
          (incf (event-loop-octets-received (connection-loop connection)) result)
          (when (and (< result room)
                     (not (connection-ended connection))
-                    (not (connection-broken connection)) ; it is read until nothing is left
+                    ;; the connection is read until nothing is left
+                    (not (connection-broken connection))
                     (not (byte-channel-more (connection-byte-channel connection))))
            (setf (connection-readable connection) nil))
          t)
@@ -316,7 +317,8 @@ flush phase."
     nil))
 
 (define-hot go-on-with-leftover ((connection connection) (leftover buffer)) null
-  "Give the owner LEFTOVER, which it has postponed, and read nothing."
+  "Give the owner of CONNECTION the octets LEFTOVER, which the owner has postponed, and read
+nothing."
   (setf (buffer-start leftover)
         (call-input connection (buffer-octets leftover) (buffer-start leftover)
                     (buffer-end leftover)))
@@ -344,7 +346,7 @@ flush phase."
            ((and (> (connection-unsent connection) (connection-max-unsent connection))
                  ;; nothing leaves before the handshake is over
                  (not (byte-channel-handshaking-p (connection-byte-channel connection))))
-            (if (connection-broken connection) ; its output will never leave
+            (if (connection-broken connection) ; the connection's output will never leave
                 (abort-connection connection (connection-reason connection))
                 (setf (connection-throttled connection) t))
             (return-from read-connection nil)))
@@ -360,7 +362,7 @@ flush phase."
   (unless (member (connection-state connection) '(:aborting :closed))
     (read-soon connection))
   (when (connection-write-wants-read connection) (go-on-writing connection))
-  ;; output that is not there any more at the end of the turn does not count
+  ;; output that is sent by the end of the turn does not count
   (when (or (connection-leftover connection) (plusp (connection-kept connection)))
     (charge-kept connection))
   nil)
@@ -372,8 +374,8 @@ flush phase."
   (mark-dirty connection))
 
 (define-hot go-on-writing ((connection connection)) null
-  "CONNECTION, whose output waits for input, was read: write the output. If that read has ended a
-handshake, whose octets had arrived in an earlier turn, no further event would cause the write."
+  "CONNECTION, whose output waits for input, was read: write the output. If the read has ended a
+handshake whose octets had arrived in an earlier turn, no further event would cause the write."
   (unless (byte-channel-handshaking-p (connection-byte-channel connection))
     (write-again connection)))
 

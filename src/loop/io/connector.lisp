@@ -1,8 +1,8 @@
-;;;; Connecting, without blocking the loop. A list of addresses is tried in order, the next one as
-;;;; soon as an attempt fails or has taken a quarter of a second. So several attempts may be under
-;;;; way; families alternate (RFC 8305 sections 4 and 5). The first address that accepts is used,
-;;;; and the other attempts are ended. The owner is called exactly once, on the loop. CONNECT-TO
-;;;; looks a target up first.
+;;;; Connecting to an address without blocking the loop. The addresses of a list are tried in order:
+;;;; the next one as soon as an attempt fails or has taken a quarter of a second. So several
+;;;; attempts may be under way; families alternate (RFC 8305 sections 4 and 5). The first address
+;;;; that accepts is used, and the other attempts are ended. The owner is called exactly once, on
+;;;; the loop. CONNECT-TO looks a target up first.
 ;;;;
 ;;;; Either there is one time limit for everything, including the look-up, or each attempt has its
 ;;;; own (LIMIT-EACH): then every address gets its turn, even after many silent ones, as in gRFCs
@@ -34,8 +34,9 @@
   (failure-class 'connect-error :type symbol) ; the condition class of the last failure
   ;; how long one attempt is waited for before the next begins
   (delay-ns +connecting-delay-ns+ :type nanoseconds)
-  (deadline nil :type (or null timer))  ; when it rings, the time of all or of an attempt is up
-  (delay nil :type (or null timer))     ; when it rings, the next attempt begins
+  ;; when the timer rings, the time of all attempts, or of one, is over
+  (deadline nil :type (or null timer))
+  (delay nil :type (or null timer))     ; when the timer rings, the next attempt begins
   (done nil :type boolean))             ; ON-DONE has been called
 
 (declaim (sb-ext:freeze-type connector))
@@ -60,8 +61,8 @@
                           &key on-progress on-candidate limit-each
                             (delay-ns +connecting-delay-ns+))
   "Connect to one of ADDRESSES, the kernel's addresses of NAME, a text, within TIMEOUT-NS
-nanoseconds; if LIMIT-EACH is true, each attempt has this limit. Then (ON-DONE byte-channel nil) or
-(ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never before this
+nanoseconds; if LIMIT-EACH is true, each attempt has this limit. Call (ON-DONE byte-channel nil) or
+(ON-DONE nil condition), a CONNECT-ERROR, on LOOP, exactly once and never before this function
 returns. ON-PROGRESS is a function that is called on LOOP with each event: (:attempt :address text)
 for an attempt, and (:attempt-failed :address text :reason text) for one that fails. ON-CANDIDATE is
 a function of a byte channel that is called on LOOP for each connection, which it owns; then ON-DONE
@@ -157,7 +158,8 @@ the failure."
       (let ((connecting (%make-connecting :loop (connector-loop connector) :connector connector
                                           :address text :socket socket :on-event #'connecting-event
                                           :due-ns (connecting-end-ns connector)
-                                          :on-release #'identity))) ; the connector gives it up
+                                          ;; the connector gives the byte channel up
+                                          :on-release #'identity)))
         (setf result (add-source connecting socket))
         (unless (os:failed-p result)
           (push connecting (connector-connectings connector))

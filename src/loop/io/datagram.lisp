@@ -6,7 +6,8 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +datagram-octets+ 4096
-  "The longest datagram that is received completely; the rest of a longer one is lost.")
+  "The longest datagram that is received completely; of a longer datagram the octets after these are
+lost.")
 (defconstant +most-datagrams+ 64
   "The most datagrams accepted from a peer; one more ends the UDP socket, which expects only a
 few.")
@@ -14,11 +15,12 @@ few.")
 (defstruct (udp-socket (:include source) (:constructor %make-udp-socket) (:copier nil))
   "Datagrams to a peer and back; see OPEN-UDP-SOCKET."
   (socket -1 :type fixnum)              ; the descriptor; -1 once closed
-  (peer "" :type string)                ; its address, as text
+  (peer "" :type string)                ; the peer's address, as text
   (on-datagram nil :type function)      ; a function of (octets end)
   (on-failure nil :type function)       ; a function of (text)
   (taken 0 :type (integer 0 #.+most-datagrams+)) ; how many datagrams have come
-  (input (make-octets +datagram-octets+) :type octets :read-only t)) ; the last of them
+  ;; the octets of the last datagram
+  (input (make-octets +datagram-octets+) :type octets :read-only t))
 
 (declaim (sb-ext:freeze-type udp-socket))
 

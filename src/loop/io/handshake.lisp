@@ -3,7 +3,7 @@
 ;;;; read its length: nine octets of a ClientHello request 170,000. So the lengths are checked
 ;;;; first, and a message that is too long is refused before OpenSSL sees it.
 ;;;;
-;;;; Encrypted octets cannot be read. A client of TLS 1.2 encrypts all that comes after its
+;;;; Encrypted octets cannot be examined. A client of TLS 1.2 encrypts all that comes after its
 ;;;; ChangeCipherSpec; a client of TLS 1.3 may send ChangeCipherSpec, too, even before a second
 ;;;; ClientHello, and encrypts records of another kind. The only long encrypted message is
 ;;;; Certificate, for which OpenSSL has a limit of its own (os/tls-session.lisp).
@@ -16,10 +16,10 @@
 (defstruct (record-scan (:copier nil))
   "The position of the next octet in the records of a client's handshake."
   (header 0 :type (unsigned-byte 40))   ; octets of a record's header
-  (header-count 0 :type (mod 6))        ; how many of its five have come
+  (header-count 0 :type (mod 6))        ; how many of the header's five octets have come
   (record-left 0 :type (unsigned-byte 16)) ; octets left of the record
   (length 0 :type (unsigned-byte 32))   ; octets of a message's header
-  (length-count 0 :type (mod 5))        ; how many of its four have come
+  (length-count 0 :type (mod 5))        ; how many of the length's four octets have come
   (message-left 0 :type (unsigned-byte 24)) ; octets left of the message
   (encrypted nil :type boolean))        ; the rest is encrypted, so nothing more is examined
 

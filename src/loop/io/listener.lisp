@@ -26,7 +26,8 @@ more than the longest backlog.")
   (on-accept nil :type function)        ; a function of (loop byte channel peer)
   (on-full nil :type function)          ; (), true if it has closed descriptors
   (max-connections 0 :type index)       ; the most of all LOOPS together
-  (pause nil :type (or null timer))     ; pending during a pause, which it ends
+  ;; pending during a pause; when the timer rings, the pause ends
+  (pause nil :type (or null timer))     ; pending during a pause
   (quiet-until 0 :type nanoseconds)     ; no warning is logged before
   (peer (make-octets os:+address-octets+) :type octets)) ; the peer of the last connection accepted
 
@@ -71,12 +72,12 @@ more than the longest backlog.")
   "Listen on TEXT, that of a target (see target.lisp; port 0 means any free port; of several
 addresses the first is used), and return the listener. OPTIONS has the backlog, the limit of
 connections and the file mode of a unix socket. The file of a unix socket that a dead server has
-left is replaced. Each new connection goes to the one of LOOPS that has the fewest: (ON-ACCEPT loop
-byte-channel peer) is called there with its byte channel, which now belongs to ON-ACCEPT, and the
-peer's address as text. (ON-FULL) is called on the first of LOOPS when the process can have no more
-descriptors, and returns true if it has closed some. Signal MISUSE if TEXT is not a target,
-SOCKET-ERROR if it cannot listen on the address. From any thread; connections are accepted while the
-first of LOOPS runs."
+left is replaced. Each new connection goes to the loop of LOOPS that has the fewest connections:
+(ON-ACCEPT loop byte-channel peer) is called on that loop with the connection's byte channel, which
+now belongs to ON-ACCEPT, and the peer's address as text. (ON-FULL) is called on the first of LOOPS
+when the process can have no more descriptors, and returns true if it has closed some. Signal MISUSE
+if TEXT is not a target, SOCKET-ERROR if it cannot listen on the address. From any thread;
+connections are accepted while the first of LOOPS runs."
   (let* ((target (parse-target text :smallest-port 0))
          (address (target-listening-address target))
          (socket (open-listening-socket target address options))
@@ -119,9 +120,9 @@ first of LOOPS runs."
 
 (defun close-listener (listener)
   "Close LISTENER. LISTENER still accepts the connections that wait already, so that their peers get
-an answer instead of a reset. If other processes listen on its port too, connections that arrive
-meanwhile go to them without a reset. Closing happens on its loop: at once if this is called there,
-otherwise soon. Closing again does nothing. From any thread."
+an answer instead of a reset. If other processes listen on LISTENER's port too, connections that
+arrive meanwhile go to those processes without a reset. LISTENER is closed on its loop: at once if
+this is called on that loop, otherwise soon. Closing again does nothing. From any thread."
   (let ((loop (listener-loop listener)))
     (flet ((end ()
              (unless (minusp (listener-socket listener))
@@ -137,7 +138,8 @@ otherwise soon. Closing again does nothing. From any thread."
 ;;; Accepting
 
 (defun least-loaded (loops)
-  "Two values: the one of LOOPS with the fewest connections, and the number of connections of all."
+  "Two values: the loop of LOOPS with the fewest connections, and the number of connections of all
+LOOPS."
   (let ((best (first loops)) (fewest most-positive-fixnum) (total 0))
     (declare (type fixnum fewest total))
     (dolist (loop loops (values best total))
@@ -208,8 +210,8 @@ address; then it is the listener's own."
 (defparameter *faults-of-one* (list os:+econnaborted+ os:+eproto+ os:+enoprotoopt+ os:+enetdown+
                                     os:+enetunreach+ os:+ehostdown+ os:+ehostunreach+ os:+enonet+
                                     os:+eopnotsupp+ os:+eperm+)
-  "Errors of accept(2) that concern only the connection that it has removed from the queue; the next
-one may succeed.")
+  "Errors of accept(2) that concern only the connection that the call has removed from the queue;
+the next call may succeed.")
 
 (defun accept-some (listener)
   "Accept connections that wait on LISTENER, up to the limit of a turn. Return true if more may

@@ -1,7 +1,7 @@
 ;;;; A poller waits for events of descriptors: six functions, and the place where they leave the
-;;;; events. Two are here, epoll and, to show that the loop needs no more, poll(2). Others, such as
-;;;; the simulator's, fill in the same structure; a descriptor is any number on which they and their
-;;;; byte channels agree.
+;;;; events. Two pollers are here, epoll and, to show that the loop needs no more, poll(2). Other
+;;;; pollers, such as the simulator's, fill in the same structure; a descriptor is any number on
+;;;; which a poller and its byte channels agree.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
 ;;;; until it would block before it waits for another. A level-triggered poller calls INTEREST, a
@@ -131,10 +131,10 @@ together."
       result))
 
 (defun make-epoll-poller (&key precise)
-  "Return a poller that uses epoll. If PRECISE is true, its waits end to the nanosecond and not to
-the millisecond, where the kernel can do that (Linux 5.11). This is for timers that must be exact;
-each such timer costs a turn of the loop. Signal SOCKET-ERROR if the process has no descriptors
-left."
+  "Return a poller that uses epoll. If PRECISE is true, the poller's waits end to the nanosecond and
+not to the millisecond, where the kernel can do that (Linux 5.11). PRECISE is meant for timers that
+must be exact; each such timer costs a turn of the loop. Signal SOCKET-ERROR if the process has no
+descriptors left."
   (let* ((descriptor (must-have "make an epoll descriptor for" (os:open-epoll)))
          (eventfd (handler-bind ((error (lambda (error)
                                           (declare (ignore error))
@@ -154,7 +154,8 @@ left."
   ;; tokens by descriptor; 0: not added
   (tokens (make-array 64 :initial-element 0) :type simple-vector)
   (area (os:make-poll-area 64) :type octets) ; the kernel's pollfd structures
-  (next 0 :type index))                 ; the descriptor to begin with, so that each has its turn
+  ;; the descriptor to begin with; it changes, so that no descriptor is neglected
+  (next 0 :type index))
 
 (defun add-to-poll (poller descriptor token)
   (let ((polled (poller-state poller)))

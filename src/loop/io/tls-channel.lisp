@@ -1,27 +1,27 @@
 ;;;; TLS as a byte channel around another. The handshake continues whenever the connection reads or,
-;;;; in the beginning, writes. So a connection need not know of it: nothing can be read or written
-;;;; until the handshake is over. One receive feeds the session, one send takes all records of a
-;;;; flush.
+;;;; in the beginning, writes. So a connection need not know of the handshake: nothing can be read
+;;;; or written until the handshake is over. One receive feeds the session, one send takes all
+;;;; records of a flush.
 ;;;;
 ;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (we send no
 ;;;; more either; octets that still come are dropped). A session that fails becomes :failed; once
 ;;;; the failure was reported, as +BROKEN+ with the reason in BYTE-CHANNEL-FAILURE, the session
 ;;;; becomes :closed. The peer has been sent the alert.
 ;;;;
-;;;; All sessions of a loop work through one area. LENDING-AREA lends it to one session at a time,
-;;;; for one step. The area is empty whenever it is lent, because LENDING-AREA checks that a session
-;;;; returns it empty. If a step is left before its end, for instance by a condition, its session
-;;;; has failed: the octets that it leaves in the area are dropped, and nothing more of the session
-;;;; is sent. Logs and tracers get the events of a step only after it.
+;;;; All sessions of a loop work through one area. LENDING-AREA lends the area to one session at a
+;;;; time, for one step. The area is empty whenever it is lent, because LENDING-AREA checks that a
+;;;; session returns it empty. If a step is left before its end, for instance by a condition, its
+;;;; session has failed: the octets that it leaves in the area are dropped, and nothing more of the
+;;;; session is sent. Logs and tracers get the events of a step only after it.
 ;;;;
 ;;;; A handshake costs us more than its peer, and a thousand may be due at once. So one read takes
 ;;;; only +SHAKING-OCTETS+ of a handshake, no peer may send more than +MAX-SHAKING-OCTETS+ before it
 ;;;; is over, and handshakes are slow work: a turn does only some of it (loop-structure.lisp).
 ;;;;
-;;;; Records that the inner byte channel did not take wait in TAIL. The data of such records, OWED
-;;;; octets, do not count as written before they are sent. So the connection offers those octets
-;;;; again and sees as much back-pressure as without TLS. Records of the handshake have no such
-;;;; data: the reads that continue the handshake also send its records.
+;;;; Records that the inner byte channel did not take wait in TAIL. The data of records that are not
+;;;; sent yet, OWED octets, do not count as written. So the connection offers the owed octets again
+;;;; and sees as much back-pressure as without TLS. Records of the handshake have no such data: the
+;;;; reads that continue the handshake also send its records.
 
 (in-package #:clgrpc.loop)
 
@@ -42,7 +42,8 @@ certificates has 10,000.")
   "The longest message of a client's handshake, in octets; OpenSSL makes room for all of it at
 once.")
 (defconstant +shaking-octets+ 8192
-  "The octets of a handshake that are taken at once. In records of one octet they take us 2 ms.")
+  "The octets of a handshake that are taken at once. If these octets come in records of one octet,
+they take us 2 ms.")
 (defconstant +octets-per-data-octet+ 24
   "How many octets of records a peer may send for each octet of data: a record with one octet of
 data has 23 more.")
@@ -80,8 +81,10 @@ verified, unless the credentials have :verify nil.")
   (role :client :type (member :client :server) :read-only t) ; the role of our end
   ;; the credentials that were in force when the handshake began
   (used-credentials nil :type tls-credentials :read-only t)
-  (context nil :type context)           ; a server may replace it by the context for another name
-  (server nil :type (or null string) :read-only t) ; the server as a client calls it, with its port
+  ;; the context; a server may replace it by the context for another name
+  (context nil :type context)
+  ;; the server's name and port, as a client names it
+  (server nil :type (or null string) :read-only t)
   (server-name nil :type (or null string)) ; the name by which the client calls the server
   (hello :awaited :type (member :awaited :taken :refused)) ; the ClientHello of a server's peer
   ;; reads the messages of a client that shakes hands with this server
@@ -321,7 +324,7 @@ same name (RFC 8446 section 4.1.2)."
                  (tls-server-name tls) name)
            (let ((other (context-for-name (tls-context tls) name)))
              (when other
-               ;; which keeps it alive
+               ;; which keeps the context alive
                (setf (tls-context tls) other)
                (context-pointer other)))))))
 
@@ -456,7 +459,7 @@ data."
 (define-hot shake-hands-now ((byte-channel byte-channel) (tls tls) (octets octets) (start index)
                              (end index))
     fixnum
-  "As READ-SESSION, during the handshake, unless that is for the next turn."
+  "As READ-SESSION, during the handshake, unless the handshake must continue in the next turn."
   (let ((loop (tls-loop tls)))
     (cond ((slow-work-left-p loop)
            (with-slow-work (loop) (read-session byte-channel tls octets start end)))
@@ -628,12 +631,12 @@ byte channel accepts."
     (when area (os:free-tls-area area))))
 
 (defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1)
-  "Return a byte channel with TLS over BYTE-CHANNEL, a connected one, which now belongs to it, for
-ROLE with CREDENTIALS. A client calls its server SERVER-NAME, a host name or numeric address, unless
-CREDENTIALS have a name for it; a dot at its end, which certificates never have, is removed. With
-HTTP1 a server agrees to HTTP/1.1 as well. The first read or write begins the handshake. Signal
-TLS-ERROR, with BYTE-CHANNEL unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On
-LOOP."
+  "Return a byte channel with TLS over BYTE-CHANNEL, which is connected and now belongs to the new
+byte channel, for ROLE with CREDENTIALS. A client calls its server SERVER-NAME, a host name or
+numeric address, unless CREDENTIALS have a name for the server; a dot at the end of the name, which
+certificates never have, is removed. With HTTP1 a server agrees to HTTP/1.1 as well. The first read
+or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged, if there is no OpenSSL
+or CREDENTIALS cannot be used. On LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
          (name (and name (string-right-trim "." name)))

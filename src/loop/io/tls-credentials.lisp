@@ -1,11 +1,11 @@
 ;;;; TLS credentials: the certificate that a server or client shows, and the authorities that it
-;;;; trusts. The OpenSSL contexts are made of them when they are first needed, one for each role.
-;;;; Renewed certificate files are noticed when a connection begins; open connections keep the old
-;;;; certificates. A renewal that cannot be used is logged, and the old context stays.
+;;;; trusts. The OpenSSL contexts are made of the credentials when they are first needed, one for
+;;;; each role. Renewed certificate files are noticed when a connection begins; open connections
+;;;; keep the old certificates. A renewal that cannot be used is logged, and the old context stays.
 ;;;;
 ;;;; A file may lie on a disk that hangs. So a separate thread checks the files, without the lock,
-;;;; and the loop on which the connection begins waits for that no longer than +LOOK-NS+. After
-;;;; that, until the thread has finished, connections get the old context.
+;;;; and the loop on which the connection begins waits for this check no longer than +LOOK-NS+.
+;;;; After that, until the thread has finished, connections get the old context.
 ;;;;
 ;;;; Contexts are freed by finalizers, since each open session needs its own. A client's context
 ;;;; keeps a ticket for each server, with which the next session is resumed.
@@ -64,7 +64,7 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
   (revoked nil :type (or null string pathname) :read-only t) ; revocation lists: PEM or a file
   (key-log nil :type (or null string pathname) :read-only t) ; the file for secrets
   (check-seconds nil :type (or null real) :read-only t) ; how often the files are looked at
-  (alpn t :type boolean :read-only t)   ; HTTP/2 is agreed on by ALPN
+  (alpn t :type boolean :read-only t)   ; true if ALPN agrees on HTTP/2
   ;; the client's, the server's, and that of servers which speak HTTP/1.1 as well
   (contexts (list nil nil nil) :type list :read-only t)
   (looking nil :type boolean)           ; a thread looks at the files
@@ -328,7 +328,8 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
         (tls-credentials-contexts ,credentials)))
 
 (defun look-due-p (credentials context)
-  "True if it is time to check the files of CONTEXT; then the time until the next check begins now."
+  "True if it is time to check the files of CONTEXT; if so, the time until the next check begins
+now."
   (let ((interval (tls-credentials-check-seconds credentials))
         (now (monotonic-ns)))
     (when (and interval (>= now (+ (context-checked-ns context) (seconds-ns interval))))
@@ -345,8 +346,8 @@ made. Without the lock."
       nil)))
 
 (defun look-at-files (credentials context role)
-  "Read the files of CREDENTIALS again if they have changed, and replace CONTEXT, the one for ROLE.
-Without the lock."
+  "Read the files of CREDENTIALS again if they have changed, and replace CONTEXT, the context for
+ROLE. Without the lock."
   (let ((new nil))
     (unwind-protect (setf new (renewed-context credentials context role))
       (sb-thread:with-mutex ((tls-credentials-lock credentials))
@@ -386,8 +387,8 @@ changed. Call this with the lock, which is released meanwhile."
              (role-context credentials role)))))
 
 (defmacro with-context ((context credentials role) &body body)
-  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now. This waits for the
-checks of all files that are due, including those of OTHERS, together."
+  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now. This waits, once,
+for the checks of all files that are due, including the files of OTHERS."
   (let ((held (gensym "CREDENTIALS")) (wanted (gensym "ROLE")))
     `(let ((,held ,credentials) (,wanted ,role) (*look-end-ns* (or *look-end-ns* (look-end-ns))))
        (sb-thread:with-mutex ((tls-credentials-lock ,held))
@@ -404,7 +405,8 @@ checks of all files that are due, including those of OTHERS, together."
       (setf (context-others context) others))))
 
 (defun context-for-name (context name)
-  "The context of CONTEXT's others that is for the host NAME, or NIL. From any thread."
+  "Among the other contexts of CONTEXT, the one whose certificate is for the host NAME; or NIL. From
+any thread."
   (and name
        (find-if (lambda (other)
                   (find name (context-names other) :test #'os:host-name-matches-p))
@@ -437,8 +439,8 @@ other role."
 
 (defun reload-credentials (credentials)
   "Read the files of CREDENTIALS again, now, for connections that begin from now on; open
-connections do not change. Signal TLS-ERROR if the files cannot be used: then everything stays as it
-was. From any thread."
+connections do not change. Signal TLS-ERROR if the files cannot be used; in that case everything
+stays as it was. From any thread."
   (let ((new (loop for each in (cons credentials (tls-credentials-others credentials))
                    ;; not with the lock: loops would wait for the files as well
                    collect (cons each (new-contexts each)))))

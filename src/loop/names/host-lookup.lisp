@@ -28,7 +28,8 @@
   (make-reserve :threads +reader-threads+ :queue +waiting-readers+ :idle-seconds 0))
 
 (defun run-on-reader (function)
-  "Call FUNCTION, which reads files, on a thread for such functions. Return false if too many wait."
+  "Call FUNCTION, which reads files, on a thread that runs such functions. Return false if too many
+wait."
   (run-on-reserve **readers** function))
 
 (defun resolvers-of (loop)
@@ -45,7 +46,7 @@
 ;;; Address queries to the system's resolver
 
 (defconstant +address-query-ns+ (* 60 +ns-per-second+)
-  "A query older than this is asked once more instead of being shared.")
+  "A query older than this is not shared: the question is asked once more.")
 
 (defstruct (address-query (:constructor make-address-query (key reserve since-ns)) (:copier nil))
   "The addresses of a host that were requested."
@@ -67,7 +68,7 @@
 
 (defun find-address-query (address-query)
   "Another address query for the same name as ADDRESS-QUERY, whose answer can be used: a thread asks
-it already, or it waits in the same reserve. With the lock."
+that query already, or it waits in the same reserve. With the lock."
   (find-if (lambda (other)
              (and (not (eq address-query other))
                   (equal (address-query-key address-query) (address-query-key other))
@@ -79,7 +80,7 @@ it already, or it waits in the same reserve. With the lock."
 
 (defun add-asker (host port reserve answer wanted-p)
   "Register ANSWER, a function, for the result of the address query for HOST. Return the address
-query if it is a new one, to be asked by a thread of RESERVE."
+query if it is new and must be asked by a thread of RESERVE."
   (let ((new (make-address-query (cons host port) reserve (monotonic-ns)))
         (asker (cons answer wanted-p)))
     (sb-thread:with-mutex (**address-queries-lock**)
@@ -104,7 +105,7 @@ query if it is a new one, to be asked by a thread of RESERVE."
 
 (defun begin-address-query (address-query)
   "Decide, on a thread for ADDRESS-QUERY, whether to ask it; return true if so. ADDRESS-QUERY is not
-asked if no asker waits for the answer any more, or if another thread asks the same."
+asked if no caller waits for the answer any more, or if another thread asks the same question."
   (sb-thread:with-mutex (**address-queries-lock**)
     (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
           (other (find-address-query address-query)))
@@ -142,7 +143,7 @@ while the answer is still needed; it is called from any thread."
   "A look-up of the addresses of TARGET, with a time limit."
   (target nil :type target)             ; whose name is looked up
   (function nil :type function)         ; (addresses condition) gets the answer
-  (limit nil :type (or null timer))     ; when it rings, the time is up
+  (limit nil :type (or null timer))     ; when the timer rings, the time of the look-up is over
   (done nil :type boolean))             ; FUNCTION has been called
 
 (declaim (sb-ext:freeze-type lookup))
@@ -152,8 +153,8 @@ while the answer is still needed; it is called from any thread."
     (write-string (target-text (lookup-target lookup)) stream)))
 
 (defun lookup (loop target timeout-ns function)
-  "Find the addresses of TARGET within TIMEOUT-NS nanoseconds. Then (FUNCTION addresses nil) or
-(FUNCTION nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never before this
+  "Find the addresses of TARGET within TIMEOUT-NS nanoseconds. Call (FUNCTION addresses nil) or
+(FUNCTION nil condition), a CONNECT-ERROR, on LOOP, exactly once and never before this function
 returns. Signal MISUSE if LOOP has stopped. From any thread."
   (let ((lookup (%make-lookup :loop loop :target target :function function
                               :on-release (lambda (lookup)

@@ -1,6 +1,6 @@
 ;;;; The registry of schemes: the meanings of addresses NAME:…. A row has up to four functions, one
 ;;;; for each place where addresses are read. The layer that implements a function registers it; a
-;;;; scheme can be added, or a function of one replaced, at any time.
+;;;; scheme can be added, or a function of a scheme replaced, at any time.
 ;;;;
 ;;;;   parse     a socket of the kernel's, to connect to or to listen on (target.lisp)
 ;;;;   resolver  MAKE-CHANNEL: the servers of a channel over the network

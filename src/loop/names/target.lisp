@@ -12,8 +12,8 @@
 ;;;;   unix-abstract:NAME           a name of Linux that no file stands for
 ;;;;   passthrough:///HOST:PORT     as HOST:PORT, for targets made for grpc-go
 ;;;;
-;;;; In all but the first form %XX represents an octet, as in URIs. Nothing is looked up here. Other
-;;;; schemes may be registered (scheme.lisp).
+;;;; In all but the first form %XX represents an octet, as in URIs. This file looks no name up.
+;;;; Other schemes may be registered (scheme.lisp).
 
 (in-package #:clgrpc.loop)
 
@@ -46,7 +46,7 @@
 (defun no-target (text control &rest arguments)
   (misuse "~S is not an address: ~?." text control arguments))
 
-;;; The parts of a text
+;;; The parts of a target's text
 
 (defun split-authority (text start)
   "Two values: the authority and the path, with its slash, in the part of TEXT from START, after the

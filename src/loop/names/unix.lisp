@@ -6,7 +6,7 @@
 (in-package #:clgrpc.loop)
 
 (defun unix-file-path (address)
-  "The path, octets, of ADDRESS, if it is that of a unix socket with a file; else nil."
+  "If ADDRESS is that of a unix socket with a file, the file's path, octets; else nil."
   (when (= os:+af-unix+ (os:address-family address))
     (multiple-value-bind (name abstract) (os:unix-address-name address)
       (if abstract nil name))))
@@ -40,8 +40,8 @@ call does: 0 or a negated errno."
             (t (os:set-file-mode path mode))))))
 
 (defun listening-file (address)
-  "The file of ADDRESS, on which we listen, for REMOVE-LISTENING-FILE: its path and its identity, or
-nil if it has none."
+  "The file of ADDRESS, on which we listen, for REMOVE-LISTENING-FILE: the file's path and its
+identity, or nil if ADDRESS has no file."
   (let ((path (unix-file-path address)))
     (when path (cons path (os:socket-file-identity path)))))
 

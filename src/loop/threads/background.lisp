@@ -9,7 +9,7 @@
 ;;;; 3. END-JOB waits until the function has returned, unless that function calls it.
 ;;;;
 ;;;; LOCK guards all data that change; no function runs while it is held. The thread starts when a
-;;;; job is first to run later. All end before an image is saved.
+;;;; job is first to run later. All these jobs end before an image is saved.
 
 (in-package #:clgrpc.loop)
 
@@ -35,7 +35,7 @@ before.")
 
 (defstruct (job (:constructor %make-job (background function)) (:copier nil))
   "Work done in the background, see ADD-JOB."
-  (background nil :type background :read-only t) ; its background
+  (background nil :type background :read-only t) ; the job's background
   (function nil :type function :read-only t) ; a function without arguments
   (due-ns 0 :type nanoseconds)          ; the time of its next run, while it is timed
   (woken nil :type boolean)             ; the job must run once more
@@ -59,7 +59,7 @@ before.")
 
 (defun make-background (name &key (threads (option-default :reserve-threads)))
   "Return a BACKGROUND without jobs. At most THREADS of its jobs run at once; NAME, a string, is the
-name of its thread. END-BACKGROUND ends it; so does saving the image."
+name of its thread. END-BACKGROUND and saving the image end the background."
   (let ((background (%make-background name (make-reserve :threads threads))))
     (end-before-save background #'end-background)
     background))
@@ -114,7 +114,7 @@ runs again at once."
                     (setf left nil))
                (setf again (sb-thread:with-mutex ((background-lock background))
                              (%put-down job seconds)))
-               (when (and left again) (dispatch-job job)))) ; its thread is ended by force
+               (when (and left again) (dispatch-job job)))) ; the job's thread is ended by force
     (when seconds (ensure-waiting background))))
 
 (defun dispatch-job (job)
@@ -140,8 +140,8 @@ thread; this does not wait."
   nil)
 
 (defun end-job (job &key (seconds 3600))
-  "End JOB, which does not run any more. Wait until its function has returned, at most SECONDS,
-unless that function calls this. Return true if JOB's function has returned. From any thread."
+  "End JOB, which does not run any more. Wait until JOB's function has returned, at most SECONDS,
+unless that function calls END-JOB. Return true if JOB's function has returned. From any thread."
   (let ((background (job-background job)) (end (notice-end seconds)))
     ;; a job that has ended and is still timed would be due for ever
     (sb-sys:without-interrupts
@@ -155,7 +155,7 @@ unless that function calls this. Return true if JOB's function has returned. Fro
             always (await-notice (background-quiet background) (background-lock background) end
                                  (lambda () (not (job-running job))))))))
 
-;;; The thread that waits
+;;; The thread that waits for due jobs
 
 (defun take-due (background)
   "Wait until some jobs of BACKGROUND are due, and return them; return nil if BACKGROUND has ended."
@@ -188,8 +188,8 @@ unless that function calls this. Return true if JOB's function has returned. Fro
 
 (defun end-background (background &key (seconds +background-ending-seconds+))
   "End all jobs of BACKGROUND and its threads, and wait for them, at most SECONDS: if a function has
-not returned by then, its thread ends when it returns. From any thread; within a function of such a
-job this does not wait."
+not returned by then, its thread ends when it returns. From any thread; within a function of one of
+these jobs END-BACKGROUND does not wait."
   (forget-ending background)
   (let ((jobs (sb-thread:with-mutex ((background-lock background))
                 (setf (background-ended background) t)
@@ -212,8 +212,7 @@ of JOB was logged before. From the function of JOB."
   nil)
 
 (defun tell-recovery (job event &rest plist)
-  "Log EVENT with PLIST, since JOB works, if a failure of it was logged before. From the function of
-JOB."
+  "JOB works: log EVENT with PLIST if a failure of JOB was logged before. From the function of JOB."
   (when (shiftf (job-failure job) nil)
     (apply #'log-event :info event plist))
   nil)

@@ -19,11 +19,11 @@
 ;;;;   where the previous thread stopped. User code runs only in deferred functions, through
 ;;;;   CALL-USER; when that returns :LOST, the thread must not touch the loop any more. A non-local
 ;;;;   exit out of user code takes the baton back, or has lost it, before anything else of the loop
-;;;;   runs. Code through which such an exit passes asks IN-EVENT-LOOP-P, and if it is true passes
+;;;;   runs. Code through which such an exit passes asks IN-EVENT-LOOP-P, and if this is true passes
 ;;;;   the baton on.
 ;;;; - Nothing reachable while the baton is lent points into the loop's buffers.
 ;;;; - User code uses the loop only within WITH-BATON, which takes the baton back for that time. If
-;;;;   the baton is lost, it posts instead.
+;;;;   the baton is lost, user code posts instead.
 ;;;; - A thread that takes the baton drains the inbox first.
 ;;;; - User code that takes too long and takes the baton back all the time gives it up itself, when
 ;;;;   the watchdog has marked it as late.
@@ -74,7 +74,7 @@ wherever the loop's code waits for a lock.")
 (defmacro with-user-interrupts (() &body body)
   "Do BODY, user code or the wait for events, with interrupts if this thread allows them. An
 interrupt that arrived before is handled as BODY begins; so a handler for errors of BODY must be
-outside of this. On a thread that runs no loop, interrupts stay as they are."
+outside of this macro. On a thread that runs no loop, interrupts stay as they are."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
@@ -157,7 +157,7 @@ IN-EVENT-LOOP-P is false."
                   (= old (compare-and-swap (event-loop-baton loop) old
                                            (logior +held+ (logandc2 old 7)))))
              (return t))
-            ;; another thread is taking it, and will be THREAD at once
+            ;; another thread is taking the baton, and will be THREAD at once
             (t (sb-ext:spin-loop-hint))))))
 
 (define-hot give-up ((loop event-loop) (state (integer 0 4))) null
@@ -177,7 +177,7 @@ IN-EVENT-LOOP-P is false."
 it again."
   (give-up loop +retired+))
 
-;;; Operations built from these
+;;; Operations built from the steps above
 
 (define-hot (call-user :inline t) ((loop event-loop) (function function) (argument t))
     (values t (member :kept :lost))
@@ -193,8 +193,9 @@ loop calls NOTE-LATE with ARGUMENT first. From a deferred function."
     (values value (if kept :kept :lost))))
 
 (define-hot claim ((loop event-loop)) (member nil :held :lent)
-  "Try to hold the baton of LOOP in this thread. Return :HELD if it held it already; :LENT if it had
-lent it and has taken it back, and must lend it again; NIL if it does not run LOOP."
+  "Try to hold the baton of LOOP in this thread. Return :HELD if this thread held the baton already;
+:LENT if the thread had lent the baton and has taken it back, and must lend it again; NIL if the
+thread does not run LOOP."
   (let ((baton (event-loop-baton loop)))
     (sb-thread:barrier (:read))
     (cond ((not (in-event-loop-p loop)) nil)
@@ -264,8 +265,8 @@ except in WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
 ;;; A thread that is overtaken while it waits for events may be in the middle of the wait, and
 ;;; would take events from the thread that runs the loop now, and be left there when the loop stops.
 ;;; So the loop gets another poller; the thread is woken, and closes the poller with which it
-;;; waited. The thread is an overtaken waiter until it has left its poller. If it leaves the poller
-;;; before the loop gets another, the loop keeps that poller.
+;;; waited. The thread is an overtaken waiter until it has left its poller. If the thread leaves the
+;;; poller before the loop gets another, the loop keeps its poller.
 
 (defmacro with-overtaken-waiters ((loop) &body body)
   "Evaluate BODY, which changes the OVERTAKEN-WAITERS of LOOP and its poller, while no other thread
@@ -316,8 +317,8 @@ wake LOOP by it."
 
 (defun close-poller (loop poller quiet)
   "Close POLLER, of LOOP. QUIET is false if a thread that was stopped in the middle of a POST may
-still wake LOOP by POLLER. Then the poller stays open, since its descriptors may belong to others by
-the time that thread writes to them."
+still wake LOOP by POLLER. In that case the poller stays open, since its descriptors may belong to
+others by the time that thread writes to them."
   (if quiet
       (funcall (poller-close poller) poller)
       (log-event :error :waker-does-not-return :loop loop)))
@@ -331,7 +332,7 @@ the time that thread writes to them."
       (sb-thread:barrier (:read))
       (cond ((not (in-event-loop-p loop)) (return nil))
             ((lent-p baton) (return baton))
-            ;; the thread that takes it will be THREAD at once
+            ;; the thread that takes the baton will be THREAD at once
             ((= +taking+ (baton-state baton)) (sb-ext:spin-loop-hint))
             (t (misuse "~A would wait for itself." loop))))))
 
@@ -381,14 +382,14 @@ calling thread has now.")
 
 (defun request-takeover (loop baton if-busy)
   "Make a reserve thread of LOOP overtake the thread that has lent its BATON. IF-BUSY is as for
-RUN-ON-RESERVE. Return true if a reserve thread will try. The second value is the function that it
-will call."
+RUN-ON-RESERVE. Return true if a reserve thread will try. The second value is the function that the
+reserve thread will call."
   (let ((reserve (event-loop-reserve loop))
         (function (lambda ()
                     (with-taken-loop (loop (if (= +waiting+ (baton-state baton))
                                                (overtake-sleeper loop baton)
                                                (overtake loop baton)))
-                      ;; from now on the runner is a thread like others: none waits for it
+                      ;; from now on the runner is a thread like others: no thread waits for it
                       (setf (event-loop-overtaken loop) t)
                       (trace-event :loop :overtaken :loop loop)
                       (when (= +lent+ (baton-state baton)) ; otherwise that thread ran no user code

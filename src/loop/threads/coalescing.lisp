@@ -12,8 +12,8 @@
 ;;;; Only a thread that has the baton sets COALESCED-NS, and only with COALESCED-NS set may it give
 ;;;; up a loop that has output. No output is forgotten: a thread that coalesces first sets
 ;;;; COALESCED-NS and then checks whether there is a flusher; a flusher first announces that it
-;;;; leaves (FLUSHER is 0) and then checks COALESCED-NS. A full barrier stands between, on both
-;;;; sides.
+;;;; leaves (FLUSHER is 0) and then checks COALESCED-NS. Both sides have a full barrier between
+;;;; these two steps.
 
 (in-package #:clgrpc.loop)
 
@@ -29,7 +29,7 @@ each message is cheap enough.")
 
 (define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
   "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: its output may be coalesced.
-Return its value as well, the first of the two values."
+The first of the two values is FUNCTION's value."
   (call-now loop function #'flush-or-coalesce))
 
 (define-hot flush-or-coalesce ((loop event-loop)) null

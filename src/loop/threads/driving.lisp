@@ -6,7 +6,7 @@
 ;;;; a turn it wakes the threads whose answers have arrived. The reserve thread gives the loop back
 ;;;;   - when a call that a thread waited for was alone from its beginning to its end;
 ;;;;   - when the only call under way is that of the candidate: a thread that would drive and has
-;;;;     just been woken. Otherwise, after one slow moment, that thread would have to be woken for
+;;;;     just been woken. Otherwise, after one slow moment, the candidate would have to be woken for
 ;;;;     each message until its call ends. While no call is under way, the watchdog makes a reserve
 ;;;;     thread take the loop after a while, since keepalive and timers need a running loop.
 ;;;;
@@ -21,7 +21,7 @@
 ;;;;      a reserve thread                       a reserve thread
 ;;;;
 ;;;; At least one of them sees the other's announcement. A thread that posts does the same, with the
-;;;; inbox in place of WAITERS. If the only waiter is the candidate, step 3 on the right wakes the
+;;;; inbox instead of WAITERS. If the only waiter is the candidate, step 3 on the right wakes the
 ;;;; candidate instead; it finds the loop free and drives. The candidate may stop waiting just then,
 ;;;; while another waiter has arrived; so a thread that stops waiting checks once more whether
 ;;;; others wait.
@@ -30,14 +30,15 @@
 ;;;; leaves the loop to a reserve thread (YIELDING).
 ;;;;
 ;;;; On any loop, user code that calls a waiting function of ours may run the loop meanwhile, in
-;;;; frames below itself on the stack (DRIVE-ON). So a handler and a peer that speak by turns change
-;;;; no thread. Other user code never runs there: when some is due, a reserve thread overtakes the
-;;;; loop.
+;;;; frames below itself on the stack (DRIVE-ON). So a handler and a peer that send alternately do
+;;;; not switch threads. Other user code never runs there: when some is due, a reserve thread
+;;;; overtakes the loop.
 
 (in-package #:clgrpc.loop)
 
 (define-hot enter-call ((loop event-loop) (future-p boolean)) null
-  "Note that a call on LOOP begins; with FUTURE-P no thread will drive for it. From any thread."
+  "Note that a call on LOOP begins; with FUTURE-P no thread will drive LOOP for the call. From any
+thread."
   (let ((driving (event-loop-driving loop)))
     (when driving
       (when (plusp (atomic-incf (driving-calls driving)))
@@ -76,8 +77,8 @@ woken and finds that LEFT-TO-DRIVE-P is true."
                      (compare-and-swap (driving-candidate driving) candidate nil))
                    (atomic-decf (driving-waiters driving))
                    (sb-thread:barrier (:memory))
-                   ;; the thread that gave the loop up may have relied on this one, the candidate,
-                   ;; to drive
+                   ;; the thread that gave the loop up may have relied on this thread, the
+                   ;; candidate, to drive
                    (when (waited-for-p driving) (request-runner-if-free loop)))
       (request-runner-if-free loop)
       (funcall function))))
@@ -117,7 +118,7 @@ ended does not count, although it remains among the WAITERS until it gets a proc
                      (driving-served driving)
                      (zerop (driving-calls driving))))
            nil)
-          ((driving-crowded driving)    ; there was more than one call: they are likely to come back
+          ((driving-crowded driving)    ; there was more than one call, and several are likely again
            (setf (driving-crowded driving) nil
                  (driving-served driving) nil))
           (t (not (work-left-p loop))))))
@@ -177,8 +178,8 @@ the candidate does."
   "Run LOOP if it is caller-driven, no thread runs it, its only call is this thread's, and this
 thread runs no other loop. Run it until (DONE-P ARGUMENT) is true, another thread needs it, or user
 code of ARGUMENT, a call, loses it. Return false if none of this was done. An interrupt (C-c) is
-handled only in user code and while waiting for events. Then a reserve thread runs LOOP, and if this
-thread continues, it waits in another way."
+handled only in user code and while waiting for events. When LOOP is lost a reserve thread runs it,
+and this thread, if it continues, waits in another way."
   (and (drivable-p loop)
        (with-taken-loop (loop (take loop))
          (block driving
@@ -210,7 +211,7 @@ thread continues, it waits in another way."
 
 (defun enter-debugger (loop interrupt)
   "This thread, which drives LOOP, was interrupted while it waited for events. Return if the user
-continues it."
+continues the call."
   (setf (event-loop-blind loop) t)
   (step-back loop)
   (signal interrupt)                    ; to handlers outside, which have not seen it yet
@@ -248,8 +249,8 @@ LOOP belongs to a simulated world."
   nil)
 
 (define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
-  "True if this thread, which runs LOOP, drives for another call than ARGUMENT. Then the driver will
-leave LOOP to a reserve thread, which may run user code of ARGUMENT."
+  "True if this thread, which runs LOOP, drives for another call than ARGUMENT. In that case the
+driver will leave LOOP to a reserve thread, which may run user code of ARGUMENT."
   (let ((driving (event-loop-driving loop)))
     (and driving
          (driving-owner driving)
@@ -288,7 +289,7 @@ peer may have closed its connection, and a call on it would be lost. The look co
 call.")
 
 (defconstant +looks+ 4
-  "How often a thread that takes such a loop reads each connection at most.")
+  "How often, at most, a thread that takes such an unwatched loop reads each connection.")
 
 (define-hot look-after ((loop event-loop)) null
   "Read the input that has arrived for LOOP while no thread ran it, unless a thread has just done

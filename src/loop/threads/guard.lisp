@@ -4,7 +4,7 @@
 ;;;; continues, or makes the error the outcome of its call. The phases of a turn are guarded as
 ;;;; well, for functions that are not guarded elsewhere.
 ;;;;
-;;;; A peer may cause the same error with each message. So each GUARDING form logs at most
+;;;; A peer may cause the same error with each message. So each use of GUARDING logs at most
 ;;;; +LOGGED-ERRORS+ errors in a second; the next logged error says how many were not logged
 ;;;; (:unlogged).
 
@@ -17,8 +17,8 @@
   "The most errors that each place logs in a second.")
 
 (defstruct (errors (:constructor make-errors ()) (:copier nil))
-  "The errors that a place has logged lately. If several threads change it at once, a count may be
-lost."
+  "The errors that a place has logged lately. If several threads change this structure at once, a
+count may be lost."
   (since-ns 0 :type nanoseconds)        ; when the second began
   (logged 0 :type fixnum)               ; how many conditions were logged in that second
   (unlogged 0 :type fixnum))            ; how many were not logged since the last logged one
@@ -43,8 +43,8 @@ lost."
     nil))
 
 (defun guarded-p (condition)
-  "True if a guard against errors handles CONDITION. Such a guard does not handle C-c, which is for
-the debugger, nor conditions for the handlers outside."
+  "True if a guard against errors handles CONDITION. A guard does not handle C-c, which is for the
+debugger, nor conditions for the handlers outside of it."
   (not (or (eq condition *unguarded*)
            (typep condition 'sb-sys:interactive-interrupt))))
 

@@ -1,6 +1,6 @@
 ;;;; The inbox: items from many threads to one consumer, first in first out for each thread. A push
-;;;; is one compare-and-swap. Only a consumer that sleeps must be woken, and of all threads that
-;;;; push while it sleeps exactly one must wake it.
+;;;; consists of one compare-and-swap. Only a consumer that sleeps must be woken, and of all threads
+;;;; that push while it sleeps exactly one must wake it.
 ;;;;
 ;;;; The protocol:
 ;;;;
@@ -36,7 +36,7 @@
 (define-hot push-inbox ((inbox inbox) (item t)) (member nil t :closed)
   "Append ITEM to INBOX. Return true if the consumer sleeps and the caller must wake it and then
 call CONFIRM-WAKE, and :CLOSED if the inbox is closed and ITEM was not taken. From any thread, with
-interrupts off until all of this is done."
+interrupts off during the whole call."
   (let ((cell (list item)))
     (loop
       (let ((head (inbox-head inbox)))
@@ -101,8 +101,9 @@ begins with the next item. By the consumer."
   (unless (inbox-empty-p inbox) (drain-items inbox function)))
 
 (defun close-inbox (inbox)
-  "Make INBOX refuse items from now on; those in it can still be drained. Return true if no thread
-is about to wake the consumer; false if one still is after +LONGEST-WAKE-NS+. By the consumer."
+  "Make INBOX refuse items from now on; the items in it can still be drained. Return true if no
+thread is about to wake the consumer; false if one still is after +LONGEST-WAKE-NS+. By the
+consumer."
   (take-arrivals inbox :closed)
   (rouse-inbox inbox)
   (no-waker-left-p inbox))

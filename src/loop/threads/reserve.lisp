@@ -2,8 +2,9 @@
 ;;;; thread can take, up to a limit; beyond the limit work queues, up to another limit; an idle
 ;;;; thread ends after a while. The thread that went idle last works first, so that a pool that is
 ;;;; larger than needed shrinks. Each user of the threads has a quota of them (thread-quota.lisp);
-;;;; a sixteenth of the threads is for functions without a quota, which take over loops. With fewer
-;;;; than 16 threads all are for quotas, and a take-over may start one more.
+;;;; a sixteenth of the threads is for functions without a quota, which take over loops. A reserve
+;;;; of fewer than 16 threads uses all of them for quotas, and a take-over may start one more
+;;;; thread.
 ;;;;
 ;;;; A loop that a reserve thread has taken over is not given back to its own thread. The loop's own
 ;;;; thread becomes one of the reserve instead, and the reserve has room for one more until the loop
@@ -20,7 +21,7 @@
 (defstruct (worker (:copier nil))
   "A thread of a reserve."
   (function nil :type (or null function)) ; the function to call next
-  (quota nil :type (or null quota))     ; the quota of that, or of its present work
+  (quota nil :type (or null quota))     ; the quota of FUNCTION, or of the worker's present work
   ;; notified when an idle worker has got FUNCTION
   (woken (sb-thread:make-waitqueue :name "clgrpc reserve woken") :read-only t))
 
@@ -35,17 +36,18 @@
   ;; of its threads; more are started only with :EXCEED, and for RUNNERS
   (limit 0 :type index :read-only t)
   (max-queue 0 :type index :read-only t) ; how many functions may wait
-  (idle-seconds 0 :type real :read-only t) ; an idle thread ends after so long
+  (idle-seconds 0 :type real :read-only t) ; after how many seconds an idle thread ends
   (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; guards all slots below
   ;; notified when a thread ends
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
-  (idle '() :type list)                 ; workers, the one that went idle last first
-  (root nil :type quota :read-only t)   ; the quota of all its threads
+  (idle '() :type list)                 ; idle workers; the worker that became idle last is first
+  (root nil :type quota :read-only t)   ; the quota of all threads of the reserve
   (lookups nil :type quota :read-only t) ; the quota for names that are looked up
   (runners 0 :type index)               ; threads beyond LIMIT, for the loops that some of them run
   (count 0 :type index)                 ; the number of threads, including those about to start
   (busy 0 :type index)                  ; how many threads are not IDLE
-  (threads '() :type list)              ; those that run or, once it is closed, have run
+  ;; running threads or, once the reserve is closed, all that have run
+  (threads '() :type list)
   (closed nil :type boolean))           ; the reserve takes no more functions
 
 (declaim (sb-ext:freeze-type reserve))
@@ -63,10 +65,10 @@
 (defglobal **exiting** nil)
 
 (defun note-exit ()
-  "Start no more threads, since the process is about to end. SBCL ends all threads then. Otherwise
-the unwinding of a loop would start a new thread to run it, and the process would wait a minute for
-that thread. Likewise the end of a reserve thread would start another thread for a function that
-waits."
+  "Start no more threads, since the process is about to end. When the process exits, SBCL ends all
+threads. Otherwise the unwinding of a loop would start a new thread to run it, and the process would
+wait a minute for that thread. The end of a reserve thread would also start another thread for a
+function that waits."
   (setf **exiting** t))
 
 (pushnew 'note-exit sb-ext:*exit-hooks*)
@@ -211,7 +213,8 @@ and still waits. The functions' places in the queue are free. From any thread."
           (decf (reserve-count reserve))
           (unassign reserve quota)
           (sb-thread:condition-broadcast (reserve-ended reserve))
-          ;; those that there are may get to it, or a later one if it has waited already
+          ;; an existing thread may run the function later, or a new thread if the function has
+          ;; waited already
           (and (or (eq :waits if-busy) (plusp (reserve-count reserve)))
                (not (member if-busy '(:exceed :refuse)))
                (progn (enqueue-function quota function) :queued))))
@@ -301,7 +304,7 @@ or RESERVE is closed."
 (defun close-reserve (reserve timeout-seconds)
   "Accept no more functions, and wait, at most TIMEOUT-SECONDS, until those accepted before, and
 with them all threads, have ended. Return true if all have ended. Threads whose function does not
-return remain; they end when it returns. Not from a thread of RESERVE."
+return remain; they end when it returns. Do not call this in a thread of RESERVE."
   (let* ((end (notice-end timeout-seconds))
          (ended (sb-thread:with-mutex ((reserve-lock reserve))
                   (setf (reserve-closed reserve) t)

@@ -5,7 +5,7 @@
 ;;;;
 ;;;; This is useful only where one end's octets make the other answer at once, and only while both
 ;;;; spin. So a loop finds out how its peer behaves. The rule counts waits that end with a single
-;;;; event, always of the same source (STREAK). As a trial, it spins through some of these waits
+;;;; event, always of the same source (STREAK). As a trial, a loop spins through some of these waits
 ;;;; that follow a sending:
 ;;;;   - a loop with a thread of its own spins through one, from time to time. If the event arrives
 ;;;;   within +SPIN-NS+, the peer does not sleep between two messages, and the loop continues to
@@ -31,10 +31,10 @@
 be woken first.")
 (defconstant +answer-ns+ 100000
   "The time that a loop spins because a caller of its process has begun a trial: the caller may
-sleep in the first wait of that.")
+sleep in the first wait of its trial.")
 (defconstant +answers+ 4
-  "The number of waits in a row through which a loop spins for that reason, unless one of them is
-longer.")
+  "The number of waits in a row through which a loop spins because of a caller's trial, unless one
+of these waits is longer.")
 (defconstant +longest-look-ns+ 5000
   "A look that takes longer was interrupted by another thread.")
 (defconstant +trials+ 192
@@ -43,7 +43,7 @@ longer.")
   "The number of waits in a row, each ended by an event of the same source, after which a trial is
 possible.")
 (defconstant +credit+ 4
-  "After this many waits in a row that are too long for it, a loop stops spinning.")
+  "After this many waits in a row that are too long for spinning, a loop stops spinning.")
 (defconstant +least-pause+ 16
   "The least number of waits that a loop sleeps through between two trials.")
 (defconstant +longest-pause+ 128
@@ -116,8 +116,8 @@ is 0."
 (define-hot (renew-trial :inline t) ((spin-state spin-state)) null
   "Make the loops of the process try now and then although a caller, whose loop has SPIN-STATE,
 spins: a peer on the same processor is woken there by each sending and answers at once, but its own
-trials fail, since the caller does not run meanwhile. The kernel moves one of them to another
-processor while the peer spins for long."
+trials fail, since the caller does not run meanwhile. The kernel moves the caller or the peer to
+another processor while the peer spins for long."
   (cond ((plusp (spin-state-left spin-state)) (decf (spin-state-left spin-state)))
         (t (setf (spin-state-left spin-state) +longest-driven-pause+)
            (sb-ext:atomic-incf **callers-trials**)))

@@ -28,12 +28,12 @@ read in the middle of a long turn, come before older ones. On the loop."
       nil)))
 
 (define-hot read-clock ((loop event-loop)) nanoseconds
-  "The time now by LOOP's clock, in nanoseconds. In the middle of a turn it is later than
+  "The time now by LOOP's clock, in nanoseconds. In the middle of a turn this time is later than
 EVENT-LOOP-NOW. From any thread."
   (funcall (event-loop-clock loop)))
 
 (defconstant +reading-ns+ 2000000
-  "A connection's input is processed only while the turn is younger than that. A read may hold 7,000
+  "A connection's input is processed only while the turn is younger than this. A read may hold 7,000
 requests, and the peers of other connections should not wait for all of them.")
 
 (define-hot turn-long-p ((loop event-loop)) boolean
@@ -79,7 +79,7 @@ code, and must not call functions of the loop. By the thread that holds the bato
 
 (define-hot call-before-flush ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT before output of any connection is sent next, or at the end of the
-turn if none is. FUNCTION as for CALL-LAST. By the thread that holds the baton."
+turn if no output is sent. FUNCTION as for CALL-LAST. By the thread that holds the baton."
   (queue-function (event-loop-early loop) function argument))
 
 (defconstant +again-ns+ +ns-per-second+
@@ -132,8 +132,8 @@ called. From any thread."
       (not (eq :closed answer)))))
 
 (define-hot wake-loop ((loop event-loop)) null
-  "Wake the thread that runs LOOP, to which an item was posted while it slept. If no thread runs it,
-make a reserve thread run it."
+  "Wake the thread that runs LOOP, to which an item was posted while it slept. If no thread runs
+LOOP, make a reserve thread run it."
   (unless (and (= +free+ (baton-state (event-loop-baton loop)))
                (request-runner loop))
     (let ((poller (event-loop-poller loop)))

@@ -11,11 +11,11 @@
 ;;;; and a quota that has nothing may have one while anything is free. The same rule divides the
 ;;;; number that a quota may have among its children. An example with weight 1, nothing kept
 ;;;; and 240 threads: one user alone gets some 120, since then 120 are free; two get 80 each, three
-;;;; 60. So each user gets less as more arrive, and the last one still finds some free. No quota
-;;;; needs to know the number of quotas, and no thread is taken back.
+;;;; 60. So each user gets fewer threads as more users arrive, and the last user still finds some
+;;;; free. No quota needs to know the number of quotas, and no thread is taken back.
 ;;;;
 ;;;; Waiting functions are served round robin at each level. A search for a function that may run
-;;;; skips quotas that have too much; there are at most as many of these as threads.
+;;;; skips quotas that have too much; the number of these quotas is at most the number of threads.
 ;;;;
 ;;;; User code that began on a loop and has lost the loop occupies a thread as well. The root counts
 ;;;; that thread already, as the thread that ran the loop; the user's quota counts it from then on
@@ -39,8 +39,8 @@ not a fixed number: it falls as fewer threads, or places, are free."
   (kept 0 :type index :read-only t)
   ;; the fixed number of functions of the quota that may run and wait together
   (most 0 :type index :read-only t)
-  (running 0 :type index)               ; how many functions run, its children's among them
-  (waiting 0 :type index)               ; how many functions wait, its children's among them
+  (running 0 :type index)               ; how many functions run, including those of its children
+  (waiting 0 :type index)               ; how many functions wait, including those of its children
   (items (make-fifo) :type fifo :read-only t) ; functions that wait, and children that have some
   (listed nil :type boolean))           ; true while the quota is among the ITEMS of PARENT
 
@@ -61,7 +61,7 @@ not a fixed number: it falls as fewer threads, or places, are free."
 
 (defun child-free (quota count free)
   "The number of items that QUOTA may have beyond the COUNT that it has, while its parent may
-have FREE more. Zero or less means that it may have no more."
+have FREE more. Zero or less means that the child may have no more."
   (declare (type index count) (type fixnum free))
   (let* ((weight (quota-weight quota))
          (room (- (* weight (- free (quota-kept quota))) count)))

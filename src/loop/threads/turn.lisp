@@ -3,12 +3,12 @@
 ;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
 ;;;; Each phase does the work that existed when it began. Work that a phase causes is left to later
 ;;;; phases, or to the next turn, which then does not wait. But if a few deferred functions defer a
-;;;; few others, and such have been quick, these run in the same turn: a handler that has just begun
-;;;; answers the messages that came with its call, and the answer shares the send. Nothing here
-;;;; allocates. In the middle of a long turn timers run as well, and newcomers are admitted:
-;;;; connections with new input are read, and what they defer runs before what was deferred earlier.
-;;;; The newcomers get at most half of the time, so neither they nor the deferred functions wait for
-;;;; all of the others.
+;;;; few others, and such functions have been quick so far, the others run in the same turn: a
+;;;; handler that has just begun answers the messages that came with its call, and the answer shares
+;;;; the send. Nothing here allocates. In the middle of a long turn timers run as well, and
+;;;; newcomers are admitted: connections with new input are read, and what they defer runs before
+;;;; what was deferred earlier. The newcomers get at most half of the time, so neither they nor the
+;;;; deferred functions wait for all of the others.
 
 (in-package #:clgrpc.loop)
 
@@ -40,8 +40,8 @@ next turn during the next +APART-NS+: finished output would wait for them.")
 after a single function.")
 (defconstant +admission-ns+ 5000000
   "Deferred functions that take longer than this are interrupted by newcomers. The longest time of
-one admission of newcomers. Then the next newcomers wait for the same time, or for the time that
-this admission has taken if that is longer.")
+one admission of newcomers. After that the next newcomers wait for the same time, or for as long as
+the admission has taken if that is longer.")
 
 ;;; Phases
 
@@ -76,7 +76,7 @@ Unless it is 0, the inbox counts as asleep."
     nil))
 
 (defun watch-anew (loop)
-  "Make the poller report the state of each source again."
+  "Make LOOP's poller report the state of each source again."
   (setf (event-loop-blind loop) nil)
   (let ((poller (event-loop-poller loop)))
     (loop for source across (event-loop-sources loop)
@@ -112,9 +112,10 @@ interrupts on; return the number of events fetched."
         (when (plusp left) (decf left slice))))))
 
 (define-hot sleep-as-lender ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
-  "As FETCH-EVENTS with a wait. The events that this thread has fetched are lost when an interrupt
-unwinds it, when another thread has got LOOP, or when it has run LOOP in the middle of an interrupt;
-in these cases LOOP asks for all events again. A thread that was overtaken closes its poller."
+  "Do the work of FETCH-EVENTS with a wait. The events that this thread has fetched are lost when an
+interrupt unwinds it, when another thread has got LOOP, or when it has run LOOP in the middle of an
+interrupt; in these cases LOOP asks for all events again. A thread that was overtaken closes its
+poller."
   (let ((poller (event-loop-poller loop))
         (turns (event-loop-turns loop))
         (count -1))
@@ -215,8 +216,8 @@ value is so long that spinning does not look useful."
 
 (defmacro do-work ((connection loop list count spare) &body body)
   "Do BODY for each CONNECTION that is in the work list LIST of LOOP at the start; connections added
-meanwhile wait for the next time. If BODY signals an error, it is logged, that connection is
-aborted, and the loop continues with the others."
+meanwhile wait for the next time. If BODY signals an error, the error is logged, its connection is
+aborted, and the loop continues with the other connections."
   `(let ((work (,list ,loop))
          (work-count (,count ,loop))
          (i 0))
@@ -271,7 +272,7 @@ as well."
 
 (define-hot put-newcomers-first ((loop event-loop) (postponed index)) null
   "Move the ready connections after the first POSTPONED, whose input was left from an earlier turn,
-to before these."
+to the places before the postponed ones."
   (with-newcomers (newcomers count) loop postponed
     (replace ready ready :start1 count :end2 rest)
     (replace ready newcomers :end2 count)
@@ -354,7 +355,7 @@ that are deferred for them run next. Return the number of these functions."
       admitted)))
 
 (define-hot deferred-phase ((loop event-loop)) boolean
-  "Run the deferred functions. Return false if user code in them has lost the baton."
+  "Run the deferred functions. Return false if user code in these functions has lost the baton."
   (let ((count (event-loop-ring-count loop))
         (done 0)
         ;; when those began that others have deferred in this phase, or 0
@@ -364,7 +365,7 @@ that are deferred for them run next. Return the number of these functions."
         (admitted-at 0)                 ; when the newcomers' functions began, or 0
         (admission (+ (event-loop-now loop) +admission-ns+)) ; when other newcomers may be admitted
         (step +functions-before-look+)
-        (look +functions-before-look+)  ; when DONE is so much, look
+        (look +functions-before-look+)  ; when DONE reaches this number, look
         (looked-at (event-loop-now loop))) ; the time of the last look
     (declare (type index count done admitted look) (type (integer 1 #.+functions-per-look+) step)
              (type nanoseconds caused-at admitted-at admission looked-at))
@@ -407,7 +408,7 @@ that are deferred for them run next. Return the number of these functions."
                     (< (event-loop-now loop) (event-loop-apart-until-ns loop)))
             (return t))
           (setf caused-at (max 1 (the nanoseconds (funcall (event-loop-clock loop))))
-                ;; unless they turn out to be quick
+                ;; unless the functions turn out to be quick
                 (event-loop-apart-until-ns loop) (+ caused-at +apart-ns+)
                 count (+ done caused)))))))
 
@@ -419,7 +420,7 @@ that are deferred for them run next. Return the number of these functions."
     nil))
 
 (define-hot call-some-posted ((loop event-loop)) null
-  "As INBOX-PHASE, but no longer than +INBOX-NS+; the rest is for the next turn."
+  "As INBOX-PHASE, but no longer than +INBOX-NS+; the other functions wait for the next turn."
   (let ((count 0) (began 0))
     (declare (type index count) (type nanoseconds began))
     (flet ((call (item)

@@ -10,11 +10,11 @@
 ;;;; looks the same, and four times as long after each further such handler.
 ;;;;
 ;;;; User code that uses its loop all the time, such as a handler that sends message after message,
-;;;; changes the baton and still delays all other handlers. So a look also notes the turn and the
-;;;; function in it. When two checks see the same function, LATE-TURN is set, and the user code
-;;;; gives the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same turn
-;;;; but not the same function, quick functions have made the turn long, and LONG-TURN is set: from
-;;;; then on the loop reads the clock after each function.
+;;;; changes the baton and still delays all other handlers. So a check also notes the turn and the
+;;;; function that runs in it. When two checks see the same function, LATE-TURN is set, and the user
+;;;; code gives the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same
+;;;; turn but not the same function, quick functions have made the turn long, and LONG-TURN is set:
+;;;; from then on the loop reads the clock after each function.
 ;;;;
 ;;;; A thread that waits for events and was woken by a post answers that wake-up at once, unless an
 ;;;; interrupt occupies it, such as with a debugger. When +WAKE-UP-LOOKS+ checks in a row find the
@@ -42,8 +42,8 @@
 (defconstant +alert-ns+ 50000000
   "The time for which the ticks stay short after a first handler that took too long.")
 (defconstant +longest-alert-ns+ 10000000000
-  "The longest time that ticks stay short after an overstay. The time without such a handler after
-which the next one counts as a first.")
+  "The longest time that ticks stay short after an overstay. The time without a handler that takes
+too long after which the next such handler counts as a first.")
 
 (defconstant +wake-up-looks+ 4
   "The number of checks in a row that find a wake-up unanswered before the waiting thread is
@@ -58,11 +58,11 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
   "The state of a loop at the last look."
   (loop nil :type event-loop)           ; the watched loop
-  (seen 0 :type sb-ext:word)            ; its baton
+  (seen 0 :type sb-ext:word)            ; the loop's baton at the last look
   (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
-  (request nil :type (or null function)) ; the function that overtakes it, if that had to wait
+  (request nil :type (or null function)) ; overtakes the loop, if this had to wait
   (unanswered 0 :type index)            ; looks in a row that have found its wake-up unanswered
-  (turns 0 :type (unsigned-byte 62))    ; the number it had made
+  (turns 0 :type (unsigned-byte 62))    ; the number of turns that the loop had made
   (at 0 :type index))                   ; which deferred function was next
 
 (defglobal **watchdog** nil)
@@ -141,7 +141,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (loop repeat 2 do (collect-when-idle)) ; young objects, then perhaps all
     (loop while (asleep-p)
           do (sb-thread:condition-wait **watchdog-waitqueue** **watchdog-lock**)))
-  (when (eq **watchdog** sb-thread:*current-thread*) ; else it is another's
+  (when (eq **watchdog** sb-thread:*current-thread*) ; else another thread is the watchdog
     (setf **watchdog-asleep** nil)))
 
 (defun total-turns ()
@@ -150,7 +150,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
 
 (defun collect-when-idle ()
   "If there is a DUE-COLLECTION, sleep until a baton changes, or no loop has made a turn for
-+IDLE-NS+; in the latter case call it. The lock is held, but not while it runs."
++IDLE-NS+; in the latter case call it. The lock is held, but not while the collection runs."
   (loop for function = (and (asleep-p) (due-collection))
         while function
         do (let ((turns (total-turns))
