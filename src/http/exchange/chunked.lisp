@@ -13,10 +13,10 @@
 
 (defun begin-response (request &key (status 200) headers)
   "Begin to answer REQUEST, the argument of a handler of HTTP, in chunks: send STATUS, an HTTP
-status from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK continues it,
-and END-RESPONSE ends it. If the handler returns REQUEST, the response remains open; any other value
-of the handler ends the response. A server that stops ends the response at once. Signal MISUSE if
-REQUEST has an answer. From any thread."
+status from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK continues the
+response, and END-RESPONSE ends it. If the handler returns REQUEST, the response remains open; any
+other value of the handler ends the response. A server that stops ends the response at once. Signal
+MISUSE if REQUEST has an answer. From any thread."
   (let ((answer (check-answer status headers nil)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))

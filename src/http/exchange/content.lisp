@@ -1,5 +1,5 @@
-;;;; Answers: the values of HTTP handlers, checked. An answer's headers must not include those that
-;;;; only the server sets, and each must be exactly one line of the head.
+;;;; Answers: the values of HTTP handlers, checked. An answer's headers must not include headers
+;;;; that only the server sets, and each header must be exactly one line of the head.
 
 (in-package #:clgrpc.exchange)
 
@@ -59,7 +59,7 @@
 
 (defun sound-header (entry)
   "ENTRY of a handler's headers with its name in lower case and without blanks around its value.
-Signal an error if it cannot be a header; the error does not show ENTRY, which may be secret."
+Signal an error if ENTRY cannot be a header; the error does not show ENTRY, which may be secret."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
     (error "Headers are an alist from strings to strings; one entry is not."))
   (let ((name (coerce (string-downcase (car entry)) 'text))
@@ -85,7 +85,7 @@ server may set."
   (find-if (lambda (entry) (same-name-p name (car entry))) headers))
 
 (defun check-answer (http-status headers body)
-  "The PLAIN-ANSWER for the values of a handler. Signal an error if they are not."
+  "The PLAIN-ANSWER for the values of a handler. Signal an error if they are not valid."
   (unless (typep http-status '(integer 200 599))
     (error "A handler has returned ~S, which is not an HTTP status from 200 to 599; headers and a ~
             body are its second and third value." http-status))

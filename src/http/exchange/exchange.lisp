@@ -17,7 +17,7 @@ functions run on the loop, except those marked otherwise."
   (begun nil :type function :read-only t)
   ;; (request count): charge it for COUNT more octets of its body; the value is as for BEGUN
   (hold nil :type function :read-only t)
-  (whole nil :type function :read-only t) ; (request): all of it has come
+  (whole nil :type function :read-only t) ; (request): the whole request has come
   ;; of requests whose bodies the owner takes as they come, over HTTP/1.1:
   ;; (request octets start end last): more of it, valid only during the call; LAST if it is the last
   (body nil :type (or null function) :read-only t)
@@ -28,7 +28,7 @@ functions run on the loop, except those marked otherwise."
   (done nil :type function :read-only t) ; (request): its answer, over HTTP/1.1, has been written
   (lost nil :type function :read-only t) ; (request text): its peer has gone, as TEXT says
   (stop nil :type function :read-only t) ; (request): the server ends the answer, which is in chunks
-  (over-p nil :type function :read-only t) ; (request): it has ended. From any thread
+  (over-p nil :type function :read-only t) ; (request): true once it has ended. From any thread
   ;; (request size function): call FUNCTION on the loop, after functions posted before; meanwhile
   ;; SIZE octets more wait. From any thread
   (post nil :type function :read-only t)
@@ -40,7 +40,7 @@ functions run on the loop, except those marked otherwise."
   (prompt-p nil :type function :read-only t) ; (owner): no observer sees requests
   (measure nil :type function :read-only t) ; (owner): its memory may have changed
   (close nil :type function :read-only t) ; (owner text): end the connection in order
-  (expel nil :type function :read-only t) ; (owner text): end it at once
+  (expel nil :type function :read-only t) ; (owner text): end the connection at once
   (closed nil :type function :read-only t)) ; (socket reason): it has ended
 
 (defstruct (responder (:copier nil))
@@ -49,8 +49,9 @@ which runs on any thread."
   (answer nil :type function :read-only t) ; (request answer): the whole answer
   (begin nil :type function :read-only t) ; (request answer): the head of an answer in chunks
   (chunk nil :type function :read-only t) ; (request octets): more of its body
-  (end nil :type function :read-only t) ; (request whole): its end; it is cut off unless WHOLE
-  (unsent nil :type function :read-only t) ; (request): how many octets of it have not left
+  ;; (request whole): the answer's end; the answer is cut off unless WHOLE
+  (end nil :type function :read-only t)
+  (unsent nil :type function :read-only t) ; (request): how many octets of the answer have not left
   ;; of requests whose owner writes the answer itself:
   ;; (request head more length): an ANSWER-HEAD, with MORE, an alist of strings, of an answer whose
   ;; body has LENGTH octets, nil if that is not known
@@ -64,8 +65,8 @@ which runs on any thread."
 (defstruct (known-head (:constructor make-known-head (message router route prompt query
                                                       claimed refusal))
                        (:copier nil))
-  "The data of a request over HTTP/1.1 from its head alone. For a repeated head they are in the memo
-of MESSAGE. A known head belongs to its connection."
+  "The data of a request over HTTP/1.1 from its head alone. For a repeated head these values are in
+the memo of MESSAGE. A known head belongs to its connection."
   (message nil :type http1:message :read-only t) ; the message of which this is the head
   (headers :unread :type (or list (eql :unread))) ; the headers as HTTP-REQUEST-HEADERS returns them
   (router nil :type (or null router) :read-only t) ; the router that has found ROUTE
@@ -81,11 +82,11 @@ of MESSAGE. A known head belongs to its connection."
 (defstruct (http-request (:constructor nil) (:copier nil))
   "A request of HTTP: see HTTP-HANDLER."
   (responder nil :type responder)       ; the responder of its version of HTTP
-  (sink nil :type sink)                 ; its owner's
-  (options nil :type options)           ; its owner's
+  (sink nil :type sink)                 ; the sink of the request's owner
+  (options nil :type options)           ; the options of the request's owner
   (method "" :type string)              ; the method, such as "GET"
   (target "" :type string)              ; the path, with the query, as it came
-  (source '() :type (or list known-head)) ; its headers, an alist, or their source
+  (source '() :type (or list known-head)) ; the request's headers, an alist, or their source
   (body (make-octets 0) :type octets)   ; the part that has come, up to FILL
   (fill 0 :type index)                  ; the length of that part
   (whole nil :type boolean)             ; true once all of the body has come
@@ -192,7 +193,7 @@ any thread."
                                            (name simple-string))
     boolean
   "True if QUERY has NAME from START to END. Most parameters have other names, and a peer may send
-many to cost us processor time. So a name is decoded only if its length makes a match possible. A
+many to cost us processor time. So a name is decoded only if a name of its length can match. A
 character takes at most twelve octets: its UTF-8 has up to four octets, and each of these may be
 escaped."
   (unless (<= (length name) (- end start) (* 12 (the index (length name))))
@@ -287,7 +288,7 @@ has a route for another method."
       (setf (http-request-refusal request) (wrong-method (router-entry-handler entry))))))
 
 (defun find-request-route (router request)
-  "Give REQUEST its route of ROUTER, or nil, if it has one."
+  "Give REQUEST its route, if ROUTER, or nil, has one for it."
   (or (setf (http-request-route request)
             (find-route router (http-request-method request) (http-request-target request)))
       (note-refusal router request)))
@@ -379,8 +380,8 @@ incomplete."
 ;;; Its answer
 
 (defun answer-of (request values)
-  "The meaning of VALUES, those of a handler of REQUEST: REQUEST itself for a later answer; T if an
-answer was begun, and must be ended; else an answer."
+  "The meaning of VALUES, which a handler of REQUEST has returned: REQUEST itself means a later
+answer; T means that an answer was begun and must be ended; everything else is an answer."
   (cond ((eq request (first values)) request)
         ((plain-answer-p (first values)) (first values))
         ((http-request-sending request) t)

@@ -1,5 +1,6 @@
 ;;;; HTTP/1.1 at a server (RFC 9112): a connection, from the octets of requests to those of their
-;;;; answers. The connection's owner has a SINK.
+;;;; answers. The connection's owner gives a SINK, whose functions are called for the events of
+;;;; requests.
 ;;;;
 ;;;; A connection has one request at a time. Pipelined octets after the request wait until it is
 ;;;; answered; meanwhile nothing more is read, so a peer can make us keep at most the octets of one
@@ -33,7 +34,7 @@
   (since-ns 0 :type nanoseconds)        ; the time when the phase began
   (message nil :type (or null http1:message)) ; the head of the request under way
   (request nil :type (or null http1-request)) ; the request at hand, until it has been answered
-  (prompt nil :type (or null plain-answer)) ; its answer, if it was available at once
+  (prompt nil :type (or null plain-answer)) ; the request's answer, if it was available at once
   (answered 0 :type index)              ; how many requests have been taken
   (last nil :type boolean)              ; the connection ends with the answer to come
   (waits nil :type boolean)             ; input waits until the answer has been given
@@ -166,7 +167,7 @@
   nil)
 
 (defun connection-option (state)
-  "The value of the header connection in an answer of STATE, nil for no such header. Once it is
+  "The value of the header connection in an answer of STATE, nil for no such header. If the value is
 \"close\", the connection ends with that answer (RFC 9112 section 9.6)."
   (cond ((not (stays-p state))
          (setf (state-last state) t)
@@ -234,7 +235,8 @@ HTTP."
   (plusp (http1:message-minor (state-message state))))
 
 (defun begin-over-http1 (request answer)
-  "The responder's BEGIN. HTTP/1.0 has no chunks: there such a body ends with the connection."
+  "The responder's BEGIN. HTTP/1.0 has no chunks: there a body without a length ends with the
+connection."
   (let ((state (http1-request-connection request)))
     (unless (chunked-answer-p state) (setf (state-last state) t))
     (write-http1-head state answer
@@ -311,8 +313,8 @@ HTTP."
 
 (defun renew-body-time (request)
   "Restart the time limit of the body of REQUEST, which is claimed and over HTTP/1.1, after a
-complete message of a stream. This is only for a body in chunks: a stream may take long, but each of
-its messages may not. On the loop."
+complete message of a stream. Only a body in chunks gets more time: a stream may take long, but each
+of its messages may not. On the loop."
   (let ((state (http1-request-connection request)))
     (unless (integerp (http1:message-body (state-message state)))
       (setf (state-since-ns state) (state-now state)))))

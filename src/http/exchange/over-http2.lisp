@@ -114,7 +114,7 @@ incomplete."
     (make-responder :answer #'answer-over-http2 :begin #'begin-over-http2 :chunk #'chunk-over-http2
                     :end #'end-over-http2 :unsent #'unsent-over-http2
                     :head #'head-over-http2 :part #'part-over-http2
-                    ;; its window is withheld instead
+                    ;; the stream's window is withheld instead
                     :pause #'identity :resume #'identity))
 
 ;;; The request

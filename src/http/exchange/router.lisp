@@ -1,5 +1,5 @@
-;;;; The choice of the HTTP handler for a request: the one of its path, else the fallback. A ROUTER
-;;;; has the handlers given to a server, with a route of the server's for each.
+;;;; The choice of the HTTP handler for a request: the handler of the request's path, else the
+;;;; fallback. A ROUTER has the handlers given to a server, with a route of the server's for each.
 
 (in-package #:clgrpc.exchange)
 

@@ -2,10 +2,9 @@
 ;;;;
 ;;;; Everything is bounded: an integer has at most five octets after its prefix, a string ends
 ;;;; within the block, the table and the list have limits. The decoded fields take at most 8/5 of
-;;;; the octets of the block, plus objects that are shared. Size updates stand before the first
-;;;; field (section 4.2). Any other violation of the RFC is an HPACK-ERROR, after which the decoder
-;;;; cannot be used any more. An indexed field, and a literal or block found in a cache, allocate
-;;;; nothing.
+;;;; the octets of the block, plus objects that are shared. Size updates come before the first field
+;;;; (section 4.2). Any other violation of the RFC is an HPACK-ERROR, after which the decoder cannot
+;;;; be used any more. An indexed field, and a literal or block found in a cache, allocate nothing.
 
 (in-package #:clgrpc.hpack)
 
@@ -18,8 +17,8 @@
   (list-fields 0 :type index)           ; the most fields that a block may have
   (common nil :type (or null simple-vector)) ; cache shared with other decoders
   (literals nil :type (or null simple-vector)) ; cache of literals, made when needed
-  (literal-octets 0 :type index)        ; the memory of LITERALS, about
-  (blocks nil :type (or null simple-vector)) ; cache of whole blocks, likewise
+  (literal-octets 0 :type index)        ; about how much memory LITERALS take
+  (blocks nil :type (or null simple-vector)) ; the cache of whole blocks, or nil
   (block-octets 0 :type index))         ; the memory of BLOCKS, about, without the table's fields
 (declaim (freeze-type decoder))
 

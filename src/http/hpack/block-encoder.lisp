@@ -2,15 +2,15 @@
 ;;;; buffer.
 ;;;;
 ;;;; The encoder's dynamic table is found by hash: HEADS has the number of the newest entry of each
-;;;; bucket, LINKS for each slot of the ring the number of the next older one in its bucket. Each
-;;;; has two halves, both as long as the ring: one by the hash of name and value, one by the hash of
-;;;; the name. Numbers only decrease along a chain, so a chain ends at the first number that is not
-;;;; alive, and evicting changes nothing here. Hashes are stored in the field, so a constant field
-;;;; that is already in the table costs one probe of its bucket. A string is Huffman coded only
-;;;; where that is shorter. A change of limit is noted by SET-ENCODER-LIMIT and takes effect, for us
-;;;; as for the peer, with the size updates that BEGIN-BLOCK writes (section 4.2). The encoding of a
-;;;; vector of constant fields remains valid while no entry is added or evicted and the limit is the
-;;;; same, so ENCODE-FIELDS copies it instead of searching again.
+;;;; bucket, LINKS for each slot of the ring the number of the next older one in its bucket. HEADS
+;;;; and LINKS each have two halves, both as long as the ring: one by the hash of name and value,
+;;;; one by the hash of the name. Numbers only decrease along a chain, so a chain ends at the first
+;;;; number that is not alive, and evicting changes nothing here. Hashes are stored in the field, so
+;;;; a constant field that is already in the table costs one probe of its bucket. A string is
+;;;; Huffman coded only where that is shorter. A change of limit is noted by SET-ENCODER-LIMIT and
+;;;; takes effect, for us as for the peer, with the size updates that BEGIN-BLOCK writes (section
+;;;; 4.2). The encoding of a vector of constant fields remains valid while no entry is added or
+;;;; evicted and the limit is the same, so ENCODE-FIELDS copies it instead of searching again.
 
 (in-package #:clgrpc.hpack)
 
@@ -25,7 +25,7 @@
   "Encodes the header blocks of one direction of one connection. See MAKE-ENCODER."
   (ceiling 0 :type index)                       ; our own limit, if the peer offers more
   (pending nil :type (or null index))           ; the limit that the next block must announce
-  (least 0 :type index)                         ; the least limit since the last block
+  (least 0 :type index)                         ; the least limit of the table since the last block
   (heads **no-numbers** :type numbers)  ; the index of the entries: by bucket, the newest number
   (links **no-numbers** :type numbers)  ; by slot of the ring, the number before it in the bucket
   (encoded nil :type (or null simple-vector))   ; the encodings that ENCODE-FIELDS caches
@@ -216,7 +216,7 @@ the fields of each block."
 (define-hot encode-field ((encoder encoder) (buffer buffer) (field field) (mode mode)) null
   "Append FIELD to the header block at the end of BUFFER. MODE :INDEX sends the index of FIELD if a
 table has it, else a literal, which enters the dynamic table unless it would fill most of the table.
-:PLAIN does the same but leaves the table alone. :NEVER sends a literal that no intermediary may
+:PLAIN does the same but does not change the table. :NEVER sends a literal that no intermediary may
 index, as any mode does for a sensitive field. Encoding a field object again with :INDEX costs a few
 nanoseconds, so keep constant fields."
   (if (or (eq mode :never) (field-sensitive-p field))
@@ -245,7 +245,7 @@ not change."
         (declare (dynamic-extent field))
         (encode-field encoder buffer field mode))))
 
-;;; Fields that go together
+;;; Vectors of fields that are encoded again and again
 
 (defconstant +encoded-count+ 8 "The most encodings of vectors of fields that an encoder caches.")
 
@@ -253,8 +253,8 @@ not change."
   "The encoding of FIELDS, valid while the dynamic table is in the state noted here."
   (fields #() :type simple-vector :read-only t) ; a vector that callers give repeatedly
   (octets (make-octets 0) :type octets :read-only t) ; their encoded form
-  (inserted 0 :type index :read-only t) ; TABLE-INSERTED at that time
-  (count 0 :type index :read-only t))   ; TABLE-COUNT at that time
+  (inserted 0 :type index :read-only t) ; TABLE-INSERTED in that state
+  (count 0 :type index :read-only t))   ; TABLE-COUNT in that state
 (declaim (freeze-type encoded))
 
 (define-hot (current-p :inline t) ((encoded encoded) (encoder encoder)) boolean
@@ -301,9 +301,8 @@ not change."
 
 (define-hot encode-fields ((encoder encoder) (buffer buffer) (fields simple-vector)) null
   "Append each of the vector FIELDS to the header block at the end of BUFFER as ENCODE-FIELD does
-with :INDEX. This is for vectors that are used again and again, the same object with the same
-constant fields: their octets are remembered and copied as long as the dynamic table does not
-change."
+with :INDEX. Use this for a vector that is encoded again and again, the same object with the same
+constant fields: its octets are remembered and copied as long as the dynamic table does not change."
   (let ((known (find-encoded encoder fields)))
     (if known
         (let* ((octets (encoded-octets known))

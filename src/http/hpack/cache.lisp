@@ -11,7 +11,7 @@
 ;;;; Several decoders may share a third cache, for literals "with incremental indexing" (6.2.1), so
 ;;;; that fields that all clients send, such as `:path` and `content-type`, are one object in the
 ;;;; tables of all connections. Only fields with names of **COMMON-NAMES** are shared: otherwise the
-;;;; time to decode a literal might reveal to a peer the fields of others.
+;;;; time to decode a literal might reveal to a peer the fields of other peers.
 ;;;;
 ;;;; A cache is direct mapped, with sets of four elements: raw octets, their meaning, the hash of
 ;;;; these octets, and the hash of the last octets that missed. Octets are stored when they miss

@@ -23,15 +23,15 @@ section 4.1).")
   "A header field. In KIND and MEMO the layers above may store their results about the field."
   (name (make-octets 0) :type octets :read-only t) ; the octets of the name
   (value (make-octets 0) :type octets :read-only t) ; the octets of the value
-  (size 0 :type index :read-only t)     ; as RFC 7541 section 4.1 counts it
-  (sensitive-p nil :type boolean :read-only t) ; true if no table may ever hold it
+  (size 0 :type index :read-only t)     ; the size, as RFC 7541 section 4.1 counts it
+  (sensitive-p nil :type boolean :read-only t) ; true if no table may ever contain the field
   (kind 0 :type fixnum)                 ; 0 at first
   (memo nil)                            ; nil at first
   (name-memo nil :type (or null simple-string)) ; the name as a string, made when needed
   (value-memo nil :type (or null simple-string)) ; the value as a string, made when needed
   (name-hash 0 :type hash)              ; the encoder's hash of the name; 0: not computed yet
-  (hash 0 :type hash)                   ; its hash of name and value
-  (static +static-unknown+ :type octet)) ; the answer of STATIC-MATCH
+  (hash 0 :type hash)                   ; the hash of the field's name and value
+  (static +static-unknown+ :type octet)) ; the value of STATIC-MATCH for this field
 (declaim (freeze-type field))
 
 (document-functions
@@ -45,8 +45,8 @@ SETFable."
   field-memo "The datum of a layer above about the field; NIL at first. SETFable.")
 
 (defun make-field (name value &key sensitive)
-  "Return a field of the octets NAME and VALUE, which must not change afterwards. With SENSITIVE it
-is always sent as a never-indexed literal."
+  "Return a field of the octets NAME and VALUE, which must not change afterwards. With SENSITIVE the
+field is always sent as a never-indexed literal."
   (check-type name octets)
   (check-type value octets)
   (%make-field name value (and sensitive t)))
@@ -67,7 +67,8 @@ under 256 (ISO 8859-1). SENSITIVE as for MAKE-FIELD."
       (map '(simple-array character (*)) #'code-char octets)))
 
 (define-hot field-name-string ((field field)) simple-string
-  "The name of FIELD as a string, one character per octet; made once. A base string if ASCII."
+  "The name of FIELD as a string, one character per octet; made once. The value is a base string if
+it is ASCII."
   (or (field-name-memo field)
       (setf (field-name-memo field) (latin-1-string (field-name field)))))
 

@@ -1,7 +1,7 @@
 ;;;; The Huffman code of RFC 7541 section 5.2 and appendix B.
 ;;;;
 ;;;; The code is canonical: codes of one length are consecutive numbers in the order of their
-;;;; symbols, and the first code of a length follows from the shorter ones. So only the lengths are
+;;;; symbols, and the first code of a length follows from the shorter codes. So only the lengths are
 ;;;; declared; the codes, the encoder's table and the decoder's steps are computed from them at
 ;;;; compile time.
 ;;;;
@@ -166,7 +166,7 @@ octets; return the number of decoded octets."
 HUFFMAN-OCTETS returns for them; return the position after it."
   (let ((codes **huffman-codes**) (window 0) (bits 0) (at start))
     (declare (type (unsigned-byte 62) window) (type (integer 0 61) bits) (type index at))
-    ;; WINDOW's low BITS bits are not yet written; between two symbols these are fewer than 32.
+    ;; WINDOW's low BITS bits are not yet written; between two symbols fewer than 32 bits are left.
     (loop for octet across octets
           for code of-type (unsigned-byte 62) = (aref codes octet)
           for length = (logand #x1F code)

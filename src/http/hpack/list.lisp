@@ -11,8 +11,8 @@
   "A header block that a peer has sent before, octet for octet. As long as the dynamic table does
 not change, the block stands for the same fields, and decoding it changes nothing."
   (fields #() :type simple-vector :read-only t) ; the fields of the block
-  (octets 0 :type index :read-only t)   ; the sum of their sizes
-  (memory 0 :type index)                ; the octets of memory that the list takes, about
+  (octets 0 :type index :read-only t)   ; the sum of the fields' sizes
+  (memory 0 :type index)                ; about how many octets of memory the list takes
   (memo nil))                           ; the result of the layers above for the block
 (declaim (freeze-type repeat))
 

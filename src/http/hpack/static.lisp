@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.hpack)
 
-(defconstant +static-count+ 61 "The last index of the static table; the dynamic one follows.")
+(defconstant +static-count+ 61 "The last index of the static table; the dynamic table follows.")
 
 (defconstant +static-name-only+ 128
   "STATIC-MATCH adds this to the index that it returns if only the name is equal to that entry's.")

@@ -1,6 +1,6 @@
 ;;;; The lines of a head (RFC 9112 sections 2 to 5): the request line or the status line, then one
-;;;; field on each line. Every line ends with CR LF, and neither may occur alone; no line is folded;
-;;;; no blank stands between a name and its colon.
+;;;; field on each line. Every line ends with CR LF, and neither CR nor LF may occur alone; no line
+;;;; is folded; no blank stands between a name and its colon.
 
 (in-package #:clgrpc.http1)
 

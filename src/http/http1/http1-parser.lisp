@@ -13,14 +13,15 @@
 (in-package #:clgrpc.http1)
 
 (defstruct (parser (:constructor %make-parser (role max-head-octets max-fields)) (:copier nil))
-  "A parser of the messages of one peer, in order; for one thread at a time. One thread at a time."
+  "A parser of the messages of one peer, in order; for one thread at a time. One thread at a time
+may use a parser."
   (role :server :type (member :server :client) :read-only t) ; :server if the parser reads requests
   (max-head-octets 0 :type index :read-only t) ; the most octets of a head, and of the trailers
   (max-fields 0 :type index :read-only t) ; the most fields of a head, and of the trailers
-  ;; where in a message it is
+  ;; the parser's position in a message
   (state :start :type (member :start :half-line :head :octets :chunk-line :chunk :chunk-end
                               :trailers :until-close :whole :done))
-  (message nil :type (or null message)) ; the newest, once its head has been read
+  (message nil :type (or null message)) ; the newest message, once its head has been read
   (requests '() :type list) ; methods of the requests whose responses are awaited, oldest first
   (left 0 :type index)                  ; octets left of the body, or of its chunk
   (kept (make-octets 0) :type octets)   ; the beginning of a head or of a line
@@ -119,8 +120,8 @@ LF; other errors in the lines are found when the lines are read."
 
 (defun read-through (parser octets start end limit find-end too-long read)
   "Read a part whose end FIND-END finds, a function of octets, start and end. If the part is
-complete, call READ with the octets, its start and its end, and return its end; else keep the octets
-so far and return nil. If the part has more than LIMIT octets, call TOO-LONG, a function that
+complete, call READ with the octets and the part's start and end, and return its end; else keep the
+octets so far and return nil. If the part has more than LIMIT octets, call TOO-LONG, a function that
 signals an error."
   (declare (type octets octets) (type index start end limit)
            (type function find-end too-long read))
@@ -184,8 +185,8 @@ request")))))
   "More responses of 1xx in a row are an error.")
 
 (defun note-response (parser message)
-  "Note that PARSER, a client's, has read the head of MESSAGE. Unless it is an interim response (RFC
-9110 section 15.2), the next response belongs to the next request."
+  "Note that PARSER, a client's, has read the head of MESSAGE. The next response belongs to the next
+request, unless MESSAGE is an interim response (RFC 9110 section 15.2)."
   (cond ((and (< (message-status message) 200) (/= 101 (message-status message)))
          (when (< +most-interim+ (incf (parser-interim parser)))
            (bad-message 502 "there are too many 1xx responses in a row")))

@@ -32,7 +32,7 @@
   message-status "The status of a response; 0 in a request."
   message-reason "The reason phrase of a response, for people; empty in a request."
   message-minor "The minor number of the version, usually 0 or 1; the major number is 1."
-  message-fields "A vector of HPACK's fields, names in lower case, in their order. That of a
+  message-fields "A vector of HPACK's fields, names in lower case, in their order. The name of a
 request's host is \":authority\". Fields about the connection are not included."
   message-body "The end of the body: its length in octets, 0 without a body, :chunked, :until-close,
 or :tunnel if the octets after the head are not HTTP/1.1 any more."

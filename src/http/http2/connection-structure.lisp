@@ -57,11 +57,12 @@ default that does nothing, except ON-OUTPUT, which has no default.
 connection began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
   (control-frames 0 :type event-count)  ; answers in the output, with some that have left lately
-  (later-control-frames 0 :type event-count) ; the number of those after CONTROL-MARK
+  ;; how many control frames in the output are after CONTROL-MARK
+  (later-control-frames 0 :type event-count)
   (control-mark 0 :type event-count)    ; a place in the output, as SENT-OCTETS counts
   (block-octets 0 :type index)          ; octets of the header block that is being collected
   (streams-opened 0 :type event-count)  ; streams that either side has opened
-  ;; of the opened streams, those that ended before the server had ended its side
+  ;; how many opened streams ended before the server had ended its side
   (streams-failed 0 :type event-count)
   (resets-due 0 :type time-ns)          ; the time when the whole burst of resets is allowed again
   ;; the time when the whole burst of frames that carry nothing is allowed again
@@ -69,7 +70,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (calls-served 0 :type event-count)    ; calls of NOTE-CALL-SERVED, which each earn a reset
   (resets-borne 0 :type event-count)    ; earned resets that were used up, or that lapsed
   (pinged-ns 0 :type time-ns)           ; the time when the peer's last PING came
-  (opened-at-ping 0 :type event-count)  ; STREAMS-OPENED at that time
+  (opened-at-ping 0 :type event-count)  ; STREAMS-OPENED at the last PING
   (open-at-ping 0 :type index)          ; how many streams were open at the last PING
   (data-since-ping nil :type boolean)   ; whether we have sent DATA since
   (updates-earned 0 :type (unsigned-byte 31)) ; WINDOW_UPDATEs and late frames still free of charge
@@ -83,7 +84,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   "The shared data of the connections of one thread. Never used by two threads at once."
   (keeps-users nil :type boolean :read-only t) ; a stream that is used again keeps its user
   (streams nil :type (or null stream))  ; streams to use again, chained by NEXT
-  (stream-count 0 :type index)          ; the number of these
+  (stream-count 0 :type index)          ; the number of streams in the table
   (field-list nil :type (or null hpack:field-list)) ; the list into which a header block is decoded
   (common (hpack:make-common-fields) :type simple-vector)) ; fields that many peers send
 
@@ -110,15 +111,15 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
                        (:copier nil))
   "One end of an HTTP/2 connection."
   (server-p nil :type boolean)          ; true at the server
-  (sink nil :type sink)                 ; its owner's functions
-  (options nil :type options)           ; its limits
+  (sink nil :type sink)                 ; the functions of the connection's owner
+  (options nil :type options)           ; the connection's limits
   (user nil)                            ; any object of the owner
   (pool nil :type pool)                 ; shared with other connections of the thread
   (counters (make-counters) :type counters) ; the work that the peer caused
   (phase +awaiting-preface+ :type (unsigned-byte 3)) ; a constant above
   ;; the buffer to which output is appended; nil until it is borrowed
   (output nil :type (or null buffer))
-  (given-octets 0 :type index)          ; how much it held when it was given back
+  (given-octets 0 :type index)          ; how many octets OUTPUT had when it was given back
   (sent-octets 0 :type event-count)     ; how many octets had left the buffer when it was borrowed
   (encoder nil :type hpack:encoder)     ; the encoder of our header blocks
   (decoder nil :type hpack:decoder)     ; the decoder of the peer's header blocks
@@ -128,7 +129,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (seed (hash-seed) :type (unsigned-byte 62)) ; the seed for the choice of chains
   (stream-count 0 :type index)          ; the number of streams in the table
   (highest-id -1 :type (signed-byte 32)) ; the last identifier that the client has used
-  (skipped-low 0 :type stream-id)       ; the newest gap that it left below: its first identifier
+  (skipped-low 0 :type stream-id)       ; the newest gap of identifiers below: its first identifier
   (skipped-high 0 :type stream-id)      ; and its last
   (opening nil :type (or null stream))  ; the client's new stream, until its headers are sent
   (current nil :type (or null stream))  ; the stream for which a sink function runs
@@ -138,7 +139,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (reset-count 0 :type index)           ; how many of RESETS are in use
   (reset-forgotten 0 :type stream-id)   ; the highest one that is no longer among them
   (goaway-sent +no-goaway+ :type (signed-byte 32)) ; the last stream that our GOAWAY named
-  (goaway-received +no-goaway+ :type (signed-byte 32)) ; the one that the peer's GOAWAY named
+  (goaway-received +no-goaway+ :type (signed-byte 32)) ; the last one in the peer's GOAWAY
   ;; Sending
   (send-window +default-window+ :type window) ; octets of DATA that the peer still takes
   (peer-stream-window +default-window+ :type window) ; a new stream's window
@@ -147,7 +148,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (peer-max-header-list #xFFFFFFFF :type (unsigned-byte 32)) ; the peer's advice (6.5.2)
   (ring-head nil :type (or null stream)) ; the ring of writers (data-queue.lisp): the next one
   (ring-tail nil :type (or null stream)) ; the last stream of the ring
-  (open-mark -1 :type fixnum)           ; where in the output an unended header block begins, or -1
+  (open-mark -1 :type fixnum)           ; where in the output an open header block begins, or -1
   ;; the stream whose DATA frame was the last thing in the output
   (data-stream nil :type (or null stream))
   (data-mark 0 :type index)             ; where in the output that frame begins
@@ -160,7 +161,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (due nil :type (or null stream))      ; streams with a due WINDOW_UPDATE
   (block-id 0 :type stream-id)          ; the stream of the header block that is being collected
   (block-flags 0 :type (unsigned-byte 9)) ; the flags of its HEADERS
-  (block-buffer nil :type (or null buffer)) ; the part of it that has come
+  (block-buffer nil :type (or null buffer)) ; the part of the block that has come
   (block-ns 0 :type time-ns)            ; the time of the first part
   ;; Time; a deadline of 0 means no deadline
   (settings-deadline 0 :type time-ns)   ; the time by which the peer must acknowledge our SETTINGS
@@ -173,7 +174,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 
 (defconstant +received-headers+ #b1 "The request, or the final response, was received.")
 (defconstant +sent-headers+ #b10 "The request or response has been sent.")
-(defconstant +in-ring+ #b100 "Among the writers that take turns.")
+(defconstant +in-ring+ #b100 "The stream is among the writers that take turns.")
 (defconstant +update-due+ #b1000 "A WINDOW_UPDATE is due.")
 (defconstant +queue-ends+ #b10000 "END_STREAM is sent with the last queued octet.")
 (defconstant +finished+ #b100000 "Out of the table; ON-STREAM-CLOSED was called.")
@@ -185,16 +186,16 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   "Octets queued on a stream."
   (octets (make-octets 0) :type octets) ; the vector that holds the octets
   (start 0 :type index)                 ; the first that is not sent yet
-  (end 0 :type index)                   ; the end of the octets in it
+  (end 0 :type index)                   ; the end of the octets in the buffer
   (storable nil :type boolean)          ; whether OCTETS go back to the store of clgrpc.base
   (next nil :type (or null segment)))   ; the next segment in the stream's queue
 
 (defstruct (stream (:constructor %make-stream (connection id)) (:copier nil))
   "An HTTP/2 stream."
-  (id 0 :type stream-id)                ; its identifier
+  (id 0 :type stream-id)                ; the stream's identifier
   (state +idle+ :type state)            ; the state by RFC 9113 section 5.1 (stream-state.lisp)
   (flags 0 :type (unsigned-byte 8))     ; the constants above
-  (connection nil :type connection)     ; its connection
+  (connection nil :type connection)     ; the stream's connection
   (user nil)                            ; any object of the owner
   (next nil :type (or null stream))     ; the next stream in its chain of the table, or in the pool
   (ring-next nil :type (or null stream)) ; the next stream in the ring of writers
@@ -211,8 +212,8 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; the number of queued octets
   (trailers-function nil :type (or null function)) ; writes the trailers after the queue
   (charge 0 :type index)                ; the owner's: octets that it has charged to an account
-  (octets-out 0 :type (unsigned-byte 62)) ; the owner's, if it counts: octets of messages sent
-  (octets-in 0 :type (unsigned-byte 62))) ; likewise, of messages received
+  (octets-out 0 :type (unsigned-byte 62)) ; counted by the owner, if at all: octets of messages sent
+  (octets-in 0 :type (unsigned-byte 62))) ; the same for messages received
 
 (declaim (sb-ext:freeze-type sink counters pool segment stream connection))
 
@@ -278,8 +279,9 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
                             append `((documentation ',name 'function) ,text)))))
   (document
    (make-sink "Return a sink of functions given by keywords. See the structure SINK.")
-   (make-pool "Return a pool for MAKE-CONNECTION. Connections that one thread runs may share one.
-With KEEPS-USERS a stream that is used again keeps its STREAM-USER; otherwise that becomes nil.")
+   (make-pool "Return a pool for MAKE-CONNECTION. Connections that one thread runs may share a pool.
+With KEEPS-USERS a stream that is used again keeps its STREAM-USER; otherwise its STREAM-USER
+becomes nil.")
    (stream-p "True if the argument is a STREAM.")
    (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")
    (stream-connection "The connection that a stream belongs to.")

@@ -78,7 +78,7 @@ an incomplete header block. Memory of CONNECTION's owner is not included."
        (* +stream-octets+ (connection-stream-count connection))
        (* 8 (min +most-places+ (length (connection-table connection))))
        (* 4 (min +most-places+ (length (connection-resets connection))))
-       ;; a client's are its own user's
+       ;; a client's streams belong to its own user
        (if (connection-server-p connection)
            (counters-queued-octets (connection-counters connection))
            0)

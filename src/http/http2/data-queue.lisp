@@ -55,7 +55,7 @@ not exist afterwards."
   "Send the octets START to END on STREAM, whose headers are sent: at once as far as the windows and
 the output's cap allow, the rest from a queue as the windows open. OCTETS belong to the connection
 from now on; if they are STORABLE, that is, come from BORROW-OCTETS, it returns them to the store
-when they are sent. With END-STREAM-P our side ends after them. ON-WRITABLE is called when a queue
+when they are sent. With END-STREAM-P our side ends after OCTETS. ON-WRITABLE is called when a queue
 that was longer has fallen below half of the option send-budget-octets. Does nothing if the stream
 was reset or the connection is finished. Signal MISUSE if the headers are missing or our side has
 been ended."
@@ -89,9 +89,9 @@ been ended."
   nil)
 
 (define-hot send-trailers-later ((stream stream) (function function)) null
-  "Call FUNCTION with STREAM once its queue has been written, at once if that is empty: FUNCTION
-must send the trailers by BEGIN-HEADERS and END-HEADERS. FUNCTION is not called if the stream is
-reset before."
+  "Call FUNCTION with STREAM once its queue has been written, at once if the queue is empty:
+FUNCTION must send the trailers by BEGIN-HEADERS and END-HEADERS. FUNCTION is not called if the
+stream is reset before."
   (if (zerop (stream-queued-octets stream))
       (funcall function stream)
       (setf (stream-trailers-function stream) function))

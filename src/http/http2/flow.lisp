@@ -26,7 +26,7 @@
     (if (<= sum +largest-window+) sum nil)))
 
 (define-hot (return-to-stream :inline t) ((stream stream) (count (unsigned-byte 31))) null
-  "The same for the window of STREAM; pointless once the peer's side has ended."
+  "The same for the window of STREAM; useless once the peer's side has ended."
   (when (receiving-state-p (stream-state stream))
     (let ((connection (stream-connection stream))
           (unreturned (+ (stream-unreturned stream) count)))
@@ -41,7 +41,7 @@
 
 (define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
   "Note that COUNT octets that ON-DATA delivered on STREAM were read or dropped: the windows of
-STREAM and of its connection may grow by that (RFC 9113 section 6.9). When a stream closes, this is
+STREAM and of its connection may grow by COUNT (RFC 9113 section 6.9). When a stream closes, this is
 done for all remaining octets, so later calls do nothing. Signal MISUSE if COUNT is more than was
 delivered."
   (unless (stream-flag-p stream +finished+)
@@ -133,7 +133,7 @@ it before each flush must call this function instead."
     nil))
 
 (define-hot raise-stream-window ((stream stream) (increment (unsigned-byte 31))) null
-  "The peer's WINDOW_UPDATE for STREAM."
+  "Handle the peer's WINDOW_UPDATE for STREAM."
   (let ((window (raise-window (stream-send-window stream) increment)))
     (cond ((null window)
            (fail-stream stream +flow-control-error+ "stream window over 2^31-1"))

@@ -143,9 +143,9 @@ FIELD. +KIND-MALFORMED+ means that HTTP/2 forbids its name, its value or the fie
 
 (defmacro scan-fields ((list seen content-length) &body body)
   "Check the rules for all messages: each pseudo-field occurs at most once and before the others, no
-field is malformed, there is at most one content-length. Then evaluate BODY with SEEN, whose bit K
-is set if pseudo-field kind K was there, and with +HOST-SEEN+, and CONTENT-LENGTH. A malformed
-message ends the block named NIL with +MALFORMED-MESSAGE+."
+field is malformed, there is at most one content-length. After that evaluate BODY with SEEN, whose
+bit K is set if LIST has a pseudo-field of kind K, and with +HOST-SEEN+, and CONTENT-LENGTH. A
+malformed message ends the block named NIL with +MALFORMED-MESSAGE+."
   `(let ((,seen 0) (,content-length +no-content-length+))
      (declare (type (unsigned-byte 9) ,seen) (type content-length ,content-length))
      (loop with fields = (hpack:field-list-fields ,list)

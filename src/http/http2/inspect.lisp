@@ -39,10 +39,10 @@
     (#.+frame-window-update+ (list :increment (window-update-increment octets at)))))
 
 (defun describe-frame (octets at end)
-  "A description of the frame that begins AT in OCTETS, of which those before END are there. Two
-values: a plist with :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, keywords, and, if
-the frame is complete, the contents of its payload; and its length with its header. Nil if the
-frame's header is incomplete."
+  "A description of the frame that begins AT in OCTETS, of which only those before END have arrived.
+Two values: a plist with :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, keywords,
+and, if the frame is complete, the contents of its payload; and its length with its header. Nil if
+the frame's header is incomplete."
   (when (<= (+ at +frame-header-octets+) end)
     (multiple-value-bind (length type flags id) (read-frame-header octets at)
       (let* ((payload (+ at +frame-header-octets+))
@@ -56,8 +56,8 @@ frame's header is incomplete."
 
 (defun skip-preface (connection octets start end)
   "The position of the first frame in OCTETS from START to END: after the client's preface (section
-3.4) if they begin with it. OCTETS are the input of CONNECTION, which may still await the preface;
-if CONNECTION is nil, OCTETS are a client's output."
+3.4) if OCTETS begin with the preface. OCTETS are the input of CONNECTION, which may still await the
+preface; if CONNECTION is nil, OCTETS are a client's output."
   (let ((preface-end (+ start (length **preface**))))
     (if (and (or (null connection) (= +awaiting-preface+ (connection-phase connection)))
              (<= preface-end end)

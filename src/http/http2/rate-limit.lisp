@@ -3,15 +3,15 @@
 ;;;; answers that the peer does not read.
 ;;;;
 ;;;; Resets and idle frames have a rate limit each: a burst that is refilled at a rate. A connection
-;;;; whose peer exceeds it ends with ENHANCE_YOUR_CALM. The state of a rate limit is one number, the
-;;;; time at which the whole burst will be allowed again. An event moves that time one interval
-;;;; later; the limit is exceeded if it is then further away than the burst's intervals.
+;;;; whose peer exceeds a rate limit ends with ENHANCE_YOUR_CALM. The state of a rate limit is one
+;;;; number, the time at which the whole burst will be allowed again. An event moves that time one
+;;;; interval later; the limit is exceeded if it is then further away than the burst's intervals.
 ;;;;
 ;;;; The frequent frames of ordinary peers are not charged (rate-credit.lisp): as many resets as
 ;;;; calls were served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA
 ;;;; was sent, since the last one; WINDOW_UPDATEs and late frames, as far as DATA and new streams
 ;;;; have earned them. A frame is late if it has no content and its stream had ended, but its sender
-;;;; did not know that yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
+;;;; did not know of the end yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
 ;;;;
 ;;;; Answers are counted while they wait in the output; more than the option
 ;;;; max-queued-control-frames end the connection. The output of a busy connection may never be

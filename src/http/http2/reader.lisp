@@ -16,7 +16,8 @@
 
 (in-package #:clgrpc.http2)
 
-(defconstant +flag-self-dependent+ #x100 "Ours: HEADERS made its stream depend on itself.")
+(defconstant +flag-self-dependent+ #x100 "A flag of our own: HEADERS made its stream depend on
+itself.")
 
 (deftype flags () "Flags of a frame and one of our own." '(unsigned-byte 9))
 
@@ -114,7 +115,8 @@ connection."
         (stream (find-stream connection id)))
     (when (logtest flags +flag-padded+)
       (let ((padding (if (< start end) (aref octets start) 0)))
-        (when (<= length padding)       ; also if there is no length of the padding
+        ;; this also holds if the octet with the length of the padding is missing
+        (when (<= length padding)
           (return-from receive-data
             (fail-connection connection +protocol-error+ "DATA with more padding than payload")))
         (incf start)
@@ -361,7 +363,7 @@ exists, ends with a reason that says so."
     null
   (let ((increment (window-update-increment octets start)))
     (charge-update connection)
-    (cond ((connection-closed-p connection)) ; it was one too many
+    (cond ((connection-closed-p connection)) ; the frame exceeded a rate limit
           ((plusp id)
            (update-stream connection id increment))
           ((zerop increment)
@@ -384,7 +386,7 @@ exists, ends with a reason that says so."
     nil))
 
 (define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null
-  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; 64 bits, sometimes an object
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; a payload of 64 bits may be allocated
   (let ((payload (ping-payload octets start)))
     (cond ((logtest flags +flag-ack+)
            (charge-idle-frame connection)
@@ -539,11 +541,11 @@ is incomplete."
     (values index boolean)
   "Process the peer's octets from START to END, received at NOW (nanoseconds of any steady clock),
 but no more than FRAMES frames. Return the position of the first octet not consumed, at which a
-frame begins: present it again with the octets after it. The second value is true if that frame may
-be complete, because this returned after FRAMES frames; otherwise more octets must be received
-first. Sink functions are called meanwhile; they may use OCTETS only during the call. If the peer
-broke the protocol, GOAWAY is in the output and ON-CLOSE was called; from then on everything is
-consumed and ignored."
+frame begins: present that frame again with the octets after it. The second value is true if that
+frame may be complete, because this returned after FRAMES frames; otherwise more octets must be
+received first. During RECEIVE-OCTETS, functions of the sink are called; a function may use OCTETS
+only during its call. If the peer broke the protocol, GOAWAY is in the output and ON-CLOSE was
+called; from then on everything is consumed and ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))

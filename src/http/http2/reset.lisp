@@ -1,10 +1,10 @@
 ;;;; Streams that we reset (RFC 9113 sections 5.1, 5.4.2 and 6.4), and the state of identifiers
 ;;;; whose streams do not exist any more.
 ;;;;
-;;;; Identifiers up to HIGHEST-ID are closed. The newest gap below it was never opened. The streams
-;;;; that we reset are recorded one by one in RESETS, the RESET-COUNT highest of them, in order: the
-;;;; peer may not know of the reset yet, so its late frames are not errors. When the lowest of them
-;;;; is dropped, all identifiers up to it count as reset.
+;;;; Identifiers up to HIGHEST-ID are closed. Identifiers in the newest gap below HIGHEST-ID were
+;;;; never opened. The streams that we reset are recorded one by one in RESETS, the RESET-COUNT
+;;;; highest of them, in order: the peer may not know of the reset yet, so its late frames are not
+;;;; errors. When the lowest of them is dropped, all identifiers up to it count as reset.
 
 (in-package #:clgrpc.http2)
 
@@ -53,7 +53,7 @@ Return the place that the new reset then has."
     (let ((place (reset-place connection id)))
       (when (= (connection-reset-count connection) (length (connection-resets connection)))
         (cond ((< (connection-reset-count connection) +most-resets+) (grow-resets connection))
-              ((zerop place)            ; it is the lowest itself
+              ((zerop place)            ; the new stream is the lowest itself
                (setf (connection-reset-forgotten connection) id)
                (return-from remember-reset nil))
               (t (setf place (forget-reset connection place)))))
@@ -109,8 +109,8 @@ Return the place that the new reset then has."
 
 (define-hot reset-stream ((stream stream) (error-code error-code)) null
   "End STREAM now with RST_STREAM of ERROR-CODE, and drop its queued octets; ON-STREAM-CLOSED is
-called before this returns, ON-RESET is not. Does nothing if the stream is closed already. RFC 9113
-section 6.4."
+called before this returns, ON-RESET is not. Does nothing if the stream is closed already. Source:
+RFC 9113 section 6.4."
   (let ((connection (stream-connection stream))
         (id (stream-id stream)))
     (cond ((stream-flag-p stream +finished+))

@@ -48,8 +48,8 @@ shrunk."
   nil)
 
 (define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
-  "Note that COUNT received octets need the connection's window no longer. When such octets make up
-half of the window, return them to the peer."
+  "Note that COUNT received octets need the connection's window no longer. When such octets amount
+to half of the window, return them to the peer."
   (let ((unreturned (+ (connection-unreturned connection) count)))
     (setf (connection-unreturned connection) unreturned)
     (when (<= (ash (connection-connection-window connection) -1) unreturned)
@@ -79,7 +79,7 @@ half of the window, return them to the peer."
 
 (define-hot note-early-end ((stream stream)) null
   "Note that STREAM is about to be reset, or lost. The stream has failed, unless the server has
-ended its side: then the rest of the client's side does not matter."
+ended its side, since after that the rest of the client's side does not matter."
   (let ((connection (stream-connection stream)))
     (when (if (connection-server-p connection)
               (stream-sendable-p stream)

@@ -3,7 +3,7 @@
 ;;;; 5.1.1).
 ;;;;
 ;;;; The table is a vector of chains; it exists from the first stream on and doubles when the chains
-;;;; grow. Consecutive identifiers have chains of their own. A client chooses its identifiers, so a
+;;;; grow. Consecutive identifiers are in different chains. A client chooses its identifiers, so a
 ;;;; seed determines the chains for each run of 1,024 of them (STREAM-SLOT).
 
 (in-package #:clgrpc.http2)
@@ -78,7 +78,7 @@ oldest first. FUNCTION may end streams; streams that it has ended are skipped."
         (when stream (funcall function stream))))
     nil))
 
-;;; Making and using again
+;;; Making streams and using them again
 
 (defconstant +pool-streams+ 512)
 

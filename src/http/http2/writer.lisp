@@ -1,6 +1,6 @@
 ;;;; HEADERS and DATA straight into the output (RFC 9113 sections 6.1, 6.2, 6.10). The fast path of
 ;;;; a unary call is BEGIN-HEADERS, the caller's hpack calls, END-HEADERS; RESERVE-DATA, BEGIN-DATA,
-;;;; the caller's octets, END-DATA. Nothing is copied and nothing allocated.
+;;;; the caller's octets, END-DATA. The writer copies nothing and allocates nothing.
 ;;;;
 ;;;; Between the two halves of a pair nothing else may be appended. A header block is contiguous: it
 ;;;; is encoded in one piece after 9 octets that are kept free, and it is split to insert the
@@ -119,9 +119,9 @@ begun."
        (options-max-frame-octets (connection-options connection))))
 
 (define-hot (reserve-data :inline t) ((stream stream) (count index)) boolean
-  "True if a DATA frame of COUNT octets on STREAM can go into the output at once. This is so if the
-stream's headers are sent, both windows and one frame have room, no stream has queued DATA and the
-output is below its cap. Then call BEGIN-DATA, else SEND-DATA."
+  "True if a DATA frame of COUNT octets on STREAM can go into the output at once. The function is
+true if the stream's headers are sent, both windows and one frame have room, no stream has queued
+DATA and the output is below its cap. If it is true call BEGIN-DATA, else SEND-DATA."
   (let ((connection (stream-connection stream)))
     (and (sending-state-p (stream-state stream))
          (stream-flag-p stream +sent-headers+)
@@ -143,8 +143,8 @@ output is below its cap. Then call BEGIN-DATA, else SEND-DATA."
 
 (define-hot (begin-data :inline t) ((stream stream) (count index)) (values octets index)
   "After RESERVE-DATA was true for COUNT: return octets and the position in them where exactly
-COUNT octets are to be written. Then call END-DATA; nothing else may be done with the connection in
-between."
+COUNT octets are to be written. After that call END-DATA; nothing else may be done with the
+connection in between."
   (let* ((buffer (output-buffer (stream-connection stream)))
          (octets (ensure-buffer-room buffer (+ count +frame-header-octets+))))
     (values octets (if (joins-last-p stream buffer count)
