@@ -1,5 +1,5 @@
-;;;; The structures that the files of the client share, and functions of a channel's core for all of
-;;;; them.
+;;;; The structures that the files of the client share, and the functions of a channel's core that
+;;;; these files need.
 ;;;;
 ;;;; The user has a channel, a CLOS object (network-channel.lisp). The object points to its core,
 ;;;; the channel's state on its loop. Objects on a loop do not point back, so the collector finds a
@@ -59,7 +59,8 @@ number; see stream-queue.lisp."
   (patient (make-ring) :type ring :read-only t) ; attempts that wait for another picker
   (scattered nil :type boolean)         ; some queued attempt is not in WAITING
   (count 0 :type index) ; the number of all waiting attempts, including those of subchannels
-  (unpicked-count 0 :type index)        ; the number of those for which no server was picked
+  ;; the number of waiting attempts for which no server was picked
+  (unpicked-count 0 :type index)
   (next-number 0 :type (unsigned-byte 62))) ; the number of the next place
 
 (defstruct (idle-watch (:copier nil))
@@ -91,7 +92,8 @@ number; see stream-queue.lisp."
   ;; the credentials for TLS, or nil
   (credentials nil :type (or null loop:tls-credentials) :read-only t)
   (call-credentials nil :read-only t)   ; see credentials/call-credentials.lisp, or nil
-  (plaintext-credentials nil :type boolean :read-only t) ; true if they may be sent without TLS
+  ;; true if call credentials may be sent without TLS
+  (plaintext-credentials nil :type boolean :read-only t)
   (sink nil :type (or null http2:sink) :read-only t) ; the sink for events of links' streams
   (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; the pool of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
@@ -108,10 +110,10 @@ number; see stream-queue.lisp."
   (default-config nil :type (or null config:service-config) :read-only t)
   (receive-limit nil :type (or null index) :read-only t) ; the user's max-receive-octets
   (methods nil :type (or null method-table)) ; CONFIG's method configs, or nil
-  (balancing nil :type (or null config:policy-config)) ; the user's policy, before CONFIG
+  (balancing nil :type (or null config:policy-config)) ; the user's policy, used instead of CONFIG's
   (balancer nil :type (or null balancer)) ; chooses among servers, a SWITCH
   (picker nil)                          ; see balancer.lisp; changed by one store
-  ;; of what the balancer publishes: the picker that calls have; see guarded-picker.lisp
+  ;; makes the picker that calls use of the balancer's picker; see guarded-picker.lisp
   (picker-wrapper #'identity :type function)
   (idle-watch (make-idle-watch) :type idle-watch :read-only t) ; whether the channel may go idle
   (state :idle :type connectivity)      ; the state of the channel
@@ -119,7 +121,7 @@ number; see stream-queue.lisp."
   (subchannels '() :type list)          ; subchannels in use, and those that still have calls
   (subchannel-count 0 :type index)      ; the number of SUBCHANNELS
   (crowded nil :type boolean) ; there was no room for another subchannel at the last update
-  ;; what it shares with channels that are alike, if it does; see connection-set.lisp
+  ;; the pool that the channel shares with equal channels, or nil; see connection-set.lisp
   (subchannel-pool nil :type (or null subchannel-pool) :read-only t)
   ;; the queue of calls without a stream
   (stream-queue (make-stream-queue) :type stream-queue :read-only t)
@@ -141,7 +143,7 @@ number; see stream-queue.lisp."
   (asking (make-hash-table :test 'eq) :type hash-table :read-only t)
   (attempt-interceptors '() :type list :read-only t) ; see MAKE-CHANNEL
   ;; for channelz
-  ;; its number and its last events
+  ;; the channel's number and last events
   (channel-trace (make-channel-trace 0) :type channel-trace :read-only t)
   (calls-begun 0 :type (unsigned-byte 62)) ; calls that users have begun
   (calls-succeeded 0 :type (unsigned-byte 62)) ; calls that have ended with OK
@@ -236,7 +238,7 @@ resolver that has just failed is asked later anyhow."
 (defstruct (client-link (:include link) (:constructor make-client-link (loop options owner))
                         (:copier nil))
   "One HTTP/2 connection of a connection set."
-  (settings-received nil :type boolean) ; the peer's SETTINGS have come, it is in use
+  (settings-received nil :type boolean) ; the peer's SETTINGS have come, and the link is in use
   (goaway-code nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the peer reads
   (internal-streams 0 :type index)      ; the number of streams of internal calls so far
@@ -248,14 +250,14 @@ resolver that has just failed is asked later anyhow."
 (defstruct (veto (:constructor make-veto (name state text)) (:copier nil))
   "A reason why a connected subchannel is not used."
   (name nil :type symbol :read-only t)  ; the name of its maker
-  (state nil :type connectivity :read-only t) ; the state of the subchannel meanwhile
+  (state nil :type connectivity :read-only t) ; the state of the subchannel under the veto
   (text "" :type string :read-only t))  ; the text for people
 
 (define-printer (veto veto)
   "~(~A, ~A~): ~A" (veto-name veto) (veto-state veto) (veto-text veto))
 
 (defstruct (connection-set (:copier nil))
-  "The connections to one of some addresses, and the attempts to make them; see
+  "The connections to one of several addresses, and the attempts to make them; see
 connection-set.lisp."
   (core nil :type core :read-only t)    ; the core whose name, credentials and so on the links use
   (pool nil :type (or null subchannel-pool) :read-only t) ; the pool that shares the set, or nil
@@ -283,15 +285,15 @@ connection-set.lisp."
   (addresses '() :type list)            ; the kernel's, octets
   ;; the connection set whose links the subchannel uses
   (connection-set nil :type (or null connection-set))
-  (former-sets '() :type list)          ; connection sets on which calls of it may still run
-  ;; the state of its connection set, if it has asked that to connect
+  (former-sets '() :type list)          ; connection sets that may still have its calls
+  ;; the state of the subchannel's connection set, if the subchannel has asked that set to connect
   (link-state :idle :type connectivity)
   (open-calls 0 :type index)            ; attempts of calls that are under way, internal ones too
   (picks 0 :type (unsigned-byte 62))    ; how many of users' calls the subchannel has had
   (key "" :type string :read-only t)    ; the key of the backend, if it has one
   ;; the backend's plist; with several backends, that of the one it was last connected to
   (attributes '() :type list)
-  (backends '() :type list)             ; its backends, if the subchannel has several
+  (backends '() :type list)             ; the subchannel's backends, if there are several
   (vetoes '() :type list)               ; the vetoes on the use of its connection, newest first
   ;; the state that follows from LINK-STATE and VETOES, which its balancer sees
   (state :idle :type connectivity)
@@ -301,11 +303,12 @@ connection-set.lisp."
   ;; the channel's own calls on its links, see internal-call.lisp
   (internal-calls '() :type list)
   (waiting (make-ring) :type ring :read-only t) ; PLACEs of calls that wait for a stream of it
-  (waiting-count 0 :type index)         ; the number of calls without a stream whose last pick it is
-  (note nil)                            ; its balancer's data about it
+  ;; how many calls without a stream have this subchannel as their last pick
+  (waiting-count 0 :type index)
+  (note nil)                            ; the balancer's data about the subchannel
   (failures 0 :type (unsigned-byte 62)) ; attempts that failed and were not cancelled
   (cancellations 0 :type (unsigned-byte 62)) ; how many attempts were cancelled
-  ;; its number and its last events
+  ;; the subchannel's number and last events
   (channel-trace (make-channel-trace 0) :type channel-trace :read-only t))
 
 (declaim (sb-ext:freeze-type subchannel))
@@ -396,7 +399,7 @@ call."
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
   "A call on the client. A call's stream is the stream of the attempt with which the call continues
 so far, the oldest attempt under way."
-  (request nil)                         ; the only one, a message or encoded, until the response
+  (request nil)                         ; the only request, a message or encoded, until the response
                                         ; begins (request.lisp)
   ;; the reply of a method with one response, decoded or for WIRE-DECODE
   (reply nil)
@@ -450,7 +453,7 @@ used again with it."
   (internal nil :type boolean)          ; the channel's own call, see internal-call.lisp
   (retries nil :type (or null client-retries)) ; set once a second attempt is possible
   (wait nil :type (or null wait-clock)) ; the clock of the call's waits, or nil
-  ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
+  ;; the call's QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
   (queued-attempt nil))
 
 (rpc:define-own-part own-options (client client-call)
@@ -467,7 +470,8 @@ used again with it."
 
 (rpc:define-own-part outbound (client client-call wire:wire-outbound)
   "The outgoing side of a call, with its outbox."
-  (outbox '() :type list))              ; the loop's: messages that wait for one, newest first
+  ;; used on the loop: messages that wait for a stream, newest first
+  (outbox '() :type list))
 
 (declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outbound))
 

@@ -128,7 +128,7 @@ requests."
   (append (wire:list-stages call #'client-spans (or (nth-value 1 (call-waits call)) 0))
           (when (requests-open-p call) (list :requests-open t))))
 
-;;; Futures: the call is its own, see future.lisp
+;;; A call is its own future, see future.lisp
 
 (defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))
   "A long REPLY that several threads may request at once; the thread that holds LOCK decodes it."

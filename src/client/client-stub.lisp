@@ -65,7 +65,8 @@
        call))))
 
 (defun method-in-channel (method channel)
-  "METHOD with its messages in the codec of CHANNEL, unless it has one of its own, or raw messages."
+  "METHOD with its messages in the codec of CHANNEL, unless METHOD has a codec of its own, or raw
+messages."
   (if (or (method:rpc-method-codec method)
           (protobuf:raw-type-p (method:rpc-method-request-type method)))
       method

@@ -1,8 +1,8 @@
 ;;;; Connecting: a connect round tries the addresses of a connection set, several at once if they
 ;;;; are slow. A new byte channel is a candidate with a link on it, with TLS if the channel has
 ;;;; credentials. The first link whose peer's SETTINGS arrive becomes the connection set's; the
-;;;; others are closed. If all fail the connection set waits (back-off), and is idle after that.
-;;;; Everything here runs on the channel's loop.
+;;;; other links are closed. If all candidates fail, the connection set waits (back-off), and is
+;;;; idle after that. Everything here runs on the channel's loop.
 
 (in-package #:clgrpc.client)
 
@@ -29,7 +29,7 @@ them."
                                             :began-ns (core-now core))))
     (dolist (owner (engaged-owners connection-set))
       (let ((core (subchannel-core owner)))
-        ;; each attempt is counted there
+        ;; each attempt is counted in that stage
         (unless (eq :resolve (wait-clock-stage (core-clock core))) (enter-stage core :resolve))
         (enter-stage core :connect)))
     (push connect-round (connection-set-connect-rounds connection-set))
@@ -38,7 +38,7 @@ them."
            (core-loop core) (core-name core) (connection-set-addresses connection-set)
            (seconds-ns (options-connect-timeout-seconds options))
            (lambda (byte-channel condition)
-             (declare (ignore byte-channel)) ; it is a candidate first
+             (declare (ignore byte-channel)) ; the byte channel is a candidate first
              (connect-round-failed connect-round condition))
            :limit-each t
            :delay-ns (seconds-ns (options-connection-attempt-delay-seconds options))
@@ -183,8 +183,8 @@ came."
   "Handle the end of CONNECT-ROUND, in which all addresses have failed. If no other round is under
 way the connection set waits, by the rules of gRPC's document on connection back-off. The exception
 is a server that restarts: when it closes its listener, connections that the kernel had accepted are
-reset, while its successor listens. So if the last connection worked and a peer has accepted one of
-CONNECT-ROUND, another round begins at once if calls would fail otherwise."
+reset, while the next process of the server listens. So if the last connection worked and a peer has
+accepted a connection of CONNECT-ROUND, another round begins at once if calls would fail otherwise."
   (let* ((connection-set (connect-round-connection-set connect-round))
          (text (string-right-trim "." (princ-to-string condition))))
     (end-connect-round connect-round text)
@@ -200,8 +200,8 @@ CONNECT-ROUND, another round begins at once if calls would fail otherwise."
           (t (wait-for-better-times connection-set text (connect-round-began-ns connect-round))))))
 
 (defun pause-widening (connection-set text)
-  "Let CONNECTION-SET, which is ready, begin no further link until a back-off ends, after the
-failure of one with TEXT."
+  "A further link of CONNECTION-SET, which is ready, has failed with TEXT: begin no other link until
+a back-off ends."
   (incf (connection-set-failed-connects connection-set))
   (let ((core (connection-set-core connection-set)))
     (trace-event :subchannel :no-further-connection :target (core-name core) :reason text)

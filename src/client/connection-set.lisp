@@ -1,13 +1,15 @@
-;;;; Connection sets, which hold the connections of subchannels. Each subchannel has one, its own
-;;;; unless its channel shares connections (the option :share-connections). Then the subchannels of
-;;;; all equal channels on one loop with the same addresses share one, as in gRPC core's subchannel
-;;;; pool. Channels are alike if they have the same credentials, authority, observer and options;
-;;;; their service configs, policies and interceptors may differ.
+;;;; Connection sets, which hold the connections of subchannels. Each subchannel has a connection
+;;;; set of its own, unless its channel shares connections (the option :share-connections). With
+;;;; this option the subchannels of all equal channels on one loop with the same addresses share one
+;;;; connection set, as in gRPC core's subchannel pool. Channels are alike if they have the same
+;;;; credentials, authority, observer and options; their service configs, policies and interceptors
+;;;; may differ.
 ;;;;
 ;;;; 1. Links, connect rounds and back-off belong to the connection set. Everything else belongs to
 ;;;;    the subchannel: vetoes, listeners, breakers, internal calls, counts of calls.
-;;;; 2. A subchannel is idle until CONNECT, in any state of its connection set. From then on its
-;;;;    LINK-STATE follows the connection set's, until that is idle; then CONNECT is needed again.
+;;;; 2. A subchannel is idle until CONNECT, in any state of its connection set. From then on the
+;;;;    subchannel's LINK-STATE follows the connection set's, until the connection set is idle;
+;;;;    after that CONNECT is needed again.
 ;;;; 3. An attempt refers to the subchannel that was picked for it. The picked subchannel is
 ;;;;    informed of the end of the stream, even if it does not use the connection set any more.
 ;;;; 4. A subchannel that is closed leaves its connection set; when the last subchannel has left,
@@ -85,9 +87,9 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
              (connection-set-owners connection-set)))
 
 (defun change-link-states (subchannels state)
-  "Change the link state of all SUBCHANNELS, which belong to one connection set, to STATE. Then call
-the watchers of these subchannels, and notify the balancer of each subchannel whose own state has
-changed."
+  "Change the link state of all SUBCHANNELS, which belong to one connection set, to STATE. After
+that call the watchers of these subchannels, and notify the balancer of each subchannel whose own
+state has changed."
   (dolist (subchannel subchannels) (setf (subchannel-link-state subchannel) state))
   (dolist (subchannel subchannels)
     (tell-watchers subchannel)

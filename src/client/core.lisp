@@ -38,8 +38,8 @@ or a FAILURE."
 
 (define-hot (find-stream :inline t) ((core core) (call client-call))
     (values (or null http2:stream) (or null link) t)
-  "A stream for CALL and its link; or nil twice if no stream is free now. The third value is the
-pick for CALL, or nil."
+  "Two values: a stream for CALL and its link; or nil and nil if no stream is free now. The third
+value is the pick for CALL, or nil."
   (let ((picked (if (and (waiting-p core) (not (eager-p core))) nil (pick core call))))
     (multiple-value-bind (stream link)
         (if (subchannel-p picked) (free-stream picked) (values nil nil))
@@ -91,8 +91,8 @@ an ATTEMPT-FAILURE."
         (:shutdown (rpc:abort-as call :channel-closed)))))
 
 (defun wanted-p (call)
-  "True if CALL still needs an attempt that waits to begin: attempts in parallel to another may have
-become unnecessary."
+  "True if CALL still needs an attempt that waits to begin: an attempt in parallel to another one
+may have become unnecessary."
   (not (or (call-status call)
            (and (client-call-stream call)
                 (call-retries call)
@@ -109,8 +109,8 @@ connection.")
 
 (defun ask-for-some-link (core call picked)
   "Ask for another link of PICKED, on which CALL finds no stream. If PICKED has as many links as it
-may, pick again for CALL and ask that server; CALL starts on the first server with a free stream
-(gRFC A105)."
+may have, pick again for CALL and ask the new server; CALL starts on the first server with a free
+stream (gRFC A105)."
   (unless (or (ask-for-link picked)
               (choosy-p core)
               (= 1 (most-links picked)))
@@ -195,7 +195,7 @@ connection."
 
 (defun place-anew (core)
   "Pick for the calls that wait by CORE's new picker, the oldest first: for all of them or, if calls
-of CORE wait in line, until one finds no stream."
+of CORE wait in line, until a call finds no stream."
   (gather-places core)
   (if (eager-p core)
       (loop with picker = (core-picker core)
@@ -471,7 +471,7 @@ the shortest wait."
 
 (defun close-core (core)
   "Unless CORE was ended before, end it and release its client loop, even if a non-local exit
-interrupts this. Not on its loop."
+interrupts CLOSE-CORE. Do not call this on CORE's loop."
   (sb-sys:without-interrupts            ; a core that is closed gives up its loop
     (when (sb-thread:with-mutex ((core-lock core)) (shiftf (core-open core) nil))
       (trace-event :channel :channel-closed :target (core-name core))

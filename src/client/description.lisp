@@ -9,7 +9,8 @@
 
 (defgeneric balancer-facts (balancer)
   (:documentation "A plist that describes BALANCER for people, with values that print well;
-:CHILDREN is a list of such plists of its children, if it has any. On its channel's loop.")
+:CHILDREN is a list of such plists of its children, if it has any. Call this on the loop of
+BALANCER's channel.")
   (:method ((balancer balancer)) '()))
 
 (defgeneric subchannel-facts (balancer subchannel)

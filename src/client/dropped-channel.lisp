@@ -3,8 +3,8 @@
 ;;;; channel that its user has dropped.
 ;;;;
 ;;;; A call may outlive the channel it was made on, if its user still has the call but not the
-;;;; channel. So the links of a dropped channel take no further calls, as before a server's end, and
-;;;; the channel is closed when its last call has ended.
+;;;; channel. So the links of a dropped channel take no further calls, as after a GOAWAY, and the
+;;;; channel is closed when its last call has ended.
 
 (in-package #:clgrpc.client)
 
@@ -16,7 +16,7 @@
                  (setf (core-dropped core) (lambda () (end-if-unused core)))
                  (dolist (subchannel (core-subchannels core))
                    (let ((connection-set (subchannel-connection-set subchannel)))
-                     (unless (connection-set-pool connection-set) ; others may use it
+                     (unless (connection-set-pool connection-set) ; other channels may use it
                        (drain-links connection-set "the channel was dropped"))))
                  (end-if-unused core)))))
 

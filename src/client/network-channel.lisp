@@ -19,7 +19,7 @@
 
 (defmethod channel-secure-p ((channel core))
   (let ((credentials (core-credentials channel)))
-    ;; such a server has not proved its name, so it gets no credentials
+    ;; a server that was not verified gets no credentials
     (values (and credentials (loop:tls-credentials-verify credentials))
             (core-plaintext-credentials channel))))
 
@@ -178,7 +178,8 @@ ARGUMENTS those of its core."
   (trace-event :channel :channel-made :target (core-name core))
   (note-channel-event (core-channel-trace core) (channel-trace-born-ns (core-channel-trace core))
                       "channel created")
-  (unless (loop:simulated-p) (enter-registry core **cores**)) ; only its own loop answers
+  ;; in a simulation only its own loop answers
+  (unless (loop:simulated-p) (enter-registry core **cores**))
   (loop:end-before-save core #'close-core))
 
 (defun channel-of (core interception)

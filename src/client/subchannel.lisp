@@ -1,8 +1,8 @@
 ;;;; Subchannels: a subchannel connects to one server for a balancer. A subchannel has addresses
-;;;; that count as one server's, and a connection set for them (connection-set.lisp), which has one
-;;;; or more links to one of them (WIDEN). The connection set connects when the balancer calls
-;;;; CONNECT (connect-round.lisp), and waits between failed attempts; the balancer gets the
-;;;; subchannel's states. Everything here runs on the channel's loop.
+;;;; that count as one server's, and a connection set for these addresses (connection-set.lisp),
+;;;; which has one or more links to one address (WIDEN). The connection set connects when the
+;;;; balancer calls CONNECT (connect-round.lisp), and waits between failed attempts; the balancer
+;;;; gets the subchannel's states. Everything here runs on the channel's loop.
 ;;;;
 ;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the last
 ;;;; link ends; :connecting → :transient-failure → (back-off) → :idle; :shutdown for good, when the
@@ -22,7 +22,7 @@
 
 (defun open-subchannel (balancer backend)
   "Return a new subchannel of BALANCER's to the server BACKEND. It is idle. Signal an error if the
-channel has as many subchannels as it may have. On the channel's loop."
+channel already has the most subchannels that it may have. On the channel's loop."
   (unless (room-for-subchannel-p (balancer-core balancer))
     (error "The channel may have no more subchannels (max-subchannels)."))
   (let* ((core (balancer-core balancer))
@@ -104,15 +104,15 @@ many links as it always keeps."
     (remove-if (lambda (address) (gethash address table)) addresses)))
 
 (defun change-addresses (subchannel addresses)
-  "Change SUBCHANNEL's addresses to ADDRESSES. Connections to addresses that stay are kept. If its
-connection is to none of the new addresses, or if it has no connection yet and the addresses differ,
-an attempt begins at once; a new order applies to the next attempt."
+  "Change SUBCHANNEL's addresses to ADDRESSES. Connections to addresses that stay are kept. If
+SUBCHANNEL's connection is to none of the new addresses, or if it has no connection yet and the
+addresses differ, an attempt begins at once; a new order applies to the next attempt."
   (unless (equalp addresses (subchannel-addresses subchannel))
     (setf (subchannel-addresses subchannel) addresses)
     (change-connection-set subchannel (subchannel-connection-set subchannel))))
 
 (defun follow-addresses (connection-set old)
-  "Adapt CONNECTION-SET to its new addresses, in place of OLD."
+  "Adapt CONNECTION-SET to its new addresses, which replace the addresses OLD."
   (let* ((addresses (connection-set-addresses connection-set))
          (new (addresses-beyond addresses old)))
     (ecase (connection-set-link-state connection-set)
@@ -128,7 +128,7 @@ an attempt begins at once; a new order applies to the next attempt."
   "Adapt SUBCHANNEL, which uses CONNECTION-SET, to its new addresses. CONNECTION-SET gets these
 addresses as well if no other subchannel uses it and the pool has no connection set for them. If
 SUBCHANNEL is connected to one of its new addresses, SUBCHANNEL keeps its connection set until that
-connection ends. Else SUBCHANNEL moves to another connection set."
+connection ends. In all other cases SUBCHANNEL moves to another connection set."
   (let* ((addresses (subchannel-addresses subchannel))
          (found (find-connection-set (connection-set-pool connection-set) addresses)))
     (cond ((eq connection-set found))
@@ -175,7 +175,7 @@ connection ends. Else SUBCHANNEL moves to another connection set."
   "A new stream of LINK, or nil if no stream is free now. If LINK has used up its identifiers, mark
 it as draining."
   (let ((http2 (client-link-http2 link)))
-    (cond ((client-link-broken link) nil) ; it is about to end
+    (cond ((client-link-broken link) nil) ; the link is about to end
           ((let ((stream (http2:open-stream http2)))
              (when stream
                (setf (client-link-stream-ns link) (loop:event-loop-now (client-link-loop link))))

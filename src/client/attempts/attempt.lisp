@@ -2,18 +2,19 @@
 ;;;; begins on a stream, is answered or fails, and ends. The machine of attempt/retry.lisp decides
 ;;;; the next step, and performs it by **RETRY-OPERATIONS**.
 ;;;;
-;;;; 1. SUBMIT finds a stream, or makes the call wait for one (core.lisp). The attempt that it
-;;;;    begins is the user of the stream. The call continues with the oldest attempt under way: its
+;;;; 1. SUBMIT finds a stream, or makes the call wait for one (core.lisp). SUBMIT begins an attempt,
+;;;;    which is the user of the stream. The call continues with the oldest attempt under way: its
 ;;;;    stream is the call's.
 ;;;; 2. The first attempt whose answer begins commits the call: its stream is the call's from then
-;;;;    on, and those of the others are reset.
+;;;;    on, and the streams of the other attempts are reset.
 ;;;; 3. If an attempt fails before the answer begins, the machine decides: the call continues with
 ;;;;    another attempt, now or later, or ends, within its one deadline.
-;;;; 4. When a stream is closed its attempt is over, and observers and interceptors get its end.
+;;;; 4. When a stream is closed its attempt is over, and observers and interceptors are notified of
+;;;;    the attempt's end.
 ;;;;
 ;;;; A call without a policy has no RETRIES until an attempt of it has failed, so the possibility of
 ;;;; a retry costs nothing. The channel's own calls (internal-call.lisp) are neither retried nor
-;;;; intercepted. All of this is on the call's loop.
+;;;; intercepted. All these functions run on the call's loop.
 
 (in-package #:clgrpc.client)
 
@@ -43,7 +44,7 @@ many attempts it allows; or nil."
   (and (null (call-retries call))
        (null (core-methods (client-call-core call)))))
 
-;;; Performing decisions, see attempt/retry.lisp
+;;; Performing the decisions of attempt/retry.lisp
 
 (defun resend-after (call)
   "Begin another attempt of CALL as soon as the stream of the failed one is closed."
@@ -61,7 +62,7 @@ many attempts it allows; or nil."
     (guarding-call (call) (submit call nil))))
 
 (defun await-attempt (call delay-ns)
-  "Wait DELAY-NS for the next attempt of CALL, unless CALL ends before."
+  "Wait DELAY-NS for the next attempt of CALL, unless CALL ends earlier."
   (cancel-retry call)
   (if (zerop delay-ns)
       (loop:defer (wire-call-loop call) #'begin-undelayed call)
@@ -274,8 +275,8 @@ attempt fails with FAILURE."
 ;;; An attempt fails
 
 (defun record-failure (call number link failure)
-  "Record FAILURE of an attempt of CALL for FAILED-ATTEMPTS. NUMBER other attempts came before it.
-The attempt was on LINK or, if LINK is nil, had no stream."
+  "Record FAILURE of an attempt of CALL for FAILED-ATTEMPTS. NUMBER other attempts came before this
+one. The attempt was on LINK or, if LINK is nil, had no stream."
   (rpc:note-failed-attempt call number (and link (client-link-peer link))
                            (client-failure-status failure) (client-failure-message failure)
                            (ns-seconds (since call (client-call-born-ns call)))))

@@ -66,7 +66,7 @@ they are asked now: signal their error, or :deadline-exceeded. In the caller's t
 still needs one: another attempt may have been answered. The service config may have arrived
 meanwhile."
   (let ((call (identity-wait-call wait)) (error (identity-wait-error wait)))
-    (when call                          ; else it has ended
+    (when call                          ; else the call has ended
       (let ((asking (core-asking (client-call-core call))))
         (or (setf (gethash call asking) (remove wait (gethash call asking)))
             (remhash call asking)))
@@ -91,7 +91,7 @@ LOOP is that of WAIT's call."
 (defun ask-identity (call identity request taker)
   "Ask the credentials of CALL, which has IDENTITY. When the credentials have answered, and CALL
 still needs the attempt, call TAKER with CALL, its only REQUEST, and nil or the RPC-ERROR of the
-credentials. REQUEST is nil for a stream, or if CALL keeps it by then. Credentials may answer at
+credentials. REQUEST is nil for a stream, or if CALL already keeps it. Credentials may answer at
 once, or later on any thread."
   (declare (type function taker))
   (let ((wait (make-identity-wait call taker))
@@ -100,7 +100,7 @@ once, or later on any thread."
     (setf (identity-wait-leave wait)
           (ask-of call (caller-identity-credentials identity)
                   (lambda (metadata error) (tell-identity wait loop metadata error))))
-    (cond ((call-status call)           ; the credentials have ended it
+    (cond ((call-status call)           ; the credentials have ended the call
            (await-identity wait)
            (leave-credentials call))
           ((eq :asking (identity-wait-stage wait))

@@ -42,7 +42,8 @@
       (stop-clock (core-clock core) wait (core-now core)))))
 
 (defun leave-credentials (call)
-  "CALL, which has ended, does not wait for its credentials any more, nor do they keep it."
+  "CALL, which has ended, does not wait for its credentials any more: remove the references from the
+credentials to CALL."
   (let ((asking (core-asking (client-call-core call))))
     (dolist (wait (gethash call asking))
       (setf (identity-wait-call wait) nil)

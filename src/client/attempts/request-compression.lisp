@@ -1,7 +1,7 @@
 ;;;; Compression at the client (gRPC's document "Compression"): requests are compressed by the
 ;;;; setting of the channel or call. A server whose headers do not list the encoding gets them
-;;;; uncompressed (PLAIN-ONLY-P). If no server with such a list accepts the encoding, no request is
-;;;; compressed. Every request lists the encodings that we accept.
+;;;; uncompressed (PLAIN-ONLY-P). If no server that has named its encodings accepts the encoding, no
+;;;; request is compressed. Every request lists the encodings that we accept.
 
 (in-package #:clgrpc.client)
 

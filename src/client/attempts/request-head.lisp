@@ -108,7 +108,7 @@ server accepts; else nil. NUMBER attempts came before this one."
 time.")
 
 (defun proves-p (link authority)
-  "True if the certificate of LINK's server is for the host that AUTHORITY names."
+  "True if the certificate of LINK's server is valid for the host that AUTHORITY names."
   (or (find authority (client-link-authorities link) :test #'string=)
       (let ((security (loop:connection-security (client-link-socket link))))
         (when (os:certificate-for-p (loop:security-peer-certificate security)

@@ -74,8 +74,8 @@ kept."
         (stream (client-call-stream call)))
     (when (and (typep request 'wire:byte-buffer)
                stream
-               (null (call-retries call)) ; no other attempt had it
-               (zerop (http2:stream-queued-octets stream))) ; no octets of it are to be sent still
+               (null (call-retries call)) ; no other attempt had the message
+               (zerop (http2:stream-queued-octets stream))) ; no octets are left to be sent
       (give-octets-back (wire:byte-buffer-taken request))))
   nil)
 
@@ -146,7 +146,7 @@ REQUEST is nil, the octets of the longest message in CALL's outbox, 0 if that is
       ((or octets wire:byte-buffer) (length-of request))
       (t (protobuf:measure (rpc:outgoing-type call) request)))))
 
-;;; The end of our side
+;;; The end of the client's side
 
 (defun half-close-stream (stream)
   "End our side of STREAM by an empty DATA frame (RFC 9113 section 8.1)."

@@ -16,10 +16,11 @@
   "An internal call of METHOD on SUBCHANNEL that is maintained."
   (subchannel nil :type subchannel :read-only t) ; the subchannel that the stream is on
   (method nil :read-only t)             ; an RPC-METHOD that streams responses
-  (request nil :read-only t)            ; its request, a message
+  (request nil :read-only t)            ; the stream's request, a message
   ;; called with an event and a message or a text, see START-BACKEND-STREAM
   (tell nil :type function :read-only t)
-  (watcher nil :type (or null function)) ; its function among the watchers of the subchannel
+  ;; the backend stream's function among the watchers of the subchannel
+  (watcher nil :type (or null function))
   (call nil)                            ; the call under way, or nil
   (heard nil :type boolean)             ; true once the stream has brought a message
   (began-ns 0 :type nanoseconds)        ; when the stream began

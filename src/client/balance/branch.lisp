@@ -5,8 +5,9 @@
 ;;;; collect connections. A branch that is not needed now is kept for 15 minutes, with its
 ;;;; connections (gRFC A56).
 ;;;;
-;;;; The attribute :path of a backend, a list of names, selects its child: the first is the child's
-;;;; name, the rest is the path there. A backend without a :path belongs to every child.
+;;;; The attribute :path of a backend, a list of names, selects its child: the first name is the
+;;;; child's, the others are the path below that child. A backend without a :path belongs to every
+;;;; child.
 
 (in-package #:clgrpc.balance)
 
@@ -59,8 +60,8 @@ update."))
   (close-balancer branch))
 
 (defun cut-others (tree names)
-  "End the branches of TREE whose names are not among NAMES. TREE has published the state of the
-others before."
+  "End the branches of TREE whose names are not among NAMES. TREE has already published the state of
+the other branches."
   (loop for branch being the hash-values of (tree-branches tree)
         unless (member (branch-name branch) names :test #'string=)
           collect branch into others

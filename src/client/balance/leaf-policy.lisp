@@ -40,7 +40,7 @@ loop.")
             :documentation "The reason of the last failure of a member.")
    (health :initform nil :accessor leaf-policy-health
            :documentation "The service whose health is checked at servers, or nil."))
-  (:documentation "A subchannel for each backend."))
+  (:documentation "A balancer with a subchannel for each backend."))
 
 (defgeneric leaf-policy-picker (leaf-policy ready)
   (:documentation "The picker for calls while the ready members are READY, a simple vector that is
@@ -53,7 +53,8 @@ not empty."))
     (make-member-note)))
 
 (defgeneric configure (leaf-policy config)
-  (:documentation "Store CONFIG, LEAF-POLICY's own, before its backends are updated.")
+  (:documentation "Store CONFIG, which belongs to LEAF-POLICY, before LEAF-POLICY's backends are
+updated.")
   (:method ((leaf-policy leaf-policy) config)
     (declare (ignore config))
     nil))
@@ -81,7 +82,7 @@ connected when a call needs them.")
   "The largest weight that a resolver can give, as in gRPC's protocols.")
 
 (defun said-weight (attributes)
-  "The weight in ATTRIBUTES, those of a backend, from 1, or nil."
+  "The weight in ATTRIBUTES, those of a backend: 1 or more, or nil."
   (let ((weight (getf attributes :weight)))
     (and (typep weight '(integer 1))
          (min weight +most-said-weight+))))
@@ -152,11 +153,12 @@ members."
                    leaf-policy))))
 
 (defun connect-later (leaf-policy)
-  "Connect some of the members of LEAF-POLICY that wait for that, and the others in the next turn."
+  "Some members of LEAF-POLICY wait to be connected: connect a few of them now, and the others in
+the next turn."
   (loop repeat +connections-at-once+
         for subchannel = (dequeue (leaf-policy-to-connect leaf-policy))
         while subchannel
-        do (connect subchannel)         ; if it is idle, not closed
+        do (connect subchannel)         ; if SUBCHANNEL is idle, not closed
         finally (when (fifo-items (leaf-policy-to-connect leaf-policy))
                   (loop:defer (leaf-policy-loop leaf-policy) #'connect-later leaf-policy))))
 
@@ -185,7 +187,7 @@ members."
   (unless (leaf-policy-closed leaf-policy) (review leaf-policy)))
 
 (defun review-soon (leaf-policy)
-  "REVIEW LEAF-POLICY, now if it is small."
+  "REVIEW LEAF-POLICY: now if it is small, else at the end of the turn."
   (cond ((leaf-policy-deferred leaf-policy))
         ((<= (hash-table-count (leaf-policy-members leaf-policy)) +large-leaf-policy+)
          (review leaf-policy))

@@ -35,8 +35,8 @@ by RANDOM-STATE; nil if their breakers refuse CALL."
     best))
 
 (defun find-from (start test ready)
-  "The first element of READY, a vector, from the index START on, and around, of which TEST is true;
-or nil."
+  "The first element of READY, a vector, of which TEST is true, searched from the index START on and
+then from the beginning; or nil."
   (declare (type simple-vector ready) (type function test))
   (or (find-if test ready :start start)
       (find-if test ready :end start)))

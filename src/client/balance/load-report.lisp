@@ -1,8 +1,8 @@
 ;;;; Load reports of servers (gRFC A51): in the trailers of calls, as endpoint-load-metrics-bin, or
 ;;;; out of band, on a stream of OpenRcaService that is maintained while the server is connected.
 ;;;;
-;;;; A report may have invalid numbers: 0 / 0 on the first sample of a meter is a NaN. So numbers of
-;;;; a report are read by LOAD-NUMBER only. LOAD-NUMBER ignores NaNs and infinities, as gRFC A114
+;;;; A report may have invalid numbers: 0 / 0 on the first sample of a meter is a NaN. So only
+;;;; LOAD-NUMBER reads numbers of a report. LOAD-NUMBER ignores NaNs and infinities, as gRFC A114
 ;;;; specifies, and numbers that are not above 0. LOAD-NUMBER clamps all other numbers to the range
 ;;;; from +LEAST-LOAD+ to +MOST-LOAD+. The weight of a server is in that range as well. So no
 ;;;; product, quotient or sum of a few of them can overflow.

@@ -12,8 +12,8 @@
 ;;;; implementations. An ejection lasts baseEjectionTime times the server's count of ejections, at
 ;;;; most the larger of maxEjectionTime and baseEjectionTime. Each interval without an ejection
 ;;;; subtracts one from a server's count of ejections. A call that the client cancels does not
-;;;; count; a call that the server has answered with CANCELLED has failed. A subchannel whose key is
-;;;; not that of a backend, as pick_first's, is not examined.
+;;;; count; a call that the server has answered with CANCELLED has failed. A subchannel without the
+;;;; key of a backend, such as pick_first's, is not examined.
 
 (in-package #:clgrpc.balance)
 
@@ -32,8 +32,9 @@
   (most-ns 0 :type nanoseconds :read-only t) ; the longest ejection
   ;; at most this percentage of the servers may be ejected
   (most-percent 10 :type (integer 0 100) :read-only t)
-  (success-rate nil :type (or null algorithm) :read-only t) ; nil if it is not used
-  (failure-percentage nil :type (or null algorithm) :read-only t) ; nil if it is not used
+  (success-rate nil :type (or null algorithm) :read-only t) ; nil if this algorithm is not used
+  ;; nil if this algorithm is not used
+  (failure-percentage nil :type (or null algorithm) :read-only t)
   (child nil :type config:policy-config :read-only t)) ; the child's policy
 
 (defun percent-field (object name path default)

@@ -2,10 +2,10 @@
 ;;;; in proportion to its weight. A call goes to the server of the first entry at or after the hash
 ;;;; of the call. So calls with one key go to one server, and few keys move when servers come and
 ;;;; go. A server's entries are the hashes of KEY_0, KEY_1, …, KEY being its first address or its
-;;;; attribute :hash-key. A call's hash is that of the values of its header requestHashHeader,
-;;;; joined by commas; without that it is random. Without a configured header every call fails; in
-;;;; other implementations xDS would give the hash. A server's weight is its attribute :weight, or
-;;;; 1; a server that the resolver repeats has the sum of its weights.
+;;;; attribute :hash-key. A call's hash is the hash of the values of its header requestHashHeader,
+;;;; joined by commas; without this header it is random. Without a configured header every call
+;;;; fails; in other implementations xDS would give the hash. A server's weight is its attribute
+;;;; :weight, or 1; a server that the resolver names several times has the sum of its weights.
 ;;;;
 ;;;; The channel connects to a server when the first call is picked for it. Calls skip servers that
 ;;;; have failed.
@@ -67,7 +67,8 @@
 
 (defstruct (ring-note (:include member-note) (:conc-name note-) (:copier nil))
   "The data of the policy about a server."
-  (share 0 :type (integer 0)))          ; its weight, the sum of those of its backends
+  ;; the server's weight, the sum of the weights of its backends
+  (share 0 :type (integer 0)))
 
 (defun server-share (subchannel)
   (note-share (subchannel-note subchannel)))
@@ -89,7 +90,8 @@ At most LIMIT."
          limit)))
 
 (define-hot entry-hash ((octets octets) (end index) (number index)) word
-  "The hash of OCTETS up to END followed by the digits of NUMBER, which this writes there."
+  "The hash of OCTETS up to END followed by the digits of NUMBER, which the function writes after
+END."
   (let ((digits (if (zerop number) 1 (loop with rest of-type index = number
                                            until (zerop rest)
                                            do (setf rest (floor rest 10))
@@ -243,8 +245,9 @@ subchannel, or nil while that connects, or a failure if all have failed."
         finally (return (ring-failure ring start))))
 
 (defun pick-at-random (leaf-policy ring start connecting)
-  "The first ready server of RING from the index START on, else as PICK-BY-KEY. This begins to
-connect at most one server, and none if CONNECTING is true: then a server connects already."
+  "The first ready server of RING from the index START on, else as PICK-BY-KEY. The function begins
+to connect at most one server, and none if CONNECTING is true, because a server is connecting
+already."
   (loop with servers = (ring-servers ring)
         with count = (length servers)
         with coming = connecting

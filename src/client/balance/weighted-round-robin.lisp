@@ -6,8 +6,8 @@
 ;;;; A weight counts from blackoutPeriod after its server's first report until
 ;;;; weightExpirationPeriod after the last. At other times the server has the mean of the other
 ;;;; weights. With fewer than two weights, the resolver's weights are used (the attribute :weight,
-;;;; as clgrpc.discovery sets it), an addition to the gRFC. Without these the servers get calls in
-;;;; turn. The weights are renewed each weightUpdatePeriod.
+;;;; as clgrpc.discovery sets it), an addition to the gRFC. Without load reports the servers get
+;;;; calls in turn. The weights are renewed each weightUpdatePeriod.
 
 (in-package #:clgrpc.balance)
 

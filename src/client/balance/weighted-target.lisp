@@ -7,10 +7,10 @@
 
 (defstruct (target-config (:copier nil))
   "A target in the config."
-  (name "" :type string :read-only t)   ; its own
-  ;; its share of the calls, relative to the sum of all weights
+  (name "" :type string :read-only t)   ; the target's own name
+  ;; the target's share of the calls, relative to the sum of all weights
   (weight 1 :type (integer 1) :read-only t)
-  (child nil :type config:policy-config :read-only t)) ; its policy
+  (child nil :type config:policy-config :read-only t)) ; the target's policy
 
 (defun parse-targets (object path)
   (multiple-value-bind (targets present) (config:object-field object "targets" path)

@@ -1,13 +1,13 @@
 ;;;; The registry of balancing policies, and the part of a service config that chooses one of them,
 ;;;; loadBalancingConfig: a list of objects, each with the name of a policy and that policy's own
-;;;; config. The first one whose policy is known is used (gRPC's service_config.proto).
+;;;; config. The first object whose policy is known is used (gRPC's service_config.proto).
 
 (in-package #:clgrpc.config)
 
 (defstruct (policy (:constructor make-policy (keyword names class parser)) (:copier nil))
   "A row of the registry."
-  (keyword nil :type keyword :read-only t) ; its name as an option's value
-  ;; strings, its names in JSON; the first is used in texts for people
+  (keyword nil :type keyword :read-only t) ; the policy's name as an option's value
+  ;; strings, the policy's names in JSON; the first is used in texts for people
   (names '() :type list :read-only t)
   (class nil :type symbol :read-only t) ; the class of its balancers
   (parser nil :type (or symbol function) :read-only t)) ; see REGISTER-POLICY

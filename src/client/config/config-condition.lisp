@@ -10,7 +10,8 @@
                        (and (plusp (length path)) path))
                      (printable-text (misuse-text condition) :limit 1000))))
   (:documentation "A service config is invalid. PATH is the position of the error, such as
-methodConfig[0].timeout; the text says what is allowed there. No part of the config is in force."))
+methodConfig[0].timeout; the text names the values that are allowed there. No part of the config is
+in force."))
 
 (defun service-config-error-text (condition)
   "The error at the path of CONDITION, a SERVICE-CONFIG-ERROR, and the values allowed there, as

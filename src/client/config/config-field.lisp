@@ -31,7 +31,7 @@
         do (funcall function item (element-path path number))))
 
 (defun shown (value)
-  "VALUE, for an error."
+  "VALUE in the form for an error's text."
   (cond (*lisp-source* (bounded-text value :limit 60 :escape t))
         ((stringp value) (bounded-text value :limit 60 :escape t))
         ((symbolp value) (if value (string-downcase value) "an object"))
@@ -42,7 +42,7 @@
 ;;; Objects
 
 (defun snake-case (name)
-  "NAME, in lowerCamelCase, in_snake_case."
+  "The snake_case form of NAME, which is in lowerCamelCase."
   (with-output-to-string (stream)
     (loop for character across name
           do (when (upper-case-p character) (write-char #\_ stream))
@@ -81,8 +81,8 @@
       (and *lisp-source* (null value))))
 
 (defvar *fields-read* (make-hash-table :test 'eq)
-  "While a config is read, a table from each object in it to a list of its path and the names of the
-fields that were read.")
+  "While a config is read: a table that maps each object in the config to a list of the object's
+path and the names of its fields that were read.")
 
 (defun note-field (object name path)
   (when object
@@ -92,7 +92,7 @@ fields that were read.")
 
 (defun check-names ()
   "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that no reader has read. In
-another object such a field is ignored; if it is probably misspelt, the log says so."
+another object an unknown field is ignored; if its name is probably misspelt, the log says so."
   (loop for object being the hash-keys of *fields-read* using (hash-value (path . names))
         for keywords = (loop for name in names
                              collect (substitute #\- #\_ (snake-case name)))
@@ -170,7 +170,7 @@ field."
 ;;; Lists
 
 (defun check-list (value path)
-  "VALUE, at PATH, as a list. Signal an error if it is not a list, or contains null."
+  "VALUE, at PATH, as a list. Signal an error if the value is not a list, or contains null."
   (let ((items (cond ((and (vectorp value) (not (stringp value))) (coerce value 'list))
                      ((and *lisp-source* (listp value) (ignore-errors (list-length value))) value)
                      (t (config-error path "must be a list, not ~A" (shown value))))))

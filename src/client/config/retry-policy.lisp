@@ -69,7 +69,8 @@ of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more or less.
   "The names of google.rpc.Code, by number.")
 
 (defun status-of (item path)
-  "The number of the status ITEM, at PATH: its name in any case, its number or its keyword."
+  "The number of the status ITEM, at PATH, which is the status's name in any case, its number or its
+keyword."
   (let ((code (typecase item
                 (integer item)
                 (string (position item *status-names* :test #'string-equal))
@@ -83,7 +84,7 @@ of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more or less.
 
 (defun statuses-field (object name path &key required)
   "The set of the statuses in the field NAME of OBJECT, a list; empty if it is absent. If the field
-is REQUIRED, it must be there and not be empty."
+is REQUIRED, it must exist and not be empty."
   (let ((mask 0))
     (declare (type status-mask mask))
     (multiple-value-bind (list present) (list-field object name path)
@@ -98,7 +99,7 @@ is REQUIRED, it must be there and not be empty."
 
 (defconstant +most-multiplier+ 1000000
   "The largest backoffMultiplier that counts: with it the longest wait follows the first. The
-smallest that counts is its inverse, with which the second wait is almost 0.")
+smallest effective multiplier is the inverse of this, with which the second wait is almost 0.")
 
 (defun parse-retry-policy (object path)
   (make-retry-policy

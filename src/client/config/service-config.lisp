@@ -69,7 +69,7 @@ thousandth."
   "The POLICY-CONFIG of the config OBJECT, or nil."
   (multiple-value-bind (list present) (field object "loadBalancingConfig")
     (cond (present
-           (field object "loadBalancingPolicy") ; may stand beside loadBalancingConfig, for other
+           (field object "loadBalancingPolicy") ; may be given beside loadBalancingConfig, for other
                                                 ; clients
            (parse-balancing list "loadBalancingConfig"))
           (t (parse-deprecated-balancing object)))))
@@ -116,8 +116,8 @@ In a plist unknown fields are errors. From any thread."
       (check-names))))
 
 (defun find-method-config (config path)
-  "The METHOD-CONFIG in CONFIG for the method whose path is PATH, \"/S/M\": its own, that of its
-service, that of all methods, or nil."
+  "The METHOD-CONFIG in CONFIG for the method whose path is PATH, \"/S/M\": that of the method, else
+that of its service, else that of all methods, else nil."
   (let ((methods (service-config-methods config)))
     (or (gethash path methods)
         (gethash (subseq path 0 (1+ (or (position #\/ path :from-end t) -1))) methods)

@@ -17,7 +17,8 @@
   "The names of this client's language in choices.")
 
 (defun config-text (strings)
-  "The text after grpc_config= in STRINGS, octets, of a TXT record; nil if it does not begin so."
+  "The text after grpc_config= in STRINGS, octets, of a TXT record; nil if the record does not begin
+with these characters."
   (let* ((octets (apply #'concatenate 'octets strings))
          (prefix (string-octets "grpc_config="))
          (end (mismatch prefix octets)))

@@ -1,6 +1,6 @@
 ;;;; The service config in force for the calls of a channel (gRFC A21; service_config.proto). The
 ;;;; config in force is the resolver's, or else the channel's default. Before the resolver's first
-;;;; answer no config is in force; calls that wait for the answer get it then.
+;;;; answer no config is in force; calls that wait for the answer get the config when it arrives.
 ;;;;
 ;;;; The config of a method is looked up once and remembered. A channel whose config has no method
 ;;;; configs has no METHOD-TABLE, so its calls look nothing up.
@@ -61,8 +61,8 @@ if the deadline has changed; then call WIRE:START-DEADLINE."
          (shorten-deadline call (status:deadline-in timeout-ns (client-call-born-ns call))))))
 
 (defun call-limits (call)
-  "The largest request and response of CALL, in octets, two values. Each is the smaller of the
-user's limit and the service config's, if both exist, else the one that exists. The user's limit is
+  "The largest request and response of CALL, in octets, two values. Each limit is the smaller one of
+the user's and the service config's, if both exist, else the one that exists. The user's limit is
 that of CALL, or else that of the channel."
   (let* ((core (client-call-core call))
          (config (method-config-of call)))

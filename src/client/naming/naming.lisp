@@ -5,7 +5,7 @@
 ;;;;
 ;;;; 1. A name is looked up when the channel first needs it, and later when the channel has lost a
 ;;;;    server or cannot reach one; but no sooner than resolve-interval-seconds after a look-up that
-;;;;    had an answer. A look-up that is requested earlier begins then.
+;;;;    had an answer. A look-up that is requested earlier begins at that time.
 ;;;; 2. After a failed look-up the channel keeps its addresses, and asks again after its back-off.
 ;;;; 3. A missing or unreachable config is not a failure: if no server answers the previous config
 ;;;;    remains; if the DNS server says that no such record exists, the resolver has no config.
@@ -18,7 +18,7 @@
 (defconstant +config-grace-ns+ +ns-per-second+
   "How long addresses wait for the service config, in nanoseconds.")
 (defconstant +look-up-wait-ns+ +ns-per-second+
-  "How long a channel that has had addresses waits for new ones, in nanoseconds.")
+  "How long a channel that has had addresses waits for new addresses, in nanoseconds.")
 
 (defclass name-resolver (resolver)
   ((place :initarg :place :reader resolver-place
@@ -229,8 +229,9 @@ than OPTIONS allow for connecting. With PROXY, the resolver publishes the proxy'
                arguments))))
 
 (defun config-name (place options)
-  "The name whose TXT records have the service config of PLACE, octets, or nil if OPTIONS turn that
-off. Signal MISUSE if PLACE's name must be looked up by DNS, but is not valid there."
+  "The name, octets, whose TXT records have the service config of PLACE, or nil if OPTIONS turn such
+service configs off. Signal MISUSE if PLACE's name must be looked up by DNS, but is not a valid name
+of DNS."
   (when (loop:target-server place) (dns:name-octets (loop:target-host place)))
   (when (options-dns-service-config options)
     (dns:name-octets (format nil "_grpc_config.~A" (loop:target-host place)))))

@@ -15,8 +15,8 @@
 (defstruct (backend (:copier nil))
   "A server that a channel may use; an endpoint in the terms of gRFC A61."
   (addresses '() :type list)            ; octets in the kernel's form, to be tried in turn
-  (key "" :type string)                 ; the same backend has the same addresses, and so this text,
-                                        ; whatever their order
+  ;; a text made of the addresses, which is the same for any order of them
+  (key "" :type string)
   (attributes '() :type list))          ; a plist, from the resolver
 
 (document-functions
@@ -33,7 +33,7 @@
       (first-address addresses)))
 
 (defun first-address (addresses)
-  "The first of ADDRESSES, the kernel's, as text."
+  "The first of ADDRESSES, which have the kernel's form, as text."
   (os:address-text (first addresses)))
 
 (defun addresses-backend (addresses &optional attributes)
@@ -153,7 +153,7 @@ waits for the answer.")
 ;;; Targets that are addresses
 
 (defclass fixed-resolver (resolver)
-  ((backends :initarg :backends :reader resolver-backends)) ; all there will ever be
+  ((backends :initarg :backends :reader resolver-backends)) ; all backends that there will ever be
   (:documentation "A resolver for targets that are addresses themselves."))
 
 (defmethod begin-resolving ((resolver fixed-resolver))
@@ -178,7 +178,7 @@ there."
 ;;; Resolvers of users
 
 (defclass user-resolver (resolver)
-  (;; of its methods: one runs at a time
+  (;; guards its methods: one runs at a time
    (lock :initform (sb-thread:make-mutex :name "clgrpc resolver") :reader resolver-lock)
    (errands :initform (make-fifo) :reader resolver-errands
             :documentation "Functions that a reserve thread will call; under LOCK.")
@@ -203,10 +203,10 @@ block.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric stop-resolver (resolver)
-  (:documentation "Stop the work of RESOLVER. Called when its channel is closed, or has gone idle
-without calls (the option idle-seconds); pushes are ignored from then on. The next call on an idle
-channel calls START-RESOLVER again, with the same RESOLVER. On a thread that may block, after any
-other method has returned.")
+  (:documentation "Stop the work of RESOLVER. Called when RESOLVER's channel is closed, or has gone
+idle without calls (the option idle-seconds); pushes are ignored from then on. The next call on an
+idle channel calls START-RESOLVER again, with the same RESOLVER. On a thread that may block, after
+any other method has returned.")
   (:method ((resolver resolver)) nil))
 
 (defun run-errands (resolver)
@@ -219,7 +219,7 @@ other method has returned.")
                while function
                do (funcall (the function function))
                finally (setf over t))
-      ;; a function has ended its thread: another thread calls the rest
+      ;; a function has ended its thread: another thread calls the remaining functions
       (unless over
         (push-failure resolver "a method of the resolver has not returned")
         (start-errands resolver)))))

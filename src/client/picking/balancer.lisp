@@ -13,7 +13,8 @@
 ;;;;   a FAILURE      calls end with it, and those that wait for ready wait
 ;;;;   a subchannel   it gets every call, without a function call
 ;;;;   a PICKER       its function returns one of the three above for each call. Calls that wait
-;;;;                  delay the calls after them, unless it is CHOOSY: then each waits alone
+;;;;                  delay the calls after them, unless the picker is CHOOSY: then each call waits
+;;;;                  alone
 
 (in-package #:clgrpc.client)
 
@@ -39,11 +40,11 @@ Signal MISUSE if STATUS is not a status. From any thread."
                    (:copier nil))
   "A function that picks a subchannel, a FAILURE, or nil to wait, for each call."
   (function nil :type function :read-only t) ; a function of the call; on the loop
-  (text "" :type string :read-only t)   ; its description, for people
+  (text "" :type string :read-only t)   ; the picker's description, for people
   (choosy nil :type boolean :read-only t) ; a pick is for one call: others need not wait
-  (eager nil :type boolean :read-only t) ; new calls do not wait behind others
-  ;; of a subchannel that was picked before for a call, which waits for it, and the call: the new
-  ;; pick; nil to keep the old one
+  (eager nil :type boolean :read-only t) ; new calls do not wait for earlier ones
+  ;; a function of a subchannel that was picked for a call, which waits for it, and of the call: it
+  ;; returns the new pick, or nil to keep the old one
   (again nil :type (or null function) :read-only t)
   ;; of a QUEUED-ATTEMPT that has begun to wait: nil, or a FAILURE with which it has left its queue
   (waiting nil :type (or null function) :read-only t))
@@ -53,7 +54,7 @@ Signal MISUSE if STATUS is not a status. From any thread."
 (defun make-picker (function text &key choosy)
   "Return a picker for PUBLISH. FUNCTION is called with each call, and returns a subchannel that is
 ready, a value of MAKE-FAILURE, or nil, so that the call waits for another picker. TEXT describes
-the picker for people. Calls that wait delay the calls after them; not so if CHOOSY is true, which
+the picker for people. Calls that wait delay the calls after them, unless CHOOSY is true, which
 means that a pick is for one call only. FUNCTION runs on the channel's loop, so it must not wait; a
 call for which it signals an error ends with :internal. FUNCTION can inspect the call by
 CALL-RPC-METHOD and similar functions. From any thread."

@@ -1,18 +1,18 @@
 ;;;; A circuit breaker, which keeps calls away from a server of which too many calls fail. While a
 ;;;; breaker is closed it counts calls and failures over a window of time. When too large a part of
-;;;; enough calls has failed it opens, and passes no calls for a while. Then the breaker is half
-;;;; open and passes one call at a time, until one has ended: after a success it is closed, after a
-;;;; failure it is open again. A call counts as a success once its answer has begun, since a stream
-;;;; may last for days. If a trial has no answer within the time for which a breaker stays open, it
-;;;; decides nothing any more, and the next call is the trial. A call without a deadline at a server
-;;;; that hangs would last for ever.
+;;;; enough calls has failed it opens, and passes no calls for a while. After that time the breaker
+;;;; is half open and passes one call at a time, until a call has ended: after a success the breaker
+;;;; is closed, after a failure it is open again. A call counts as a success once its answer has
+;;;; begun, since a stream may last for days. If a trial has no answer within the time for which a
+;;;; breaker stays open, it decides nothing any more, and the next call is the trial. A call without
+;;;; a deadline at a server that hangs would last for ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts are of the last nine to ten tenths of the window.
 ;;;;
 ;;;; A cancelled call does not count. But if a later attempt of the call was answered, the server of
-;;;; an earlier one has failed: it had more time, and a server that hangs would otherwise never be
-;;;; detected.
+;;;; an earlier attempt has failed: that server had more time, and a server that hangs would
+;;;; otherwise never be detected.
 ;;;;
 ;;;; Pure: time is an argument. guarded-picker.lisp decides which calls go to which server.
 
@@ -30,7 +30,7 @@
   (part 0 :type unsigned-byte)          ; the newest part of the window, counted from time 0
   ;; how many calls ended in each part, at its number modulo the count of parts
   (calls (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t)
-  ;; the same for calls that had failed
+  ;; for each tenth, how many of these calls had failed
   (failures (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t))
 
 (declaim (sb-ext:freeze-type breaker))
@@ -80,8 +80,8 @@ may pass again."
       (:half-open (or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))))))
 
 (defun admit-to-breaker (breaker call calls now)
-  "Nil if CALL may go to BREAKER's server, by PASSES-P; if BREAKER is half open, CALL is the trial
-then. Else the reason, a text."
+  "Nil if CALL may go to BREAKER's server, by PASSES-P; if BREAKER is half open, CALL becomes the
+trial. If the breaker refuses, return the reason, a text."
   (cond ((passes-p breaker call calls now)
          (unless (or (eq :closed (breaker-state breaker)) (eq call (breaker-trial breaker)))
            (keep-away breaker :half-open call now))
@@ -114,7 +114,7 @@ the server's fault. Return the new state of BREAKER if it has changed, else nil.
          (cond (failed (open-breaker breaker now))
                (t (setf (breaker-state breaker) :closed
                         (breaker-trial breaker) nil)))))
-      (:open nil))                      ; a call from before it opened
+      (:open nil))                      ; a call from before the breaker opened
     (let ((after (breaker-state breaker)))
       (and (not (eq before after)) after))))
 

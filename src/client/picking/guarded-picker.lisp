@@ -1,6 +1,7 @@
-;;;; Guards refuse calls of a channel before they are sent, if its options set limits for that. A
-;;;; guard stands before the picker and checks each pick. A refused call ends at once with
-;;;; :unavailable and the reason, even if it waits for ready, and is not retried (gRFC A32).
+;;;; A guard refuses calls of a channel before they are sent, if the channel's options limit calls
+;;;; in flight, waiting calls or failures. A guard wraps the picker and checks each pick. A refused
+;;;; call ends at once with :unavailable and the reason, even if it waits for ready, and is not
+;;;; retried (gRFC A32).
 ;;;;
 ;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is in flight
 ;;;;   from when a server was first picked for it until it ends, whatever attempts it has (gRFC A105
@@ -10,7 +11,7 @@
 ;;;;   is asked again, as it may pick another server; if no breaker of a picked server admits the
 ;;;;   call, the call is refused.
 ;;;;
-;;;; A channel without such options has no guard, and its picker is the balancer's.
+;;;; A channel without these limits has no guard, and its picker is the balancer's.
 
 (in-package #:clgrpc.client)
 
@@ -86,8 +87,8 @@ answer, while an attempt that began later has one."
     (and trial (answering-subchannel trial) t)))
 
 (defun decide-trial (breaker subchannel)
-  "End the trial of BREAKER, which TRIAL-DECIDED-P, although it still runs: it is a success of
-SUBCHANNEL, whose breaker it is, unless another server answers."
+  "End the trial of BREAKER, which TRIAL-DECIDED-P, although the trial's call still runs: the trial
+is a success of SUBCHANNEL, which has BREAKER, unless another server answers."
   (let ((trial (breaker-trial breaker)))
     (if (eq subchannel (answering-subchannel trial))
         (note-outcome breaker trial subchannel nil)
@@ -102,7 +103,7 @@ SUBCHANNEL, whose breaker it is, unless another server answers."
         (trial-decided-p breaker))))
 
 (defun room-p (subchannel call)
-  "True if SUBCHANNEL's breaker passes CALL and it is likely to have a stream."
+  "True if SUBCHANNEL's breaker passes CALL, and SUBCHANNEL is likely to have a stream."
   (and (breaker-passed-p subchannel call)
        (spare-stream-p (subchannel-connection-set subchannel))))
 
@@ -183,8 +184,8 @@ channel's calls in flight."
       (give-trial-back subchannel call))))
 
 (defun add-guard (core)
-  "Add a guard to CORE, a new one, if its options require one. The guard gets the ends of calls as a
-further observer."
+  "Add a guard to CORE, which is new, if the channel's options require a guard. The guard gets the
+ends of calls as a further observer."
   (when (guard-wanted-p (core-options core))
     (let ((admitted (make-hash-table :test #'eq)))
       (setf (core-picker-wrapper core) (lambda (picker) (guarded-picker core admitted picker))

@@ -23,7 +23,8 @@ since."))
 
 (defun shuffled (backends random-state)
   "BACKENDS in a random order, by RANDOM-STATE. The first is drawn with a probability in proportion
-to its weight, the attribute :weight or 1; the second is drawn likewise from the others, and so on."
+to its weight, the attribute :weight or 1; the second is drawn in the same way from the others, and
+so on."
   (flet ((lot (backend)
            (let ((weight (getf (backend-attributes backend) :weight)))
              (/ (- (log (- 1d0 (random 1d0 random-state))))

@@ -18,11 +18,11 @@
 
 (defstruct (queued-attempt (:include ring) (:constructor make-queued-attempt (call number taker))
                            (:copier nil))
-  "The place of an attempt of a call among those that wait for a stream."
+  "The place of an attempt of a call in a queue of attempts that wait for a stream."
   (call nil :type client-call :read-only t) ; the attempt is of
   (taker nil :type function :read-only t) ; called with the stream, see core.lisp
   (number 0 :type (unsigned-byte 62) :read-only t) ; how many calls came to the channel before
-  (server nil :type (or null subchannel)) ; its last pick
+  (server nil :type (or null subchannel)) ; the attempt's last pick
   (sibling nil :type (or null queued-attempt))) ; another place of CALL
 
 (declaim (sb-ext:freeze-type queued-attempt))
@@ -37,8 +37,8 @@ calls."
     (and (picker-p picker) (picker-choosy picker))))
 
 (defun eager-p (core)
-  "True if CORE picks for calls when they arrive, even while others wait: each such call is placed
-independently of them, or refused."
+  "True if CORE picks for calls when they arrive, even while others wait: each call is placed
+independently of the others, or refused."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-eager picker))))
 

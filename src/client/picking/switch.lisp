@@ -40,10 +40,10 @@
   "Define the class NAME of balancers with SLOTS and CLASS-OPTIONS as in DEFCLASS. Such a balancer
 balances channels whose service config names POLICY, a string such as \"my_policy\", or that are
 made with :balance and the keyword of that name, :my-policy. Define methods of UPDATE-BACKENDS and
-SUBCHANNEL-CHANGED for the class, and perhaps of EXIT-IDLE and CLOSE-BALANCER. All run on the
-channel's loop, so they must not wait; an error in one is logged. The config of UPDATE-BACKENDS is
-the policy's own as an alist from strings to values. A new class for a policy replaces the old one;
-existing balancers keep theirs. Evaluate the definition at top level."
+SUBCHANNEL-CHANGED for the class, and perhaps of EXIT-IDLE and CLOSE-BALANCER. All methods run on
+the channel's loop, so they must not wait; an error in a method is logged. The config of
+UPDATE-BACKENDS is the policy's own as an alist from strings to values. A new class for a policy
+replaces the old one; existing balancers keep their class. Evaluate the definition at top level."
   `(progn
      (defclass ,name (balancer) (,@slots) ,@class-options)
      (config:register-policy ,(intern (substitute #\- #\_ (string-upcase policy)) '#:keyword)
@@ -56,7 +56,7 @@ existing balancers keep theirs. Evaluate the definition at top level."
   (make-instance (config:policy-class policy) :parent switch))
 
 (defun begin-switch (switch policy)
-  "Make a child of POLICY, the first one or one that will replace it."
+  "Make a child of POLICY, the first child or one that will replace the present child."
   (let ((child (make-child switch policy))
         (passed-over (switch-next switch)))
     (cond ((null (switch-child switch))
@@ -83,7 +83,7 @@ existing balancers keep theirs. Evaluate the definition at top level."
                     (lambda ()
                       (update-backends child backends (config:policy-config-value config))))
       (when (eq child (switch-next balancer))
-        ;; only this makes it connect
+        ;; only this call makes the child connect
         (call-guarded balancer child (lambda () (exit-idle child)))
         (unless (eq :ready (switch-state balancer))
           (when (eq child (switch-next balancer)) (promote balancer)))))))

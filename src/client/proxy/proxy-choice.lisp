@@ -9,7 +9,7 @@
 (defstruct (proxy (:copier nil))
   "A proxy for the connections of a channel, and their destination."
   (kind :http :type (member :http :socks5)) ; how to talk with the proxy: by CONNECT, or by RFC 1928
-  (target nil :type loop:target)        ; its address
+  (target nil :type loop:target)        ; the proxy's address
   (user nil :type (or null string))     ; our name at the proxy, or nil
   (password "" :type string)            ; the password of that user
   (host "" :type string)                ; the host of the channel's target, without brackets
@@ -163,8 +163,9 @@ invalid."
                       host port))))
 
 (defun may-have-proxy-p (target asked)
-  "True if the connections to TARGET may use a proxy: it is a host and a port, perhaps with a scheme
-for these. If ASKED is true, the user names the proxy; then the host may also be a numeric address."
+  "True if the connections to TARGET may use a proxy: TARGET consists of a host and a port, perhaps
+with a scheme for such targets. If ASKED is true, the user names the proxy; then the host may also
+be a numeric address."
   (let ((scheme (loop:find-scheme target)))
     (member (if scheme (loop:scheme-name scheme) "dns")
             (if asked '("dns" "passthrough" "ipv4" "ipv6") '("dns" "passthrough"))

@@ -1,6 +1,6 @@
 ;;;; Tunnels: byte channels through a proxy (gRFC A1). A tunnel first holds a dialogue with the
-;;;; proxy (proxy-dialogue.lisp). Then all octets pass unchanged, beginning with those received
-;;;; after the proxy's last answer.
+;;;; proxy (proxy-dialogue.lisp). After the dialogue all octets pass unchanged, beginning with those
+;;;; received after the proxy's last answer.
 ;;;;
 ;;;; States of a tunnel: :new → :talking → :open or :failed.
 

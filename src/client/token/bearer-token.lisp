@@ -4,7 +4,7 @@
 
 (defclass fixed-credentials (credentials:call-credentials)
   ((metadata :initarg :metadata :reader fixed-credentials-metadata)) ; an alist
-  (:documentation "Metadata that are always the same."))
+  (:documentation "Call credentials whose metadata are always the same."))
 
 (defmethod credentials:get-request-metadata ((credentials fixed-credentials) request)
   (declare (ignore request))

@@ -4,8 +4,8 @@
 ;;;; (the parser's) and the length of the body.
 ;;;;
 ;;;; States of an exchange: :connecting → :open → :done. An exchange is settled once, by
-;;;; RESOLVE-FUTURE or REJECT-FUTURE of its future, and its connection is aborted then. Later octets
-;;;; are dropped.
+;;;; RESOLVE-FUTURE or REJECT-FUTURE of its future, and its connection is aborted at that moment.
+;;;; Octets after the response are dropped.
 
 (in-package #:clgrpc.token)
 

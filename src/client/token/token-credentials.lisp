@@ -9,9 +9,10 @@
 ;;;;
 ;;;; (For a token that lives less than 6 minutes these numbers are a twelfth and a quarter of its
 ;;;; life.) So one fetch runs at a time, for any number of calls that wait, and no fetch runs
-;;;; without calls. Each fetch runs on a new thread, which may wait and ends with it. Failures
-;;;; double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off. Whenever a
-;;;; fetch ends, even if its thread is ended by force, the attempts that wait get a result.
+;;;; without calls. Each fetch runs on a new thread, which may wait, and which ends with the fetch.
+;;;; Failures double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off.
+;;;; Whenever a fetch ends, even if its thread is ended by force, the attempts that wait get a
+;;;; result.
 ;;;;
 ;;;; LOCK guards the state; no user's function runs while it is held. Times of tokens are of the
 ;;;; wall clock, as those inside tokens are; the back-off uses the loops' clock, which is monotonic.
@@ -29,7 +30,7 @@ take time.")
 (defconstant +most-pause-seconds+ 120)
 
 (defstruct (kept-token (:constructor make-kept-token (text refresh-ns end-ns)) (:copier nil))
-  "A token, until it expires."
+  "A token that is kept until it expires."
   (text "" :type string :read-only t)   ; the token itself
   (refresh-ns 0 :type integer :read-only t) ; the time from which another token is fetched
   (end-ns 0 :type integer :read-only t)) ; the time from which the token is not sent
@@ -51,7 +52,7 @@ take time.")
            :reader token-pauses))
   (:documentation "Call credentials that send a token from FETCH-TOKEN, a method of a subclass, as
 `authorization: Bearer TOKEN`. The token is kept, and fetched again before it expires, by one fetch
-at a time. All channels with the same credentials share it. From any thread."))
+at a time. All channels with the same credentials share the token. From any thread."))
 
 (defgeneric fetch-token (credentials)
   (:documentation "Return a new token of CREDENTIALS, TOKEN-CREDENTIALS, a string of printable
@@ -93,7 +94,8 @@ has expired."
 ;;; The end of a fetch
 
 (defun take-waiting (credentials)
-  "The futures that wait for CREDENTIALS, in no order; none waits from now on. With the lock held."
+  "The futures that wait for CREDENTIALS, in no order; none waits from now on. Call this with the
+lock of CREDENTIALS held."
   (alexandria:hash-table-keys (shiftf (token-waiting credentials) (make-hash-table :test 'eq))))
 
 (defmethod loop:leave-future ((credentials token-credentials) future attached)
@@ -113,7 +115,7 @@ has expired."
 
 (defun take-failure (credentials error)
   "End the fetch of CREDENTIALS with ERROR, an RPC-ERROR. Attempts that wait fail with that error.
-Later attempts fail with it, too, until the back-off is over, unless a valid token is kept."
+Later attempts fail with the same failure until the back-off is over, unless a valid token is kept."
   (log-event :warning :token-not-fetched :credentials credentials
                                          :reason (bounded-text error))
   (dolist (future (sb-thread:with-mutex ((token-lock credentials))
@@ -135,7 +137,7 @@ Later attempts fail with it, too, until the back-off is over, unless a valid tok
                                          :cause error :message (bounded-text error))))))
 
 (defun fetch (credentials)
-  "Fetch a token of CREDENTIALS. On the fetch's own thread."
+  "Fetch a token of CREDENTIALS. This runs on the fetch's own thread."
   (let ((kept nil)
         ;; the outcome where the thread is ended in FETCH-TOKEN
         (error (status:make-rpc-error :unavailable :ended-by :local :sent nil
