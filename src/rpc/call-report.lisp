@@ -2,8 +2,8 @@
 ;;;; and the numbers of messages; EXPLAIN-CALL writes them in one line, for errors. Everything is
 ;;;; computed on demand, from the data of the transport (wire/stage.lisp).
 ;;;;
-;;;; CALL-STAGES may be called from any thread while the call's loop runs. Then its values may
-;;;; belong to two moments, with events in between.
+;;;; CALL-STAGES may be called from any thread while the call's loop runs. In that case the values
+;;;; may belong to two moments, with events in between.
 
 (in-package #:clgrpc.rpc)
 
@@ -25,10 +25,10 @@ Stages of a handler's call:
  :SEND, the rest.
 Other entries:
  :TOTAL, from its beginning to its end, or to now;
- :STAGE, the stage that CALL has reached, or had reached when it ended with another status than :ok.
-   The stage may also be :SEND if the peer does not receive the data to send; :BEGIN if the call's
-   deadline had passed before it waited for anything; :CREDENTIALS if its call credentials have not
-   answered yet, or have failed;
+ :STAGE, the stage that CALL has reached, or had reached when CALL ended with another status than
+   :ok. The stage may also be :SEND if the peer does not receive the data to send; :BEGIN if the
+   call's deadline had passed before it waited for anything; :CREDENTIALS if its call credentials
+   have not answered yet, or have failed;
  :ATTEMPTS, to connect, for which CALL has waited;
  :MESSAGES-SENT and :MESSAGES-RECEIVED;
  :UNSENT-OCTETS, of messages that the peer has not received;

@@ -16,7 +16,7 @@
 (declaim (sb-ext:maybe-inline call-value))
 (defun call-value (call key &optional default)
   "Return two values: the value that CALL has for KEY, a symbol, and true; or DEFAULT and nil.
-SETFable. Signal MISUSE if KEY is not a symbol. The two ends of a call have values of their own. The
+SETFable. Signal MISUSE if KEY is not a symbol. The two ends of a call have separate values. The
 argument :values of a stub gives the first values of a client's call. From any thread."
   (check-key key)
   (let* ((parts (call-parts call))
@@ -36,9 +36,9 @@ argument :values of a stub gives the first values of a client's call. From any t
                   (return value)))))
 
 (defun late-value (call key)
-  "Return the value that CALL has for KEY. If CALL has no such value, call the function :late of
-CALL's observer with CALL, and store the result as the value. Return nil if the observer has no such
-function. From any thread."
+  "Return the value that CALL has for KEY. If CALL has no value for KEY, call the function :late of
+CALL's observer with CALL, and store the result as the value. Return nil if the observer has no
+function :late. From any thread."
   (multiple-value-bind (value there) (call-value call key)
     (let* ((observer (if there nil (operate observer call)))
            (late (and observer (observer-late observer))))

@@ -5,18 +5,19 @@
 ;;;;
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
 ;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued. So
-;;;; a reader that sees either and then finds the queue empty has missed nothing. Messages wait in
-;;;; the inbound part's INCOMING, a stack on which the owner pushes and which the one receiving
-;;;; thread takes as a whole; short messages that arrive with one read are pushed together. Data
-;;;; that few calls need are in PARTS (part.lisp), made when first needed. A call object that users
-;;;; have is never used again for another call.
+;;;; a reader that sees either store and then finds the queue empty has missed nothing. Messages
+;;;; wait in the inbound part's INCOMING, a stack on which the owner pushes and which the one
+;;;; receiving thread takes as a whole; short messages that arrive with one read are pushed
+;;;; together. Data that few calls need are in PARTS (part.lisp), made when first needed. A call
+;;;; object that users have is never used again for another call.
 
 (in-package #:clgrpc.rpc)
 
 (defstruct (call (:include loop:future) (:constructor nil) (:copier nil))
   "An RPC at one of its ends. A call made by CALL-ASYNC is also its own future."
-  (rpc-method nil :type (or null rpc-method)) ; nil if no such method is known
-  (operations (misuse "A call has a transport.") :type operations) ; its transport's
+  (rpc-method nil :type (or null rpc-method)) ; nil if the method is unknown
+  ;; the operations of the call's transport
+  (operations (misuse "A call has a transport.") :type operations)
   (deadline 0 :type deadline)           ; in ns of the loop's clock; 0 without a deadline
   (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it has arrived
   (status nil :type symbol)             ; a keyword once the call has ended
@@ -47,7 +48,7 @@ for :deadline of a stub. From any thread.")
           `(let ((,variable ,call)) (operate ,name ,variable ,@arguments))))))
 
 (defun call-role (call)
-  "The end of CALL that this object is, :client or :server."
+  "The role of CALL, an object for one end of a call: :client or :server."
   (if (operations-client-p (call-operations call)) :client :server))
 
 (defun call-path (call)
@@ -175,8 +176,8 @@ METHOD. Signal MISUSE if METHOD has no codec."
         (eq kind (if (client-p call) :server-streaming :client-streaming)))))
 
 (define-hot may-send-p ((call call) (over boolean)) boolean
-  "True if a message may be sent on CALL, false if CALL has ended with :ok. Otherwise signal the
-reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
+  "True if a message may be sent on CALL, false if CALL has ended with :ok. If it may not, signal
+the reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
   (when (sends-one-p call)
     (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
              stub~]." call (client-p call)))
@@ -215,8 +216,8 @@ reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
 
 (define-hot (notify :inline t) ((call call)) null
   "Wake the threads that wait for CALL. Call this after the store that the sleepers wait for. If
-this thread runs a loop, it wakes them at the end of the turn, together with the sleepers of other
-calls."
+this thread runs a loop, it wakes the sleepers at the end of the turn, together with the sleepers of
+other calls."
   (sb-thread:barrier (:memory))
   (let* ((parts (call-parts call))
          (wait-queue (and parts (parts-wait-queue parts))))
@@ -288,7 +289,7 @@ true."
 (define-hot (append-to-batch :inline t) ((batch batch) (octets octets) (start index) (end index))
     boolean
   "Append the short message in OCTETS to those in BATCH, whose item is octets, and return true;
-return false if they do not fit."
+return false if OCTETS do not fit."
   (let ((item (batch-item batch))
         (at (batch-end batch))
         (size (- end start)))
@@ -338,8 +339,8 @@ queued, but not longer than LONGEST, unless its message is."
     (values index boolean)
   "Add the short message in OCTETS to CALL's batch of a read, which QUEUE-BATCH queues after the
 read. Return the octets that CALL is charged with for the message: 0 unless it needs a new batch, of
-at most LONGEST octets. The second value is true if that is the first batch of the read. On CALL's
-loop."
+at most LONGEST octets. The second value is true if the batch is the first one of the read. On
+CALL's loop."
   (let* ((inbound (ensure-inbound call))
          (batch (inbound-batch inbound)))
     (if (and batch (append-to-batch batch octets start end))
@@ -362,8 +363,8 @@ CALL's loop."
     (batch-size batch)))
 
 (define-hot uncharge ((inbound inbound) (size index)) index
-  "Subtract SIZE from INBOUND's queued octets, or all of them if they are fewer. Return how many
-were subtracted. From any thread."
+  "Subtract SIZE from INBOUND's queued octets, but not more than these. Return how many were
+subtracted. From any thread."
   (loop
     (let ((old (inbound-queued-octets inbound)))
       (when (= old (sb-ext:compare-and-swap (inbound-queued-octets inbound) old
@@ -371,8 +372,8 @@ were subtracted. From any thread."
         (return (min old size))))))
 
 (define-hot oldest-batch ((inbound inbound)) (or null batch)
-  "The batch from which INBOUND's call receives next; it stays queued. Only by the receiving
-thread."
+  "The batch from which INBOUND's call receives next; it stays queued. Only the receiving thread may
+call this."
   (or (inbound-received inbound)
       (when (inbound-incoming inbound)
         (let ((newest (loop for old = (inbound-incoming inbound)
@@ -403,7 +404,8 @@ filter."
 
 (define-hot put-received ((call call) message (first boolean)) null
   "Add MESSAGE, which is not charged, to the messages that the receiving thread has taken out of
-CALL's queue: before them if FIRST is true, else after them. Only by the thread that receives."
+CALL's queue: before them if FIRST is true, else after them. Only the receiving thread may call
+this."
   (let* ((inbound (ensure-inbound call))
          (received (inbound-received inbound))
          (batch (make-batch :item message)))
@@ -417,8 +419,8 @@ CALL's queue: before them if FIRST is true, else after them. Only by the thread 
 
 (define-hot pop-incoming ((call call)) t
   "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If the item's
-octets are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the receiving
-thread."
+octets are not a message, signal an RPC-ERROR, which ends CALL as well. Only the receiving thread
+may call this."
   (let* ((inbound (call-inbound call))
          (batch (and inbound (oldest-batch inbound))))
     (when batch
@@ -469,7 +471,7 @@ CALL had ended already. On CALL's loop."
     (and ending (ending-outcome ending))))
 
 (defun whole-status (call ending)
-  "See FINAL-STATUS; ENDING is CALL's."
+  "As FINAL-STATUS; ENDING is CALL's."
   (let ((outcome (ending-outcome ending)))
     (values (call-status call)
             (if outcome (outcome-message outcome) "")

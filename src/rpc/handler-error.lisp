@@ -4,8 +4,8 @@
 ;;;;
 ;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
 ;;;; An RPC-ERROR of another call, one that the handler has made, is an error like any other, since
-;;;; it is meant for this server and not for its clients. To pass it on to its client, a handler
-;;;; uses FAIL.
+;;;; it is meant for this server and not for its clients. To pass such an error on to its client, a
+;;;; handler uses FAIL.
 
 (in-package #:clgrpc.rpc)
 
@@ -34,8 +34,8 @@ the call ends with status :internal and the backtrace goes to the log. Set it gl
 
 (defun return-status (status &optional (message ""))
   "Invoke the restart RETURN-STATUS: end the call whose handler is in the debugger with STATUS, a
-keyword, and MESSAGE. Signal a CONTROL-ERROR if there is no such restart. From the handler's thread.
-See *DEBUG-ON-ERROR*."
+keyword, and MESSAGE. Signal a CONTROL-ERROR if there is no restart RETURN-STATUS. From the
+handler's thread. See *DEBUG-ON-ERROR*."
   (invoke-restart 'return-status status message))
 
 (defun retry-call ()
@@ -102,7 +102,7 @@ code has ended with. Return ERROR."
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
 RETRY-HANDLER is chosen in the debugger. A timeout of SB-EXT:WITH-TIMEOUT that BODY does not handle
 may be meant for the code around this form, such as a user's code that waits for CALL. So
-PASS-TIMEOUT, the name of a function or a lambda form, is called with that timeout. If PASS-TIMEOUT
+PASS-TIMEOUT, the name of a function or a lambda form, is called with the timeout. If PASS-TIMEOUT
 returns, the timeout is an error in BODY. A lambda form crosses to other condition handlers than
 those around this, so it is also called with a timeout that code within BODY passes on. The timeout
 may also come while an error is written to the log."

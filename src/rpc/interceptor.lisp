@@ -1,12 +1,12 @@
-;;;; Interceptors: functions around calls, for the common tasks of methods. A server's are called
-;;;; around its handlers, on the handlers' threads; a channel's around its stubs, on the caller's
-;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (messaging.lisp) show
-;;;; them the messages of streams, and the ends of calls that outlive their handler or stub.
-;;;; CALL-VALUE (call-value.lisp) carries the results of interceptors to handlers. Interceptors of
-;;;; attempts are in attempt/attempt-view.lisp.
+;;;; Interceptors: functions around calls, for the common tasks of methods. A server's interceptors
+;;;; are called around its handlers, on the handlers' threads; a channel's interceptors around its
+;;;; stubs, on the caller's thread. The first interceptor of a list is the outermost.
+;;;; FILTER-MESSAGES and ON-END (messaging.lisp) show interceptors the messages of streams, and the
+;;;; ends of calls that outlive their handler or stub. CALL-VALUE (call-value.lisp) carries the
+;;;; results of interceptors to handlers. Interceptors of attempts are in attempt/attempt-view.lisp.
 ;;;;
-;;;; In the list of interceptors, those for some methods only are a list of their own, whose first
-;;;; element is the service or method that they are for.
+;;;; An element of the list of interceptors may itself be a list: its first element is a service or
+;;;; method, and the others are interceptors for this one only.
 ;;;;
 ;;;; A server or channel without interceptors has no cost from them. A route of a server has the
 ;;;; interceptors for its method. A channel with interceptors or call credentials is of a class of

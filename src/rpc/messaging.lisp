@@ -29,8 +29,8 @@ queued: see TRY-SEND and ON-WRITABLE. Return nil without sending if the peer has
 :ok. Signal the call's RPC-ERROR if it has ended with another status, and MISUSE after CLOSE-SEND.
 COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compressed if it is long
 enough and compression shortens it; with t, always. With nil, MESSAGE is sent uncompressed: choose
-this if it has a secret next to text that an attacker may have chosen. From any thread, but CALL is
-not locked: threads that send on one call must do so one after the other."
+this if it has a secret next to text that an attacker may have chosen. Call this from any thread,
+but CALL is not locked: threads that send on one call must do so one after the other."
   (check-call call)
   (operate send call (outgoing call message) t compress))
 
@@ -94,8 +94,8 @@ has ended with another status than :ok."
     (receive-by call #'pop-incoming #'more-p)))
 
 ;;; A form that makes a call may be left at any instruction, if the thread is interrupted. So the
-;;; transport notes a call of streams before it begins, and the thread that evaluates the form finds
-;;; it.
+;;; transport notes a call of streams before the call begins, and the thread that evaluates the form
+;;; finds the call.
 
 (declaim (type list *opened*))
 (defvar *opened* '()
@@ -108,8 +108,8 @@ element, the last call of streams that it has made, or nil.")
   nil)
 
 (defun call-with-opened (open function whole)
-  "Call FUNCTION with the call that OPEN returns, and return its values. Then leave the call; if
-WHOLE is true, leave it only if FUNCTION exits non-locally."
+  "Call FUNCTION with the call that OPEN returns, and return its values. After that leave the call;
+if WHOLE is true, leave it only if FUNCTION exits non-locally."
   (declare (type function open function))
   (let ((opened (list nil)) (over nil))
     (declare (dynamic-extent opened))
@@ -289,17 +289,17 @@ and outgoing ones last. Return CALL."
 
 (defun after (call seconds function)
   "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL has ended
-before. This is for handlers that have returned their call and hold no thread. Signal MISUSE for
-other arguments. From any thread."
+before. AFTER is meant for handlers that have returned their call and hold no thread. Signal MISUSE
+for other arguments. From any thread."
   (check-callback 'after call function)
   (unless (realp seconds) (misuse "SECONDS of AFTER is a real number, not ~S." seconds))
   (operate after call seconds function)
   nil)
 
 (defun reply (call message)
-  "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. This is for handlers
-that have returned their call. Signal MISUSE if MESSAGE is of a wrong type, or CALL has been
-answered already. If CALL has ended in another way, such as by its client or its deadline, do
+  "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. REPLY is meant for
+handlers that have returned their call. Signal MISUSE if MESSAGE is of a wrong type, or CALL has
+been answered already. If CALL has ended in another way, such as by its client or its deadline, do
 nothing. From any thread."
   (check-call call)
   (when (or (eq :ok (call-status call))

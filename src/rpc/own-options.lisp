@@ -32,7 +32,7 @@ one that it receives; each nil for the channel's limit."
                                   &allow-other-keys)
   "Note the options of the stub of CALL, a new call: the limits in octets for a request and a
 response, each nil if the channel's limit applies, and the first values of the call. Signal MISUSE
-if one of these, or the :authority of its requests, is invalid."
+if one of these options, or the :authority of its requests, is invalid."
   (flet ((limit (name value)
            (unless (typep value '(or null (integer 0 2147483647)))
              (misuse "~S is a number of octets up to 2147483647, not ~S." name value))

@@ -1,4 +1,4 @@
-;;;; The parts of a call that only some calls need, by subject. Each is made when it is first
+;;;; The parts of a call that only some calls need, by subject. Each part is made when it is first
 ;;;; needed: its incoming messages (INBOUND), its outgoing ones (OUTBOUND), the callbacks of its
 ;;;; user (CALLBACKS), its end (ENDING), the settings of its user (OWN-OPTIONS). A transport may add
 ;;;; slots to each but ENDING: it includes them in structures of its own, by DEFINE-OWN-PART, which
@@ -13,8 +13,9 @@ messages is limited too.")
 (defstruct (batch (:copier nil))
   "Messages that arrived together, or one message."
   (next nil :type (or null batch))      ; older in a stack, newer in a queue
-  (item nil)                            ; octets with short messages, each after four octets of
-                                        ; its length, or one message, as the operation DECODE has it
+  ;; octets with short messages, each after four octets of its length; or one message, in the form
+  ;; for the operation DECODE
+  (item nil)
   (size 0 :type index)                  ; charged to the call until the last message is taken
   (at 0 :type index)                    ; where the next of the short messages begins
   (end 0 :type index))                  ; where the last message ends
@@ -26,7 +27,7 @@ messages is limited too.")
 
 (defstruct (wait-queue (:copier nil))
   "The threads that wait for a call: they sleep on its futex."
-  (ringing nil :type boolean)           ; the loop's: the sleepers wake when the turn ends
+  (ringing nil :type boolean)           ; set on the loop: the sleepers wake when the turn ends
   (sleepers 0 :type sb-ext:word)        ; threads that sleep here or are about to; atomic
   (futex (os:make-futex) :type os:futex)) ; the futex on which these threads sleep
 
@@ -65,8 +66,8 @@ messages is limited too.")
   (filter nil :type (or null function))) ; the function of interceptors, see FILTER-MESSAGES
 
 (defstruct (callbacks (:copier nil) (:predicate nil))
-  "The callbacks of a call's user, which run on its loop. Each transport adds what it notes of their
-runs."
+  "The callbacks of a call's user, which run on its loop. Each transport adds its own data about
+runs of the callbacks."
   (on-message nil :type (or null function)) ; see ON-MESSAGE
   (on-half-close nil :type (or null function)) ; see ON-HALF-CLOSE
   (on-cancel nil :type (or null function)) ; see ON-CANCEL

@@ -2,13 +2,13 @@
 ;;;; octets of the heap (base/memory/heap.lisp). Without a promise the thread waits, at most for the
 ;;;; option room-wait-seconds; then the call ends with :resource-exhausted.
 ;;;;
-;;;; One of the threads that wait has the turn, **ROOM-TURN**. That thread checks for room again and
-;;;; again, and collects garbage if the heap has none; the others wait for their turn. If the heap
-;;;; has room at once, no thread takes a lock.
+;;;; One waiting thread has the turn, **ROOM-TURN**. That thread checks for room again and again,
+;;;; and collects garbage if the heap has none; the others wait for their turn. If the heap has room
+;;;; at once, no thread takes a lock.
 ;;;;
 ;;;; While a thread waits for room it must hold little that other threads wait for, or threads would
-;;;; wait for each other. So it gives back the room for its answer and the turn of all peers for
-;;;; compressed messages (LOOP:CALL-RELEASING), and takes them again afterwards.
+;;;; wait for each other. So such a thread gives back the room for its answer and the turn of all
+;;;; peers for compressed messages (LOOP:CALL-RELEASING), and takes both again afterwards.
 ;;;;
 ;;;; Part of the heap is reserved for peers that receive their answers: a call whose connection
 ;;;; already has waiting answers gets a promise only while two fifths of the heap are free, another
@@ -31,8 +31,8 @@
 
 (defun ensure-promise (call octets options received)
   "Return once OCTETS of the heap are promised for a message of CALL; RECEIVED is as for
-CALL-WITH-ROOM. Signal an RPC-ERROR if CALL ends before that, or if there is no room within the
-room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
+CALL-WITH-ROOM. Signal an RPC-ERROR if CALL ends before there is room, or if there is no room within
+the room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
   (unless (promise-p call octets received)
     (let ((found nil) (kept nil))
       (flet ((wait () (setf found (await-promise call octets options received))))
@@ -68,9 +68,10 @@ has passed."
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
 (defun call-promised (held function)
-  "Call FUNCTION, user code that makes an answer. The first of the list HELD is the number of octets
-promised for that. While this thread waits for room for another message, such as a request that it
-decodes, it is 0 and nothing is promised. The promise remains 0 if there is no room afterwards."
+  "Call FUNCTION, user code that makes an answer. The first element of the list HELD is the number
+of octets promised for FUNCTION. While this thread waits for room for another message, such as a
+request that it decodes, it is 0 and nothing is promised. The promise remains 0 if there is no room
+afterwards."
   (let ((octets (first held)))
     (loop:call-releasing
      (lambda () (settle-octets (shiftf (first held) 0)))
@@ -89,7 +90,7 @@ are promised already."
     (declare (dynamic-extent held))
     (with-undoing (nil (settle-octets (first held)))
       (unless promised
-        (sb-sys:without-interrupts      ; except while it waits
+        (sb-sys:without-interrupts      ; except while the thread waits
           (sb-sys:allow-with-interrupts (ensure-promise call octets options received))
           (setf (first held) octets)))
       (if answer (call-promised held function) (funcall function)))))

@@ -6,8 +6,8 @@
 (in-package #:clgrpc.server)
 
 (defun read-encoding (request field)
-  "Note in REQUEST the encoding of its messages, which FIELD, a grpc-encoding, names. FIELD
-remembers its meaning, an encoding or :identity. An unknown name is not remembered, since a
+  "Note in REQUEST the encoding of its messages, which FIELD, a grpc-encoding, names. FIELD keeps
+its meaning, an encoding or :identity, as a memo. An unknown name is not remembered, since a
 compression of that name may be registered later."
   (let ((memo (hpack:field-memo field)))
     (if memo

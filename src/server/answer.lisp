@@ -59,7 +59,7 @@ false: then POST-REPLY must be called with the baton lent. On the loop."
 
 (defun note-answering (call count)
   "Charge CALL's link with COUNT octets of its answer, which are posted to the loop. A negative
-COUNT reduces the charge, because the octets have arrived there."
+COUNT reduces the charge, because these octets have arrived on the loop."
   (let ((link (the server-link (server-call-link call))))
     (sb-ext:atomic-incf (server-link-posted link) count)
     (cond ((minusp count)
@@ -69,8 +69,8 @@ COUNT reduces the charge, because the octets have arrived there."
 
 (defun post-reply-by (call message encode finish)
   "As POST-REPLY. ENCODE, a function like WIRE:ENCODE-MESSAGE, is called with CALL, MESSAGE and
-:auto on this thread. FINISH sends the encoded message, its second argument, and the status :ok, on
-the loop."
+:auto on this thread. FINISH, called on the loop, sends the encoded message, its second argument,
+and the status :ok."
   (let* ((encoded (handler-case (funcall (the function encode) call message :auto)
                     ((or error storage-condition) (error)
                       (bad-answer-condition call message error))))
@@ -129,7 +129,7 @@ the deadline, log CALL's method and identifiers. CALL is about to end with STATU
 
 (defun post-metadata (call metadata others function)
   "The operation SEND-METADATA, for METADATA with OTHERS octets of other fields. FUNCTION, without
-arguments, sends METADATA on the loop, unless CALL has ended by then. From any thread."
+arguments, sends METADATA on the loop, unless CALL has ended by that time. From any thread."
   (check-metadata-size call metadata others)
   (when (wire:sending-begun-p call) (misuse "The headers of ~A were sent before." call))
   (setf (wire:sending-begun-p call) t)

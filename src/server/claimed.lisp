@@ -70,7 +70,7 @@ clients expect."
 
 (defun take-query-octets (call octets)
   "True if the limit of CALL's connection allows this thread to decode a message of OCTETS from
-CALL's query. If the limit allows it, count these octets. The limit applies over HTTP/2, where the
+CALL's query. If the limit allows these octets, count them. The limit applies over HTTP/2, where the
 client may send a long path as one or two octets, an index of HPACK's table. Over HTTP/1.1 the
 client has sent all octets, so there is no limit."
   (or (null (server-call-stream call))

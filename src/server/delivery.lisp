@@ -39,8 +39,8 @@ WIRE:TAKE-SINGLE."
   (cond ((call-status call))            ; an observer of the message has ended the call
         ((or (server-call-request call) (server-call-undecoded call))
          (rpc:abort-as call (rpc:violation call 2 nil)))
-        ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
-        ;; that is as long as what has come
+        ;; decoded by the handler's thread; or when the peer ends its side, so that the octets that
+        ;; wait are as long as the octets received
         (t (multiple-value-bind (item long inside)
                (wire:take-single call octets start end (or keep (unended-p call)) decode)
              (take-request call item long inside (- end start)))))

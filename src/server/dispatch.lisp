@@ -8,8 +8,8 @@
 (define-hot content-type-meaning ((field hpack:field))
     (values (or symbol encoding:message-codec) boolean)
   "The kind of a request with the content type FIELD: :grpc in Protocol Buffers, a codec of gRPC's
-messages, or :plain. FIELD remembers its kind, unless a codec that is registered later may change
-that; then the second value is true."
+messages, or :plain. FIELD keeps its kind as a memo, unless a codec that is registered later may
+change the kind; in that case the second value is true."
   (let ((memo (hpack:field-memo field)))
     (if memo
         (values memo nil)
@@ -19,7 +19,7 @@ that; then the second value is true."
 
 (defun find-meaning (value)
   "The meaning of the content type VALUE, as CONTENT-TYPE-MEANING returns it. The second value is
-true if VALUE names a codec that does not exist, but may."
+true if VALUE names a codec that does not exist, but may be registered later."
   (let* ((base "application/grpc")
          (end (or (position #\; value) (length value)))
          (type (string-right-trim " " (subseq value 0 end))))

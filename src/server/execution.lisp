@@ -30,10 +30,10 @@
 
 (defun start-on-reserve (call)
   "Run CALL's handler on a reserve thread. If all threads are busy CALL waits for one, at most for
-the option reserve-wait-seconds, since all of their handlers might wait for this call. Three events
-race for the ticket: a thread is free, that time ends, or CALL ends. The first event takes the call
-out of the ticket, and later events find the ticket empty. So an ended call is not kept, and has no
-place in the queue."
+the option reserve-wait-seconds, since the handlers on all threads might wait for this call. Three
+events race for the ticket: a thread is free, that time ends, or CALL ends. The first event takes
+the call out of the ticket, and later events find the ticket empty. So a call that has ended is not
+kept, and has no place in the queue."
   (let* ((ticket (list call nil))
          (link (server-call-link call))
          (loop (wire-call-loop call))
@@ -224,7 +224,7 @@ octets promised; nil if the heap has no room."
 (define-hot run-inline ((call server-call)) null
   "Run CALL's handler on the loop."
   (let ((promised 0))
-    (cond ((call-status call))          ; cancelled before it began
+    (cond ((call-status call))          ; the call was cancelled before it began
           ((rpc:overdue-p call) (rpc:abort-as call :deadline-passed))
           ((or (output-waits-p (the server-link (server-call-link call)))
                (answers-wait-p (the server-link (server-call-link call))))
@@ -237,10 +237,10 @@ octets promised; nil if the heap has no room."
           (t (run-at-once call promised))))
   nil)
 
-;;; Handlers and callbacks that began on the loop and have lost it. Each holds a thread, which is
-;;; charged to its connection. The thread that takes the loop over adds the charge; the thread that
-;;; returns from user code removes it. The two events happen in either order, so both threads do
-;;; this under the lock of the reserve, and note it in the call.
+;;; Handlers and callbacks that began on the loop and have lost it. Each handler that waits holds a
+;;; thread, which is charged to its connection. The thread that takes the loop over adds the charge;
+;;; the thread that returns from user code removes it. The two events happen in either order, so
+;;; both threads do this under the lock of the reserve, and note it in the call.
 
 (defun leaves-loop-p (call)
   "True if the handler of CALL, which was to begin on the loop, begins on a reserve thread instead,
@@ -284,7 +284,7 @@ or -1. FUNCTION is called under the lock of the reserve."
   (charge call -1 (lambda () (wire:note-callback-charge call nil)))
   (wire:wake-callbacks (server-call-link call)))
 
-;;; On a reserve thread
+;;; Handlers on a reserve thread
 
 (defun run-on-reserve-thread (call)
   "Run the handler of CALL on this reserve thread, and answer; or end CALL, or let it wait on its
@@ -300,7 +300,8 @@ loop."
           (t (run-and-conclude call promised)))))
 
 (defun put-off (call function)
-  "Call FUNCTION with CALL, whose ticket is used, on the loop. FUNCTION makes CALL wait there."
+  "Call FUNCTION with CALL, whose ticket is used, on the loop. FUNCTION makes CALL wait there, on
+the loop."
   (loop:post (wire-call-loop call) (lambda ()
                                      (setf (deferred-start-ticket (ensure-deferred-start call)) '())
                                      (funcall function call))))
@@ -357,8 +358,8 @@ method that such values are not sent. The values are not sent, and nothing else 
        :reason "the handler has returned messages; the answers of a stream are sent by SEND"))))
 
 (define-hot end-with ((call server-call) value) null
-  "End CALL without an answer. If VALUE, the outcome of its handler, is an RPC-ERROR, CALL ends with
-its status, else with :ok. On the loop."
+  "End CALL without an answer. If VALUE, the outcome of the handler, is an RPC-ERROR, CALL ends with
+the error's status, else with :ok. On the loop."
   (cond ((status:failure-p value) (finish-with-condition call value))
         (t (when (and value (not (wire:marked-p call :headers))) (note-not-sent call value))
            (server-finish call :ok "" nil '())))

@@ -1,8 +1,8 @@
 ;;;; A new connection: ALPN or its first octets decide its protocol
 ;;;; (http/exchange/http-version.lisp), before it has a core of HTTP/2 or a parser of HTTP/1.1. The
-;;;; connection's permit and limits do not depend on the protocol. HTTP/2 loses no time by this,
-;;;; since it gets the first octets in the same read. HTTP/2 also answers connections that speak
-;;;; neither protocol.
+;;;; connection's permit and limits do not depend on the protocol. HTTP/2 loses no time by this
+;;;; decision, since it gets the first octets in the same read. HTTP/2 also answers connections that
+;;;; speak neither protocol.
 
 (in-package #:clgrpc.server)
 
@@ -11,7 +11,7 @@
   (and (server-loop-http server-loop) (options-http1 (server-loop-options server-loop))))
 
 (defun http-version-of (link octets start end)
-  "The protocol of LINK, whose first octets are those from START to END, as of
+  "The protocol of LINK, whose first octets are those from START to END, as a value of
 EXCHANGE:HTTP-VERSION-OF."
   (let ((security (loop:connection-security (server-link-socket link))))
     (if (speaks-http1-p (server-link-owner link))
@@ -45,7 +45,7 @@ EXCHANGE:HTTP-VERSION-OF."
   ;; HTTP/2 is ready with its SETTINGS
   (note-ready link))
 
-;;; Until it is known
+;;; Links whose protocol is not known yet
 
 (defun stop-opening (link)
   "Cancel the timer of LINK's opening: its protocol is known, or LINK has ended."
@@ -85,9 +85,9 @@ EXCHANGE:HTTP-VERSION-OF."
              (not (eq :more (http-version-of link (make-octets 0) 0 0)))))))
 
 (defun opening-due (link)
-  "Decide the protocol of LINK, whose peer has not sent enough octets in time. The server treats it
-as HTTP/2, whose error names the missing preface. A mute peer gets no octets: browsers connect in
-advance, and would take an error for the answer to their first request."
+  "Decide the protocol of LINK, whose peer has not sent enough octets in time. The server treats the
+link as HTTP/2, whose error names the missing preface. A mute peer gets no octets: browsers connect
+in advance, and would take an error for the answer to their first request."
   (cond ((server-link-failure link))
         ((mute-p link) (wire:close-link link "the peer has sent nothing in time" :how :lost))
         (t (settle link :http2))))

@@ -2,9 +2,9 @@
 ;;;; :HTTP of START-SERVER, or its :FALLBACK, answer them. Without a handler, the answer is an error
 ;;;; as soon as the request is whole.
 ;;;;
-;;;; A server-call that has the HTTP-REQUEST runs such a handler. So handlers of HTTP run like those
-;;;; of calls, under the same limits and until the same end of the server, but their requests do not
-;;;; count as calls.
+;;;; A SERVER-CALL that has the HTTP-REQUEST runs a handler of HTTP. So handlers of HTTP run like
+;;;; those of calls, under the same limits and until the same end of the server, but their requests
+;;;; do not count as calls.
 
 (in-package #:clgrpc.server)
 

@@ -11,7 +11,7 @@
 
 (defstruct (protocol (:copier nil))
   "A protocol beside gRPC."
-  (name nil :type keyword :read-only t) ; its name in :PROTOCOLS of START-SERVER
+  (name nil :type keyword :read-only t) ; the protocol's name in :PROTOCOLS of START-SERVER
   ;; (server table): return a CLAIMER for SERVER, whose routes are those of TABLE; signal MISUSE if
   ;; its services cannot be served so. Called when a server starts and when a service is redefined
   (prepare nil :type function :read-only t)
@@ -30,9 +30,9 @@ POST-REPLY run on the loop. Protocols include this structure."
   ;; (call message): send the only answer and finish the call with :ok, and return true; or return
   ;; false, with nothing done: then POST-REPLY is to be called with the baton lent
   (reply nil :type function :read-only t)
-  (post-reply nil :type function :read-only t) ; (call message): the same from any thread
-  (begun nil :type (or null function) :read-only t) ; (call): it has been admitted
-  (finish nil :type function :read-only t) ; (call): it has ended: write the end of its answer
+  (post-reply nil :type function :read-only t) ; (call message): the same as REPLY, from any thread
+  (begun nil :type (or null function) :read-only t) ; (call): the call has been admitted
+  (finish nil :type function :read-only t) ; (call): the call has ended: write the end of its answer
   (writable nil :type function :read-only t)) ; (call): over HTTP/1.1 the peer has taken output
 
 (defstruct (claim (:copier nil))

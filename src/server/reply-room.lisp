@@ -2,8 +2,8 @@
 ;;;; answers, another long answer is expected: the heap promises room for the message and for its
 ;;;; octets (base/memory/heap.lisp) before the handler begins. A call that gets no promise waits on
 ;;;; its loop, without a thread, after the calls that came before it. After the time of the option
-;;;; room-wait-seconds it ends with :resource-exhausted. One of the calls that wait, the PROBE,
-;;;; begins without a promise, since its answer may be short after all.
+;;;; room-wait-seconds it ends with :resource-exhausted. One waiting call, the PROBE, begins without
+;;;; a promise, since its answer may be short after all.
 ;;;;
 ;;;; The probe, and a handler whose method gives a long answer for the first time, wait for room
 ;;;; later, when they encode (rpc/room.lisp).

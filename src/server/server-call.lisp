@@ -1,7 +1,7 @@
 ;;;; The server's end of a call. The marks of the call have the time from which its handler could
 ;;;; start (WIRE:+DUE+); BEGAN-NS is the time when it started. If the handler does not run on the
-;;;; loop at once, the call has a DEFERRED-START, which records where it waits meanwhile. Few calls
-;;;; have a DEFERRED-START.
+;;;; loop at once, the call has a DEFERRED-START, which records where the call waits for its
+;;;; handler. Few calls have a DEFERRED-START.
 
 (in-package #:clgrpc.server)
 
@@ -11,9 +11,10 @@ or of a call that is not gRPC's."
   ;; for a reserve thread: a list of the call, or NIL once the ticket is used, and of the function
   ;; that waits; NIL without a ticket
   (ticket '() :type list)
-  (timer nil :type (or null timer))     ; rings when it has waited for such a thread for too long
+  ;; when the timer rings, the call has waited too long for a thread
+  (timer nil :type (or null timer))
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
-  (undecoded nil :type (or null wire:byte-buffer)) ; its request, if that is long
+  (undecoded nil :type (or null wire:byte-buffer)) ; the call's request, if it is long
   (long nil :type boolean)              ; UNDECODED may be long once it is decompressed
   ;; T: the handler has returned the call, to answer later; :ANSWERED: REPLY was called. Atomic
   (later nil :type (member nil t :answered))
@@ -29,10 +30,11 @@ or of a call that is not gRPC's."
 (defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
   "A call on a connection of a server's."
   (route nil :type (or null server-route)) ; the route of its path; NIL without a handler
-  (request nil)                         ; the request that its handler will get, decoded
+  (request nil)                         ; the decoded request for the call's handler
   (accepted '() :type list)             ; the encodings that the client can read
-  (began-ns 0 :type nanoseconds)        ; the time when its handler began; 0 before that
-  (deferred-start nil :type (or null deferred-start))) ; made when one of its slots is needed
+  (began-ns 0 :type nanoseconds)        ; the time when the call's handler began; 0 before that
+  ;; made when one of the slots of DEFERRED-START is needed
+  (deferred-start nil :type (or null deferred-start)))
 
 (declaim (sb-ext:freeze-type server-call))
 
@@ -64,8 +66,8 @@ nil."
     (and deferred-start (deferred-start-undecoded deferred-start))))
 
 (defun note-undecoded (call item long)
-  "Note ITEM, a byte buffer, as the request of CALL, which the handler's thread decodes. LONG
-is true if it may be long when it is decompressed."
+  "Note ITEM, a byte buffer, as the request of CALL, which the handler's thread decodes. LONG is
+true if the request may be long when it is decompressed."
   (let ((deferred-start (ensure-deferred-start call)))
     (setf (deferred-start-undecoded deferred-start) item
           (deferred-start-long deferred-start) long)))
@@ -114,7 +116,7 @@ a plain request. From any thread."
 
 (defun handler-began-ns (call)
   "The time when the handler of CALL began to run, in nanoseconds of the monotonic clock, or nil
-before."
+before that."
   (let ((began-ns (server-call-began-ns call)))
     (and (plusp began-ns) began-ns)))
 

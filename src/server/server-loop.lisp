@@ -8,7 +8,7 @@
                             (&key server loop routes claimers http options encoding max-open
                                account observer))
                         (:copier nil))
-  "The state of one loop of a server. Only the loop touches it."
+  "The state of one loop of a server. Only the loop uses this structure."
   (server nil)                          ; the SERVER
   (routes nil :type route-table)        ; swapped when a service is defined again
   ;; the shared data of plain requests, if the server has handlers for them
@@ -17,7 +17,7 @@
   (claimers '() :type list)
   ;; the encoding of answers, unless a call has another
   (encoding nil :type (or null encoding:encoding))
-  ;; its connections, in no order
+  ;; the connections of the loop, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (begun 0 :type (unsigned-byte 62))    ; how many calls have begun
   (calls 0 :type (unsigned-byte 62))    ; how many calls have ended
@@ -28,7 +28,7 @@
   (request (make-request) :type request) ; a request object for headers that no peer repeats
   ;; the places of calls that wait for room, see reply-room.lisp
   (room-waiters (make-ring) :type ring)
-  (probe nil :type (or null wire-call)) ; the one of the waiting calls that has begun without room
+  (probe nil :type (or null wire-call)) ; the waiting call that has begun without room
   (room-timer nil :type (or null timer)) ; when to look for room again
   (pool (http2:make-pool) :type http2:pool)) ; the pool of streams, shared by the connections
 

@@ -19,7 +19,7 @@
   "~:[unknown~;~:*~A~] ~(~A~)~:[~; (blocks)~]" (route-method route) (route-execution route)
   (route-blocks route))
 
-;;; Methods in a codec
+;;; Routes of methods whose messages are in a codec
 
 (defun coding-interceptor (method)
   "An interceptor that encodes the answer of a handler of METHOD, which has a codec, as the raw
@@ -97,8 +97,8 @@ ROUTE start on reserve threads, unless their call is the only one of the loop."
 (defun note-overstay (route)
   "Note that a handler of ROUTE has lost the loop, or handed it over, and still runs. Later handlers
 of ROUTE start on reserve threads, of which each connection has its quota. Until this handler has
-returned no handler of ROUTE starts on the loop, since each one that takes too long there occupies a
-thread."
+returned no handler of ROUTE starts on the loop, since each handler that takes too long there
+occupies a thread."
   (sb-ext:atomic-incf (route-late route))
   (trace-event :loop :method-blocks :method (method:rpc-method-path (route-method route)))
   (setf (route-quick route) 0)
@@ -129,7 +129,7 @@ of octets promised; nil if the heap has no room."
          (method (route-method route)))
     (cond ((not (promise-octets long)) nil)
           ((member (rpc-method-kind method) '(:unary :client-streaming)) long)
-          ;; such a handler may run for any time
+          ;; a handler that blocks may run for any time
           (t (settle-octets long) 0))))
 
 (defun check-methods (execution interceptors table)

@@ -1,5 +1,5 @@
-;;;; The server object and its links. All later files use them; server.lisp has the functions of the
-;;;; server.
+;;;; The server object and its links. All later files use these structures; server.lisp has the
+;;;; functions of the server.
 
 (in-package #:clgrpc.server)
 
@@ -16,19 +16,19 @@
   (protocols :initarg :protocols :initform '() :reader server-protocols)
   ;; the origins of web pages that may call, see START-SERVER
   (origins :initarg :origins :initform '() :reader server-origins)
-  ;; the claimers of PROTOCOLS, for the services as they are
+  ;; the claimers of PROTOCOLS for the present services
   (claimers :initform '() :accessor server-claimers)
   (router :initform nil :accessor server-router) ; the router of plain requests, or nil
    (loop-count :initarg :loop-count :reader server-loop-count) ; the number of its loops
    ;; of the octets that all links hold
    (account :initform (make-account **process-account**) :reader server-account)
    (admission :accessor server-admission) ; admits connections of peers: see admission.lisp
-   ;; a list of T while it has been asked to give way, else of NIL
+   ;; a list of T while the server has been asked to give way, else of NIL
    (asked-to-give-way :initform (list nil) :reader server-asked-to-give-way)
-   (refusals :accessor server-refusals) ; its refusals that are not logged yet
+   (refusals :accessor server-refusals) ; the server's refusals that are not logged yet
    ;; the encoding of answers, unless a call has another
    (encoding :initarg :encoding :reader server-encoding)
-   ;; its number and its events
+   ;; the server's number and its events in channelz
    (channel-trace :initarg :channel-trace :reader server-channel-trace)
    (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
    ;; of CALL-BEFORE-STOP; the lock's
@@ -59,9 +59,9 @@ listeners.")
                         (:copier nil))
   "A connection of a server's."
   (posted 0 :type sb-ext:word)          ; octets of answers on their way to the loop; atomic
-  (place 0 :type index)                 ; its place among the links of its server loop
-  (permit nil)                          ; its place among the connections: see admission.lisp
-  (peer-view nil)                       ; its peer, as its server loop sees it: see admission.lisp
+  (place 0 :type index)                 ; the link's place among the links of its server loop
+  (permit nil)                          ; the PERMIT of the connection: see admission.lisp
+  (peer-view nil)                       ; the server loop's PEER-VIEW: see admission.lisp
   ;; the timer that ends the wait for its first octets
   (opening nil :type (or null timer))
   (queries-due 0 :type nanoseconds)     ; when TAKE-QUERY-OCTETS allows the whole burst again

@@ -29,18 +29,18 @@
 
 (defun server-addresses (server)
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
-usable by a client. Signal MISUSE for another object. From any thread."
+usable by a client. Signal MISUSE for an object that is no server. From any thread."
   (checked-server server)
   (append (mapcar #'loop:listener-address (server-listeners server))
           (values (acceptor-state server))))
 
 (defun server-address (server)
-  "The first address SERVER listens on, a string as in SERVER-ADDRESSES. Signal MISUSE for
-another object. From any thread."
+  "The first address SERVER listens on, a string as in SERVER-ADDRESSES. Signal MISUSE for an object
+that is no server. From any thread."
   (first (server-addresses server)))
 
 (defun server-running-p (server)
-  "True while SERVER accepts calls. Signal MISUSE for another object. From any thread."
+  "True while SERVER accepts calls. Signal MISUSE for an object that is no server. From any thread."
   (eq :serving (server-state (checked-server server))))
 
 (defun server-statistics (server)
@@ -191,7 +191,8 @@ an address. From any thread."
                                               :server)))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (note-server-event server "server created")
-    (unless (loop:simulated-p) (enter-registry server **servers**)) ; only its own loops answer
+    ;; in a simulation only its own loops answer
+    (unless (loop:simulated-p) (enter-registry server **servers**))
     (let ((started nil))
       (unwind-protect (progn (begin-serving server routes addresses)
                              (setf started t))
@@ -366,15 +367,15 @@ connections have not ended."
 (defconstant +peer-seconds+ 1
   "How long peers may take to close their side of a connection that has drained, in seconds.")
 
-;;; Functions called before and after
+;;; Functions called before and after the stop
 
 (defun call-before-stop (server function)
   "Make STOP-SERVER call FUNCTION first, while SERVER still accepts calls, on the thread of
 STOP-SERVER; even if other such functions run already. FUNCTION's argument is the number of seconds
 that running calls will have. FUNCTION should remove SERVER from registries and load balancers, and
 may block for a part of these seconds. FUNCTION returns nil, or a function without arguments to be
-called when SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not
-run, or FUNCTION takes no argument. From any thread."
+called when SERVER has stopped. An error in one of these functions goes to the log. Signal MISUSE if
+SERVER does not run, or FUNCTION takes no argument. From any thread."
   (check-arity function '(seconds) "The function of CALL-BEFORE-STOP")
   (sb-thread:with-mutex ((server-routes-lock (checked-server server)))
     (unless (member (server-state server) '(:starting :serving))
@@ -384,7 +385,7 @@ run, or FUNCTION takes no argument. From any thread."
 
 (defun run-stop-functions (server drain)
   "Call the functions of CALL-BEFORE-STOP for SERVER, including those that are added meanwhile.
-Return the functions to be called after it has stopped, and the state that SERVER had before this."
+Return the functions to call after SERVER has stopped, and the state that SERVER had before."
   (let ((after '()))
     (loop
       (let* ((function
@@ -404,7 +405,7 @@ Return the functions to be called after it has stopped, and the state that SERVE
     (server
      &key (drain (options-drain-seconds (server-options (checked-server server)))))
   "Stop SERVER: close its listeners, send GOAWAY to the peers, give running calls DRAIN seconds to
-end, end the rest with :unavailable, close every connection and thread. Return true if all calls
+end, end the others with :unavailable, close every connection and thread. Return true if all calls
 ended by themselves. This always returns, shortly after DRAIN at the latest, unless a function given
 to CALL-BEFORE-STOP takes longer. Stopping again does nothing. Saving the image stops all servers,
 with a DRAIN of 0. In a handler, interceptor or callback of one of SERVER's own calls, return nil at

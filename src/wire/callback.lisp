@@ -14,7 +14,7 @@
   (let ((callbacks (ensure-wire-callbacks call)))
     (when (or (null (wire-callbacks-scheduled callbacks))
               (and (waiting-p (wire-callbacks-scheduled callbacks))
-                   (call-status call)   ; so they wait no longer
+                   (call-status call)   ; so the callbacks of the call wait no longer
                    (progn (quit-ring (wire-callbacks-scheduled callbacks)) t)))
       (setf (wire-callbacks-scheduled callbacks) t)
       (loop:defer (wire-call-loop call) #'run-callbacks call))
@@ -76,7 +76,7 @@ RUN-CALLBACK."
 ;;; it. The two events come in either order, so both threads hold the lock of the reserve.
 
 (defun late-callback-p (call)
-  "True if what has lost the loop of CALL is a callback of CALL, which runs or has just returned."
+  "True if a callback of CALL, which runs or has just returned, has lost the loop of CALL."
   (let ((callbacks (call-wire-callbacks call)))
     (and callbacks
          (member (wire-callbacks-scheduled callbacks) '(:running :returned))
@@ -93,8 +93,8 @@ returned. Return true if the charge changes."
 
 (defun callbacks-wait-p (call link)
   "True if the callbacks of CALL must wait, because others of LINK have lost the loop and LINK may
-not use one more thread. Then CALL is queued until LINK may. Callbacks of a call that has ended
-never wait."
+not use one more thread. In that case CALL is queued until LINK may have a thread. Callbacks of a
+call that has ended never wait."
   (when (and (null (call-status call))
              (link-quota link)
              (not (thread-free-p link)))
@@ -131,8 +131,8 @@ From any thread."
 
 (defun run-waiting-callbacks (link)
   "If LINK may have a thread, schedule the callbacks of the call of LINK that has waited longest,
-after all functions that are due now; then do the same for the next waiting call. Otherwise ask for
-a thread."
+after all functions that are due now; then do the same for the next waiting call. If LINK may not
+have a thread, ask for one."
   (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
     (cond ((null place))
           ((thread-free-p link)

@@ -101,8 +101,8 @@ until another encoding is registered."
 
 (define-hot compress-octets ((encoding encoding) (level (integer 1 9)) (octets octets) (end index))
     (or null byte-buffer)
-  "Compress a message, OCTETS up to END with its prefix. Return the compressed one with its own
-prefix, nil if there is no memory for that. From any thread."
+  "Compress a message, OCTETS up to END with its prefix. Return the compressed message with its own
+prefix, nil if there is no memory for it. From any thread."
   (multiple-value-bind (result result-end)
       (compressed-octets encoding level octets +prefix-octets+ end +prefix-octets+)
     (declare (type (or null octets) result) (type index result-end))
@@ -142,9 +142,9 @@ ISIZE), if the peer is honest."
 
 (defun call-by-turns (semaphore function &key (take #'take-turn) around-wait)
   "Take one of the turns that SEMAPHORE counts by TAKE, a function of SEMAPHORE and a notification.
-Then call FUNCTION, give the turn back, and return FUNCTION's values. With AROUND-WAIT, FUNCTION has
-no turn while it waits for room; AROUND-WAIT, a function, is called with true before that, and with
-false once FUNCTION has a turn again. In user code."
+After that call FUNCTION, give the turn back, and return FUNCTION's values. With AROUND-WAIT,
+FUNCTION has no turn while it waits for room; AROUND-WAIT, a function, is called with true before
+that, and with false once FUNCTION has a turn again. In user code."
   (declare (type function function take) (type (or null function) around-wait))
   (let ((turn (sb-thread:make-semaphore-notification)))
     (flet ((take () (funcall take semaphore turn))

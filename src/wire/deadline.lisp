@@ -1,5 +1,5 @@
-;;;; The timers of a call: its deadline, and those of AFTER. All these timers stop at the call's
-;;;; end.
+;;;; The timers of a call: the timer of its deadline, and the timers of AFTER. All these timers stop
+;;;; at the call's end.
 
 (in-package #:clgrpc.wire)
 

@@ -1,11 +1,11 @@
 ;;;; The choice of the messages of a call that are compressed (gRPC's document "Compression"). A
-;;;; call has a COMPRESSION among its parts if it compresses or its peer announces compression. In
-;;;; the common case it has none, and nothing here runs.
+;;;; call has a COMPRESSION among its parts if it compresses or its peer announces compression.
+;;;; Mostly a call has no COMPRESSION, and nothing here runs.
 ;;;;
 ;;;; A message of ours is compressed if the user of the channel, server or call has chosen an
-;;;; encoding, the peer has not announced that it cannot read it, the message is long enough to
-;;;; benefit from it, and its SEND allows it. The header grpc-encoding is sent with the first
-;;;; headers, so the encoding is final from then on.
+;;;; encoding, the peer has not announced that it cannot read this encoding, the message is long
+;;;; enough to benefit from compression, and its SEND allows compression. The header grpc-encoding
+;;;; is sent with the first headers, so the encoding is final from then on.
 ;;;;
 ;;;; The thread that encodes a message compresses it, and the thread that decodes one decompresses
 ;;;; it, with the baton lent. A received message waits in its compressed form, so that the octets

@@ -3,8 +3,8 @@
 ;;;; not know the tracers, and a frame that was written but never sent is not reported.
 ;;;;
 ;;;; A frame that is read is reported once it is whole, before the core gets it. A write may end
-;;;; within a frame. The number of its octets that are still to come is in a table outside the
-;;;; links, so that links without tracing have no cost from it.
+;;;; within a frame. The number of octets of a frame that are still to come is in a table outside
+;;;; the links, so that tracing costs nothing on links without it.
 
 (in-package #:clgrpc.wire)
 

@@ -20,8 +20,8 @@ after."
   (+ at +prefix-octets+))
 
 (defconstant +byte-buffer-octets+ 16384
-  "Longer messages are byte buffers: they fill more than a frame, and encoding or decoding one takes
-so long that the loop should not do it.")
+  "Longer messages are byte buffers: they fill more than a frame, and encoding or decoding such a
+message takes so long that the loop should not do it.")
 
 (defstruct (byte-buffer (:constructor make-byte-buffer (octets end &optional plain)) (:copier nil))
   "A long message: OCTETS, of BORROW-OCTETS, up to END."
@@ -53,7 +53,7 @@ before: two threads that receive on one call must not both return them to the st
   "The factor by which a full PARTIAL grows.")
 (defconstant +foresight+ 32
   "A PARTIAL gets room for its whole message if the message is at most this many times as long as
-the part that has arrived. So only a small part of a long message is copied again: 32 KB of 1 MB. A
+the part that has arrived. So only a small part of a long message is copied twice: 32 KB of 1 MB. A
 peer can make us keep this many times the octets that it sends; they are charged to its link.")
 
 (defstruct (partial (:copier nil))
@@ -61,7 +61,7 @@ peer can make us keep this many times the octets that it sends; they are charged
   (prefix (make-octets +prefix-octets+) :type octets) ; up to PREFIX-FILL
   (prefix-fill 0 :type (integer 0 5))   ; 5 once the prefix is whole
   (body (load-time-value (make-octets 0)) :type octets) ; a vector of BORROW-OCTETS
-  (fill 0 :type index))                 ; how much of BODY has come
+  (fill 0 :type index))                 ; how many octets of BODY have come
 
 (declaim (sb-ext:freeze-type partial))
 

@@ -18,7 +18,7 @@ processed."
   nil)
 
 (define-hot seal-inbound ((call wire-call) (inbound wire-inbound)) null
-  "See SEAL-BATCH; INBOUND is CALL's."
+  "As SEAL-BATCH; INBOUND is CALL's."
   (when (and (wire-inbound-batch inbound) (queue-batch call inbound)) (schedule-callbacks call))
   nil)
 
@@ -197,8 +197,9 @@ half of that limit, below which the window is returned."
     (and link (link-protocol link))))
 
 (define-hot (give-window :inline t) ((call wire-call) (count index)) null
-  "Give back the window of COUNT octets that CALL has received, or withhold it if too much of it is
-queued. A link without HTTP/2, which has no windows, reads no more of CALL's body then."
+  "Give back the window of COUNT octets that CALL has received, or withhold it if too many of these
+octets are queued. A link without HTTP/2, which has no windows, reads no more of CALL's body in this
+case."
   (let ((inbound (call-wire-inbound call))
         (stream (wire-call-stream call)))
     (cond ((zerop count))
@@ -281,10 +282,10 @@ long.")
                          &optional (decode function #'decode-within) (text boolean nil))
     t
   "The operation DECODE, if DECODE decodes messages of CALL. TEXT is true if the octets are text;
-then DECODE ignores MOST and BEYOND. If the peer has a budget, a compressed message counts for it if
-it becomes more than +FREE-TIMES+ times as long, or, for text, if it becomes longer at all. If a
-message cannot be decoded, signal an RPC-ERROR, which ends CALL as well. If CALL ends while a
-message waits for its peer's turn, signal CALL's RPC-ERROR."
+then DECODE ignores MOST and BEYOND. If the peer has a budget, a compressed message is charged to
+the budget if it becomes more than +FREE-TIMES+ times as long, or, for text, if it becomes longer at
+all. If a message cannot be decoded, signal an RPC-ERROR, which ends CALL as well. If CALL ends
+while a message waits for its peer's turn, signal CALL's RPC-ERROR."
   (flet ((decode (call octets start end consume)
            (decode-with-room call octets start end consume decode text)))
     (declare (dynamic-extent #'decode))
@@ -307,17 +308,18 @@ empty ones of a type with 250 fields take 1 MB.")
 
 ;;; Room in the heap. A few octets may become a message of many small objects, and hundreds of
 ;;; threads may decode such messages at once. So a message of more than +BYTE-BUFFER-OCTETS+ is
-;;; decoded with room promised for its objects. Few messages need the most that they may: so each is
-;;; read first with little memory for the messages inside it, and read again if they take more. A
-;;; shorter message, but for the shortest, gets a promise only when it is read again.
+;;; decoded with room promised for its objects. Few messages need the most memory that they may
+;;; take: so each message is read first with little memory for the messages inside it, and read
+;;; again if these take more. A shorter message, but for the shortest, gets a promise only when it
+;;; is read again.
 
 (defconstant +usual-octets+ (expt 2 20)
   "The memory that the messages inside a message usually take at most, beyond eight times its
 length.")
 
 (defconstant +inside-times+ 512
-  "The factor from the octets of a text to the memory that the messages inside it may take: each of
-these has two octets at least, and few types of messages have more than a hundred fields.")
+  "The factor from the octets of a text to the memory that the messages inside it may take: each
+message has two octets at least, and few types of messages have more than a hundred fields.")
 
 (defconstant +value-times+ 24
   "The factor from the octets of a message to the memory that its other values may take.")
@@ -329,8 +331,9 @@ never more than a quarter of the heap, since most long messages take little more
        (+ (options-max-decoded-octets (wire-call-options call)) (* +value-times+ size))))
 
 (defun call-in-room (call room size decode)
-  "The values of DECODE, which decodes a message of CALL of SIZE, called with octets of the heap,
-ROOM, promised for that. If the heap has no room, signal an RPC-ERROR, which ends CALL as well."
+  "The values of DECODE, which decodes a message of CALL of SIZE, called with ROOM octets of the
+heap promised for this message. If the heap has no room, signal an RPC-ERROR, which ends CALL as
+well."
   (handler-bind ((error (lambda (error)
                           (when (failure-p error)
                             (wire-post call (lambda () (abort-as call error)))))))
@@ -444,8 +447,8 @@ keeps them."
 
 (defun call-on-budget (call budget came function)
   "Call FUNCTION, which decompresses and decodes a message of CALL of which CAME octets were
-received, within BUDGET, that of its link. The octets are charged to CALL's link meanwhile, since
-they may wait for long."
+received, within BUDGET, the budget of CALL's link. The octets are charged to CALL's link meanwhile,
+since they may wait for long."
   (declare (type function budget))
   (with-undoing ((charge-link (the link (wire-call-link call)) came)
                  (discharge call came))
@@ -463,11 +466,11 @@ they may wait for long."
 (define-hot (take-single :inline t) ((call wire-call) (octets octets) (start index) (end index)
                                      &optional (keep boolean nil) (decode (or null function) nil))
     (values t boolean fixnum)
-  "Take the octets, which are the only message of CALL. With KEEP, or if it is long or may be
-compressed, return a byte buffer of it, for DECODE-ITEM; the second value is true if that may be
-long once it is decompressed. Otherwise return what DECODE, or if that is nil the function for
-messages of gRPC, returns; the memory of the messages inside it is the third value. Return nil if
-CALL was ended, since its link holds too much."
+  "Take the octets, which are the only message of CALL. With KEEP, or if the message is long or may
+be compressed, return it as a byte buffer, for DECODE-ITEM; the second value is true if the message
+may be long once it is decompressed. Otherwise return the values of DECODE or, if DECODE is nil, of
+the function for messages of gRPC; the third value is the memory of the messages inside the message.
+Return nil if CALL was ended, since its link holds too much."
   (let ((size (- end start)))
     (cond ((not (or keep (to-keep-p call size)))
            (multiple-value-bind (message kept inside)

@@ -2,8 +2,8 @@
 ;;;;
 ;;;; Each link has one timer, for the earliest time at which one of the checks may be due. The
 ;;;; checks use data that exist anyway: the time of the last octets, and the number of streams so
-;;;; far. Nothing is stored for them when octets arrive or calls end, so they cost calls nothing. An
-;;;; option of 0 seconds means never.
+;;;; far. Nothing is stored for these checks when octets arrive or calls end, so they cost calls
+;;;; nothing. An option of 0 seconds means never.
 
 (in-package #:clgrpc.wire)
 
@@ -110,7 +110,8 @@
                  (http2:connection-counters (link-http2 link)))))
     (cond ((or (zerop limit) (link-draining link)) nil)
           ((or (plusp (link-calls link)) (/= opened (link-quiet-opened link))
-               (not (http2:connection-ready-p (link-http2 link)))) ; calls may wait for that
+               ;; calls may wait until the link is ready
+               (not (http2:connection-ready-p (link-http2 link))))
            (setf (link-quiet-opened link) opened
                  (link-quiet-ns link) now
                  (link-idled link) nil)

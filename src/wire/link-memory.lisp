@@ -16,15 +16,15 @@
 ;;;; - A link that holds up to a sixteenth of TOTAL, or 64 KB if that is less, may always hold more.
 ;;;; - Otherwise a call ends if its link would hold more than max-held-octets, or, while half of
 ;;;;   TOTAL is held, more than two of the largest messages; or if its peer would hold more than 3
-;;;;   F. This is the rule of loop/threads/thread-quota.lisp: one peer alone may have three quarters
-;;;;   of TOTAL, two 3/7 each. A peer may always have a 64th of TOTAL, since measured octets are not
-;;;;   refused, so that F may be 0 for long.
+;;;;   F. These limits follow the rule of loop/threads/thread-quota.lisp: one peer alone may have
+;;;;   three quarters of TOTAL, two peers 3/7 each. A peer may always have a 64th of TOTAL, since
+;;;;   measured octets are not refused, so that F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the peer that holds most loses the link that holds most
 ;;;;   (server/limits/memory-pressure.lisp).
 ;;;;
 ;;;; A call whose messages are not read should hold up only itself. So the connection's window grows
-;;;; also for octets that no thread has read yet, until the link holds half of max-held-octets. Then
-;;;; that window is withheld, until the link holds less than a quarter.
+;;;; also for octets that no thread has read yet, until the link holds half of max-held-octets. From
+;;;; then on the connection's window is withheld, until the link holds less than a quarter.
 
 (in-package #:clgrpc.wire)
 

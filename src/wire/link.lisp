@@ -8,24 +8,24 @@
 (defstruct (connection-protocol (:copier nil))
   "The functions of a link without a core of HTTP/2: before it has a core, or if it uses another
 protocol. All functions run on the link's loop. A server includes this structure."
-  (octets nil :type function :read-only t) ; (link): the memory the link keeps, about
+  (octets nil :type function :read-only t) ; (link): about how much memory it keeps
   ;; (call paused): read no more of the body of CALL, or with nil read on
   (pause nil :type function :read-only t)
-  (abandon nil :type function :read-only t)) ; (link status text): end its calls
+  (abandon nil :type function :read-only t)) ; (link status text): end the link's calls
 
 (defmethod print-object ((connection-protocol connection-protocol) stream)
   (print-unreadable-object (connection-protocol stream :type t :identity t)))
 
 (defstruct (link (:constructor make-link (loop options owner)) (:copier nil))
   "One connection, at either end; at a server it may speak another protocol than HTTP/2."
-  (loop nil :type loop:event-loop)      ; the loop on which all of it runs
-  (options nil :type options)           ; its owner's
+  (loop nil :type loop:event-loop)      ; the loop on which the link and its calls run
+  (options nil :type options)           ; the options of the link's owner
   (owner nil)                           ; the server loop, or the connection set
   (observer nil :type (or null observer)) ; the observer of its events, or nil
   (socket nil :type (or null loop:connection)) ; the loop's connection
   (peer nil :type (or null string))     ; the address of its peer
   (account nil :type (or null account)) ; the account of the octets that it holds
-  (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
+  (http2 nil :type (or null http2:connection)) ; the core, if the link speaks HTTP/2
   (calls 0 :type fixnum)                ; the number of open calls
   (measured 0 :type index)              ; charged by MEASURE-LINK, see link-memory.lisp
   (window-withheld nil :type boolean)   ; the connection's; see link-memory.lisp
@@ -35,20 +35,22 @@ protocol. All functions run on the link's loop. A server includes this structure
   (broken nil :type boolean)            ; the link sends no more, and ends when it has been read
   (stopped nil :type boolean)           ; the core reads no more until output has left
   (last-fields #() :type simple-vector) ; the metadata of the last call, to be shared
-  (last-octets 0 :type index)           ; their memory, about
+  (last-octets 0 :type index)           ; about how much memory they take
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for a thread
   (asked nil :type boolean)             ; a function for WAITING-CALLS is queued, see ASK-FOR-THREAD
-  (quota nil :type (or null loop:quota)) ; its quota of the reserve's threads; nil without a limit
+  ;; the link's quota of the reserve's threads; nil without a limit
+  (quota nil :type (or null loop:quota))
   ;; at a server, (call came function): call FUNCTION, which decompresses and decodes a message of
   ;; CALL of CAME octets, within the budget of the peer, and return its values
   (budget nil :type (or null function))
   ;; the timer of link-keepalive.lisp, which uses the slots until QUIET-NS, too
   (life nil :type (or null timer))
   (born-ns 0 :type (unsigned-byte 62))  ; when the link began
-  (age-ns 0 :type (unsigned-byte 62))   ; the age at which it must end; 0 without a limit
+  (age-ns 0 :type (unsigned-byte 62))   ; the age at which the link must end; 0 without a limit
   (keepalive-ns 0 :type (unsigned-byte 62)) ; the silence after which we send a PING; 0 for never
-  (keepalive-timeout-ns 0 :type (unsigned-byte 62)) ; how long the peer may be silent after that
+  ;; how long the peer may be silent after a keepalive PING
+  (keepalive-timeout-ns 0 :type (unsigned-byte 62))
   (dormant nil :type boolean)           ; a PING is due when a call begins
   (pinged-ns 0 :type (unsigned-byte 62)) ; when the last PING was sent
   (taken-ns 0 :type (unsigned-byte 62)) ; when the incomplete frame at hand began to arrive
@@ -60,8 +62,8 @@ protocol. All functions run on the link's loop. A server includes this structure
   (quiet-ns 0 :type (unsigned-byte 62)) ; since when the link is idle
   (goaway nil :type (or null string))   ; the error in a GOAWAY of the peer, or nil
   (protocol nil :type (or null connection-protocol)) ; nil for HTTP/2
-  ;; for channelz; a time of 0 is none
-  (number (new-number) :type (unsigned-byte 62) :read-only t) ; its own, for good
+  ;; for channelz; a time of 0 means that there was no such event
+  (number (new-number) :type (unsigned-byte 62) :read-only t) ; the link's number for good
   (stream-ns 0 :type (unsigned-byte 62)) ; when the link's last stream began
   (messages-sent 0 :type (unsigned-byte 62)) ; messages sent, in each attempt of a call
   (sent-ns 0 :type (unsigned-byte 62))  ; when the last message was sent

@@ -78,12 +78,12 @@ and may have blanks around them."
                 octets)
     t))
 
-;;; The memo of a binary field is :unsound if BASE64-LIST-P is false of its value; else :sound, or,
-;;; once its values have been read, a vector of them.
+;;; The memo of a binary field is :unsound if BASE64-LIST-P is false of its value; else :sound or,
+;;; once its values have been read, a vector of the values.
 
 (define-hot sound-metadata-p ((fields simple-vector)) boolean
   "True if all binary values of FIELDS, a vector of metadata fields, are base64, and no field has
-more than a few of them. Each field remembers its result."
+more than a few of them. Each field keeps its result as a memo."
   (loop for field of-type hpack:field across fields
         never (and (binary-field-p field)
                    (eq :unsound (or (hpack:field-memo field)
@@ -93,8 +93,8 @@ more than a few of them. Each field remembers its result."
                                               :unsound)))))))
 
 (defun binary-values (field)
-  "The decoded values of FIELD, which is binary; empty if it is not sound. FIELD remembers them, so
-that a repeated field is decoded only once; they must not be changed."
+  "The decoded values of FIELD, which is binary; empty if it is not sound. FIELD keeps the values as
+a memo, so that a repeated field is decoded only once; do not change them."
   (let* ((octets (hpack:field-value field))
          (memo (or (hpack:field-memo field) (if (base64-list-p octets) :sound :unsound))))
     (cond ((simple-vector-p memo) memo)

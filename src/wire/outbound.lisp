@@ -4,8 +4,8 @@
 ;;;; On the loop, a message that fits one frame and both windows is serialised straight into the
 ;;;; output. A thread may do the same on a client's loop that no thread runs at the moment; messages
 ;;;; that it sends in a row are then written together (loop/threads/coalescing.lisp). Any other
-;;;; thread encodes into octets of its own, charges them to the call's send budget, and posts them
-;;;; to the loop.
+;;;; thread encodes the message into octets of its own, charges them to the call's send budget, and
+;;;; posts them to the loop.
 
 (in-package #:clgrpc.wire)
 
@@ -47,9 +47,9 @@ sizer has just computed."
 
 (define-hot encode-message ((call wire-call) message compress)
     (or octets byte-buffer)
-  "Encode MESSAGE with its prefix, for WRITE-ENCODED. Return fresh octets or, if it is long or
-compressed, a byte buffer. COMPRESS as for SEND. Signal an RPC-ERROR if MESSAGE is too long. For a
-long MESSAGE this may wait until the heap has room. From any thread."
+  "Encode MESSAGE with its prefix, for WRITE-ENCODED. Return fresh octets or, if the encoding is
+long or compressed, a byte buffer. COMPRESS as for SEND. Signal an RPC-ERROR if MESSAGE is too long.
+For a long MESSAGE this may wait until the heap has room. From any thread."
   (let* ((type (outgoing-type call))
          (size (protobuf:measure type message)))
     (declare (type index size))
@@ -147,8 +147,8 @@ another stream before. On the loop."
 (defun write-encoded (call encoded last &key plain again (keep again))
   "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream, or on AGAIN, a stream, if the
 message was sent on another stream before. If PLAIN is true, the message is sent without
-compression; if there is no memory for that, CALL ends instead. If KEEP is false, ENCODED belongs to
-the connection from now on. On the loop."
+compression; if there is no memory for compressing, CALL ends instead. If KEEP is false, ENCODED
+belongs to the connection from now on. On the loop."
   (let ((encoded (if plain (uncompressed call encoded) encoded))
         (stream (or again (wire-call-stream call))))
     (when encoded
@@ -245,8 +245,8 @@ SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
 
 (define-hot send-message ((call wire-call) message compress) null
   "Send MESSAGE from user code. If this thread may run the loop and MESSAGE is short, it is written
-straight into the output. Otherwise this thread encodes MESSAGE first, so that the loop need not.
-COMPRESS is as for SEND."
+straight into the output. Otherwise this thread encodes MESSAGE first, so that the loop need not
+encode it. COMPRESS is as for SEND."
   (flet ((write-it () (and (zerop (posted-octets call)) (send-on-loop call message))))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (and compress (outgoing-encoding call)))
@@ -290,7 +290,7 @@ false. On the loop."
 
 (defun post-encoded (call encoded)
   "Post ENCODED, a value of ENCODE-MESSAGE, to the loop, which sends it. CALL's budget is charged
-with the message until then."
+with the message until the loop has taken it."
   (post-charged call (encoded-length encoded)
                 (lambda ()
                   (send-encoded call encoded)

@@ -46,12 +46,12 @@ CONNECTS is the number of attempts to connect that CALL has waited for."
   (let* ((born (wire-call-born-ns call))
          (marks (wire-call-marks call))
          (total (cond ((moment-ns marks :end))
-                      ((zerop born) 0)  ; CALL's loop has not begun it yet
+                      ((zerop born) 0)  ; CALL's loop has not begun the call yet
                       (t (max 0 (- (operate now call) born))))))
     (append
      (list :total (ns-seconds total))
      (loop for (stage . ns) in (funcall spans call total (moment-ns marks :headers)
-                                         ;; or :DUE, which has the same place
+                                         ;; or :DUE, which has the same index
                                          (moment-ns marks :answer))
            when (>= ns +shortest-told-ns+)
              append (list stage (ns-seconds ns)))

@@ -21,9 +21,9 @@ become.")
   "About how many calls of a link begin in a turn; the calls of other links wait until their
 handlers have run.")
 (defconstant +calls-of-a-long-turn+ 32
-  "The same for a link whose last input was +LONG-TURN-NS+ ago or more. If long turns are the
-reason, the link's handlers may be slow: 128 of 200 µs each would delay other links for 26 ms. If
-the link was merely quiet, the rest of its calls begin in the next turn.")
+  "About how many calls begin in a turn of a link whose last input was +LONG-TURN-NS+ ago or more.
+If long turns are the reason, the link's handlers may be slow: 128 of 200 µs each would delay other
+links for 26 ms. If the link was merely quiet, its other calls begin in the next turn.")
 (defconstant +long-turn-ns+ 2000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
@@ -40,7 +40,7 @@ the link was merely quiet, the rest of its calls begin in the next turn.")
 (define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)
   "The handler's INPUT. When there is much output, many calls have begun or the turn has taken long,
-the rest of OCTETS is left for the next turn."
+the remaining OCTETS are left for the next turn."
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
          (now (loop:event-loop-now (link-loop link)))
@@ -80,9 +80,9 @@ the rest of OCTETS is left for the next turn."
          (limit (min +fill-octets+ (ash (loop:connection-max-unsent socket) -1))))
     (declare (type index unsent limit))
     (http2:write-queued http2 (if (< unsent limit) limit 0))
-    ;; the loop calls this again in this turn only if something was added
+    ;; the loop calls this function again in this turn only if output was added
     (unless (< unsent limit) (loop:defer (link-loop link) #'loop:connection-output socket))
-    ;; when the loop has flushed it takes its buffer back, and the core requests one again
+    ;; after a flush the loop takes its buffer back, and the core requests a buffer again
     (http2:give-output-back http2)
     (setf (link-filled-ns link) (loop:event-loop-now (link-loop link)))
     (measure-link link)

@@ -1,31 +1,31 @@
 ;;;; The structure of a call on a link, for the common part of both ends, and the structure that all
 ;;;; calls of an end share. The behaviour of a call is in the files after this: inbound.lisp,
 ;;;; callback.lisp, outbound.lisp and deadline.lisp. link-memory.lisp limits how many of its peer's
-;;;; octets it may keep.
+;;;; octets a call may keep.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (endpoint (:constructor nil) (:copier nil))
   "The data that all calls of a channel, or of one loop of a server, share."
-  (loop nil :type loop:event-loop)      ; the loop that all of them are on
+  (loop nil :type loop:event-loop)      ; the loop that all calls of the endpoint are on
   (options nil :type options)           ; the channel's or server's
   (observer nil :type (or null observer)) ; the observer of this call, or nil
   ;; the account of all that its links hold
   (account (make-account **process-account**) :type account)
   ;; called with a call, returns the limit in octets of a message that it sends, and of one that it
-  ;; receives; nil if the options decide that
+  ;; receives; nil if the options decide these limits
   (limits nil :type (or null function))
-  ;; called with a call and a value of ENCODE-MESSAGE, sends that and does everything else that is
-  ;; needed for it; nil if the value is only written to the call's stream
+  ;; called with a call and a value of ENCODE-MESSAGE, sends the value and does everything else that
+  ;; this requires; nil if the value is only written to the call's stream
   (sender nil :type (or null function)))
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   "A call on a stream of HTTP/2, at either end."
-  (endpoint nil :type endpoint)         ; the data that it shares with others
+  (endpoint nil :type endpoint)         ; the data that the call shares with others
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream)) ; nil before the call has a stream, and afterwards
   (born-ns 0 :type nanoseconds)         ; the time when the call began; 0 before that
-  (marks 0 :type marks))                ; the loop's, once it begins the call
+  (marks 0 :type marks))                ; used only on the loop, once it begins the call
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
   "The message of CALL that is not whole yet, or nil. On its loop."
@@ -64,7 +64,8 @@
                                    (plain (or null index)))
     null
   "Count a message of CALL that is written to STREAM, and report it to CALL's observer, if any. SIZE
-is its number of octets; PLAIN is the number before compression if it is compressed, otherwise nil."
+is the message's number of octets; PLAIN is the number before compression if the message is
+compressed, otherwise nil."
   (let ((observer (call-observer call)))
     (when observer
       (let ((compression (compression-of call)))

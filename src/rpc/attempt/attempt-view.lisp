@@ -1,7 +1,7 @@
-;;;; Attempts for their interceptors. Interceptors of a channel go around a call, with all its
-;;;; attempts (gRFC A6). Interceptors of attempts are called before each attempt is sent to its
-;;;; server, including the first, hedges and transparent retries. The interceptors may change the
-;;;; attempt's metadata or make it fail; the policy of the call's method treats that like any
+;;;; Attempts as interceptors of attempts see them. Interceptors of a channel go around a call, with
+;;;; all its attempts (gRFC A6). Interceptors of attempts are called before each attempt is sent to
+;;;; its server, including the first, hedges and transparent retries. The interceptors may change
+;;;; the attempt's metadata or make it fail; the policy of the call's method treats that like any
 ;;;; failure of an attempt. ON-ATTEMPT-END calls a function when an attempt ends.
 ;;;;
 ;;;; Interceptors do not see an attempt that finds no server. A transport calls VIEW-ATTEMPT at the
@@ -75,7 +75,7 @@ thread."
   "Call FUNCTION without arguments once ATTEMPT has ended, with any status. FUNCTION finds the
 result in ATTEMPT-STATUS, ATTEMPT-METADATA and ATTEMPT-TRAILERS. Several functions are called in the
 order in which they were given, on the thread that intercepts attempts; they must not wait. Return
-ATTEMPT. Only for interceptors, before ATTEMPT is sent to its server."
+ATTEMPT. Only interceptors may call this, before ATTEMPT is sent to its server."
   (push function (attempt-functions attempt))
   attempt)
 
@@ -139,8 +139,8 @@ interceptors make the attempt fail."
 
 (defun close-attempt (attempt status &key call (message "") (trailer-fields #()))
   "End ATTEMPT with STATUS and call its functions of ON-ATTEMPT-END. The text and the trailing
-metadata are MESSAGE and TRAILER-FIELDS, in the form of the transport; or those of CALL, if CALL is
-given and continued with ATTEMPT. On the thread that intercepts attempts."
+metadata are MESSAGE and TRAILER-FIELDS, in the form of the transport; or, if CALL is given and
+continued with ATTEMPT, the text and metadata of CALL. On the thread that intercepts attempts."
   (setf (attempt-begun attempt) t
         (attempt-message attempt) (if call (nth-value 1 (final-status call)) message)
         (attempt-fields attempt) (or (and call (call-fields call)) #())

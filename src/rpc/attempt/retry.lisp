@@ -47,8 +47,8 @@
 ;;;;     once, but only once, since a server that refuses again has a reason. The exception is an
 ;;;;     attempt on a connection that is older than the first refusal and has received a GOAWAY
 ;;;;     since: that attempt may have been under way at the time of the refusal, for example when
-;;;;     several servers end old connections at once (A9). Each connection gets that GOAWAY once.
-;;;;     Such repetitions do not count as attempts, nor for the throttle.
+;;;;     several servers end old connections at once (A9). Each connection gets a server's last
+;;;;     GOAWAY once. Such repetitions do not count as attempts, nor for the throttle.
 ;;;; (2) Attempts are left, the throttle has more than half of its tokens, and all messages sent are
 ;;;;     kept.
 ;;;;
@@ -73,7 +73,8 @@ attempts it allows; nil if CONFIG has no policy or OPTIONS, a channel's, turn re
 
 (defun parse-pushback (text)
   "The value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it is negative or
-not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended without it."
+not a 32-bit integer without leading zeros. If the attempt has ended without a pushback, TEXT and
+the value are nil."
   (let ((number (and text (<= (length text) 10) (parse-integer text :junk-allowed t))))
     (cond ((null text) nil)
           ((and number
@@ -94,8 +95,8 @@ not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended
   (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))
 
 (defun current-throttle (throttle config)
-  "The throttle for CONFIG, a SERVICE-CONFIG or nil. This is THROTTLE, a throttle or nil, if that
-has the limits of CONFIG; else a full throttle; nil if CONFIG has no throttling."
+  "The throttle for CONFIG, a SERVICE-CONFIG or nil. It is THROTTLE, a throttle or nil, if THROTTLE
+has the limits of CONFIG; else a full throttle; or nil if CONFIG has no throttling."
   (let ((throttling (and config (config:service-config-throttling config))))
     (cond ((null throttling) nil)
           ((and throttle (equalp throttling (throttle-throttling throttle))) throttle)
@@ -122,7 +123,7 @@ attempt, or if PUSHBACK is :NEVER."
 
 (defun throttled-p (throttle)
   "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less. The second
-value is the number of its tokens."
+value is the number of THROTTLE's tokens."
   (when throttle
     (let ((tokens (throttle-tokens throttle)))
       (values (<= (* 2 tokens) (config:throttling-max-tokens (throttle-throttling throttle)))
@@ -134,10 +135,10 @@ value is the number of its tokens."
   "The failure of an attempt of a call, before its answer began. A transport may include this
 structure."
   (status :unknown :type symbol :read-only t) ; the status of the call, if this failure ends it
-  (message "" :type string :read-only t) ; the text of that
+  (message "" :type string :read-only t) ; the text of the status
   ;; how far the attempt got: :NOWHERE, no stream was begun; :DROPPED, no stream was begun, since
-  ;; the balancer makes the call fail; :SERVER, whose application has not seen it, as the server
-  ;; says; or :HANDLER, perhaps
+  ;; the balancer makes the call fail; :SERVER, the server says that its application has not seen
+  ;; the attempt; or :HANDLER, the application has perhaps seen it
   (reach :handler :type (member :nowhere :dropped :server :handler) :read-only t)
   ;; the server's pushback: the nanoseconds to wait, :NEVER, or nil
   (pushback nil :type (or null (eql :never) (integer 0)) :read-only t))
@@ -172,7 +173,7 @@ structure."
   (config:hedging-policy-p (retries-policy retries)))
 
 (deftype attempt-kind ()
-  "Why an attempt is made."
+  "The reason why an attempt is made."
   '(member :first :retry :hedge :transparent))
 
 (defun kind-of-attempt (retries number repeated)
@@ -264,7 +265,7 @@ failure."
 
 (defun hedge (retries throttle)
   "Decide that another attempt of RETRIES begins, unless THROTTLE, or nil, forbids it. The second
-value is the delay until the attempt after that, or nil."
+value is the delay until the next attempt after this one, or nil."
   (cond ((throttled-p throttle) (stop-hedging retries))
         (t (issue retries)
            (cond ((more-p retries)
@@ -277,7 +278,7 @@ value is the delay until the attempt after that, or nil."
   "Return the decision when the time that RETRIES have awaited comes, at NOW. THROTTLE is the
 channel's, or nil. SENDABLE is true if all messages that the call has sent can be sent again."
   (ecase (go-on-idly retries now)
-    ((nil) (values nil nil))            ; it is not awaited any more
+    ((nil) (values nil nil))            ; the time is not awaited any more
     (:retry (issue retries) (values :begin nil))
     (:hedge (if (and (more-p retries) sendable)
                 (hedge retries throttle)
@@ -352,7 +353,7 @@ function that returns true if the sent messages are kept for a retry; it is call
                   (await-attempt retries :retry (next-wait-ns retries failure chance)))
                  (t (values :fail failure))))))
 
-;;; The call goes on with one attempt
+;;; Committing the call to one attempt
 
 (defun commit (retries attempt)
   "Let the call of RETRIES continue with ATTEMPT alone; ATTEMPT is nil if the call has ended. No
@@ -372,10 +373,12 @@ a call that may be tried more than once."
   (throttle nil :type function :read-only t) ; (call): the throttle of its channel, or nil
   (now nil :type function :read-only t) ; (call): the time
   (chance nil :type function :read-only t) ; (call): a random state
-  (sendable nil :type function :read-only t) ; (call): true if all its messages can be resent
-  (keep nil :type function :read-only t) ; (call): the same for a retry; begin to keep them
+  ;; (call): true if all messages of the call can be resent
+  (sendable nil :type function :read-only t)
+  ;; (call): begin to keep the call's messages for a retry; true if all can be resent
+  (keep nil :type function :read-only t)
   ;; the machine's actions
-  (go-on #'identity :type function :read-only t) ; (call): it continues, perhaps without an attempt
+  (go-on #'identity :type function :read-only t) ; (call): continue, perhaps without an attempt
   (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS, and not before
   (cancel nil :type function :read-only t) ; (call): no time is awaited any more
   (begin nil :type function :read-only t) ; (call): begin another attempt

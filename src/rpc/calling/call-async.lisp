@@ -62,8 +62,8 @@ for REQUEST. Signal MISUSE for other stubs and wrong arguments. From any thread.
 (defmethod loop:run-completion ((call call) function)
   (check-future call)
   (flet ((run () (loop:call-with-outcome call function)))
-    ;; the reserve refuses it only after the last channel was closed, when no loop is left to be
-    ;; delayed
+    ;; the reserve refuses the function only after the last channel was closed, when no loop is left
+    ;; to be delayed
     (let ((reserve (operate reserve-of-future call)))
       (unless (and reserve (loop:run-on-reserve reserve #'run :if-busy :insist))
         (run)))))

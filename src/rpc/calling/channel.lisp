@@ -29,8 +29,8 @@ it is not closed automatically. Return CHANNEL. From any thread."))
  :FAILED-CONNECTS, how many attempts to connect have failed;
  :LAST-ERROR, if it exists, a text with the reason why the server is not ready;
  :NEXT-ATTEMPT, if there is one, the seconds until the next attempt to connect;
- :SHARED-BY, how many channels use its connections, if this one shares them (calls and picks are
-   this channel's own);
+ :SHARED-BY, how many channels use the server's connections, if this channel shares them (calls and
+   picks are this channel's own);
  :ATTRIBUTES, from the resolver, if there are any;
  entries of the policy.
 The second value is a plist of the channel:
@@ -40,15 +40,15 @@ The second value is a plist of the channel:
  :RETRY-TOKENS, how many tokens a retryThrottling has left once an attempt has failed;
  :WAITING, how many calls wait for a connection or a stream;
  entries of the policy, and :CHILDREN, such plists of the policies below it.
-A channel within the image has no addresses. The values are for people, and more of them may be
-added. From any thread.")
+A channel within the image has no addresses. The values are meant for people, and more of them may
+be added. From any thread.")
   (:method ((channel channel))
     (values '() (list :target (channel-target channel) :state (channel-state channel)))))
 
 (defgeneric close-channel (channel)
   (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
-order. Closing again does nothing. Saving the image closes all channels. If its user drops a channel
-without closing it, it is closed, with a warning in the log, some time after its calls have ended
+order. Closing again does nothing. Saving the image closes all channels. A channel that its user
+drops without closing it is closed, with a warning in the log, some time after its calls have ended
 and a garbage collection has found it. Signal MISUSE if CHANNEL is not a channel. From any thread,
 but not from a callback.")
   (:method (channel)

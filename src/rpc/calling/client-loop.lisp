@@ -1,13 +1,13 @@
-;;;; The loops of all channels of a world. Callers drive them in turn (loop/threads/driving.lisp),
-;;;; each caller the loop of its own call. Threads of one reserve run them when no caller does, and
-;;;; run work that callers leave, such as completions.
+;;;; The loops of all channels of a world. Callers drive client loops (loop/threads/driving.lisp),
+;;;; each caller the loop of its own call. Threads of one reserve run these loops when no caller
+;;;; does, and run work that callers leave, such as completions.
 ;;;;
-;;;; A caller may drive a loop while its call is the only one there. So channels have loops of their
-;;;; own as far as the option MAX-CLIENT-LOOPS allows. A new channel gets a new loop if each loop
-;;;; has a channel already; beyond the limit it gets the loop with the fewest channels. A channel
-;;;; never changes its loop. Callers that block on channels with loops of their own do not wake one
-;;;; another. Calls for which no thread waits use as many processors as there are loops. Channels
-;;;; that share connections share one loop, however many they are.
+;;;; A caller may drive a loop while its call is the only one on that loop. So channels have loops
+;;;; of their own as far as the option MAX-CLIENT-LOOPS allows. A new channel gets a new loop if
+;;;; each loop has a channel already; beyond the limit it gets the loop with the fewest channels. A
+;;;; channel never changes its loop. Callers that block on channels with loops of their own do not
+;;;; wake one another. Calls for which no thread waits use as many processors as there are loops.
+;;;; Channels that share connections share one loop, however many they are.
 ;;;;
 ;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
 ;;;; has no thread of ours.
@@ -25,7 +25,7 @@ each garbage collection 30 µs longer.")
 (defstruct (group (:constructor make-group (key pool)) (:copier nil))
   "The channels of one KEY, which are on one loop."
   (key '() :type list :read-only t)     ; a key that is EQUAL for these channels
-  (pool nil :read-only t)               ; the data they share
+  (pool nil :read-only t)               ; the data that these channels share
   (channels 0 :type fixnum))            ; how many channels there are
 
 (define-printer (group group)
@@ -97,8 +97,8 @@ lock is held."
 (defun acquire-client-loop (options &optional pool-key make-pool)
   "Return the event loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
 list, is for a channel that shares connections: channels with EQUAL keys have the same loop. The
-second value is the pool that they share, which MAKE-POOL has made from the POOL-KEY of the first
-channel. If OPTIONS is :TIMERS the loop is for the timers of a channel within the image."
+second value is the pool that such channels share, which MAKE-POOL has made from the POOL-KEY of the
+first channel. If OPTIONS is :TIMERS the loop runs the timers of a channel within the image."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
     (if (eq :timers options)
@@ -127,7 +127,7 @@ loops is held."
 
 (defun release-client-loop (event-loop &optional pool-key)
   "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY, or with :TIMERS, which has returned EVENT-LOOP. End the
-loop if nothing uses it any more, and the reserve if that was the last loop. Not called on the
+loop if nothing uses it any more, and the reserve if that was the last loop. Do not call this on the
 loop."
   (let ((world (loop:event-loop-world event-loop)))
     (multiple-value-bind (unused reserve)

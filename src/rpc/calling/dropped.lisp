@@ -7,13 +7,13 @@
 
 ;; a cons whose car is a list of functions, newest first; atomic
 (defglobal **endings** (list '()))
-;; a cons whose car is true while a thread calls them, or is being made; atomic
+;; a cons whose car is true while a thread calls these functions, or is being made; atomic
 (defglobal **closer-runs** (list nil))
 
 (defun end-elsewhere (function)
-  "Call FUNCTION, which closes a dropped object, on a thread for such functions. From anywhere, also
-from finalizers and loops. If no thread can be made, FUNCTION waits for the next call of
-END-ELSEWHERE."
+  "Call FUNCTION, which closes a dropped object, on a thread that runs such functions. From
+anywhere, also from finalizers and loops. If no thread can be made, FUNCTION waits for the next call
+of END-ELSEWHERE."
   (sb-ext:atomic-push function (car **endings**))
   (when (become-closer)
     (handler-case (make-closer)
@@ -30,7 +30,7 @@ thread that does."
   (null (sb-ext:compare-and-swap (car **closer-runs**) nil t)))
 
 (defun take-endings ()
-  "Remove the functions and return them, the oldest first."
+  "Remove the functions for dropped objects and return them, the oldest first."
   (loop for functions = (car **endings**)
         when (eq functions (sb-ext:compare-and-swap (car **endings**) functions '()))
           return (reverse functions)))

@@ -57,7 +57,7 @@ absolute nanoseconds or nil, and of the current call's. NOW is used only if TIME
 
 (defun fail-or-retry (call channel method request options)
   "Signal the RPC-ERROR of CALL, which was made with these arguments of INVOKE. If the restart
-RETRY-CALL is chosen, make another call with them and return its values."
+RETRY-CALL is chosen, make another call with the same arguments and return its values."
   (restart-case (error (call-condition call))
     (retry-call ()
       :report "Make the call again."
@@ -115,9 +115,9 @@ them."
       (on-writable call #'pump))))
 
 (defun send-requests (call generator &key on-loop)
-  "Send the messages of GENERATOR; then close our side. Stop if CALL ends. This thread sends them,
-and waits while the peer does not accept them; an error in GENERATOR cancels CALL. If ON-LOOP is
-true CALL's loop sends them as the peer accepts them, and this function returns at once."
+  "Send the messages of GENERATOR; then close our side. Stop if CALL ends. This thread sends the
+messages, and waits while the peer does not accept them; an error in GENERATOR cancels CALL. If
+ON-LOOP is true CALL's loop sends them as the peer accepts them, and this function returns at once."
   (if on-loop
       (send-from-loop call generator)
       (send-from-here call generator)))

@@ -17,17 +17,17 @@
 
 (defclass call-credentials ()
   ()
-  (:documentation "Metadata that identify the caller. Instances of subclasses are the
-:call-credentials of a channel or a stub; BEARER-TOKEN, COMPOSE-CREDENTIALS, TOKEN-FILE,
-SELF-SIGNED-TOKEN, CLIENT-TOKEN and EXCHANGED-TOKEN return instances. For a subclass of your own,
-define a method of GET-REQUEST-METADATA."))
+  (:documentation "The superclass of call credentials: metadata that identify the caller. Instances
+of subclasses are the :call-credentials of a channel or a stub; BEARER-TOKEN, COMPOSE-CREDENTIALS,
+TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN and EXCHANGED-TOKEN return instances. For a subclass of
+your own, define a method of GET-REQUEST-METADATA."))
 
 (defstruct (credentials-request (:constructor make-credentials-request (path authority secure))
                                 (:copier nil))
   "The call that call credentials give metadata for; see GET-REQUEST-METADATA."
   (path "" :type string :read-only t)   ; the path of the method
   (authority "" :type string :read-only t) ; the :authority of the call, HOST or HOST:PORT
-  (secure nil :type boolean :read-only t)) ; the channel is secure
+  (secure nil :type boolean :read-only t)) ; true if the channel is secure
 
 (document-functions
   credentials-request-path "The path of the method that is called, \"/package.Service/Method\". From
@@ -111,8 +111,8 @@ credentials. From any thread."
 
 (defun refusal-error (cause status text)
   "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
-user and its server, which TEXT describes. The error's status is that of CAUSE, changed by
-CONTROL-STATUS; or STATUS if CAUSE is not an RPC-ERROR."
+user and its server, which TEXT describes. If CAUSE is an RPC-ERROR, the error's status is that of
+CAUSE, changed by CONTROL-STATUS; else it is STATUS."
   (multiple-value-bind (status said)
       (if (typep cause 'rpc-error)
           (control-status (rpc-error-status cause) (rpc-error-message cause))
@@ -210,13 +210,13 @@ answer: (FUNCTION) makes the credentials forget that call."
        nil)))
 
 (defun credentials-metadata (channel credentials method &key authority remaining)
-  "Return the metadata that CREDENTIALS give for a call of METHOD on CHANNEL, and wait for them.
+  "Wait for the metadata that CREDENTIALS give for a call of METHOD on CHANNEL, and return them.
 AUTHORITY is the :authority of the call, or nil for the channel's target. REMAINING, a function or
 nil, returns the seconds until the call's deadline, or nil: a future is not awaited longer, but a
 function among CREDENTIALS is not interrupted. Signal MISUSE if CREDENTIALS are not call
-credentials, and :unauthenticated if CHANNEL is not secure. Signal an RPC-ERROR if they fail: with
-their status, or :internal for a status that only applications may give; :deadline-exceeded after
-the deadline."
+credentials, and :unauthenticated if CHANNEL is not secure. Signal an RPC-ERROR if CREDENTIALS fail:
+with their status, or :internal for a status that only applications may give; :deadline-exceeded
+after the deadline."
   (check-credentials credentials channel)
   (let* ((future (loop:make-future))
          (leave (ask-credentials credentials channel method (or authority (channel-target channel))

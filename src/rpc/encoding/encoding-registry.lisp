@@ -28,7 +28,7 @@
   "~(~A~)" (encoding-name encoding))
 
 (defun zlib-encoding (format)
-  "The encoding FORMAT, of OS:ZLIB-FORMAT."
+  "An encoding for FORMAT, an OS:ZLIB-FORMAT."
   (make-encoding
    :name format :text (string-downcase format) :opener (lambda () (os:open-zlib))
    :compressor (lambda (level octets start end room)
@@ -87,7 +87,7 @@ of BORROW-OCTETS, or nil, and how many of them, at most LIMIT, are the beginning
   "The octets that a user's function has decompressed so far."
   (octets nil :type octets)             ; a vector of BORROW-OCTETS
   (fill 0 :type index)                  ; how many octets are filled
-  (limit 0 :type index))                ; the most there may be
+  (limit 0 :type index))                ; the most octets that the result may have
 
 (defun add-output (output octets start end)
   "Add OCTETS from START to END to OUTPUT. If the sum exceeds the limit, add as many octets as fit

@@ -1,5 +1,5 @@
-;;;; Methods whose messages are in a codec (encoding/message-codec.lisp). Each equals the method
-;;;; that it is made from except for its message types, which are coded types
+;;;; Methods whose messages are in a codec (encoding/message-codec.lisp). Each coded method equals
+;;;; the method that it is made from except for its message types, which are coded types
 ;;;; (protobuf/types/raw-message.lisp).
 
 (in-package #:clgrpc.method)

@@ -80,7 +80,7 @@ converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
 (defclass generic-service (service)
   ((handler :initarg :handler :reader generic-service-handler) ; a function of (method request call)
    (methods :initarg :methods :reader generic-service-methods) ; the methods of the service
-   ;; true if it also takes calls of methods that no service has
+   ;; true if the service also takes calls of methods that no service has
    (unknown :initarg :unknown :reader generic-service-unknown))
   (:documentation "A service whose handler is one function; see MAKE-GENERIC-SERVICE."))
 

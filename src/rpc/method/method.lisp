@@ -16,16 +16,18 @@
   (name "" :type simple-string)         ; the method's name within its service
   (service-name "" :type simple-string) ; the full name
   (path "" :type simple-string :read-only t) ; the path, such as "/package.Service/Method"
-  (path-field nil)                      ; the wire's: the header field of PATH, once it was made
+  ;; used on the wire: the header field of PATH, once it was made
+  (path-field nil)
   (route nil)                           ; the last route of PATH within the image
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
   ;; nil for a request that is not gRPC's
-  (descriptor nil)                      ; its descriptor, if the image has none of its name
+  (descriptor nil)                      ; the method's descriptor, if the image has none of its name
   (request-type nil :type (or null protobuf:message-type)) ; the type of the messages to the handler
   (response-type nil :type (or null protobuf:message-type)) ; the type of the messages to the client
   (function-name nil :type symbol)      ; the name of the generic function
-  (codec nil)                           ; the codec of its messages; nil for Protocol Buffers
-  (coded '() :type list)                ; an alist from codecs to METHOD-IN-CODEC of this one
+  ;; the codec of the method's messages; nil for Protocol Buffers
+  (codec nil)
+  (coded '() :type list)                ; an alist from codecs to METHOD-IN-CODEC of this method
   (quiet nil :type boolean)             ; logs and traces leave out calls that end with :ok
   ;; the number that stands for PATH, see NUMBER-OF-PATH; 0 without code
   (number 0 :type (unsigned-byte 16)))
@@ -84,8 +86,8 @@ options and the errors are those of stubs, see doc/calls.md. From any thread."))
 deadline.")
 
 (defun current-call ()
-  "The call whose handler, interceptor or callback runs on this thread, or nil. Calls that it makes
-inherit its deadline. From any thread."
+  "The call whose handler, interceptor or callback runs on this thread, or nil. Calls that a handler
+makes inherit the deadline of its call. From any thread."
   *call*)
 
 (defgeneric service-target (service)
@@ -97,7 +99,7 @@ is no such channel. The in-process channel has a method. From any thread.")
 (defstruct (binding (:copier nil))
   "The effective function of a method for instances of CLASS: (service request call) → values."
   (class nil :type class)               ; the class of the service object
-  (function #'identity :type function)) ; called with service, request and call
+  (function #'identity :type function)) ; a function that is called with service, request and call
 
 (declaim (sb-ext:freeze-type binding))
 
@@ -119,8 +121,8 @@ is no such channel. The in-process channel has a method. From any thread.")
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY while no other thread changes bindings. The lock is the one that the compiler, the
-loader and CLOS hold during definitions. All three call this code with that lock held, so two locks
-could be taken in different orders."
+loader and CLOS hold during definitions. The compiler, the loader and CLOS call this code with that
+lock held, so with a second lock the two could be taken in different orders."
   `(sb-c::with-world-lock () ,@body))
 
 (defun refuse-argument-count (function count)

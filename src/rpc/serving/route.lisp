@@ -13,7 +13,7 @@
   (service nil)                         ; the service object whose handler the route calls
   (binding nil :type (or null binding)) ; the binding of the handler
   (interceptors '() :type list)         ; the interceptors around the handler, the outermost first
-  (long-octets 0 :type index))          ; the length of its recent long answers; 0 if all were short
+  (long-octets 0 :type index))          ; the length of recent long answers; 0 if all were short
 
 (define-printer (route route)
   "~:[unknown~;~:*~A~]" (route-method route))
@@ -35,7 +35,7 @@ returned a short answer after long ones."
   "The routes of a server, or of an object that represents one. A table is immutable; when a service
 is redefined, a new table replaces it."
   (server nil)                          ; the server, or an object in its place
-  (epoch 0 :type fixnum)                ; one more than the epoch of the table before
+  (epoch 0 :type fixnum)                ; one more than the epoch of the previous table
   (make-route nil :type function)       ; makes a ROUTE from the keywords of its slots
   (routes (make-hash-table :test 'equal) :type hash-table) ; routes by path
   ;; a function of another path that returns a ROUTE, or nil; nil if no service takes other paths

@@ -37,12 +37,13 @@
 (defgeneric acceptor-state (acceptor)
   (:documentation "Three values: the address for clients of ACCEPTOR, a string, or nil; true if
 calls that it has accepted are under way; and the number of its calls that have ended. When the last
-call under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called. For a server the values are those
-of all of its acceptors together; the first is a list of addresses."))
+call under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called. For a server the values describe
+all of its acceptors together; the first value is a list of addresses."))
 
 (defgeneric close-acceptor (acceptor &optional status text)
   (:documentation "Make ACCEPTOR refuse new calls; if STATUS and TEXT are given, end the calls that
-it has accepted with these. A server represents all of its acceptors, including later ones."))
+it has accepted with STATUS and TEXT. A server represents all of its acceptors, including later
+ones."))
 
 (defun ensure-acceptor (server predicate make)
   "The acceptor of SERVER for which PREDICATE is true; if it has none, add and return the value of

@@ -3,7 +3,7 @@
 ;;;; errors).
 ;;;;
 ;;;; In an RPC-ERROR the details are messages, or the octets as they were received. The functions
-;;;; that read them signal no errors for any octets of a peer.
+;;;; that read details signal no errors for any octets of a peer.
 
 (in-package #:clgrpc.status)
 
@@ -54,7 +54,8 @@ loaded, or it is damaged or too large."
 
 (defun octets-details (octets)
   "The messages in OCTETS, a serialized google.rpc.Status, as RPC-ERROR-DETAILS returns them; nil if
-OCTETS are not such a message. Together the details may use the memory allowed for one message."
+OCTETS are not a google.rpc.Status. Together the details may use the memory allowed for one
+message."
   (handler-case
       (let* ((anys (google.rpc:status-details (protobuf:parse-message 'google.rpc:status octets)))
              (share (floor (option-default :max-decoded-octets) (max 1 (length anys)))))

@@ -13,7 +13,7 @@
    (details :initarg :details :initform nil :reader rpc-error-raw-details)
    (trailers :initarg :trailers :initform nil :reader rpc-error-trailers) ; an alist
    (call :initarg :call :initform nil :reader rpc-error-call) ; the call that ended, or nil
-   (peer :initarg :peer :initform nil :reader rpc-error-peer) ; its address, or nil
+   (peer :initarg :peer :initform nil :reader rpc-error-peer) ; the peer's address, or nil
    ;; :peer, :local or :transport
    ;; :peer, :local or :transport
    (ended-by :initarg :ended-by :initform :peer :reader rpc-error-ended-by)
@@ -72,10 +72,10 @@ no call. ERROR's report ends with this line. From any thread."))
 
 (defstruct (status-row (:copier nil))
   "A row of the status table."
-  (keyword :ok :type keyword)           ; its name in code
-  (code 0 :type (integer 0 16))         ; its number on the wire
+  (keyword :ok :type keyword)           ; the status's name in code
+  (code 0 :type (integer 0 16))         ; the status's number on the wire
   (condition nil :type symbol)          ; the class of the error, or nil for :ok
-  (meaning "" :type string))            ; its documentation
+  (meaning "" :type string))            ; the status's documentation
 
 (defglobal **statuses** (vector))
 

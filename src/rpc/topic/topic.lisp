@@ -17,7 +17,7 @@
 ;;;; A call is used by one thread at a time, so one thread at a time pumps a call, whose SUBSCRIBER
 ;;;; has the subscriptions to all topics:
 ;;;;
-;;;;   1. The first thread that arrives sets PUMPING; another one sets AGAIN, and leaves.
+;;;;   1. The first thread that arrives sets PUMPING; another thread sets AGAIN, and leaves.
 ;;;;   2. The pump removes messages from the queues and sends them, until the queues are empty, or
 ;;;;      the call refuses a message, which the pump puts back.
 ;;;;   3. It leaves unless AGAIN is set; then it continues at 2.
@@ -63,10 +63,10 @@
   (lock (sb-thread:make-mutex :name "clgrpc subscription") :read-only t) ; guards all slots below
   (queue (make-fifo) :type fifo :read-only t) ; messages that must be sent
   (count 0 :type index)                 ; the number of messages in QUEUE
-  ;; how many there may be: the topic's limit, and those of the past with which it began; of these,
-  ;; one less with each that is sent
+  ;; the most messages in QUEUE: the topic's limit plus the messages of the past with which the
+  ;; subscription began, less one for each of these that is sent
   (limit 0 :type index)
-  (cut nil :type boolean)               ; the call ends instead of sending what waits
+  (cut nil :type boolean)               ; the call ends instead of sending the waiting messages
   (closing nil :type list))             ; the arguments of FINISH, to be called once QUEUE is empty
 
 (declaim (sb-ext:freeze-type topic subscriber subscription))
@@ -312,9 +312,9 @@ any thread."
         subscriber)))
 
 (defun past-from (topic from)
-  "The messages of TOPIC after the one with the number FROM, or with :past all that are kept. Signal
-:out-of-range if one of these messages is no longer kept, or if no message has the number FROM yet.
-The topic's lock is held."
+  "The messages of TOPIC after the message with the number FROM; if FROM is :past, all messages that
+are kept. Signal :out-of-range if one of these messages is no longer kept, or if no message has the
+number FROM yet. The topic's lock is held."
   (let* ((kept (fifo-items (topic-past topic)))
          (before (- (topic-position topic) (topic-past-count topic))))
     (cond ((eq :past from) (copy-list kept))
@@ -381,8 +381,9 @@ or nil if it has none."
       subscription)))
 
 (defun unsubscribe (topic call)
-  "Send CALL no more messages of TOPIC, except one whose sending has begun. This does not end CALL.
-Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any thread."
+  "Send CALL no more messages of TOPIC, except one whose sending has begun. UNSUBSCRIBE does not end
+CALL. Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any
+thread."
   (let ((subscription (leave-topic (check-topic topic) call)))
     (when subscription
       (sb-ext:atomic-update (subscriber-subscriptions (subscription-subscriber subscription))

@@ -17,15 +17,17 @@
   "A peer, with its connections and its quota. The entry of a peer without connections is in the
 admission's ring GONE."
   (name "" :type string :read-only t)   ; the name that PEER-NAME returns
-  ;; its quota of the reserve's threads; the quotas of its links are children of it
+  ;; the peer's quota of the reserve's threads; the quotas of its links are children of this quota
   (quota nil :type loop:quota :read-only t)
   (account nil :type account :read-only t) ; the account of the octets that its connections hold
   ;; the budget of the time that its compressed messages take
   (budget (make-decompression-budget) :read-only t)
-  ;; the number of its connections, in the ranking of all peers
+  ;; the number of the peer's connections, in the ranking of all peers
   (connections nil :type (or null owner-usage))
-  (handshakes nil :type (or null owner-usage)) ; the number of those that are not ready, likewise
-  (unready (make-ring) :type ring :read-only t) ; their permits, the oldest first
+  ;; the number of its connections that are not ready, in the ranking of all peers
+  (handshakes nil :type (or null owner-usage))
+  ;; the permits of connections that are not ready, the oldest first
+  (unready (make-ring) :type ring :read-only t)
   (ready (make-ring) :type ring :read-only t) ; the permits of its other connections
   (peer-views '() :type list))          ; an alist from server loop to PEER-VIEW
 
@@ -33,20 +35,21 @@ admission's ring GONE."
   "~A ~D connections" (peer-entry-name entry) (owner-usage-count (peer-entry-connections entry)))
 
 (defstruct (peer-view (:copier nil))
-  "A peer as one server loop sees it. Only that loop touches it."
+  "A peer as one server loop sees it. Only that loop uses the view."
   (open 0 :type fixnum))                ; how many calls of the peer are under way
 
 (defstruct (permit (:include ring) (:constructor %make-permit (entry)) (:copier nil))
-  "The place of a connection among those of its peer."
+  "The place of a connection among all connections of its peer."
   (entry nil :type peer-entry :read-only t) ; the peer's
   (link nil :type (or null server-link))      ; the connection, once it is begun
   ;; the connection has shown that it speaks the protocol, or has ended
   (ready nil :type boolean)
   ;; the connection must end, and counts among the admission's LEAVING
   (leaving nil :type boolean)
-  (octets-left 0 :type fixnum)          ; its part of the admission's LEAVING-OCTETS
+  (octets-left 0 :type fixnum)          ; the permit's part of the admission's LEAVING-OCTETS
   (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
-  (drain-end-ns 0 :type nanoseconds)    ; the loop's: until when it waits for the PING's answer
+  ;; used on the loop: until when the link waits for the PING's answer
+  (drain-end-ns 0 :type nanoseconds)
   (drain-busy-ns 0 :type nanoseconds))  ; the loop's: the last time of a reason to wait longer
 
 (declaim (sb-ext:freeze-type peer-entry peer-view permit))
@@ -159,9 +162,9 @@ reserved for other peers, since it may be a load balancer and represent many cli
 
 (defun forget-entries (admission)
   "Look at the two entries that have been in GONE for longest. An entry is dropped if its peer has
-no connection and no handler, and owes no time for compressed messages. Otherwise the entry goes to
-the end of the ring, so that its handlers and time still count if the peer returns. If the peer is
-back already, the entry only leaves the ring."
+no connection and no handler, and owes no processor time for compressed messages. Otherwise the
+entry goes to the end of the ring, so that its handlers and time still count if the peer returns. If
+the peer is back already, the entry only leaves the ring."
   (loop repeat 2
         for entry = (ring-first (admission-gone admission))
         while entry
@@ -178,8 +181,8 @@ back already, the entry only leaves the ring."
   "How many connections of a peer are examined to find one without calls.")
 
 (defun ready-permit-to-leave (entry)
-  "The ready permit that the peer with ENTRY must give up: one without calls among those that were
-examined longest ago, or else the newest."
+  "The ready permit that the peer with ENTRY must give up: one without calls among the permits that
+were examined longest ago, or else the newest permit."
   (let ((ready (peer-entry-ready entry)))
     (loop repeat +permits-per-look+
           for permit = (ring-first ready)
@@ -205,11 +208,11 @@ begun."
     permit))
 
 (defun dismiss-for (admission newcomer largest-user choose)
-  "Dismiss a permit of the peer with the owner usage LARGEST-USER to make room for one of NEWCOMER,
-and return it, or nil. CHOOSE, a function of the largest user's entry, returns the permit. Half of
-the permits that may be leaving at a time are reserved for newcomers that have less than half as
-many as the largest user. So a peer that connects again and again, in place of its own connections,
-never keeps others out."
+  "Dismiss a permit of the peer with the owner usage LARGEST-USER to make room for a permit of
+NEWCOMER; return the dismissed permit or nil. CHOOSE, a function of the largest user's entry,
+returns the permit. Half of the permits that may be leaving at a time are reserved for newcomers
+that have less than half as many as the largest user. So a peer that connects again and again, in
+place of its own connections, never keeps others out."
   (let ((most (max-leaving (admission-max-connections admission))))
     (dismiss admission (funcall choose (owner-usage-owner largest-user))
              (if (< (* 2 (owner-usage-count newcomer)) (owner-usage-count largest-user))
@@ -217,8 +220,8 @@ never keeps others out."
                  (ash most -1)))))
 
 (defun room-for-handshake (admission entry)
-  "Make room for one more connection of the peer with ENTRY that is not ready. Return true if there
-is room, and the permit that was dismissed for it, or nil."
+  "Make room for one more connection of the peer with ENTRY that is not ready. Return two values:
+true if there is room; and the permit that was dismissed to make room, or nil."
   (let ((handshakes (admission-handshakes admission)))
     (if (< (ranking-total handshakes) (admission-max-handshakes admission))
         t
@@ -239,7 +242,7 @@ is room, and the permit that was dismissed for it, or nil."
 
 (defun try-to-permit (admission entry)
   "Return a permit for a new connection of the peer with ENTRY, or the option that forbids it. The
-second value lists the permits that were dismissed for it, each as (PERMIT . OPTION)."
+second value lists the permits that were dismissed to make room, each as (PERMIT . OPTION)."
   (let ((dismissed '()))
     (flet ((room-p (option function &rest arguments)
              (multiple-value-bind (room permit) (apply function admission arguments)
@@ -254,7 +257,7 @@ second value lists the permits that were dismissed for it, each as (PERMIT . OPT
                     (t (count-permit admission entry)))
               dismissed))))
 
-;;; The life of a connection among the others
+;;; The life of a permit
 
 (defun expel (server-loop permit option)
   "End the connection of PERMIT, which has been dismissed because of OPTION. On SERVER-LOOP's loop."
@@ -325,7 +328,7 @@ it. On SERVER-LOOP's loop."
   "By how many connections the limit is lowered when the process runs out of descriptors, and raised
 when it has enough again.")
 (defconstant +calm-ns+ (* 10 +ns-per-second+)
-  "How long after it was lowered the limit of connections may be raised, in nanoseconds.")
+  "How many nanoseconds after a reduction the limit of connections may be raised again.")
 
 (defun allowed-connections (options)
   "How many connections a server with OPTIONS may have. Raise the process's limit of descriptors if
@@ -361,9 +364,9 @@ The admission's lock is held."
 
 (defun note-no-descriptors (server-loop)
   "The process has run out of descriptors: lower the limit of connections of SERVER-LOOP's server
-and dismiss some connections of the peer that has the most. This happens if the rest of the program
-uses more descriptors than the option spare-descriptors leaves to it. Return true if connections
-were dismissed. On SERVER-LOOP's loop."
+and dismiss some connections of the peer that has the most. A lack of descriptors arises if the rest
+of the program uses more descriptors than the option spare-descriptors leaves to it. Return true if
+connections were dismissed. On SERVER-LOOP's loop."
   (let* ((admission (server-admission (server-loop-server server-loop)))
          (dismissed '()))
     (sb-thread:with-mutex ((admission-lock admission))

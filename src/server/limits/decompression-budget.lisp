@@ -1,7 +1,7 @@
 ;;;; The time that a server spends on compressed messages of a peer.
 ;;;;
 ;;;; A message may become a thousand times as long when it is decompressed, and all of it is
-;;;; decoded: 236 octets that become 200 KB take 5 ms. So each octet that comes earns its peer
+;;;; decoded: 236 octets that become 200 KB take 5 ms. So each octet that arrives earns its peer
 ;;;; +EARNED-OCTET-NS+ of time. If a thread needs more time than the octets earn to decompress and
 ;;;; decode a message, its peer owes the difference. The debt decreases at the rate of the option
 ;;;; decompression-percent; with P percent,
@@ -10,19 +10,19 @@
 ;;;;
 ;;;; and the peer owes (due - now) × P / 100. For example, at 25 percent a debt of 50 ms is paid
 ;;;; after 200 ms. Messages that do not become much longer are not timed (WIRE:DECODE-ITEM).
-;;;; Uncompressed messages are not counted here, nor are those of a client, whose links have no
-;;;; budget.
+;;;; Uncompressed messages are not counted here, nor are messages that a client receives, whose
+;;;; links have no budget.
 ;;;;
 ;;;; A message that is timed
 ;;;; 1. takes one of its peer's turns, of which there are as many as processors;
 ;;;; 2. waits until its peer owes no more than +BURST-NS+;
 ;;;; 3. takes one of the turns of all peers, as many as half the processors;
 ;;;; 4. is decompressed and decoded, and the time is charged. So a peer exceeds its budget by at
-;;;;    most one message for each of its turns, and a message of another peer waits for no more than
-;;;;    that. A thread waits in user code, after another thread has taken its loop over, and checks
-;;;;    periodically whether the call has ended.
-;;;; While it waits for room in the heap, it keeps the turn of its peer, since it has decompressed
-;;;; its message already, but not the turn of all peers.
+;;;;    most one message for each of its turns, and a message of another peer waits no longer than
+;;;;    these messages take. A thread waits in user code, after another thread has taken its loop
+;;;;    over, and checks periodically whether the call has ended.
+;;;; While a thread waits for room in the heap, it keeps the turn of its peer, since it has
+;;;; decompressed its message already, but not the turn of all peers.
 ;;;;
 ;;;; In a simulation no thread waits: the only thread must continue, and the work takes no virtual
 ;;;; time.
@@ -87,7 +87,7 @@ thread."
 
 (defun await-turn (call try)
   "Call TRY again and again until it returns true, which means that this thread may continue. TRY is
-a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends before that,
+a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends before its turn,
 :cancelled if it ends with :ok, and :resource-exhausted if this thread must not wait. In user code."
   (declare (type function try))
   (flet ((wait ()

@@ -13,8 +13,8 @@
 ;;; Threads
 
 (defun make-link-quota (link parent)
-  "A quota of threads for LINK, a child of PARENT, the quota of its peer. One connection alone
-may use 4/5 of the threads that its peer may use and that are not reserved for other connections."
+  "A quota of threads for LINK, a child of PARENT, the quota of its peer. A peer's only connection
+may use 4/5 of those threads of the peer that are not reserved for other connections."
   (let ((options (server-link-options link)))
     (loop:make-quota :parent parent
                      :weight 4
@@ -37,9 +37,9 @@ call is counted already."
         (t nil)))
 
 (defun too-many-calls-p (server-loop link peer-view)
-  "True if the newest call of LINK is one too many. This is called when more than half of the
-allowed calls are open. The rule is that of threads (loop/threads/thread-quota.lisp). Let F be the
-number of further calls that are allowed, and K a sixteenth of all:
+  "True if the newest call of LINK is one too many. The function is called when more than half of
+the allowed calls are open. The rule is the same as for threads (loop/threads/thread-quota.lisp).
+Let F be the number of further calls that are allowed, and K a sixteenth of all:
 - a peer with N calls may have another while N <= 7 (F - K);
 - a peer without calls may have one while F > 0;
 - a connection without calls may have one while F > K / 2.

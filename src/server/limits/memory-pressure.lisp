@@ -5,16 +5,17 @@
 ;;;; - All connections together hold an eighth more than max-total-held-octets, since octets are
 ;;;;   measured after they have arrived. The peer that holds most gives up the connection that holds
 ;;;;   most, until all together hold no more than the limit.
-;;;; - Memory pressure: live objects fill the heap. This is the last resort after all accounts. The
-;;;;   first new call after each collection measures the live objects. If a collection of all
-;;;;   generations would leave less than a fifth of the heap free at its worst moment, a reserve
-;;;;   thread collects all garbage. If the collection does not free enough, no new call begins.
-;;;;   Below a tenth, a connection ends as above, if connections hold enough to matter. A heap of
-;;;;   small objects, which are copied, reaches these limits when 40 and 45 per cent of it are live.
-;;;;   Under memory pressure each refused call examines the heap as well, since few objects are made
-;;;;   then and the next collection may be far off. If the pressure remains after a second
-;;;;   collection of all garbage, and connections hold the missing octets, a connection ends too.
-;;;;   Otherwise peers within their limits could keep out all other peers for any time.
+;;;; - Memory pressure: live objects fill the heap. These limits of the heap are the last resort
+;;;;   after all accounts. The first new call after each collection measures the live objects. If a
+;;;;   collection of all generations would leave less than a fifth of the heap free at its worst
+;;;;   moment, a reserve thread collects all garbage. If the collection does not free enough, no new
+;;;;   call begins. If less than a tenth is free, a connection ends as above, if connections hold
+;;;;   enough to matter. A heap of small objects, which are copied, reaches these limits when 40 and
+;;;;   45 per cent of it are live. Under memory pressure each refused call examines the heap as
+;;;;   well, since few objects are made then and the next collection may be far off. If the pressure
+;;;;   remains after a second collection of all garbage, and connections hold the missing octets, a
+;;;;   connection ends too. Otherwise peers within their limits could keep out all other peers for
+;;;;   any time.
 ;;;;
 ;;;; The collector leaves long vectors where they are, so a program with such vectors may use more
 ;;;; of the heap.

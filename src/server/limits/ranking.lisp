@@ -64,7 +64,7 @@
     count))
 
 (defun largest-user (ranking)
-  "The owner usage with the most places of RANKING; among equals, the one that has had this number
-for the longest time. Nil if no owner has a place."
+  "The owner usage with the most places of RANKING; among equals, the owner usage that has had this
+number for the longest time. Nil if no owner has a place."
   (and (plusp (ranking-most ranking))
        (ring-first (ranking-row ranking (ranking-most ranking)))))

@@ -1,6 +1,6 @@
 ;;;; A server logs its refusals: at most one warning a second, however many there are. A warning
-;;;; names the limit, the peer and the number of refusals. The first refusal is logged at once;
-;;;; those of the second after it are logged together at the end of that second.
+;;;; names the limit, the peer and the number of refusals. The first refusal is logged at once; the
+;;;; refusals of the next second are logged together at the end of that second.
 
 (in-package #:clgrpc.server)
 
@@ -11,8 +11,8 @@
   "The refusals of a server that are not logged yet."
   (lock (sb-thread:make-mutex :name "clgrpc refusals") :read-only t) ; guards all other slots
   (counts '() :type list)               ; lists of option, peer and how often
-  (quiet-until 0 :type nanoseconds)     ; nothing is logged before that
-  (scheduled nil :type boolean))        ; a timer will log them
+  (quiet-until 0 :type nanoseconds)     ; nothing is logged before this time
+  (scheduled nil :type boolean))        ; a timer will log the refusals
 
 (declaim (sb-ext:freeze-type refusals))
 
