@@ -8,9 +8,9 @@
 ;;;;   method   SayHello               → helloworld.greeter:say-hello
 ;;;;
 ;;;; Generated packages use no other package, so no name collides with Lisp's. If an accessor's name
-;;;; is taken in its package, it gets the suffix -field or, if that is taken too, its number. If the
-;;;; name of a type, service or method is taken, as FooBar's is for Foo_Bar, it gets the suffix -2,
-;;;; or the next free number; an enum value gets its number.
+;;;; is taken in its package, the accessor gets the suffix -field or, if that name is taken too, the
+;;;; field's number. If the name of a type, service or method is taken, as FooBar's is for Foo_Bar,
+;;;; the suffix -2, or the next free number, is added; to an enum value its number is added.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,7 +1,7 @@
 ;;;; The errors of this layer: PROTOBUF-ERROR for octets that are not a message (the peer's fault),
 ;;;; with subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is not
-;;;; valid. Each has the position of the error; a syntax error contains the other errors of the same
-;;;; file, so that one run shows all of them; its text has the first +MOST-SHOWN+.
+;;;; valid. Each condition has the position of the error; a syntax error contains the other errors
+;;;; of the same file, so that one run shows all of them; its text has the first +MOST-SHOWN+.
 
 (in-package #:clgrpc.protobuf)
 

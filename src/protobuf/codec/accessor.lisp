@@ -12,7 +12,7 @@
 
 (defmacro holds-p (message wrapper)
   "True if MESSAGE has the SBCL layout WRAPPER, that of a hidden structure, and contains its fields
-itself, that is, is not a forwarder."
+itself instead of being a forwarder."
   `(and (sb-kernel:%instancep ,message)
         (eq ,wrapper (sb-kernel:%instance-layout ,message))
         (not (message-p (message-extra (truly-the message ,message))))))
@@ -107,8 +107,8 @@ ELSEWHERE."
                (place (place-index structure (oneof-slot-value (slot-oneof slot))))
                (message-p (eq :message (slot-kind slot))))
            (writer (let ((stored (funcall convert value)))
-                     ;; meanwhile no field is present, since an interrupt may end this in between:
-                     ;; the value of one field must not be taken for that of another
+                     ;; meanwhile no field is present, since an interrupt may end the assignment in
+                     ;; between: the value of one field must not be taken for that of another
                      (setf (tagged-place case) 0
                            (tagged-place place) stored
                            (tagged-place case) (if (or stored (not message-p)) number 0))))))
@@ -221,8 +221,8 @@ ELSEWHERE."
              (mapcar #'slot-keyword (oneof-slot-slots oneof))))
     (install-function
      reader (oneof-reader oneof case)
-     (format nil "Return two values: that of the present field of the oneof, or nil; and that of ~
-                  ~(~A~)." case-name))
+     (format nil "Return two values: the value of the present field of the oneof, or nil; and the ~
+                  value of ~(~A~)." case-name))
     (install-function
      (public-name "CLEAR-~A" reader)
      (lambda (message) (clear-oneof-other message symbol name) message)

@@ -1,5 +1,5 @@
 ;;;; The code that measures and writes a message: two functions per layout made from its plan. The
-;;;; size pass leaves the size of every sub-message in the sub-message, and and that of every packed
+;;;; size pass leaves the size of every sub-message in the sub-message, and the size of every packed
 ;;;; varint field in the message; the write pass uses these, so each length is known where it must
 ;;;; be written.
 ;;;;
@@ -36,11 +36,11 @@
   "The plans of the messages that are compiled together, by full name.")
 
 (defparameter *most-slots-in-line* 4
-  "The most fields of a message whose code is inlined in that of others.")
+  "The most fields of a message whose code is inlined in the code of other messages.")
 
 (defun plan-in-line (slot)
   "The plan of the message of SLOT if it is compiled in the same definition and has only a few
-numbers: then its code takes less than a call, and is inlined. Such a plan serves messages of this
+numbers, so that its code takes less than a call and is inlined. Such a plan serves messages of this
 definition that contain nothing else, such as unknown fields, and are not forwarders; for all others
 a function is called."
   (let ((plan (gethash (slot-type-name slot) *plans-at-hand*)))

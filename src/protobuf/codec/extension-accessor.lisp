@@ -11,7 +11,7 @@
     slot))
 
 (defun replace-extension (type old new)
-  "Make NEW an extension slot of TYPE in place of OLD; NEW or OLD may be nil."
+  "Make NEW an extension slot of TYPE, replacing OLD; NEW or OLD may be nil."
   (let ((table (make-hash-table)))
     (when (message-type-extensions type)
       (maphash (lambda (number slot)

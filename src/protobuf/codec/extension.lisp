@@ -9,15 +9,15 @@
 ;;;; stored together with its slot, and goes through the wire format if the extension has another
 ;;;; definition by now.
 ;;;;
-;;;; The functions here serve any slot: they test its kind when they run. Extensions are few.
+;;;; The functions here serve any slot: they test the slot's kind when they run. Extensions are few.
 
 (in-package #:clgrpc.protobuf)
 
 (defstruct (extension (:constructor %make-extension (name)) (:copier nil))
   "An extension field, one per full name for the life of the image."
   (name "" :type string :read-only t)   ; the full name
-  (symbol nil :type symbol)             ; its accessor
-  (slot nil :type (or null slot)))      ; its current definition
+  (symbol nil :type symbol)             ; the extension's accessor
+  (slot nil :type (or null slot)))      ; the extension's current definition
 
 (defmethod print-object ((extension extension) stream)
   (print-unreadable-object (extension stream :type t) (princ (extension-name extension) stream)))
@@ -149,7 +149,7 @@ position after it."
 (defstruct (finding (:copier nil) (:constructor make-finding (slot)))
   "The values of one slot found among the unknown fields."
   (slot nil :type slot)                 ; the slot
-  ;; its values, the latest first; of messages, ranges of octets
+  ;; the slot's values, the latest first; of messages, ranges of octets
   (items '() :type list))
 
 (defconstant +short-packed+ 16
@@ -169,8 +169,8 @@ octets of elements that its enum does not know."
 (defun read-items (slot tag octets at end)
   "Read a field of SLOT in OCTETS. AT is the position after the field's TAG, END the position of its
 end. Return two lists as values: the items, of which one is a vector if a packed field has more than
-a few elements; and the octets of those elements that the enum does not know. Return :misfit in
-place of the items if TAG does not fit SLOT, :unknown if the enum does not know the only value."
+a few elements; and the octets of those elements that the enum does not know. Instead of the items,
+return :misfit if TAG does not fit SLOT, or :unknown if the enum does not know the only value."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
     (flet ((take (at end)
@@ -199,7 +199,7 @@ place of the items if TAG does not fit SLOT, :unknown if the enum does not know 
 
 (defun read-set-item (octets at end)
   "Two values: the number and the range of the message in the item of a message set from AT to END;
-nil if the item lacks one of these."
+nil if the item lacks a number or a message."
   (declare (type octets octets) (type index at end))
   (let ((number nil) (range nil))
     (loop while (< at end)
@@ -344,7 +344,7 @@ decoded; nil if MESSAGE has none."
     (read-twice (reading (length unknown))
       (absorb-extensions type unknown current epoch reading))))
 
-;;; As slots of a message
+;;; Extensions as slots of a message
 
 (defun extension-entry (message slot)
   (let ((extras (settled-extras message)))

@@ -3,15 +3,16 @@
 ;;;; short packed fields.
 ;;;;
 ;;;; The kernels run only where the vector, within this message or after it, has enough octets left,
-;;;; so that they need not check for its end. The last octets of a vector, and on other processors
-;;;; all, go through READ-FIELD and the functions of wire.lisp, which check each octet.
+;;;; so that they need not check for the end of the vector. The last octets of a vector, and on
+;;;; other processors all octets, go through READ-FIELD and the functions of wire.lisp, which check
+;;;; each octet.
 
 (in-package #:clgrpc.protobuf)
 
 ;;; Reading
 
 (defconstant +far+ (ash 1 60)
-  "A position after any.")
+  "A position after every valid one.")
 
 (with-kernel-parts
   (defun long-varint (value next octets spare mask)
@@ -223,7 +224,7 @@ position after them."
                   (inst mov ,(place 0) spread)
                   (inst mov :byte ,(place 8) next)
                   (inst mov :byte ,(place 9) 1)
-                  (inst shr :dword next 7) ; whether there is a tenth
+                  (inst shr :dword next 7) ; whether there is a tenth octet
                   (inst lea next (memory ,(+ 9 tag-octets) at next))
                   (inst jmp OUT)
                   NO-ROOM
@@ -273,7 +274,7 @@ overwrites the octets that this writes beyond the varint."
               (put-varint64 (value) `(put-word-field ,',tag ,value)))
      ,@body))
 
-;;; Packed integers, a few of them
+;;; Packed fields with a few integers
 
 (defconstant +few-octets+ 16
   "How many octets a packed field has at most that %READ-FEW reads.")

@@ -28,7 +28,7 @@ read again. For a message without fields only its own memory is charged to READI
   (let* ((message (enter-message layout at reading))
          (slots (layout-slots layout))
          (found nil)                    ; the GATHERED of each slot that has occurred
-         (latest nil)                   ; a table from oneofs to their last GATHERED, likewise
+         (latest nil)                   ; a table from oneofs to their last GATHERED, or nil
          (order '()) (ranges '()))
     (flet ((gather (place items)
              (unless found (setf found (make-array (length slots) :initial-element nil)))
@@ -181,7 +181,7 @@ enum does not know the value, :again if reading must be given up and repeated."
   (and (eq layout (message-layout message)) (not (message-p (message-extra message)))))
 
 (defun add-generic-coders (layout)
-  "Give LAYOUT, which has its type, slots and maker, a reader, a sizer and a writer."
+  "LAYOUT already has a type, slots and a maker: give it a reader, a sizer and a writer."
   (let* ((slots (layout-slots layout)) (name (message-type-name (layout-type layout)))
          (ordered (sort (coerce slots 'list) #'< :key #'slot-number))
          (table (make-hash-table)))

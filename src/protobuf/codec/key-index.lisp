@@ -36,7 +36,8 @@
         (wide-string (add-string key))
         (fixnum (setf hash (mix hash (ldb (byte 64 0) key) seed)))
         (integer
-         (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; 64 bits that need them
+         ;; computes with full words of 64 bits
+         (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
            (setf hash (mix hash (ldb (byte 64 0) key) seed))))
         (boolean (setf hash (mix hash (if key 1 0) seed)))))
     (let ((folded (mix hash (ash hash -29) seed)))
@@ -94,7 +95,7 @@
     (incf (key-index-used index))))
 
 (defun build-index (keys count)
-  "A fresh index of the first COUNT of KEYS, with room for as many again."
+  "A fresh index of the first COUNT of KEYS, with room for COUNT further keys."
   (let* ((size (ash 4 (integer-length count)))
          (index (make-key-index (make-array size :element-type '(unsigned-byte 32)
                                             :initial-element 0)

@@ -1,8 +1,9 @@
 ;;;; Map fields. A PROTO-MAP keeps keys and values in two vectors in the order of their insertion.
-;;;; Up to eight entries are searched one by one, more through a hash table from key to position.
-;;;; Keys are compared by value; the last entry moves to the place of a removed one.
+;;;; A map of up to eight entries is searched entry by entry, a larger map through a hash table from
+;;;; key to position. Keys are compared by value; the last entry moves to the place of a removed
+;;;; one.
 ;;;;
-;;;; A map knows the kinds of its keys and values, so it accepts no others.
+;;;; A map knows the kinds of its keys and values, so it accepts no other kinds.
 
 (in-package #:clgrpc.protobuf)
 

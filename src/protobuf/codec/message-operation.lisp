@@ -24,7 +24,7 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
     (fail-room)))
 
 (defun call-keeping-tail (function octets end)
-  "Call FUNCTION, which may overwrite nine octets after END of OCTETS, and restore these."
+  "Call FUNCTION, which may overwrite nine octets after END of OCTETS, and restore these octets."
   (declare (type function function) (type octets octets) (type index end))
   (let ((tail (make-array 9 :element-type 'octet)))
     (declare (dynamic-extent tail))
@@ -59,7 +59,8 @@ and MISUSE if there is no room in INTO. From any thread."
     (declare (type index start size))
     (when (and (plusp start) (not into)) (fill octets 0 :end start))
     (when (> (+ start size) (length octets))
-      (misuse "A message of ~D octets does not fit at ~D of ~D." size start (length octets)))
+      (misuse "A message of ~D octets does not fit at ~D into ~D octets." size start
+              (length octets)))
     (let ((end (+ start size)))
       (if (and (= end (length octets)) (not deterministic))
           (write-measured type message octets start end)
@@ -91,8 +92,8 @@ and MISUSE if there is no room in INTO. From any thread."
     (values message boolean fixnum)
   "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message
 afterwards if the second value is true. The third value is the memory that the messages inside it
-take, in octets. BEYOND, if not nil, is called without arguments if these messages take more than
-they may; it exits non-locally."
+take, in octets. BEYOND, if not nil, is called without arguments if these messages take more memory
+than they may; BEYOND exits non-locally."
   (when beyond
     (return-from parse-received
       (handler-case (parse-received type octets start end depth decoded-octets consume
@@ -144,8 +145,8 @@ type) whose serialized form is OCTETS, a vector of octets, from START to END. Wi
 of TYPE, it is merged into INTO as by MERGE-MESSAGE and INTO is returned; invalid octets leave INTO
 unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take MAX-DECODED-OCTETS
 of memory beyond eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if
-OCTETS are not such a message, and REQUIRED-FIELD-MISSING unless PARTIAL. From any thread; only one
-thread at a time may use INTO."
+OCTETS are not a message of TYPE, and REQUIRED-FIELD-MISSING unless PARTIAL. From any thread; only
+one thread at a time may use INTO."
   (when (stringp octets)
     (misuse "PARSE-MESSAGE reads octets, not the text ~S; PARSE-JSON-MESSAGE and ~
              PARSE-TEXT-MESSAGE read texts." (bounded-text octets :limit 60)))
@@ -247,10 +248,10 @@ SOURCE."
 ;;; Comparing
 
 (defun message= (a b)
-  "Return true if the messages A and B are of one type, have the same fields present, and these are
-equal. Repeated fields are compared element by element, maps as sets of entries, floats by their
-bits (so a NaN equals itself, and -0 is not 0), loaded extensions like fields, unknown fields by
-their octets. From any thread, while no other thread changes A or B."
+  "Return true if the messages A and B are of one type, have the same fields present, and the values
+of these fields are equal. Repeated fields are compared element by element, maps as sets of entries,
+floats by their bits (so a NaN equals itself, and -0 is not 0), loaded extensions like fields,
+unknown fields by their octets. From any thread, while no other thread changes A or B."
   (and (eq (message-type-of a) (message-type-of b))
        (let ((a (current a)) (b (current b)))
          (and (eq (message-layout a) (message-layout b))
@@ -324,8 +325,8 @@ one thread at a time may do this with MESSAGE."
     message))
 
 ;;; Printing: one line, and never a long one. A message is written to a stream with room for a
-;;; limited number of characters; the messages in it are written to the same stream, so all share
-;;; that room.
+;;; limited number of characters; its sub-messages are written to the same stream, so all of them
+;;; share that room.
 
 (defparameter *print-message-characters* 60
   "The most characters or octets of a field that PRINT-OBJECT shows of a message.")
@@ -387,8 +388,8 @@ few of them in hexadecimal."
                      (< 16 (length octets)))))))
 
 (defun octets-text (octets limit)
-  "The text encoded in OCTETS, at most LIMIT of them, or nil if they are not text or it has
-invisible characters."
+  "The text encoded in OCTETS, from LIMIT of them at most; or nil if OCTETS are not text or the text
+has invisible characters."
   (and (plusp (length octets))
        (let* ((end (min limit (length octets)))
               ;; do not end within a character

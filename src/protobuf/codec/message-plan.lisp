@@ -12,16 +12,16 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (slot (:copier nil))
-  "A field as it is laid out, or an extension."
-  (field nil :type (or null field-descriptor)) ; its descriptor
+  "The layout of a field, or an extension."
+  (field nil :type (or null field-descriptor)) ; the field's descriptor
   (number 0 :type (unsigned-byte 31))   ; more than 29 bits only in message sets
-  (name "" :type string)                ; its Lisp name
+  (name "" :type string)                ; the slot's Lisp name
   (kind :int32 :type keyword)           ; the type, :message for groups too
   (label :singular :type (member :singular :repeated :map)) ; the kind of its value
   ;; the mark of its presence; see above
   (presence :implicit :type (member :implicit :bit :value :oneof :elements
                                         :extension))
-  (type-name nil :type (or null string)) ; the full name of its message or enum type, or nil
+  (type-name nil :type (or null string)) ; the full name of the field's message or enum type, or nil
   (type nil :type (or null message-type enum-type)) ; see SLOT-TYPE-OBJECT
   (item-p nil :type boolean)            ; an extension written as an item of a message set
   (default nil)                         ; the value while it is absent
@@ -33,26 +33,26 @@
   (size nil :type (or symbol index))    ; where the size of a packed varint field is kept
   (entry-key nil :type (or null slot))  ; of a map, the slot of the keys
   (entry-value nil :type (or null slot)) ; of a map, the slot of the values
-  (reader nil :type symbol))            ; the symbol of its accessor
+  (reader nil :type symbol))            ; the symbol of the field's accessor
 
 (defstruct (oneof-slot (:copier nil))
-  "A oneof as it is laid out."
-  (name "" :type string)                ; its Lisp name
+  "The layout of a oneof."
+  (name "" :type string)                ; the oneof's Lisp name
   (descriptor nil)                      ; the descriptor of the oneof
   ;; the place of the number of the field that is present, 0 for none
   (case nil :type (or symbol index))
   (value nil :type (or symbol index))   ; the place of that field's value
   (reader nil :type symbol)             ; the symbol of its accessor
-  (slots '() :type list))               ; its fields
+  (slots '() :type list))               ; the oneof's fields
 
 (defstruct (plan (:copier nil))
   "How a message is laid out."
-  (message nil :type (or null message-descriptor)) ; its descriptor
+  (message nil :type (or null message-descriptor)) ; the message's descriptor
   (fingerprint "" :type string)         ; a digest of all that layout and coders depend on
   (structure nil :type symbol)          ; the name of the hidden structure
   (maker nil :type symbol)              ; the name of the function that makes an empty one
-  (slots '() :type list)                ; the slots of its fields, in the order of the source
-  (oneofs '() :type list)               ; its ONEOF-SLOTs
+  (slots '() :type list)                ; the slots of the fields, in the order of the source
+  (oneofs '() :type list)               ; the message's ONEOF-SLOTs
   (bits '() :type list))                ; the places of words with presence bits
 
 (defun plan-full-name (plan)
@@ -185,7 +185,7 @@ included. ENTRIES are the MAP-ENTRIES around."
   (funcall (state-place state) name))
 
 (defun make-distinct (slot state)
-  "Give SLOT a name and a place of its own if an earlier slot has the same ones, as with fooBar and
+  "Give SLOT a different name and place if an earlier slot has the same name, as with fooBar and
 foo_bar."
   (when (gethash (slot-name slot) (state-names state))
     (setf (slot-name slot) (format nil "~A-~D" (slot-name slot) (slot-number slot))

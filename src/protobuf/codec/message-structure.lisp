@@ -206,7 +206,8 @@ given."
                            collect (list name nil (make-symbol (format nil "~A-GIVEN" name))))))
     `(define-function ,constructor (&rest ,arguments &key ,@parameters &allow-other-keys)
        ,(constructor-text plan)
-       ;; their number is known from the call without cost; a list of them is made only for errors
+       ;; the number of arguments is known from the call without cost; a list of them is made only
+       ;; for errors
        (declare (dynamic-extent ,arguments))
        ;; a sum, since a variable with so many assignments takes the compiler as long as all the
        ;; rest

@@ -34,7 +34,7 @@
 (defstruct (dynamic-message (:include message) (:conc-name dynamic-) (:copier nil)
                             (:constructor make-dynamic-message (layout contents)))
   "A message of a type that is known from its descriptor alone (dynamic.lisp)."
-  (layout nil)                          ; its LAYOUT
+  (layout nil)                          ; the message's LAYOUT
   (contents #() :type simple-vector))   ; the values of its slots
 (declaim (sb-ext:freeze-type dynamic-message))
 
@@ -45,8 +45,8 @@
   (structure nil :type symbol)          ; the name of the hidden structure
   (maker nil :type (or null function))  ; makes an empty message
   (slots #() :type simple-vector)       ; slots of its plan (message-plan.lisp)
-  (json nil)                            ; its view for JSON (textual.lisp), made when needed
-  (text nil)                            ; its view for the text format, likewise
+  (json nil) ; the layout's view for JSON (textual.lisp), made when needed
+  (text nil)                            ; the layout's view for the text format, made when needed
   (reader #'identity :type function)    ; as MESSAGE-TYPE-READER
   (sizer #'identity :type function)     ; as MESSAGE-TYPE-SIZER
   (writer #'identity :type function)    ; as MESSAGE-TYPE-WRITER
@@ -60,7 +60,7 @@
   (descriptor nil :type (or null message-descriptor)) ; the current descriptor, or nil
   (layout nil :type (or null layout))   ; the current definition, or nil
   (extensions nil :type (or null hash-table)) ; number to slot; replaced, never changed
-  (message-set-p nil :type boolean)     ; true if its extensions are written as items
+  (message-set-p nil :type boolean)     ; true if the message's extensions are written as items
   (requirement -1 :type fixnum)         ; see NEEDS-CHECK-P
   ;; a function of octets, start, end and a READING that returns a message, or nil to be read again
   (reader #'identity :type function)
@@ -97,7 +97,7 @@ overwrite up to nine octets after the end, if the vector has them.")
   (declare (ignore environment))
   `(intern-message-type ,(message-type-name type)))
 
-;;; Reading from the outside in
+;;; Reading messages from the outside in
 
 (declaim (inline make-reading reading-depth reading-allowance reading-deferred-p reading-spare
                  reading-kept-start reading-kept-stop))
@@ -107,8 +107,8 @@ overwrite up to nine octets after the end, if the vector has them.")
   (allowance 0 :type fixnum)            ; how many octets of memory its messages may still take
   ;; whether sub-messages are read after their parents (decoder.lisp)
   (deferred-p nil :type boolean)
-  ;; octets that are not needed afterwards: a field of bytes that is at least half of them is not
-  ;; copied but gets them as its value
+  ;; octets that are not needed afterwards: a field of bytes that is at least half of these octets
+  ;; is not copied but gets them as its value
   (spare nil :type (or null octets))
   (kept-start 0 :type index)            ; the part of SPARE for that value begins here
   (kept-stop 0 :type index))            ; the end of that part; 0 while no field has it
@@ -171,7 +171,7 @@ and even before its definition is loaded; until then its coders signal MISUSE."
 
 (defun find-message-type (designator)
   "Return the message type denoted by DESIGNATOR (a full name, a symbol such as
-HELLOWORLD:HELLO-REPLY, or a message type), or nil. Signal MISUSE for another object. From any
+HELLOWORLD:HELLO-REPLY, or a message type), or nil. Signal MISUSE for any other object. From any
 thread."
   (typecase designator
     (message-type designator)
@@ -317,7 +317,7 @@ in order; TEST compares them."
          (keywords (make-array (or dense 0) :initial-element nil))
          (sparse (make-hash-table))
          (numbers (make-hash-table :test test)))
-    (loop for value in (reverse values) ; so that of aliases the first stays
+    (loop for value in (reverse values) ; so that the first of several aliases is kept
           for keyword in (reverse designators)
           for number = (enum-value-descriptor-number value)
           do (setf (gethash keyword numbers) number)

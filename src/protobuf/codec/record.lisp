@@ -115,7 +115,7 @@
      (append-octets *out* value))))
 
 (defun write-field-value (field value write-content)
-  "Write VALUE of FIELD with its tag. WRITE-CONTENT writes a record."
+  "Write VALUE of FIELD with the field's tag. WRITE-CONTENT writes a record."
   (let ((number (field-descriptor-number field)))
     (cond ((not (record-p value))
            (write-wire-tag number (type-wire (field-descriptor-type field)))

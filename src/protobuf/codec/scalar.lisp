@@ -198,7 +198,7 @@ the conversion can check them."
   (error 'field-type-error :datum value :expected-type type :field field))
 
 (defmacro naming-field ((field) &body body)
-  "Run BODY; a TYPE-ERROR in it is signalled as an error of FIELD, a full name."
+  "Run BODY; signal a TYPE-ERROR in BODY as an error of FIELD, a full name."
   `(handler-case (progn ,@body)
      (type-error (error) (refuse-value (type-error-datum error) (type-error-expected-type error)
                                        ,field))))

@@ -124,7 +124,7 @@ octets end the run, as do lengths and tags of more than two octets."
 
 ;;; Runs of short ASCII strings. The octets of strings are the smaller part of their cost. So
 ;;; strings are read many at a time, into one piece of memory: an octet vector that no other code
-;;; has seen. For the collector it turns at once into strings and the rest of the vector.
+;;; has seen. For the collector this vector turns at once into strings and a shorter vector.
 
 (defconstant +piece+ 4096
   "How many octets of memory are made strings while the collector waits.")
@@ -169,7 +169,7 @@ off. Afterwards only the rest of PIECE is a vector."
                 (sb-sys:sap-ref-word to used) sb-vm:simple-array-unsigned-byte-8-widetag
                 (sb-sys:sap-ref-word to (+ used sb-vm:n-word-bytes))
                 (ash (truly-the index (- all used header)) sb-vm:n-fixnum-tag-bits))
-          (flet ((mark (i)              ; mark its card for the collector
+          (flet ((mark (i)              ; mark the card of the string for the collector
                    (setf (svref vector i) (svref vector i))))
             (declare (inline mark))
             (loop for i of-type fixnum from first below count
@@ -340,8 +340,8 @@ TYPE is a form for its enum type."
     (let ((type (scalar-lisp-type scalar)))
       `(,@(unless (member (scalar-kind scalar) '(:string :unchecked-string :bytes))
             `((define-hot ,(funcall name "READ") ((octets octets) (at index) (end index))
-                  ;; when such a function is called by FUNCALL, SBCL 2.6.4 returns only the position
-                  ;; beside a double
+                  ;; when a function that returns a double is called by FUNCALL, SBCL 2.6.4 returns
+                  ;; only the position beside the double
                   (values ,(if (eq type 'double-float) t type) index)
                 (let ((value ,(scalar-take scalar))) (values value at)))))
         (define-hot ,(funcall name "SIZE") ((value ,type)) index
@@ -469,7 +469,8 @@ the end, and one with checks for the rest."
                 (with-sap ((scratch ends))
                   (loop do (run ,(kernel-function "%UNPACK-512" scalar) (- end at)
                                 (- (length vector) count) scratch)
-                        while (and (<= 256 (- end at)) ; at one of more than eight octets, that is
+                        ;; that is, at a varint of more than eight octets
+                        while (and (<= 256 (- end at))
                                    (plusp (run ,(kernel-function "%UNPACK-BITS" scalar) 256)))))))
             (when (and (< 80 (- end at)) (fast-bits-p))
               (run ,(kernel-function "%UNPACK-BITS" scalar) (- end at))))
@@ -522,7 +523,8 @@ the end, and one with checks for the rest."
                               done))))
               (when (and (<= 64 (- end at)) (avx512-p))
                 (loop do (run ,(kernel-function "%PACK-512" scalar) (- count i) end)
-                      while (and (<= 64 (- end at)) ; at one of more than eight octets, or the last
+                      ;; at a varint of more than eight octets, or at the last
+                      while (and (<= 64 (- end at))
                                  (<= 16 (- count i))
                                  (plusp (run ,(kernel-function "%PACK-BITS" scalar) 16 end)))))
               (when (fast-bits-p)

@@ -1,6 +1,6 @@
 ;;;; Packed varints in machine code, for x86-64 (clgrpc.kernel explains kernels). The ends of the
 ;;;; varints in 64 octets are found at once, so that reading a varint need not wait for the length
-;;;; of the previous one. PEXT and PDEP gather or spread the bits of one varint, AVX-512 those of
+;;;; of the previous one. PEXT and PDEP gather or spread the bits of one varint, AVX-512 the bits of
 ;;;; eight varints at a time.
 ;;;;
 ;;;; Each kind of kernel leaves to the next kind the varints that it cannot handle, such as those of
@@ -212,7 +212,8 @@ are eight and 64 octets are left of ROOM. Return how many elements and octets th
                (inst512 :vplzcntq spare spare)
                (inst512 :vpandq spare spare octets) ; the bits of unused octets
                (inst512 :vpsrlvq values tops spare) ; the octets that are used
-               (inst512 :vpsrlvq spare rests spare) ; those that another follows
+               ;; the octets that another octet of the varint follows
+               (inst512 :vpsrlvq spare rests spare)
                (inst512 :vporq spread spread spare)
                (inst512 :vpmovb2m some values)
                (inst512 :vpxorq packed packed packed)
@@ -473,7 +474,7 @@ which there is room. Return how many elements and how many octets that were."
     "Two numbers: how many length-delimited fields with TAG, which has SIZE octets and is compared
 under MASK, follow each other from AT, which is after the first TAG; and the memory that their
 strings take. A run ends at a field that reaches beyond the octets or whose length takes more than
-two octets. This reads nothing beyond the second octet from LAST."
+two octets. The function reads nothing beyond the second octet from LAST."
   (inst mov here at)
   (inst xor count count)
   (inst xor memory memory)

@@ -36,8 +36,8 @@
 ;;; Leaves
 
 (defmacro %octet-at (octets at)
-  "The octet AT of OCTETS, which is known to exist. This is a macro, since generated readers use it
-very often and inline functions take long to compile."
+  "The octet AT of OCTETS, which is known to exist. %OCTET-AT is a macro, since generated readers
+use it very often and inline functions take long to compile."
   `(truly-the octet (sb-kernel:data-vector-ref (truly-the octets ,octets) (truly-the index ,at))))
 
 (define-leaf (%u32-at :inline t) ((octets octets) (at index)) (unsigned-byte 32)
@@ -282,7 +282,7 @@ past it."
        (setf at ,stop))))
 
 (define-hot decode-text ((octets octets) (start index) (stop index)) simple-string
-  "The string whose UTF-8 is the octets START to STOP, which are there."
+  "The string whose UTF-8 is the octets START to STOP, which have been checked to exist."
   (or (%ascii-string octets start stop)
       (handler-case (decode-wide-utf8 octets start stop)
         (invalid-utf8 (condition)
@@ -298,7 +298,7 @@ past it."
 ;;; came.
 
 (defconstant +escape+ #xDC00
-  "This, added to an octet that is not UTF-8, makes a character of it.")
+  "The code of the character for an octet that is not UTF-8 is the octet plus this number.")
 
 (declaim (inline escape-p))
 (defun escape-p (char)

@@ -28,7 +28,7 @@ by points."
 (defun find-field (type name)
   "Return two values: the descriptor of a field of the message TYPE (a symbol, full name or message
 type), and the type of its messages, if it has messages. NAME is the field's name in the .proto file
-or in JSON. Return nil without such a field."
+or in JSON. Return nil if there is no such field."
   (let ((slot (text-layout-slot (json-text-layout (layout-of-type (need-message-type type)))
                                 name)))
     (and slot
@@ -41,7 +41,7 @@ or in JSON. Return nil without such a field."
   "Return two values: the descriptors of the fields to which PATH, a string of names joined by
 points, leads from the message TYPE, outermost first, and nil. Each name is as for FIND-FIELD. If
 there is no such field, or the path has more than MAX-STEPS names, return nil and the name at which
-it fails. All fields but the last are singular messages."
+the path fails. All fields but the last are singular messages."
   (let ((fields '()) (type (need-message-type type)) (path (coerce path 'simple-string)))
     (loop for start = 0 then (1+ dot)
           for dot = (char-position #\. path :start start)
@@ -171,9 +171,9 @@ singular message whose form in JSON is a string or scalar."
 (defun set-field-text (message fields texts &key replace)
   "Set a field of MESSAGE to the values of TEXTS, a list of strings. FIELDS, field descriptors as
 FIND-FIELD-PATH returns them, lead from MESSAGE to that field; missing messages on the way are made.
-A repeated field gets all values, after those that it has; another field takes a single one, and
-only if it is absent or REPLACE is true. Signal FIELD-TEXT-ERROR if a text is invalid for the field,
-or another field of the same oneof is present."
+A repeated field gets all values, after the values that it has; another field takes a single value,
+and only if it is absent or REPLACE is true. Signal FIELD-TEXT-ERROR if a text is invalid for the
+field, or another field of the same oneof is present."
   (labels ((wrong (text) (error 'field-text-error :path (fields-path-text fields) :text text))
            (check-alone (message slot)
              (let ((oneof (slot-oneof slot)))

@@ -14,7 +14,7 @@
   (reader (make-json-reader "") :type json-reader)) ; the reader of the JSON
 
 (defun json-wrong (input control &rest arguments)
-  "Signal MESSAGE-TEXT-ERROR where INPUT stands."
+  "Signal MESSAGE-TEXT-ERROR at the present position of INPUT."
   (apply #'fail-input input (json-reader-position (json-input-reader input)) control arguments))
 
 (defun want-json (input kind control &rest arguments)
@@ -301,7 +301,7 @@ object belongs to an Any and also has the member @type."
 
 (defun find-json-member (reader name)
   "Two values: the string that the next object has as the member NAME, or nil without such a member;
-and true if the object has any member. READER stays where it is."
+and true if the object has any member. The position of READER does not change."
   (let ((position (json-reader-position reader)) (depth (json-reader-depth reader)) (any nil))
     (multiple-value-prog1
         (values (block found
@@ -391,8 +391,8 @@ reads all of it, and return the value of FUNCTION."
        (= #.(char-code #\}) (aref source 1))))
 
 (defun empty-object-layout (type source max-octets max-decoded-octets)
-  "The layout of TYPE if SOURCE is {} and that is a valid message of TYPE, else nil: then it needs a
-reader. This matters since such messages in a stream cost a peer only two octets each."
+  "The layout of TYPE if SOURCE is {} and that is a valid message of TYPE; nil if SOURCE needs a
+reader. The shortcut matters since messages {} in a stream cost a peer only two octets each."
   (let ((layout (message-type-layout type)))
     (and layout
          (empty-object-p source)
@@ -409,8 +409,8 @@ reader. This matters since such messages in a stream cost a peer only two octets
 octets of UTF-8, represents in JSON. Fields may have their JSON name or that of the .proto file.
 With IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER maps the full name
 of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line, column
-and path if SOURCE is not such a message or has more than MAX-OCTETS (64 MiB unless given). Signal
-REQUIRED-FIELD-MISSING if a required field is missing, unless PARTIAL. MAX-MESSAGE-DEPTH and
+and path if SOURCE is not a message of TYPE or has more than MAX-OCTETS (64 MiB unless given).
+Signal REQUIRED-FIELD-MISSING if a required field is missing, unless PARTIAL. MAX-MESSAGE-DEPTH and
 MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value is about how many octets of memory the
 message and those inside it occupy. Source: protobuf.dev, ProtoJSON format. From any thread."
   (let* ((type (need-message-type type))

@@ -11,12 +11,12 @@
   "The output of JSON, and its form."
   (proto-names nil)                     ; these are the arguments of MESSAGE-JSON
   (enum-numbers nil)                    ; whether enums are written as numbers
-  ;; whether fields without presence are written though they are zero
+  ;; whether fields without presence are written even if they are zero
   (defaults nil)
   ;; how many spaces each level is indented, or nil for one line
   (indent nil :type (or null (integer 0 16)))
   (level 0 :type fixnum)                ; how many objects and arrays are open
-  (fresh t))                            ; true if the innermost of them is still empty
+  (fresh t))                            ; true if the innermost object or array is still empty
 
 (defparameter *json-forms*
   '(("google.protobuf.Any" . :any) ("google.protobuf.Timestamp" . :timestamp)
@@ -38,8 +38,8 @@
 without a kind is any scalar.")
 
 (defun json-form (layout)
-  "The special form of the type of LAYOUT in JSON, or nil. This is checked since a peer's type may
-have the name of a type with such a form, but other fields."
+  "The special form of the type of LAYOUT in JSON, or nil. The fields are checked since a peer's
+type may have the name of a type with such a form, but other fields."
   (let ((form (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
                           :test #'string=))))
     (loop for (number kind label) in (rest (assoc form *form-fields*))
@@ -74,7 +74,7 @@ have the name of a type with such a form, but other fields."
                 (text-layout-form text-layout) (json-form layout)))
         (setf (layout-json layout) text-layout))))
 
-;;; Layout of the text
+;;; Line breaks and indentation of the text
 
 (defmacro literal-text (text)
   `(load-time-value (coerce ,text 'simple-base-string) t))

@@ -21,7 +21,7 @@
   (apply #'fail-input input (text-input-token input) control arguments))
 
 (defun text-wrong-here (input control &rest arguments)
-  "Signal MESSAGE-TEXT-ERROR where the scanner stands, within a token."
+  "Signal MESSAGE-TEXT-ERROR at the scanner's position, within a token."
   (apply #'fail-input input (text-input-at input) control arguments))
 
 ;;; Characters
@@ -324,7 +324,7 @@ the closing bracket."
     (check-bracketed-name input (buffer-string buffer))))
 
 (defun check-bracketed-name (input name)
-  "NAME, if it is a full name or a type URL."
+  "Return NAME if it is a full name or a type URL."
   (unless (if (find #\/ name) (type-url-p name) (name-p name))
     (text-wrong input "~S is neither the name of an extension nor a type URL" name))
   name)

@@ -9,7 +9,8 @@
 
 (defstruct (text-output (:include writing (format :text)) (:copier nil))
   "The output of text format, and its form."
-  (single-line nil)                     ; these two are arguments of MESSAGE-TEXT
+  ;; SINGLE-LINE and the next slot are arguments of MESSAGE-TEXT
+  (single-line nil)
   (unknown nil)                         ; whether unknown fields are written
   (level 0 :type fixnum)                ; how many braces are open
   (fresh t))                            ; true if nothing has been written
@@ -66,7 +67,7 @@
 
 (defun string-literal (string)
   "STRING as a literal in UTF-8; characters that represent octets outside UTF-8 are written as
-escapes of these."
+escapes of these octets."
   (with-output-to-string (out)
     (write-char #\" out)
     (loop for char across string
@@ -188,14 +189,15 @@ it has the form of one and fewer than DEPTH levels are used, else as a literal."
                                (max-octets +text-octets+)
                                (max-message-depth **max-message-depth**)
                                (max-decoded-octets **max-decoded-octets**))
-  "Return MESSAGE in text format: a string, or with AS :OCTETS its UTF-8. SINGLE-LINE: without line
+  "Return MESSAGE in text format: a string, or with AS :OCTETS its UTF-8. SINGLE-LINE: write no line
 breaks. UNKNOWN: write unknown fields too, by number; by default they are omitted. The message in an
 Any is written out if FINDER, a function from full name to message type or nil, knows its type, its
 octets are such a message, and it is within the limits: it nests at most MAX-MESSAGE-DEPTH levels
 below MESSAGE and, together with other Anys, occupies at most MAX-DECODED-OCTETS of memory beyond
-eight times its size. Otherwise type and octets are written. Signal MESSAGE-PRINT-ERROR if MESSAGE
-itself nests deeper, or the text has more than MAX-OCTETS. Source: protobuf.dev, Text Format
-Language Specification. From any thread, while no other thread changes MESSAGE."
+eight times its size. In all other cases the type and the octets of the Any are written. Signal
+MESSAGE-PRINT-ERROR if MESSAGE itself nests deeper, or the text has more than MAX-OCTETS. Source:
+protobuf.dev, Text Format Language Specification. From any thread, while no other thread changes
+MESSAGE."
   (let ((output (make-text-output :buffer (make-buffer :size 256) :single-line single-line
                                   :unknown unknown :finder finder :max-octets max-octets
                                   :levels (1+ max-message-depth) :allowance max-decoded-octets

@@ -2,9 +2,9 @@
 ;;;; order of numbers, names of enum values, errors with line, column and the path of fields, exact
 ;;;; integers, the types that an Any may name, and limits of writers.
 ;;;;
-;;;; The octets in an Any are decoded only when it is written, and they may contain another Any, and
-;;;; so on. So writing is bounded as reading is: one depth and one allowance for memory apply to all
-;;;; levels (WRITING), and the text has a limit.
+;;;; The octets in an Any are decoded only when the Any is written, and they may contain another
+;;;; Any, and so on. So writing is bounded as reading is: one depth and one allowance for memory
+;;;; apply to all levels (WRITING), and the text has a limit.
 ;;;;
 ;;;; The readers of JSON and of text work on octets and on slots (message-plan.lisp) through
 ;;;; message-reflection.lisp alone, so they serve every message that has slots, including dynamic
@@ -16,7 +16,7 @@
 
 (defstruct (text-layout (:constructor make-text-layout (ordered indices)) (:copier nil))
   "The data of a layout for text formats."
-  (ordered #() :type simple-vector)     ; its slots by number
+  (ordered #() :type simple-vector)     ; the layout's slots by number
   ;; from the names of a field to its index among them
   (indices (make-hash-table) :type hash-table)
   (keys #() :type simple-vector)        ; for JSON, the text before the value of each field
@@ -32,7 +32,7 @@
   (field-descriptor-json-name (slot-field slot)))
 
 (defun slot-text-name (slot)
-  "The name of SLOT in the text format: that of a group is its message's name."
+  "The name of SLOT in the text format: the name of a group's field is the group's message name."
   (let ((field (slot-field slot)))
     (if (group-like-p field)
         (base-name (field-descriptor-type-name field))
@@ -98,11 +98,11 @@ declared in the same place."
   "The number of NAME in the enum TYPE, or nil."
   (values (gethash name (enum-names-numbers (enum-names-of type)))))
 
-;;; Failures and the path to them
+;;; Errors and the path to the field
 
 (defstruct (input (:copier nil))
   "A text that is being read."
-  (format :json :type (member :json :text)) ; its text format
+  (format :json :type (member :json :text)) ; the input's text format
   (octets (make-octets 0) :type octets) ; the text, in UTF-8
   (ignore-unknown nil)                  ; whether fields that the type does not have are skipped
   (partial nil)                         ; whether required fields may be missing
@@ -273,9 +273,9 @@ of characters, and the name of a type after the last slash."
 
 (defun any-content (writing url octets)
   "The message of an Any with the type URL and OCTETS, or nil if its type is not known. Signal a
-PROTOBUF-ERROR if OCTETS are not such a message, or exceed the limits of WRITING. An outermost Any
-adds eight times its size to the allowance, as received octets do; its size is charged for the
-octets that the message copies."
+PROTOBUF-ERROR if OCTETS are not a message of that type, or exceed the limits of WRITING. An
+outermost Any adds eight times its size to the allowance, as received octets do; its size is charged
+for the octets that the message copies."
   (let* ((name (url-type-name url))
          (type (and name (funcall (writing-finder writing) name))))
     (when (and type (message-type-defined-p type))

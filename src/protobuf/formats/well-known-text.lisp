@@ -66,8 +66,8 @@ needed; nil for a time outside the years 1 to 9999."
   (at 0 :type index))                   ; the index of the next character
 
 (defmacro reading-text ((cursor text) &body body)
-  "Run BODY with CURSOR at the beginning of TEXT. Return its values if it has read all of TEXT, nil
-if a part was not as expected."
+  "Run BODY with CURSOR at the beginning of TEXT. Return BODY's values if it has read all of TEXT,
+nil if a part was not as expected."
   `(block reading
      (let ((,cursor (make-cursor (coerce ,text 'simple-string))))
        (flet ((misfit () (return-from reading nil)))
@@ -109,7 +109,7 @@ if a part was not as expected."
 
 (defun parse-timestamp-text (text)
   "The two integers of TIMESTAMP-TEXT for TEXT, a time with its zone in the form of RFC 3339, or nil
-if it is not one."
+if TEXT is not such a time."
   (reading-text (cursor text)
     (flet ((part (count low high before)
              (unless (or (null before) (pass-char cursor before)) (misfit))

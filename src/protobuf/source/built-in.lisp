@@ -11,7 +11,8 @@
 (in-package #:clgrpc.protobuf)
 
 (define-built-ins "../../../proto/" :code-size
-  "google/protobuf/descriptor.proto"    ; first, since it defines the options of the others
+  ;; first, since this file defines the options of the other files
+  "google/protobuf/descriptor.proto"
   "google/protobuf/compiler/plugin.proto")
 
 (define-built-ins "../../../proto/" :speed

@@ -348,8 +348,8 @@ earlier ranges; those in this range are added."
           (pascal-name name)))))
 
 (defun pascal-name (name)
-  "NAME without underscores, with a capital in place of the letter after each, and small letters
-elsewhere."
+  "NAME without underscores, with a capital at the beginning and after each removed underscore, and
+small letters elsewhere."
   (with-output-to-string (out)
     (let ((up t))
       (loop for char across name

@@ -19,9 +19,9 @@
    ;; directories, relative to that of the system
    (import-paths :initarg :import-paths :initform '() :reader component-import-paths))
   (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is
-a list of directories, relative to that of the system, in which its imports are found first. For a
-name with directories, such as (:proto-file \"depot/part\"), the directory of the module is searched
-after these."))
+a list of directories, relative to that of the system, in which the file's imports are looked for
+first. For a name with directories, such as (:proto-file \"depot/part\"), the directory of the
+module is searched after these directories."))
 
 ;; where ASDF looks for the class of :PROTO-FILE
 (import 'proto-file '#:asdf)

@@ -11,8 +11,8 @@
 (defglobal **service-expanders** '())   ; an alist from a name to a function
 
 (defun add-service-expander (name function)
-  "Register FUNCTION under NAME, a symbol, in place of the former one. Expansions of DEFINE-PROTO
-contain, for each service of a file, the top-level form that FUNCTION returns for its
+  "Register FUNCTION under NAME, a symbol, replacing a former function of this name. Expansions of
+DEFINE-PROTO contain, for each service of a file, the top-level form that FUNCTION returns for its
 SERVICE-DESCRIPTOR. From any thread."
   (sb-ext:atomic-update **service-expanders**
                         (lambda (expanders)
@@ -35,7 +35,7 @@ SERVICE-DESCRIPTOR. From any thread."
 ;;; Names of public functions
 
 (defun choose-accessors (plans)
-  "Give every slot and oneof of PLANS an accessor, different from all others and from those of other
+  "Give every slot and oneof of PLANS an accessor, different from all other accessors, also of other
 files."
   (let ((taken (make-hash-table :test 'eq)))
     (flet ((claim (symbol) (setf (gethash symbol taken) t))
@@ -189,9 +189,9 @@ code uses them, and each second definition would cause a warning."
 
 (defun install-layout (full-name fingerprint maker coders accessors oneof-accessors)
   "Make the definition FINGERPRINT of the message type FULL-NAME, whose descriptor is registered and
-whose structure is defined, the current one. CODERS are its reader, sizer and
-writer, or nil for generic ones. ACCESSORS are the symbols of its fields' readers, ONEOF-ACCESSORS
-those of its oneofs."
+whose structure is defined, the current one. CODERS are the reader, sizer and writer, or nil for
+generic coders. ACCESSORS are the symbols of its fields' readers, ONEOF-ACCESSORS those of its
+oneofs."
   (let* ((descriptor (find-descriptor full-name))
          (plan (plan-message-layout descriptor))
          (type (intern-message-type full-name))

@@ -13,9 +13,9 @@
 
 (defstruct (slice (:constructor make-slice (octets start end)) (:copier nil))
   "A part of octets, so that nested messages are not copied at each level."
-  (octets nil :type octets)             ; the vector that contains it
-  (start 0 :type index)                 ; its start
-  (end 0 :type index))                  ; its end
+  (octets nil :type octets)             ; the vector that contains the field
+  (start 0 :type index)                 ; the slice's start
+  (end 0 :type index))                  ; the slice's end
 
 (defun slice-of (octets)
   (if (slice-p octets) octets (make-slice octets 0 (length octets))))
@@ -316,7 +316,7 @@ number."
         (read-syntax file (wire-text fields 12) (wire-number fields 14))
         file))))
 
-;;; Options as if written
+;;; Options in the form in which sources have them
 
 (defun written-value (field value)
   "VALUE of FIELD as a constant, in the form in which a source would have it; see OPTION-VALUE."
@@ -335,8 +335,8 @@ number."
         (t value)))
 
 (defun restore-options (descriptor)
-  "Set the options of DESCRIPTOR, from a set, to those of the record that was made when it was
-linked."
+  "Set the options of DESCRIPTOR, from a set, to the options of the record that was made when
+DESCRIPTOR was linked."
   (let ((record (options-record descriptor)))
     (setf (descriptor-options descriptor)
           (loop for (field . value) in (and record (record-entries record))
@@ -393,7 +393,7 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
                (let ((known (find-file-descriptor (descriptor-name file))))
                  (cond ((and known (equalp (file-descriptor-octets file)
                                            (file-descriptor-octets known)))
-                        ;; in place of FILE, which declared the same
+                        ;; replaces FILE, which declared the same names
                         (let ((*linker* (make-linker :symbol-table symbol-table)))
                              (enter-file known))
                         known)
@@ -429,7 +429,7 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
   "Register the files of OCTETS, a serialized google.protobuf.FileDescriptorSet in any order, so
 that FIND-DESCRIPTOR and similar functions find their declarations. Imports that are not in the set
 must be loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descriptors,
-imports first. Signal PROTOBUF-ERROR if OCTETS are not such a message, PROTO-SYNTAX-ERROR if the
+imports first. Signal PROTOBUF-ERROR if OCTETS are not a descriptor set, PROTO-SYNTAX-ERROR if the
 files contradict each other. From one thread at a time, like LOAD."
   (multiple-value-bind (all fresh) (link-set (set-files octets))
     (name-fresh fresh)
@@ -439,7 +439,7 @@ files contradict each other. From one thread at a time, like LOAD."
 (defmacro define-descriptor-set (path)
   "Define the declarations of all files in the serialized google.protobuf.FileDescriptorSet in the
 file PATH, as DEFINE-PROTO does for a source. PATH is relative to the file of this form, at the REPL
-to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not contain such a set,
+to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not contain a descriptor set,
 PROTO-SYNTAX-ERROR if its files contradict each other. The value is the name of the last file that
 is new, or nil. From one thread at a time, like LOAD."
   (let* ((truename (truename (merge-pathnames (parse-native path) (source-directory))))

@@ -1,5 +1,5 @@
 ;;;; Descriptors as google.protobuf.FileDescriptorProto (descriptor.proto), in octets, as protoc
-;;;; writes them with --descriptor_set_out, without source info. Reflection serves them and
+;;;; writes them with --descriptor_set_out, without source info. Reflection serves these octets, and
 ;;;; generators get them. Fields are written by number, as a serializer does, so that the octets
 ;;;; equal protoc's.
 

@@ -1,6 +1,6 @@
-;;;; Descriptors: the declarations of a .proto file, as structures. The parser makes them with names
-;;;; as written; the linker resolves names and features in them; the generator and reflection read
-;;;; them.
+;;;; Descriptors: the declarations of a .proto file, as structures. The parser makes descriptors
+;;;; with names as written; the linker resolves names and features in them; the generator and
+;;;; reflection read them.
 ;;;;
 ;;;; Invariants after linking: no full name has a leading dot. A field's TYPE-NAME is the full name
 ;;;; of a message or enum that is registered or about to be. Nothing refers from one file into
@@ -12,27 +12,27 @@
   "The common part of all declarations."
   (name "" :type string)                ; the last part of the full name
   (full-name "" :type string)           ; the name with the package and the enclosing messages
-  (comment nil :type (or null string))  ; the text of its comment, or nil
+  (comment nil :type (or null string))  ; the text of the declaration's comment, or nil
   (options '() :type list)              ; the options as written: a list of OPTIONs
   ;; their meaning: a serialized google.protobuf.…Options message, without the options that are for
   ;; the source only; nil if it is empty
   (option-octets nil :type (or null octets))
   (source-option-octets nil :type (or null octets)) ; the serialized options, all of them
   (features nil :type list)             ; the resolved features, as a plist
-  (line 1 :type index)                  ; its place, from 1
-  (column 1 :type index))               ; its place, from 1
+  (line 1 :type index)                  ; the declaration's line, from 1
+  (column 1 :type index))               ; the declaration's column, from 1
 
 (defstruct (option (:copier nil))
-  "One option as written."
+  "One option in the form in which it is written."
   (name '() :type list)                 ; strings, or (string) for a part in parentheses
   ;; octets, an integer, a float, (:identifier name) or (:aggregate fields)
   (value nil)
-  (line 1 :type index)                  ; its place, from 1
-  (column 1 :type index))               ; its place, from 1
+  (line 1 :type index)                  ; the option's line, from 1
+  (column 1 :type index))               ; the option's column, from 1
 
 (defstruct (file-descriptor (:include descriptor) (:copier nil))
   "A .proto file. NAME and FULL-NAME are its path as imports write it."
-  (package "" :type string)             ; the name of its package, "" for none
+  (package "" :type string)             ; the name of the file's package, "" for none
   (syntax :proto2 :type (member :proto2 :proto3 :editions)) ; the language of the file
   (edition nil :type (or null string))  ; the edition as written, or nil
   (dependencies '() :type list)         ; the names of all files that the file imports
@@ -62,7 +62,7 @@
   (map-entry-p nil :type boolean)       ; true of the entry type of a map field
   (message-set-p nil :type boolean)     ; true if its extensions are written as items
   (visibility nil :type (member nil :local :export)) ; the visibility as declared, or nil
-  (symbol nil :type symbol))            ; the name of the Lisp type
+  (symbol nil :type symbol))            ; the symbol that names the Lisp type
 
 (defstruct (extension-range (:include descriptor) (:copier nil))
   "Field numbers of a message that extensions may have."
@@ -71,7 +71,7 @@
 
 (defstruct (field-descriptor (:include descriptor) (:copier nil))
   "A field or extension."
-  (number 0 :type fixnum)               ; its number
+  (number 0 :type fixnum)               ; the field's number
   ;; the label as written, or as implied
   (label :optional :type (member :optional :required :repeated))
   (labelled-p nil :type boolean)        ; true if the label is written
@@ -83,12 +83,12 @@
   (default nil)                         ; the value, or nil for the type's own
   ;; the default, if one is written, as descriptor.proto writes it
   (default-text nil :type (or null string octets))
-  (json-name "" :type string)           ; its name in JSON
+  (json-name "" :type string)           ; the field's name in JSON
   (presence :implicit :type keyword)    ; :implicit, :explicit, :required or :repeated
   (packed-p nil :type boolean)          ; whether repeated values are written packed
-  (closed-p nil :type boolean)          ; whether its enum is closed
-  (unchecked-p nil :type boolean)       ; whether its strings need not be UTF-8
-  (delimited-p nil :type boolean)       ; whether its message is written as a group
+  (closed-p nil :type boolean)          ; whether the field's enum is closed
+  (unchecked-p nil :type boolean)       ; whether the field's strings need not be UTF-8
+  (delimited-p nil :type boolean)       ; whether the field's message is written as a group
   (map-p nil :type boolean))            ; whether the field is a map
 
 (defstruct (oneof-descriptor (:include descriptor) (:copier nil))
@@ -105,7 +105,7 @@
 
 (defstruct (enum-value-descriptor (:include descriptor) (:copier nil))
   "One value of an enum: a name with a number."
-  (number 0 :type (signed-byte 32)))    ; its number
+  (number 0 :type (signed-byte 32)))    ; the value's number
 
 (defstruct (service-descriptor (:include descriptor) (:copier nil))
   "A service."
@@ -211,8 +211,8 @@ publicly."
 ;;; Tables
 
 (defun index-by (key things &key (test 'eql))
-  "A table from the value of KEY for each of THINGS to that thing; if several have the same value,
-to the first."
+  "A table from the value of KEY for each of THINGS to that thing; of several things with the same
+value the first one counts."
   (let ((table (make-hash-table :test test)))
     (dolist (thing things table)
       (let ((value (funcall key thing)))
@@ -345,10 +345,10 @@ of that compiled file, and a weak pointer to the run of the compiler that has co
 
 (defun provided-p (file)
   "True if the form that is being expanded may omit FILE, a registered file descriptor. At the REPL
-this is always so. A form for another image may omit FILE only if that image gets FILE in another
-way: FILE is built in, another compiled file defines it, or an earlier form of the same run of the
-compiler does. The other image will not have the definitions that this image got from an earlier
-version of the same file."
+the function is always true. A form for another image may omit FILE only if that image gets FILE in
+another way: FILE is built in, another compiled file defines it, or an earlier form of the same run
+of the compiler does. The other image will not have the definitions that this image got from an
+earlier version of the same file."
   (or (null *definer*)
       (eq t (built-in (descriptor-name file)))
       (destructuring-bind (&optional definer . compilation) (gethash file **definers**)
@@ -361,8 +361,8 @@ version of the same file."
 
 (defun register-file (file &optional definer)
   "Register FILE for FIND-FILE-DESCRIPTOR, and its declarations for FIND-DESCRIPTOR, FILE-OF-SYMBOL
-and FIND-EXTENSION-DESCRIPTOR, in place of those of an earlier file of that name. DEFINER is the
-definer of the compiled file that contains FILE. Return FILE."
+and FIND-EXTENSION-DESCRIPTOR, in place of the declarations of an earlier file of that name. DEFINER
+is the definer of the compiled file that contains FILE. Return FILE."
   (when definer
     (let ((compilation (current-compilation)))
       (setf (gethash file **definers**)
@@ -384,7 +384,7 @@ definer of the compiled file that contains FILE. Return FILE."
              file)
   (setf (gethash (descriptor-name file) **files**) file))
 
-;;; For the files that make descriptors
+;;; Helpers for the files that make descriptors
 
 (defmacro reverse-places (&rest places)
   "Reverse the lists in PLACES, which were pushed, into the order of the source."

@@ -60,7 +60,7 @@ here has that name. A file may declare features of its own, and a peer sends fil
                               (feature-value-keyword field (first (last values))))))))
 
 (defun resolve-own-features (descriptor inherited)
-  "Give DESCRIPTOR its features: INHERITED and its own."
+  "Give DESCRIPTOR its features: the features INHERITED, changed by its own."
   (let ((own (own-features descriptor))
         (kind (if (file-descriptor-p descriptor) :edition :name)))
     (when (and (written-features descriptor) (not (file-descriptor-edition (linked-file))))

@@ -38,7 +38,7 @@
                (each 5 (message-descriptor-extension-ranges message) path)
                (each 6 (message-descriptor-extensions message) path)
                (each 8 (message-descriptor-oneofs message) path)))
-      (note file '(12))                 ; where its syntax stands
+      (note file '(12))                 ; the path of the file's syntax
       (each 4 (file-descriptor-messages file) '() #'in-message)
       (each 5 (file-descriptor-enums file) '() #'in-enum)
       (each 6 (file-descriptor-services file) '() #'in-service)
@@ -126,7 +126,7 @@ like LOAD."
      (define-linked-file ,name ,content)))
 
 (defmacro define-linked-file (name content)
-  "DEFINE-FILE with everything that it imports loaded."
+  "The work of DEFINE-FILE when all imports are loaded."
   (let ((*definer* (own-definer)))
     (expand-files (list (link-form name content)) (and *definer* t))))
 

@@ -130,7 +130,8 @@ OWNER is the descriptor of the surrounding message, or nil for an extension at t
 ;;; Maps
 
 (defun camel-case (name up)
-  "NAME without its underscores, the letters after them in upper case, and the first one if UP."
+  "NAME without its underscores, with the letters after them in upper case, and with the first
+letter in upper case if UP."
   (with-output-to-string (out)
     (loop for char across name
           do (cond ((char= char #\_) (setf up t))
@@ -219,9 +220,9 @@ OWNER is the descriptor of the surrounding message, or nil for an extension at t
   "The least and greatest number of each integer type.")
 
 (defun parse-default-value (type)
-  "Consume the default of a field of TYPE, nil for one that has a type name. Return two values: the
-form in which descriptor.proto writes it, and its value; for a named type the linker computes both
-values."
+  "Consume the default of a field of TYPE, which is nil for a field that has a type name. Return two
+values: the form in which descriptor.proto writes it, and its value; for a named type the linker
+computes both values."
   (let ((range (rest (assoc type *integer-ranges*))))
     (cond (range
            (let ((value (parse-integer-default range)))

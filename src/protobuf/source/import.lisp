@@ -1,10 +1,10 @@
 ;;;; Finding .proto files, and reading a file with all files that it imports.
 ;;;;
-;;;; By default the roots of a file are, in order: the directory of the Lisp source that asks for
-;;;; it; its own; the one that its package implies (foo.bar in /protos/foo/bar/ implies /protos/);
-;;;; *IMPORT-ROOTS*; the directory of the surrounding ASDF system and the roots of the systems on
-;;;; which this depends. A built-in name means the built-in file in all cases; a name that is found
-;;;; nowhere means the file of that name in the image.
+;;;; By default the roots of a file are, in order: the directory of the Lisp source that names the
+;;;; file; the file's own directory; the directory that its package implies (foo.bar in
+;;;; /protos/foo/bar/ implies /protos/); *IMPORT-ROOTS*; the directory of the surrounding ASDF
+;;;; system and the roots of the systems on which this depends. A built-in name means the built-in
+;;;; file in all cases; a name that is found nowhere means the file of that name in the image.
 
 (in-package #:clgrpc.protobuf)
 
@@ -226,7 +226,7 @@ PLACES; without built-in files."
     (nreverse files)))
 
 (defun find-file (path places)
-  "The truename of PATH in PLACES; signal MISUSE if it is in none of them."
+  "The truename of PATH in PLACES; signal MISUSE if the file is in none of them."
   (or (find-proto path places)
       (misuse "There is no file ~A in ~{~A~^, ~}~@[: ~A~]." path
               (mapcar #'sb-ext:native-namestring

@@ -11,14 +11,14 @@
 
 (defstruct (token (:copier nil))
   "A token of a .proto source."
-  (kind :end :type (member :identifier :integer :float :string :symbol :end)) ; its kind
+  (kind :end :type (member :identifier :integer :float :string :symbol :end)) ; the token's kind
   ;; of an identifier or symbol a string, of a number a number, of a string octets
   (value nil)
   (radix 10 :type (member 8 10 16))     ; the radix of an integer
   (line 1 :type index)                  ; the line where the token begins, from 1
   (column 1 :type index)                ; the column where the token begins, from 1
-  (leading nil :type (or null string))  ; the comment that ends on the line before it, or nil
-  (trailing nil :type (or null string))) ; the comment after it on its line, or nil
+  (leading nil :type (or null string))  ; the comment that ends on the line before the token, or nil
+  (trailing nil :type (or null string))) ; the comment after the token on its line, or nil
 
 (defun describe-token (token)
   "A short description of TOKEN for messages."
@@ -30,7 +30,7 @@
 (defstruct (lexer (:copier nil))
   "The state of tokenizing."
   (text "" :type (simple-array character (*))) ; the source
-  (file "" :type string)                ; its name, for errors
+  (file "" :type string)                ; the file's name, for errors
   (at 0 :type index)                    ; the index of the next character
   (line 1 :type index)                  ; the line of that character, from 1
   (column 1 :type index)                ; the column of that character, from 1
@@ -38,7 +38,7 @@
   (problems '() :type list))            ; the errors so far, the latest first
 
 (defun lexer-complain (lexer control &rest arguments)
-  "Note an error where LEXER stands."
+  "Note an error at the position of LEXER."
   (push (make-condition 'proto-syntax-error
                         :file (lexer-file lexer) :line (lexer-line lexer)
                         :column (lexer-column lexer) :text (format nil "~?" control arguments))
@@ -154,7 +154,7 @@ comment. Return the leading comment of the token to come, or nil."
 ;;; Numbers
 
 (defun lex-number (lexer)
-  "Consume a number. Return its kind, value and radix."
+  "Consume a number. Return the number's kind, value and radix."
   (multiple-value-prog1
       (cond ((and (eql #\0 (peek lexer)) (member (peek lexer 1) '(#\x #\X)))
              (lex-hexadecimal lexer))
@@ -219,8 +219,8 @@ longest number that matters, has 768; for further digits it only matters whether
 0.")
 
 (defun leading-digits (digits)
-  "The integer of the first DIGITS, a string, and the number of these. If further digits follow that
-are not all 0, the last digit of the integer becomes 1."
+  "The integer of the first digits of DIGITS, a string, and how many digits these are. If further
+digits follow that are not all 0, the last digit of the integer becomes 1."
   (let ((end (min +most-digits+ (length digits))))
     (if (find #\0 digits :start end :test-not #'char=)
         (values (1+ (* 10 (parse-integer digits :end end))) (1+ end))

@@ -31,10 +31,10 @@ start."
 (defstruct (number-range (:constructor make-number-range (first last range place reach))
                          (:copier nil))
   "One range of numbers of a list of ranges."
-  (first 0 :type integer)               ; its lowest number
-  (last 0 :type integer)                ; its highest number
+  (first 0 :type integer)               ; the range's lowest number
+  (last 0 :type integer)                ; the range's highest number
   (range nil)                           ; the range that the element was made from
-  (place 0 :type index)                 ; its place in the list
+  (place 0 :type index)                 ; the range's place in the list
   ;; the span, this one or before it in a vector, whose LAST is the greatest
   (reach nil :type (or null number-range)))
 
@@ -56,7 +56,7 @@ start."
 (defun number-range-in (number-ranges first last)
   "The element of NUMBER-RANGES that contains a number from FIRST to LAST, or nil."
   (let ((low 0) (high (length number-ranges)))
-    ;; ranges below LOW begin at LAST or before it
+    ;; the ranges with an index below LOW begin at LAST or before it
     (loop while (< low high)
           do (let ((middle (floor (+ low high) 2)))
                (if (<= (number-range-first (svref number-ranges middle)) last)
@@ -317,7 +317,7 @@ RANGES; each range that overlaps with another one is in a pair."
     (dolist (service (file-descriptor-services file))
       (mapc #'resolve-method (service-descriptor-methods service)))))
 
-;;; From features and options to facts
+;;; Facts that follow from features and options
 
 (defun packable-p (field)
   (not (member (field-descriptor-type field) '(:string :bytes :message :group nil))))
@@ -341,7 +341,7 @@ RANGES; each range that overlaps with another one is in a pair."
 (defun state-field-facts (field)
   (let ((type (and (field-descriptor-type-name field) (field-message field))))
     (when (and (string= "" (field-descriptor-json-name field))
-               (not (noted-p field :json-name))) ; which may say so
+               (not (noted-p field :json-name))) ; which may set the name
       (setf (field-descriptor-json-name field) (json-name (descriptor-name field))))
     (setf (field-descriptor-map-p field)
           (and (message-descriptor-p type) (message-descriptor-map-entry-p type))
@@ -373,7 +373,7 @@ RANGES; each range that overlaps with another one is in a pair."
                (when (field-descriptor-p descriptor) (state-field-facts descriptor)))
              file))
 
-;;; Declarations that are set aside
+;;; Removing declarations that have errors
 
 (defun needs-faulty-p (descriptor owner)
   "True if DESCRIPTOR, with its OWNER as in MAP-NAMES, cannot be checked without a declaration that

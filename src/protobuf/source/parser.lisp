@@ -182,11 +182,11 @@ error and counts as 0."
        (call-recovering (lambda () ,@body))
        (when (accept "}") (return)))))
 
-;;; Descriptors and where they stand
+;;; Descriptors and their positions
 
 (defun statement-comment (first last)
-  "The comment of a statement whose tokens are FIRST to LAST: the one before it, else the one
-after."
+  "The comment of a statement whose tokens are FIRST to LAST: the comment before it, else the
+comment after it."
   (or (token-leading first) (token-trailing last)))
 
 (defun note-at (thing kind token)

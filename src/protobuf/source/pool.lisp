@@ -9,9 +9,10 @@
 ;;;; follows the depth of imports.
 ;;;;
 ;;;; Errors are collected in the order in which protoc reports them; the first is signalled and
-;;;; contains the others. protoc stops at the first stage that finds errors. Here a source continues
-;;;; to the next stage without the declarations that have errors and those that need them, so that
-;;;; one run shows the errors of the rest as well. A file read from octets ends as in protoc.
+;;;; contains the others. protoc stops at the first stage that finds errors. After this a source
+;;;; continues to the next stage without the declarations that have errors and those that need them,
+;;;; so that one run shows the errors of the rest as well. A file read from octets ends as in
+;;;; protoc.
 
 (in-package #:clgrpc.protobuf)
 
@@ -46,14 +47,16 @@ public imports: N of them can make N × N files visible.")
   (symbol-table (make-symbol-table) :type symbol-table)
   (imports '() :type list)              ; the files in sight
   (option-imports '() :type list)       ; the files in sight for options only
-  (sight (make-hash-table :test 'eq) :type hash-table) ; to T or :OPTIONS, both of these
+  ;; maps names of files and of packages to T or :OPTIONS
+  (sight (make-hash-table :test 'eq) :type hash-table)
   (packages (make-hash-table :test 'equal) :type hash-table) ; packages of the files in sight
   (records (make-hash-table :test 'eq) :type hash-table) ; descriptor to the RECORD of its options
   (problems '() :type list)             ; the errors so far, the latest first
-  (problem-count 0 :type index)         ; their number, with those not kept
+  (problem-count 0 :type index)         ; the number of errors, including errors that were not kept
   ;; those with an error, or that need such a thing
   (faulty (make-hash-table :test 'eq) :type hash-table)
-  (missing-p nil :type boolean)         ; an import is missing, so its declarations are unknown
+  ;; true if an import is missing, so that its declarations are unknown
+  (missing-p nil :type boolean)
   (read-p nil :type boolean)            ; whether the file comes from a descriptor set
   ;; of the last look-up that failed: the file that has the name but is not imported
   (hidden nil :type (or null file-descriptor))

@@ -2,9 +2,9 @@
 ;;;; request this line: M-. in SLIME and Sly calls SB-INTROSPECT, whose answers are corrected here.
 ;;;;
 ;;;; SBCL keeps the source of a function with its code, and accessors share their code. For a class
-;;;; or a generic function it keeps the number of a Lisp form, and a .proto file has no such forms.
-;;;; So the position is looked up in the descriptors when an editor asks for it, and a definition
-;;;; has no cost.
+;;;; or a generic function SBCL keeps the number of a Lisp form, and a .proto file has no such
+;;;; forms. So the position is looked up in the descriptors when an editor asks for it, and a
+;;;; definition has no cost.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,10 +1,10 @@
 ;;;; Messages of types that are known from descriptors alone, such as those from a peer's reflection
-;;;; or a descriptor set on disk. Nothing is interned or compiled for them. A TYPE-POOL has such
-;;;; types. A message of such a type is a DYNAMIC-MESSAGE with a layout like any other: the places
-;;;; of its slots are elements of a vector, and its coders are those of generic-coder.lisp. So all
-;;;; code that works on slots and message types (FIELD-VALUE, SERIALIZE, PARSE-MESSAGE, JSON, text,
-;;;; copying) serves them unchanged. Values of enums of such types are strings, the names, or
-;;;; numbers.
+;;;; or a descriptor set on disk. Nothing is interned or compiled for these types. A TYPE-POOL
+;;;; contains such dynamic types. A message of a dynamic type is a DYNAMIC-MESSAGE with a layout
+;;;; like any other: the places of its slots are elements of a vector, and its coders are those of
+;;;; generic-coder.lisp. So all code that works on slots and message types (FIELD-VALUE, SERIALIZE,
+;;;; PARSE-MESSAGE, JSON, text, copying) serves them unchanged. Values of enums of such types are
+;;;; strings, the names, or numbers.
 
 (in-package #:clgrpc.protobuf)
 
@@ -13,7 +13,8 @@
   (files '() :type list)                ; the file descriptors
   (messages (make-hash-table :test 'equal) :type hash-table) ; full name to message type
   (enums (make-hash-table :test 'equal) :type hash-table) ; full name to enum type
-  (extensions (make-hash-table :test 'equal) :type hash-table)) ; maps a full name to its slot
+  ;; maps the full name of an extension to its slot
+  (extensions (make-hash-table :test 'equal) :type hash-table))
 
 (document-functions
   type-pool-files "The descriptors of the files that POOL was made of.")
@@ -22,7 +23,7 @@
   "~D message type~:P" (hash-table-count (type-pool-messages pool)))
 
 (defun find-pool-type (pool full-name)
-  "Return the message type FULL-NAME of POOL, or the one of the image if POOL has none, or nil. This
+  "Return the message type FULL-NAME of POOL; if POOL has none, that of the image; or nil. This
 function serves as :FINDER for JSON and text format. From any thread."
   (or (gethash full-name (type-pool-messages pool))
       (find-message-type full-name)))
@@ -95,10 +96,11 @@ function serves as :FINDER for JSON and text format. From any thread."
   "Return a pool of dynamic types, one for each message and enum that SOURCE declares: a list of
 file descriptors; or octets, a serialized google.protobuf.FileDescriptorSet. Imports that SOURCE
 lacks must be loaded. Nothing is interned or compiled, and the types of the image do not change.
-FIND-POOL-TYPE finds those of the pool, and MAKE-MESSAGE, PARSE-MESSAGE, PARSE-JSON-MESSAGE and
-PARSE-TEXT-MESSAGE accept them. Values of enums of the pool are strings, such as \"STATUS_OK\", or
-numbers. Signal PROTOBUF-ERROR if octets are not such a set, PROTO-SYNTAX-ERROR if the files
-contradict each other, MISUSE if a type is missing. From any thread."
+FIND-POOL-TYPE finds the types of the pool, and MAKE-MESSAGE, PARSE-MESSAGE, PARSE-JSON-MESSAGE and
+PARSE-TEXT-MESSAGE accept these types. Values of enums of the pool are strings, such as
+\"STATUS_OK\", or numbers. Signal PROTOBUF-ERROR if octets are not a descriptor set,
+PROTO-SYNTAX-ERROR if the files contradict each other, MISUSE if a type is missing. From any
+thread."
   (let ((pool (%make-type-pool))
         (files (if (typep source 'octets) (link-set (set-files source)) source)))
     (setf (type-pool-files pool) files)

@@ -2,12 +2,12 @@
 ;;;; layouts that were redefined. Slower than the accessors (SLOT-VALUE per field), and right for
 ;;;; every message.
 ;;;;
-;;;; A message made before its type was redefined keeps its structure. When current code meets it,
-;;;; CURRENT-MESSAGE makes a message of the current layout from it: fields that did not change are
-;;;; moved as they are; the others and the unknown ones are serialized and parsed. The old message
-;;;; gets the new one in its EXTRA word: it becomes a forwarder and remains the same object, also
-;;;; for setters. So accessors compiled before, messages made before, and coders of both work
-;;;; together safely.
+;;;; A message made before its type was redefined keeps its structure. When current code meets such
+;;;; an old message, CURRENT-MESSAGE makes a message of the current layout from it: fields that did
+;;;; not change are moved as they are; the others and the unknown ones are serialized and parsed.
+;;;; The old message gets the new one in its EXTRA word: it becomes a forwarder and remains the same
+;;;; object, also for setters. So accessors compiled before, messages made before, and coders of
+;;;; both work together safely.
 
 (in-package #:clgrpc.protobuf)
 
@@ -146,21 +146,22 @@ number."
 ;;; Messages of other layouts
 
 (defun current-message (message symbol)
-  "Return the message of the current layout for MESSAGE, of the public type SYMBOL: itself, or the
-one to which it forwards."
+  "Return the message of the current layout for MESSAGE, of the public type SYMBOL: MESSAGE itself,
+or the message to which it forwards."
   (unless (typep message symbol)
     (error 'type-error :datum message :expected-type symbol))
   (latest-message message))
 
 (defun latest-message (message)
-  "Return the message of the current layout for MESSAGE: itself, or the one to which it forwards."
+  "Return the message of the current layout for MESSAGE: MESSAGE itself, or the message to which it
+forwards."
   (loop
     (let* ((layout (message-layout message))
            (current (message-type-layout (layout-type layout)))
            (extra (message-extra message)))
       ;; a forwarder may have the current layout, when a definition that was replaced has come back
       (cond ((message-p extra) (setf message extra))
-            ;; a file that is loaded again makes other layouts of the same structures
+            ;; loading a file again makes other layouts of the same structures
             ((eq (layout-structure layout) (layout-structure current)) (return message))
             (t (sb-ext:compare-and-swap (message-extra message) extra
                                         (convert-message message layout current)))))))
@@ -310,8 +311,8 @@ MESSAGE has no such field. Only one thread at a time may do this with MESSAGE."
 (defun unknown-fields (message)
   "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
 they were received, or nil. These octets are written again when MESSAGE is serialized. Loaded
-extensions are not among them. Do not change these octets. From any thread, while no other thread
-changes MESSAGE."
+extensions are not among the unknown fields. Do not change the returned octets. From any thread,
+while no other thread changes MESSAGE."
   (let* ((message (current message)) (extras (settled-extras message)))
     (if extras (extras-unknown extras) (message-extra message))))
 
@@ -361,7 +362,7 @@ this with MESSAGE."
 (defun oneof-field (message oneof)
   "Return the descriptor of the field that is present in a oneof of MESSAGE. ONEOF is the oneof's
 name as in the .proto file. Return nil if no field of the oneof is present, or if MESSAGE has no
-such oneof. From any thread, while no other thread changes MESSAGE."
+oneof of this name. From any thread, while no other thread changes MESSAGE."
   (let ((current (current message)))
     (loop for slot across (layout-slots (message-layout current))
           when (and (slot-oneof slot)

@@ -1,12 +1,12 @@
 ;;;; Raw messages: messages that are passed on as the octets that were received, for instance by a
-;;;; gateway. A RAW-TYPE is a message type with such messages; it may have the type to which they
+;;;; gateway. A RAW-TYPE is the message type of raw messages; it may refer to the type to which they
 ;;;; can be decoded.
 
 (in-package #:clgrpc.protobuf)
 
 (defstruct (memory-bound (:copier nil))
   "The memory that messages of a type, and those inside them, may take."
-  (octets 0 :type index)                ; the most octets of memory that one of these messages takes
+  (octets 0 :type index)                ; the most octets of memory that a raw message takes
   (name-octets 0 :type index)           ; octets of the longest name of a field in JSON
   (value-octets 0 :type index))         ; octets of the longest name of a value of an enum
 
@@ -91,7 +91,7 @@ given, the octets are messages of that type; FINDER finds types by name, as :FIN
   (lay-out-raw (%make-raw-type (copy-seq name) decoded finder)))
 
 (defun lay-out-raw (type)
-  "Give TYPE, a raw type, its layout, and return it."
+  "Give TYPE, a raw type, its layout, and return TYPE."
   (let ((layout (make-layout :type type)))
     (setf (layout-maker layout) (lambda () (make-raw-message type (make-octets 0)))
           (layout-reader layout)
