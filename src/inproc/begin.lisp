@@ -1,5 +1,5 @@
 ;;;; Running a handler: on the thread of the client that calls or consumes; or elsewhere, on a
-;;;; reserve thread or a loop. In both cases the return of the handler has the same effects.
+;;;; reserve thread or a loop. The return of the handler has the same effects on any thread.
 
 (in-package #:clgrpc.inproc)
 
@@ -172,7 +172,7 @@ returned, or it waits for nothing that the client would do afterwards."
            (inproc-call-half-closed (call-pair-server call-pair)))))
 
 (defun run-elsewhere (call-pair)
-  (unless (call-pair-claim call-pair)   ; the call ended before it began
+  (unless (call-pair-claim call-pair)   ; the call ended before its handler began
     (let ((done nil))
       (when (eq (call-pair-driver call-pair) sb-thread:*current-thread*)
         (setf (call-pair-phase call-pair) sb-thread:*current-thread*))
@@ -194,7 +194,7 @@ returned, or it waits for nothing that the client would do afterwards."
 (define-hot begin-for-receiver ((call-pair call-pair)) null
   "Let the handler of CALL-PAIR run while the client, on this thread, waits. If the handler does not
 wait for the client (DRIVABLE-P), run it here now; or, if it must run on a loop, leave it to the
-client, which drives that loop. Otherwise begin the handler elsewhere."
+client, which drives that loop. In all other cases begin the handler on another thread."
   (let ((execution (inproc-core-execution (call-inproc-core (call-pair-client call-pair)))))
     (cond ((and (eq :caller execution) (drivable-p call-pair)) (begin-here call-pair))
           ((and (loop-p execution) (drivable-p call-pair)))

@@ -1,4 +1,5 @@
-;;;; The end of a call, at both ends at once. The first thread that claims the end ends the call.
+;;;; The end of a call, at both ends at once. Several threads may try to end a call; the first one
+;;;; that claims the end does it.
 ;;;;
 ;;;; A call whose handler runs on its caller's thread has no timer for its deadline, and is not
 ;;;; notified when its server stops: each operation on the call checks both (LOOK). Other calls are
@@ -24,8 +25,8 @@ CALLEE was counted as ended."
   nil)
 
 (defun arrived-p (call-pair)
-  "True if the callee of CALL-PAIR has its call, which a thread has claimed while it waited for its
-credentials; false if it will never have it."
+  "A thread has claimed the call of CALL-PAIR while the call waited for its credentials: true if the
+callee has the call, false if the callee will never have it."
   (sb-thread:with-mutex ((callee-lock (call-pair-callee call-pair)))) ; for a TAKE-CALL under way
   (not (or (to-come-p call-pair) (callee-relays (call-pair-callee call-pair)))))
 
@@ -168,9 +169,9 @@ now on no thread of the client's checks it."
 
 ;;; Calls that wait for their credentials
 ;;;
-;;; A callee knows nothing of them. Another callee, of the client's alone, holds them, so that a
-;;; deadline and CLOSE-CHANNEL end them as other calls. Once the credentials have answered, the call
-;;; moves from that callee to its own.
+;;; A callee knows nothing of these calls. Another callee, of the client's alone, holds them, so
+;;; that a deadline and CLOSE-CHANNEL end them as other calls. Once the credentials have answered,
+;;; the call moves from that callee to its own.
 
 (defun asking-callee (callee)
   "The callee that holds the calls to CALLEE that wait for their credentials."
@@ -178,7 +179,7 @@ now on no thread of the client's checks it."
       (let ((asking (make-callee :name (callee-name callee)
                                  :options (copy-options (callee-options callee)))))
         (setf (callee-asking asking) asking
-              ;; the server's limit is for those that it has
+              ;; the server's limit counts only the calls that it has
               (options-max-calls (callee-options asking)) 10000000)
         (or (compare-and-swap (callee-asking callee) nil asking) asking))))
 

@@ -45,14 +45,14 @@
           (rpc:call-value (call-pair-server call-pair) 'call-counts) call-counts)))
 
 (defun to-come-p (call-pair)
-  "True if the call of CALL-PAIR waits for its credentials, or has ended so, and its server does not
-have it."
+  "True if the call of CALL-PAIR waits for its credentials, or has ended while it waited, so that
+the server does not have it."
   (let ((callee (call-pair-callee call-pair)))
     (and callee (eq callee (callee-asking callee)))))
 
 (defun tell-arrived (call-pair)
   "Report to the observers of both ends that the server has the call of CALL-PAIR. Within the image
-a call has one attempt, which begins then."
+a call has one attempt, which begins at that moment."
   (let* ((client (call-pair-client call-pair))
          (server (call-pair-server call-pair))
          (observer (inproc-core-observer (call-inproc-core client)))
@@ -202,7 +202,8 @@ counted."
                           receiver (protobuf:serialize message) 0 size nil)
              (rpc:observe message-received (inproc-observer receiver) receiver size)))
       (if (and (rpc:client-p call) (to-come-p (call-call-pair call)))
-          (let ((message (protobuf:copy-message message))) ; the user may change it meanwhile
+          ;; the user may change the message meanwhile
+          (let ((message (protobuf:copy-message message)))
             (tell-later (call-call-pair call) (lambda () (tell-received message))))
           (tell-received message)))))
 
@@ -226,7 +227,7 @@ counted."
       (compare-and-swap (call-pair-server-mailbox call-pair) nil (make))))
   nil)
 
-;;; What is known of a call
+;;; Facts about a call
 
 (define-hot call-now ((call inproc-call)) nanoseconds
   "The operation NOW."

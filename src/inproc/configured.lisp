@@ -50,8 +50,8 @@
     (:bidi nil)))
 
 (defun checked-request (method request)
-  "Return REQUEST, which is available already. Signal an error if METHOD does not take the request,
-or one of its messages."
+  "Return REQUEST, which is available already. Signal an error if METHOD does not accept the
+request, or one of the request's messages."
   (if (eq :client-streaming (rpc-method-kind method))
       (every (lambda (message) (rpc:only-request method message)) request)
       (rpc:only-request method request))
@@ -59,8 +59,8 @@ or one of its messages."
 
 (defun requests-at-hand (channel method request on-caller)
   "A list of the requests in REQUEST, which is available already, for the attempts of a call of
-METHOD on CHANNEL. Unless ON-CALLER is true they are copies, since the stub may return before an
-attempt begins."
+METHOD on CHANNEL. Unless ON-CALLER is true the requests are copies, since the stub may return
+before an attempt begins."
   (flet ((keep (message)
            (if on-caller message (inproc-core-copy (channel-inproc-core channel) message))))
     (if (eq :client-streaming (rpc-method-kind method))

@@ -1,13 +1,14 @@
 ;;;; The dynamic context of user code. Caller and handler share a thread, but not their dynamic
 ;;;; context. A handler does not see the condition handlers and restarts of its caller. The body of
 ;;;; a caller's DO-MESSAGES does not see the handler's bindings, although the handler runs that body
-;;;; by sending. *CALL*, and with it the deadline that nested calls inherit, changes likewise. The
-;;;; outermost restarts of a thread remain: those that return to the top level, or end the thread.
+;;;; by sending. *CALL*, and with it the deadline that nested calls inherit, changes in the same
+;;;; way. The outermost restarts of a thread remain visible: the restarts that return to the top
+;;;; level, or end the thread.
 
 (in-package #:clgrpc.inproc)
 
 (define-hot (outermost :inline t) ((clusters list)) list
-  "The last of CLUSTERS, as a list."
+  "A list of the last one of CLUSTERS."
   (loop for rest on clusters
         unless (cdr rest) return rest))
 

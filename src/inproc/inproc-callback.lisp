@@ -49,8 +49,8 @@ is queued, because callbacks take messages from the queue."
            (call-back call (the function (inproc-callbacks-on-message callbacks)) message)
            t)
           (t
-           ;; RPC:DUE-CALLBACK looks only at the queue; without a callback for messages, that of
-           ;; the mailbox is for the thread that receives
+           ;; RPC:DUE-CALLBACK looks only at the queue; without a callback for messages, the message
+           ;; in the mailbox is meant for the thread that receives
            (when (and (inproc-callbacks-on-message callbacks) (mailbox-message call))
              (rpc:put-received call (shiftf (svref (mailbox call) +mailbox-index+) nil) nil))
            (let ((function (rpc:due-callback call callbacks over)))
@@ -67,13 +67,14 @@ return false if none is due."
          t)))
 
 (define-hot run-due ((call inproc-call) &optional (message t nil)) null
-  "Run the callbacks of CALL that are due, the one for MESSAGE first unless that is nil. This thread
-has set SCHEDULED. Interrupts are off; during callbacks they are on if the caller allows them."
+  "Run the callbacks of CALL that are due, the one for MESSAGE first unless that is nil. The calling
+thread has set SCHEDULED. Call this with interrupts off; during callbacks interrupts are on if the
+caller allows them."
   (let ((callbacks (the inproc-callbacks (call-inproc-callbacks call)))
         (done nil))
     (unwind-protect
          (loop
-           ;; mostly it is the same thread as before
+           ;; the thread is mostly the same as before
            (unless (eq (inproc-callbacks-runner callbacks) sb-thread:*current-thread*)
              (setf (inproc-callbacks-runner callbacks) sb-thread:*current-thread*))
            (when message

@@ -8,7 +8,7 @@
    ;; guards the slots below, and the closing of INPROC-CORE
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
    (state-functions :initform '() :accessor channel-state-functions) ; see ON-STATE-CHANGE
-   ;; threads that wait for another state wait on this
+   ;; threads that wait for another state wait on this queue
    (closed :initform (sb-thread:make-waitqueue :name "clgrpc channel closed")
            :reader channel-closed))
   (:documentation "A channel whose calls stay in the image. SERVER-CHANNEL makes it, or MAKE-CHANNEL
@@ -45,7 +45,7 @@ for a target inproc:NAME; CLOSE-CHANNEL ends it."))
                               callee))))
 
 (defun callee-address (address)
-  "ADDRESS, inproc:NAME, with the scheme in lower case. Signal MISUSE if it has no name."
+  "ADDRESS, inproc:NAME, with the scheme in lower case. Signal MISUSE if the callee has no name."
   (let ((start (length "inproc:")))
     (when (= start (length address)) (misuse "~S has no name: write inproc:NAME." address))
     (concatenate 'string "inproc:" (subseq address start))))
@@ -95,8 +95,8 @@ for a target inproc:NAME; CLOSE-CHANNEL ends it."))
                           (lambda (callees) (remove-if #'over-p (adjoin callee callees))))))
 
 (defun find-named-callee (inproc-core)
-  "Look up the callee of INPROC-CORE, which has had no callee so far, or one that is closed. Return
-it, or nil if no server listens on its name."
+  "Look up the callee of INPROC-CORE, which has had no callee so far, or a callee that is closed.
+Return the callee, or nil if no server listens on the channel's name."
   (let ((name (inproc-core-name inproc-core))
         (before (inproc-core-callee inproc-core)))
     (when name

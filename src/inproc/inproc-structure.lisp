@@ -4,7 +4,7 @@
 ;;;; end, a channel. A call has two INPROC-CALLs, one for the caller and one for the handler, which
 ;;;; know each other by a CALL-PAIR. Nearly all unary calls are answered by their handler on the
 ;;;; caller's thread; such a call needs no call pair, and the caller's INPROC-CALL is made when it
-;;;; has ended. So such a call consists of two objects of 80 octets.
+;;;; has ended. So such a unary call consists of two objects of 80 octets.
 
 (in-package #:clgrpc.inproc)
 
@@ -21,16 +21,16 @@
   (interceptors '() :type list)         ; interceptors around the handlers of these services
   (options nil :type options)           ; the server's limits
   (observer nil :type (or null rpc:observer)) ; the server's
-  (name nil :type (or null string))     ; its first address inproc:NAME
-  ;; its calls belong to relays, which report attempts themselves
+  (name nil :type (or null string))     ; the callee's first address inproc:NAME
+  ;; true if the callee's calls belong to relays, which report attempts themselves
   (relays nil :type boolean)
   (table nil :type (or null serving:route-table)) ; the routes of SERVICES
   ;; :closed once the server stops, :abandoned once it has waited for long enough
   (state :open :type (member :open :closed :abandoned))
   (ending '() :type list)               ; (status text) for the calls that are abandoned
-  (tally (make-tally) :type tally)      ; the tally of its calls
-  ;; holds the calls to it that wait for their credentials: another callee, or nil until it is
-  ;; needed. That callee has itself here
+  (tally (make-tally) :type tally)      ; the tally of the callee's calls
+  ;; another callee, which has the calls to this one that wait for their credentials; nil until it
+  ;; is needed. In that callee this slot refers to the callee itself
   (asking nil :type (or null callee))
   (lock (sb-thread:make-mutex :name "clgrpc in-process callee")
         :read-only t) ; the lock of CALL-PAIRS and TABLE
@@ -94,8 +94,8 @@ both ends."
   "A function of the client's user that a handler calls on its client's thread, and the context in
 which that function runs."
   (function nil :type (or null function)) ; the body that consumes a stream, or nil
-  (handlers nil :type list)             ; condition handlers, as SBCL keeps them
-  (restarts nil :type list)             ; restarts, as SBCL keeps them
+  (handlers nil :type list)             ; condition handlers, in SBCL's form
+  (restarts nil :type list)             ; restarts, in SBCL's form
   (call nil :type (or null call))       ; the current one
   (inside nil :type boolean))           ; the body runs
 

@@ -20,7 +20,7 @@
 
 (defun arrive (call-pair)
   "Give the call of CALL-PAIR, whose credentials have answered, to the callee that its channel leads
-to now. Return true if its handler can begin."
+to now. Return true if the call's handler can begin."
   (let* ((client (call-pair-client call-pair))
          (inproc-core (call-inproc-core client))
          (callee (callee-of inproc-core))
@@ -38,7 +38,7 @@ to now. Return true if its handler can begin."
 
 (defun begin-asked (call-pair take metadata error)
   "Begin the handler of CALL-PAIR, whose call waits for its credentials: they have answered with
-METADATA, or ERROR. Call TAKE, a function or nil, with all metadata of the call before."
+METADATA, or ERROR. Before that call TAKE, a function or nil, with all metadata of the call."
   (let ((server (call-pair-server call-pair)))
     (cond ((call-pair-claim call-pair)) ; the call has ended
           (error (end-unsent call-pair (status:rpc-error-status error)
@@ -110,8 +110,8 @@ if one fails, signal its error."
             ((inproc-core inproc-core) (method rpc-method) request (deadline status:deadline) fields
              values)
     (values t inproc-call)
-  "Run METHOD's handler here. Return its answer, if there is one, and the client's call, with
-VALUES."
+  "Run METHOD's handler on this thread. Return the call's answer, if there is one, and the client's
+call, with VALUES."
   (let* ((callee (callee-of inproc-core))
          (route (and callee (route-to callee method))))
     (if (and route
@@ -133,7 +133,7 @@ VALUES."
                                         (call inproc-call))
     t
   "Call the handler of ROUTE through its interceptors; return the answer. If answers of ROUTE have
-been long lately, wait first until there is room for another and its copy."
+been long lately, wait first until there is room for one more answer and its copy."
   (let ((octets (route-long-octets route)))
     (if (zerop octets)
         (serving:answer-of route request call)
@@ -202,8 +202,8 @@ wait for its end. Values as CALL-UNARY."
     (await-reply call-pair)))
 
 (defun await-reply (call-pair)
-  "Wait for the end of the call of CALL-PAIR. Return its reply, if there is one, and the client's
-call."
+  "Wait for the end of the call of CALL-PAIR. Return the call's reply, if there is one, and the
+client's call."
   (let ((client (call-pair-client call-pair)))
     (when (eq :waiting (call-pair-phase call-pair))
       (begin-for-receiver call-pair))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.inproc)
 
 (define-hot (inproc-core-copy :inline t) ((inproc-core inproc-core) message) t
-  "MESSAGE, or its copy, as the other end receives it."
+  "MESSAGE or a copy of it, in the form that the other end receives."
   (if (inproc-core-share inproc-core) message (protobuf:copy-message message)))
 
 (defun copy-in-room (inproc-core call message size options)

@@ -1,10 +1,10 @@
 ;;;; The queue between the two ends of a call, bounded by the sender's budget.
 ;;;;
-;;;; Between two threads, the queue is mostly empty when a message comes. Then the message goes into
-;;;; the MAILBOX, one word that the receiver polls as it spins. The sender uses the mailbox only
-;;;; while it and INCOMING are both empty. So the message in the mailbox is older than those in
-;;;; INCOMING, and newer than those that the receiver has taken from INCOMING (RECEIVED). A receiver
-;;;; that finds messages in INCOMING checks its mailbox before it takes them.
+;;;; Between two threads, the queue is mostly empty when a message comes. In that case the message
+;;;; goes into the MAILBOX, one word that the receiver polls as it spins. The sender uses the
+;;;; mailbox only while it and INCOMING are both empty. So the message in the mailbox is older than
+;;;; those in INCOMING, and newer than those that the receiver has taken from INCOMING (RECEIVED). A
+;;;; receiver that finds messages in INCOMING checks its mailbox before it takes the messages.
 
 (in-package #:clgrpc.inproc)
 
@@ -27,8 +27,8 @@ first."
       (plusp (sending-room call))))
 
 (define-hot may-wait-p ((call inproc-call)) boolean
-  "False if this thread, which sends on CALL, runs both ends of it, or a callback of CALL, which may
-run on the thread of the other end: while it waited no thread would make room."
+  "False if this thread, which sends on CALL, runs both ends of CALL, or a callback of CALL, which
+may run on the thread of the other end: while the thread waited, no thread would make room."
   (let ((callbacks (call-inproc-callbacks call)))
     (not (or (eq (call-pair-phase (call-call-pair call)) sb-thread:*current-thread*)
              (and callbacks

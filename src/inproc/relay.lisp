@@ -5,28 +5,28 @@
 ;;;; A channel with a service config or such interceptors is of a class of its own, so nothing here
 ;;;; concerns other channels. For each method config, and for methods that have none, the channel
 ;;;; has a PLAN with an inner channel, whose limits are those of the method. A call whose plan has a
-;;;; policy, or whose attempts are intercepted, leads to a RELAY in place of the handler: it makes
-;;;; the attempts, which are calls on the inner channel, and passes on the answer of one of them. So
-;;;; the call itself is like any other call within the image, in its deadline, which the attempts
-;;;; share, its cancellation, callbacks and futures.
+;;;; policy, or whose attempts are intercepted, leads to a RELAY in place of the handler: the relay
+;;;; makes the attempts, which are calls on the inner channel, and passes on the answer of one
+;;;; attempt. So the call itself is like any other call within the image, in its deadline, which the
+;;;; attempts share, its cancellation, callbacks and futures.
 ;;;;
-;;;; A relay waits for nothing. Both the handler's end of the call and the clients' ends of the
-;;;; attempts have transport operations of their own: where other calls check for due callbacks,
-;;;; these WAKE the relay. So at each event the thread that causes it runs ADVANCE, which checks
-;;;; everything and does all that is due. If another thread is running ADVANCE, it makes that thread
-;;;; check again. Nothing here takes a lock.
+;;;; A relay never waits. Both the handler's end of the call and the clients' ends of the attempts
+;;;; have transport operations of their own: where other calls check for due callbacks, these WAKE
+;;;; the relay. So at each event the thread that causes it runs ADVANCE, which checks everything and
+;;;; does all that is due. If another thread is running ADVANCE, it makes that thread check again.
+;;;; Nothing here takes a lock.
 ;;;;
 ;;;; Attempts begin as they would over the wire, each handler on a new thread or on its channel's
 ;;;; loop. If the call's client waits on its thread for one answer to requests that are available,
-;;;; and attempts follow each other, they run within ADVANCE on that thread: it is the relay's
+;;;; and attempts follow each other, the attempts run within ADVANCE on that thread, the relay's
 ;;;; CALLER, and no other thread begins an attempt.
 ;;;;
 ;;;; Requests are in a list to which new ones are added at the end; each attempt records its
 ;;;; position in the list. While the call may be tried again, the list is kept from its beginning,
 ;;;; and its requests are charged to the budgets of base/replay.lisp; unless the call is hedged,
 ;;;; requests that were available from the start are not charged. The call is committed to an
-;;;; attempt as soon as that has got headers, an answer or :ok, or when the list is too long; the
-;;;; others are then cancelled.
+;;;; attempt as soon as that attempt has got headers, an answer or :ok, or when the list is too
+;;;; long; the other attempts are then cancelled.
 
 (in-package #:clgrpc.inproc)
 
@@ -64,11 +64,11 @@
                             (:copier nil))
   "An attempt that is under way, or whose end is not handled yet."
   (call nil :type call :read-only t)    ; the client's end
-  (number 0 :type index :read-only t)   ; how many attempts came before it
+  (number 0 :type index :read-only t)   ; how many attempts came before this one
   ;; for interceptors, if the channel has some for its method, while it runs
   (view nil :type (or null attempt:attempt))
   (sent nil :type cons)                 ; a cons of the relay's list: the next request follows it
-  (closed nil :type boolean))           ; its end of requests was sent
+  (closed nil :type boolean))           ; the end of the requests was sent
 
 (defstruct (relay (:include attempt:retries) (:constructor %make-relay) (:copier nil))
   "An object that makes the attempts of a call, and passes messages on between the call and them.
@@ -97,7 +97,7 @@ The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
 
 (defun make-relay (requests over &rest arguments &key channel plan &allow-other-keys)
   "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are available already; if OVER is
-true, there are no more. The other ARGUMENTS are slots."
+true, there are no more. The other ARGUMENTS are values of the relay's slots."
   (let ((kept (cons nil requests))
         (uncharged (and over (one-by-one-p plan))))
     (apply #'%make-relay
@@ -157,8 +157,8 @@ again."
         (sb-thread:barrier (:memory))))))
 
 (defun wake-owner (call)
-  "The operation SCHEDULE of the two ends that belong to a relay. The callback of such an end for
-room wakes the relay, whatever the event was."
+  "The operation SCHEDULE of the two ends that belong to a relay. The end's callback for room wakes
+the relay, whatever the event was."
   (let ((callbacks (call-inproc-callbacks call)))
     (when (and callbacks (inproc-callbacks-on-writable callbacks))
       (funcall (inproc-callbacks-on-writable callbacks)))))
@@ -232,7 +232,7 @@ interceptor has made the attempt fail, the call has ended."
         (values call-pair view)))))
 
 (defun end-attempt (relay attempt)
-  "Note that ATTEMPT of RELAY is finished. End it if it still runs."
+  "Note that ATTEMPT of RELAY is finished. End the attempt's call if it still runs."
   (let ((call (relayed-attempt-call attempt))
         (view (shiftf (relayed-attempt-view attempt) nil)))
     (unless (call-status call) (rpc:cancel call))
@@ -266,7 +266,7 @@ do nothing if the call could have only one attempt."
   "The loop of the timers of RELAY; nil if its channel is closed, and so the call has ended."
   (ensure-loop (call-inproc-core (relay-call relay))))
 
-;;; How the call ends
+;;; The end of the call
 
 (defun fail-relay (relay error)
   "End RELAY's call with ERROR, the reason why a request cannot be sent."
@@ -306,7 +306,7 @@ do nothing if the call could have only one attempt."
        t))
 
 (defun begin-after (relay delay-ns)
-  "Plan the next attempt of RELAY for DELAY-NS from now. No other attempt begins before this is
+  "Plan the next attempt of RELAY for DELAY-NS from now. No other attempt begins before the wait is
 over."
   (let ((timer (list nil)))
     (setf (relay-timer relay) timer)
@@ -432,8 +432,8 @@ answer had begun."
     (attempt:tell-failed **retry-operations** relay attempt number (failure-of call))))
 
 (defun look-at-attempts (relay)
-  "Commit RELAY to the first attempt whose answer has begun; if there is none, remove those that
-have failed."
+  "Commit RELAY to the first attempt whose answer has begun; if there is no such attempt, remove the
+attempts that have failed."
   (let ((answered (find-if #'answered-p (relay-running relay))))
     (if answered
         (commit relay answered)
@@ -471,7 +471,8 @@ CALL's relay."
   (null (cdr (relayed-attempt-sent attempt))))
 
 (defun feed (relay attempt)
-  "Send ATTEMPT, of RELAY, the requests that have arrived for it, as far as there is room."
+  "Send ATTEMPT, of RELAY, the requests that have arrived and that ATTEMPT has not been sent, as far
+as there is room."
   (let ((call (relayed-attempt-call attempt)))
     (handler-case
         (progn
@@ -557,7 +558,8 @@ of ATTEMPT were passed on."
 
 (defun await-relay (relay client)
   "On the thread of RELAY's caller, make the attempts of the call whose client's end is CLIENT, and
-wait until it has ended. RELAY has not begun if the call ended before that, by its deadline."
+wait until it has ended. If the call ended by its deadline before RELAY could begin, RELAY has not
+begun."
   (flet ((due-p (client)
            (or (call-status client) (and (car (relay-timer relay)) t))))
     (loop until (call-status client)

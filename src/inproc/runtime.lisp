@@ -1,6 +1,6 @@
-;;;; Timers and threads of a channel within the image. Such a channel has those of a client loop.
-;;;; The channel acquires the loop when it first needs one, and keeps it until the channel is
-;;;; closed.
+;;;; Timers and threads of a channel within the image. Such a channel uses the timers and threads of
+;;;; a client loop. The channel acquires the loop when it first needs one, and keeps it until the
+;;;; channel is closed.
 
 (in-package #:clgrpc.inproc)
 
@@ -28,7 +28,8 @@ channel is closed."
   "Release the client loop of INPROC-CORE, which needs no timers and threads any more."
   (sb-sys:without-interrupts            ; a loop that is taken out must be released
     (let ((event-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
-                        (sb-ext:cancel-finalization inproc-core) ; also that of an ENSURE-LOOP
+                        ;; also the finalizer of an ENSURE-LOOP
+                        (sb-ext:cancel-finalization inproc-core)
                         (shiftf (inproc-core-loop inproc-core) nil))))
       (when event-loop (calling:release-client-loop event-loop :timers)))))
 

@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.inproc)
 
-;;; From one end to the other
+;;; Messages from one end to the other
 
 (define-hot hand-over ((receiver inproc-call) message) boolean
   "Call RECEIVER's callback with MESSAGE and return true. Return false without a callback, while a
@@ -46,7 +46,7 @@ callback runs, or if other messages wait before this one."
            (when (plusp (sending-room call)) (rpc:schedule-callbacks call))
            nil)))
 
-;;; From the handler to the client
+;;; Messages from the handler to the client
 
 (define-hot consume ((call-pair call-pair) (consumer consumer) message) null
   "Call CONSUMER's body with MESSAGE. If the body is left by a non-local exit, end the call and
@@ -90,7 +90,7 @@ unwind the handler that sends."
              (cond ((consuming-p call-pair consumer) (consume call-pair consumer message) t)
                    (t (queue-message call client message size wait-p))))))))
 
-;;; From the client to the handler
+;;; Messages from the client to the handler
 
 (define-hot keep-early ((call-pair call-pair) message (size index)) boolean
   "Keep MESSAGE until the handler begins and return true. Return false if the handler has begun, or
@@ -197,7 +197,7 @@ it; nil after the last."
                 (eq :threads execution))
       (setf (call-pair-consumer call-pair) (this-context function))
       (when (eq :caller execution)
-        ;; the messages that the body sends go there
+        ;; the messages that the body sends go to that queue
         (unless (rpc:takes-one-p call) (open-mailboxes call-pair))
         (begin-here call-pair)
         (setf (call-pair-consumer call-pair) nil)))

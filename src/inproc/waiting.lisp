@@ -1,16 +1,16 @@
 ;;;; Calls that a client opens without waiting for them. A handler that may run on its client's
 ;;;; thread begins when the client waits for it, so that it needs no thread of its own. But the
 ;;;; client may wait for something else, such as an effect of the handler; over the wire the handler
-;;;; would begin at once. So each open call whose client does not wait is checked: if it has not
-;;;; begun some time after it was opened, it begins elsewhere. A server stream begins only when its
-;;;; client consumes it. If it has a deadline, or its callee has a server, it is registered with the
-;;;; callee, so that the deadline or the server ends it even if its client has forgotten it.
-;;;; CLOSE-CHANNEL ends the calls that wait.
+;;;; would begin at once. So each open call whose client does not wait is checked: if its handler
+;;;; has not begun some time after the call was opened, the handler begins on another thread. A
+;;;; server stream begins only when its client consumes it. If such a call has a deadline, or its
+;;;; callee has a server, the call is registered with the callee, so that the deadline or the server
+;;;; ends the call even if its client has forgotten it. CLOSE-CHANNEL ends the calls that wait.
 ;;;;
-;;;; A call costs no timer. A waiting call is in one of several lists of its inproc core: the list
-;;;; of the place of the thread that opens it (call-tally.lisp). When the next call is put there,
-;;;; calls that have begun are dropped from the list. While calls are being opened, a timer of the
-;;;; inproc core fires; calls that it finds for the second time begin elsewhere.
+;;;; No call needs a timer of its own. A waiting call is in one of several lists of its inproc core:
+;;;; the list of the place of the thread that opens it (call-tally.lisp). When the next call is put
+;;;; there, calls that have begun are dropped from the list. While calls are being opened, a timer
+;;;; of the inproc core fires; calls that it finds for the second time begin elsewhere.
 
 (in-package #:clgrpc.inproc)
 
@@ -55,14 +55,15 @@ server stream: the client has opened the call and does not wait for it."
   nil)
 
 (defun empty-place (places place)
-  "Empty the element of PLACES at PLACE; return the call pairs that were in it."
+  "Empty the element of PLACES with the index PLACE; return the call pairs that were in the
+element."
   (loop for old = (svref places place)
         until (eq old (compare-and-swap (svref places place) old '()))
         finally (return old)))
 
 (defun end-waiting (inproc-core &optional (call-pairs '()))
-  "End the calls of INPROC-CORE, whose channel is closed, that have not begun: those of CALL-PAIRS
-and those in its places."
+  "End the calls of INPROC-CORE, whose channel is closed, that have not begun: the calls of
+CALL-PAIRS and the calls in the places of INPROC-CORE."
   (flet ((end (call-pairs)
            (dolist (call-pair call-pairs)
              (when (waiting-p call-pair)
