@@ -49,7 +49,7 @@ set. On its loop."
 
 (defun page (items start most key)
   "Two values: the first MOST of ITEMS whose number is START or more, in the order of the numbers
-that KEY returns; and true if there are no others after them."
+that KEY returns; and true if no items come after these."
   (let ((rest (sort (remove-if (lambda (item) (< (funcall key item) start)) items) #'< :key key)))
     (values (subseq rest 0 (min most (length rest)))
             (<= (length rest) most))))

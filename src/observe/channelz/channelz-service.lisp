@@ -7,7 +7,7 @@
 (defconstant +page+ 100
   "The most channels or servers in an answer, and their number if the client gives none.")
 (defconstant +socket-page+ 1000
-  "The same for references of sockets.")
+  "How many references of sockets one answer has, at most.")
 
 (defclass channelz-service (v1:channelz) ()
   (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
@@ -139,8 +139,8 @@ its calls, MORE, and LAST-NS: the time by LOOP's clock at which the last call be
 (defun link-number (link) (particular link :number))
 
 (defconstant +refs-at-once+ 100
-  "The most references of sockets that are requested from a loop at once. This takes the loop 0.3
-ms.")
+  "The most references of sockets that are requested from a loop at once. So many references take
+the loop 0.3 ms.")
 
 (defun link-refs (links)
   "The SocketRefs of LINKS, in the order of their numbers."

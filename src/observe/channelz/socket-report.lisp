@@ -40,7 +40,8 @@ address. The name of a unix socket may end like one."
 ;;; Security
 
 (defun particular (link name)
-  "The value of NAME among the particulars of LINK. On its loop, except for :NUMBER and :LOOP."
+  "The value of NAME among the particulars of LINK. Call this on the link's loop, except for :NUMBER
+and :LOOP."
   (getf (wire:describe-link link) name))
 
 (defun security-message (link)

@@ -3,8 +3,9 @@
 ;;;; access log may be given to any number of servers and channels.
 ;;;;
 ;;;; The choice of calls to log is made when they end, so that failures can be logged whatever the
-;;;; ratio is. A call that is not logged costs a test of its status and a random number. The number
-;;;; is its loop's; within the image, where threads share no loop, it is a hash of a shared count.
+;;;; ratio is. A call that is not logged costs a test of its status and a random number. The random
+;;;; number comes from the call's loop; within the image, where threads share no loop, it is a hash
+;;;; of a shared count.
 ;;;;
 ;;;; A peer can make calls that fail at some millions a second, and each event costs more than such
 ;;;; a call. So a loop logs +FAILURES-PER-SECOND+ of each peer's failures that chance has not
@@ -62,7 +63,7 @@ function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
                   threshold))))))
 
 (defun make-loop-draw (threshold random)
-  "MAKE-DRAW for a loop; RANDOM, its random-state, determines where its numbers begin."
+  "MAKE-DRAW for a loop; RANDOM, the loop's random-state, determines where the numbers begin."
   (declare (type (integer 0 #.+chances+) threshold))
   (let ((count (make-array 1 :element-type 'sb-ext:word :initial-element 0)))
     (lambda ()
@@ -98,7 +99,7 @@ together.")
   "of ~D peers" (hash-table-count (failures-counts failures)))
 
 (defun tell-failures (failures)
-  "The second of FAILURES is over: log how many were not logged, and forget them."
+  "The second of FAILURES is over: log how many failures were not logged, and forget them."
   (let ((counts (failures-counts failures)))
     (setf (failures-scheduled failures) nil)
     (let ((rows (loop for peer being the hash-keys of counts using (hash-value count)
@@ -174,7 +175,8 @@ together.")
         unless (or (member name *counted-stages*)
                    ;; these are attempts to connect, unlike the event's :attempts
                    (member name '(:total :attempts :remaining :requests-open)))
-          ;; the log writes a list of keywords alone as a list, and this must always be an object
+          ;; the log writes a list of keywords alone as a list, and the stages must always be an
+          ;; object
           append (list name (if (keywordp value) (string-downcase value) value))))
 
 (defun call-plist (call target exemplar)

@@ -46,7 +46,7 @@
   (answered nil :type boolean)          ; the headers of the answer are logged
   (half-closed nil :type boolean)       ; the end of the client's side is logged
   (peer nil :type boolean)              ; and the peer
-  (requested nil :type boolean))        ; the client's only message is logged
+  (requested nil :type boolean))        ; true if the client's only message is logged
 
 (declaim (sb-ext:freeze-type record))
 
@@ -66,8 +66,8 @@ unless another was logged recently."
         (log-event :warning :binary-log-failed :reason why :dropped (binary-log-dropped log))))))
 
 (defun write-entries (log entries dropped)
-  "Give ENTRIES, the oldest first, to the file and the function of LOG. DROPPED were lost before
-them. On its journal's thread."
+  "Give ENTRIES, the oldest first, to the file and the function of LOG. DROPPED entries were lost
+before these. Call this on the journal's thread."
   (let ((file (binary-log-file log)) (function (binary-log-function log)))
     (flet ((note (lost why) (when (plusp lost) (note-lost log lost why))))
       (note dropped "too many entries waited")
@@ -278,8 +278,8 @@ lock is held."
           (add-log-entry record type :message message :payload-truncated truncated)))))
 
 (defun log-client-message (record call octets start end encoding)
-  "Log a message of CALL's client. If it is the only message, log it once, and log that no more will
-come."
+  "Log a message of CALL's client. If MESSAGE is the only one, log it once, and log that no more
+will come."
   (if (member (method:rpc-method-kind (call-rpc-method call)) '(:unary :server-streaming))
       (unless (shiftf (record-requested record) t)
         (log-content record call :event-type-client-message octets start end encoding)

@@ -2,9 +2,9 @@
 ;;;; first, as grpc-go writes them. All functions here run on the journal's thread, except the one
 ;;;; that makes a file.
 ;;;;
-;;;; 1. A file is replaced by a new one that only its owner can read. The old one is kept: FILE
+;;;; 1. A file is replaced by a new one that only its owner can read. The old file is kept: FILE
 ;;;;    becomes FILE.1, FILE.1 becomes FILE.2, and so on up to the first number without a file; if
-;;;;    there are KEPT older files the last of them is removed.
+;;;;    there are KEPT older files, the last one is removed.
 ;;;; 2. This happens when FILE would get longer than MAX-OCTETS, and when ROTATE-ENTRY-FILE is
 ;;;;    called.
 ;;;; 3. A file ends with a whole entry. A write that fails, as on a full disk, may have written some
@@ -124,7 +124,7 @@ error as a text, or nil if the position is END."
          (size (os:file-size descriptor)))
     (when (or (os:failed-p size)
               (os:failed-p (os:truncate-file descriptor (max 0 (- size excess)))))
-      (end-file file))))                ; the next entries begin another
+      (end-file file))))                ; the next entries begin another file
 
 (defun ensure-begun (file)
   "Begin FILE if it could not be begun before. Signal MISUSE if FILE still cannot be begun, or is
@@ -178,7 +178,7 @@ must be begun again and cannot be; then OCTETS are lost."
     (values lost why)))
 
 (defun rotate-entry-file (file)
-  "Begin FILE again, if it is a regular one; its present contents are kept."
+  "Begin FILE again, if it is a regular file; its present contents are kept."
   (when (entry-file-rotating file)
     (end-file file)
     (ensure-begun file)))

@@ -97,7 +97,7 @@ true if some are omitted."
                      :length (if (eq :ok outcome) count (max (1+ count) (dense-told dense)))
                      :data (subseq-octets octets 0 count))
                     (not (eq :ok outcome)))
-            ;; it is not a compressed message
+            ;; the octets are not a compressed message
             (log-message (dense-octets dense) 0 (length (dense-octets dense)) (dense-limit dense)))
       (when octets (give-octets-back octets))
       ;; octets appended to an encoded entry are part of it

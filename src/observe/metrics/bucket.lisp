@@ -9,7 +9,7 @@
 (in-package #:clgrpc.metrics)
 
 (deftype cells ()
-  "Words that are counted in."
+  "A vector of words in which events are counted."
   '(simple-array sb-ext:word (*)))
 
 (defstruct (scale (:constructor %make-scale) (:copier nil))

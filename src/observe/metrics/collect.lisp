@@ -1,7 +1,7 @@
 ;;;; Reading: the counts of all shards are added up, and the figures of the process are read.
 ;;;; Readers take no lock: with many methods they need many milliseconds, in which a loop that
-;;;; counts something new would wait. The lists and vectors that they read only get further
-;;;; elements, which are complete.
+;;;; counts something new would wait. The lists and vectors that these functions read only get
+;;;; further elements, which are complete.
 
 (in-package #:clgrpc.metrics)
 

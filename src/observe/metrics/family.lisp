@@ -7,7 +7,7 @@
   "An instrument and its counts."
   ;; the name in OpenTelemetry, such as "grpc.server.call.duration"
   (name "" :type string :read-only t)
-  ;; its way to combine numbers
+  ;; the way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; the unit as in UCUM: "s", "By", "{call}"
   (text "" :type string :read-only t)   ; a description for people

@@ -1,5 +1,5 @@
 ;;;; The table of instruments: gRPC's (gRFC A66, A78, A94, A96), ours, and those of the process.
-;;;; Names, units and attributes are those of the documents. Instruments that the documents call
+;;;; Names, units and attributes are those of gRPC's documents. Instruments that the documents call
 ;;;; experimental are off unless :enable of MAKE-METRICS names them. doc/monitoring.md shows the
 ;;;; table. The table's rows are in instrument-rows.lisp.
 
@@ -10,7 +10,7 @@
                             text))
                        (:copier nil))
   "A row of the table."
-  (name "" :type string :read-only t)   ; its name in OpenTelemetry
+  (name "" :type string :read-only t)   ; the instrument's name in OpenTelemetry
   ;; how it combines numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; the unit as in UCUM
@@ -18,7 +18,8 @@
   (optional '() :type list :read-only t) ; further attributes, which :optional-labels may request
   (scale nil :type (or null scale) :read-only t) ; a histogram's
   (reader nil :type function :read-only t) ; a function of the metrics that returns the points
-  (alias nil :type (or null string) :read-only t) ; its name in Prometheus, if tools expect another
+  ;; the instrument's name in Prometheus, if tools expect another
+  (alias nil :type (or null string) :read-only t)
   (default t :type boolean :read-only t) ; true if the instrument is on unless :disable names it
   (text "" :type string :read-only t))  ; a description for people
 

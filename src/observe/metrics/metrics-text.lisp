@@ -59,7 +59,7 @@ the first."
 
 (defun write-double (double stream)
   "Write DOUBLE, a positive one, in Go's form, so that bounds are the same texts everywhere: with an
-exponent if that is less than -4 or more than 5."
+exponent if the exponent is less than -4 or more than 5."
   (multiple-value-bind (digits exponent) (double-digits double)
     (let ((count (length digits)))
       (cond ((not (< -5 exponent 6))
@@ -92,7 +92,7 @@ exponent if that is less than -4 or more than 5."
     (write-char #\} stream)))
 
 (defun scoped (attributes)
-  "ATTRIBUTES and those that identify this library as the source, sorted."
+  "ATTRIBUTES and the attributes that identify this library as the source, sorted."
   (append (sort (copy-list attributes) #'string< :key #'car)
           (list (cons "otel_scope_name" "clgrpc") (cons "otel_scope_schema_url" "")
                 (cons "otel_scope_version" **version**))))

@@ -15,10 +15,10 @@
 (defclass metrics ()
   ((instruments :initarg :instruments :reader metrics-instruments) ; instruments that are on
    (keep-method :initarg :keep-method :reader metrics-keep-method) ; see MAKE-METRICS
-   (keep-target :initarg :keep-target :reader metrics-keep-target) ; likewise
-   (exemplar :initarg :exemplar :reader metrics-exemplar) ; likewise
-   (optional-labels :initarg :optional-labels :reader metrics-optional-labels) ; likewise
-   (resource :initarg :resource :reader metrics-resource) ; likewise
+   (keep-target :initarg :keep-target :reader metrics-keep-target) ; see MAKE-METRICS
+   (exemplar :initarg :exemplar :reader metrics-exemplar) ; see MAKE-METRICS
+   (optional-labels :initarg :optional-labels :reader metrics-optional-labels) ; see MAKE-METRICS
+   (resource :initarg :resource :reader metrics-resource) ; see MAKE-METRICS
    ;; when the metrics began to count
    (started-ns :initform (real-time-ns) :reader metrics-started-ns)
    ;; guards the other slots
@@ -114,8 +114,8 @@ value."
            (values (loop:guarding (:observer-error) (funcall function name))))))))
 
 (defun exemplar-function (exemplar)
-  "A function that calls EXEMPLAR, of MAKE-METRICS. The returned function logs an error in EXEMPLAR,
-or a value of another form, and then returns nil. Nil if EXEMPLAR is nil."
+  "A function that calls EXEMPLAR, of MAKE-METRICS. If EXEMPLAR signals an error, or returns a value
+of another form, the returned function logs that and returns nil. Nil if EXEMPLAR is nil."
   (let ((function (check-function exemplar ":exemplar")))
     (and function
          (lambda (call)

@@ -12,7 +12,7 @@
 ;;;; counted in a RUN, and the clock is read once for all runs.
 ;;;;
 ;;;; A target record finds its method records by the number of the method (rpc/method/method.lisp),
-;;;; a method record its series by the status code, so a call's cells are two loads away. Target
+;;;; a method record its series by the status code, so two loads lead to a call's cells. Target
 ;;;; records, method records and series are made when they are first needed, under the lock of the
 ;;;; metrics, and are kept.
 
@@ -52,23 +52,24 @@ row is a name and how many cells it has."
 
 (defstruct (method-record (:constructor make-method-record (method)) (:copier nil))
   "The counts of the calls of one method."
-  (method "" :type string :read-only t) ; its value of grpc.method
+  (method "" :type string :read-only t) ; the value of grpc.method
   ;; counts of all statuses: see METHOD-RECORD-CELL
   (cells (make-cells +method-record-cells+) :type cells :read-only t)
   ;; SERIES of calls by status code
   (calls (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t)
-  ;; the same of a client's attempts
+  ;; the same for a client's attempts
   (attempts (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t))
 
 (defconstant +runs+ 16
-  "The most runs of a target record. When all are in use, it reads the clock and counts them.")
+  "The most runs of a target record. When all runs are in use, the loop reads the clock and counts
+them.")
 
 (defstruct (run (:copier nil))
   "Calls of a server that began in one turn and ended alike since output was last sent."
   (method nil :type (or null method:rpc-method)) ; the method of the calls, or nil
   (status nil :type symbol)             ; the status of the calls; nil if the run is not in use
   (began-ns 0 :type nanoseconds)        ; when the calls began
-  (series nil :type (or null series))   ; the series that counts them
+  (series nil :type (or null series))   ; the series that counts these calls
   (count 0 :type index))                ; the number of calls
 
 (defun make-runs ()
@@ -83,7 +84,7 @@ row is a name and how many cells it has."
   (target nil :type (or null string) :read-only t)
   ;; beside gRPC, that its calls have come by, as clgrpc.protocol has it; nil of all others
   (protocol nil :type (or null string) :read-only t)
-  (shard nil :read-only t)              ; its shard
+  (shard nil :read-only t)              ; the record's shard
   ;; records of methods, by number of method
   (method-records (make-array 8 :initial-element nil) :type simple-vector)
   ;; counts of no method: see TARGET-RECORD-CELL
@@ -99,7 +100,7 @@ row is a name and how many cells it has."
 
 (defstruct (shard (:constructor make-shard (metrics)) (:copier nil))
   "The counts of one loop, or of some of the threads without a loop."
-  (metrics nil :read-only t)            ; its metrics
+  (metrics nil :read-only t)            ; the shard's metrics
   (loop nil :type (or null loop:event-loop)) ; the loop that uses the shard now
   (target-records '() :type list))      ; records of servers, and of the targets of channels
 

@@ -24,8 +24,8 @@ distributed.")
 (defstruct (custom (:copier nil))
   "An instrument of a user's."
   (metrics nil :type metrics :read-only t) ; the metrics with which it is read
-  (name "" :type string :read-only t)   ; as OpenTelemetry has them
-  ;; its way to combine numbers
+  (name "" :type string :read-only t)   ; as in OpenTelemetry
+  ;; the instrument's way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; the unit as in UCUM
   (text "" :type string :read-only t)   ; a description for people
@@ -187,8 +187,8 @@ metrics is held."
         (setf (custom-overflow custom) row))))
 
 (defun add-row (custom values)
-  "The row of CUSTOM for VALUES. Make it if it does not exist, unless CUSTOM has as many rows as it
-may."
+  "The row of CUSTOM for VALUES. Make the row if it does not exist, unless CUSTOM already has the
+most rows that it may have."
   (unless (= (length values) (length (custom-attributes custom)))
     (misuse "~A has the attributes ~S, not ~D values." (custom-name custom)
             (custom-attributes custom) (length values)))

@@ -85,7 +85,7 @@ another form."
     (loop for (key . text) in (read-pairs name value)
           collect (cons (string-downcase key) text))))
 
-;;; Where the collector is
+;;; The address of the collector
 
 (defun split-scheme (endpoint)
   "The target in ENDPOINT, and :plaintext or :tls if its scheme is http or https, else nil."
@@ -148,7 +148,7 @@ are the user's; without a TARGET both come from the environment."
     (and value (read-number name value 1/1000))))
 
 (defun check-protocol (signal get-variable)
-  "If the environment requests a protocol other than ours, log that."
+  "If the environment requests a protocol other than ours, log this."
   (multiple-value-bind (value name) (signal-variable signal "PROTOCOL" get-variable)
     (when (and value (string-not-equal "grpc" value))
       (ignore-variable name value "only grpc is spoken"))))

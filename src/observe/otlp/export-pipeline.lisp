@@ -30,7 +30,7 @@
   (dropped 0 :type (unsigned-byte 62))  ; items of exports that failed for good or were not tried
   (overflowed 0 :type (unsigned-byte 62)) ; items that found the queue full, and were never taken
   (requests 0 :type (unsigned-byte 62)) ; exports that were tried
-  (failures 0 :type (unsigned-byte 62))) ; how many requests failed
+  (failures 0 :type (unsigned-byte 62))) ; how many requests have failed
 
 (define-printer (tally tally)
   "~D exported, ~D rejected, ~D dropped" (tally-exported tally) (tally-rejected tally)
@@ -38,7 +38,7 @@
 
 (defstruct (pipeline (:copier nil))
   "The way of one signal to the collector."
-  (signal :metrics :type signal-name :read-only t) ; its signal
+  (signal :metrics :type signal-name :read-only t) ; the pipeline's signal
   (target "" :type string :read-only t) ; the address of the collector
   (channel nil :read-only t)            ; the channel to the collector
   (metadata '() :type list :read-only t) ; the metadata of each export
@@ -69,7 +69,7 @@
   ;; notified when any slot below has changed
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t)
   (rung nil :type boolean)              ; a batch waits
-  (stopping nil :type boolean)          ; its thread is to end
+  (stopping nil :type boolean)          ; the pipeline's thread is to end
   (wanted 0 :type index)                ; the number of the last flush that was asked for
   (done 0 :type index))                 ; the number of the last flush that came about
 

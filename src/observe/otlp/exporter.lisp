@@ -10,7 +10,7 @@
 
 (defclass otlp-exporter ()
   ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two EXPORT-PIPELINEs
-   (metrics :initarg :metrics :reader exporter-metrics) ; the metrics in which it counts, or nil
+   (metrics :initarg :metrics :reader exporter-metrics) ; the exporter counts in them, or nil
    ;; the tracing whose spans are exported, or nil
    (tracing :initarg :tracing :reader exporter-tracing)
    (ring :initform nil :accessor exporter-ring)) ; its function as the ON-BATCH of TRACING, or nil
@@ -19,7 +19,7 @@
 (define-printer (exporter otlp-exporter)
   "~{~A~^, ~}" (exporter-pipelines exporter))
 
-;;; The exporter's own metrics
+;;; Metrics of the exporter itself
 
 ;; Each series exists from the beginning, at 0: if a series appeared only with the first loss,
 ;; Prometheus would not see an increase.
@@ -93,7 +93,7 @@ and SLOTS."
              :channel (client:make-channel
                        address :credentials credentials
                        :compression (or compression (read-compression signal get-variable))
-                       :max-client-loops 1024 ; a loop of its own
+                       :max-client-loops 1024 ; a loop that only this channel uses
                        :backoff-maximum-seconds +longest-back-off-seconds+)
              :metadata (append headers
                                (remove-if (lambda (key) (assoc key headers :test #'string-equal))
@@ -103,7 +103,7 @@ and SLOTS."
              slots))))
 
 (defun positive (number)
-  "NUMBER if it is above 0, else nil."
+  "NUMBER if NUMBER is above 0, else nil."
   (and number (plusp number) number))
 
 (defun export-metrics (channel request &rest options)
@@ -234,7 +234,7 @@ any thread."
 
 (define-keyword-function flush-exporter (exporter &key (timeout 10))
   "Make EXPORTER, of MAKE-OTLP-EXPORTER, send all present data; wait until the collector has the
-data, for at most TIMEOUT seconds (a real). Return true if the collector has all of them. Not on an
+data, for at most TIMEOUT seconds (a real). Return true if the collector has all data. Not on an
 event loop's thread."
   (check-type timeout (real 0))
   (let* ((end-ns (loop:notice-end timeout))

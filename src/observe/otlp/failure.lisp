@@ -11,7 +11,8 @@
 (defconstant +longest-delay-seconds+ 30
   "How long to wait at most after many.")
 (defconstant +shortest-told-seconds+ 1/10
-  "The shortest delay that a collector can ask for. Else we would send as fast as it refuses.")
+  "The shortest delay that a collector can ask for. Without a least pause we would send as fast as
+the collector refuses.")
 (defconstant +longest-told-seconds+ 300
   "How long a collector can make us wait.")
 
@@ -20,7 +21,7 @@
 
 (defparameter *retryable* '(:cancelled :deadline-exceeded :aborted :out-of-range :unavailable
                             :data-loss)
-  "The statuses after which OTLP has a client send again.")
+  "The statuses after which a client of OTLP must send again.")
 
 (defun told-delay (error)
   "The seconds that the collector, in ERROR, asks us to wait; 0 if it does not say how long; nil if

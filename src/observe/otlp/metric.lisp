@@ -1,6 +1,6 @@
 ;;;; Metrics as messages: the families that METRICS:COLLECT returns become requests of the
-;;;; collector's MetricsService. Sums and histograms are cumulative: they count since the metrics
-;;;; were made, so an export that is lost loses nothing.
+;;;; collector's MetricsService. Sums and histograms are cumulative: they count from when the
+;;;; metrics were made, so an export that is lost loses no data.
 
 (in-package #:clgrpc.otlp)
 

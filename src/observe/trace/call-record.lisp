@@ -3,7 +3,7 @@
 ;;;; call's parent. A record has its ids as words and makes a context from them only when one is
 ;;;; requested, so that a client's call that is not recorded costs little. A server's call on the
 ;;;; wire has no record before its context is requested: its metadata determine whether it is
-;;;; recorded, or else its id, which is chosen for that.
+;;;; recorded; without them its id does, which is chosen for that purpose.
 
 (in-package #:clgrpc.trace)
 

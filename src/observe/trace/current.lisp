@@ -2,8 +2,8 @@
 ;;;; span is that of the innermost WITH-SPAN, or that of the call whose user code runs. The call is
 ;;;; known without a binding of ours, since user code always runs with its call as the current one
 ;;;; (CURRENT-CALL). A SCOPE of WITH-SPAN counts only while the call is current in which it began.
-;;;; So a span does not affect a handler that runs within its caller's WITH-SPAN, nor one that a
-;;;; waiting handler's thread runs.
+;;;; So a span does not affect a handler that runs within its caller's WITH-SPAN, nor a handler that
+;;;; a waiting handler's thread runs.
 ;;;;
 ;;;; A callback of a client's call runs with that call as the current one. Calls that the callback
 ;;;; makes have the same parent as that call, as if they were made at the same place; if that call
@@ -177,13 +177,13 @@ thread."
 
 (defun current-baggage ()
   "Return the baggage of this thread (W3C Baggage): an alist of names and values, strings, from the
-innermost WITH-BAGGAGE, or from the call whose handler runs. Calls that begin here carry it if the
-:propagators of their tracing have :baggage. From any thread."
+innermost WITH-BAGGAGE, or from the call whose handler runs. Calls that begin here carry the baggage
+if the :propagators of their tracing have :baggage. From any thread."
   (let ((context (current-context)))
     (and context (baggage-alist (context-baggage context)))))
 
 (defun call-with-baggage (entries function)
-  "See WITH-BAGGAGE; ENTRIES are names and values by turns."
+  "As WITH-BAGGAGE; ENTRIES are names and values by turns."
   (declare (type function function))
   (let* ((context (current-context))
          (text (if context (context-baggage context) "")))

@@ -165,7 +165,8 @@ beginning."
     (let ((span (begin-record-span record (span-title "Recv" call) :server))
           (protocol (operate protocol call)))
       (when (tracing-semantic (record-tracing record)) (put-semantic-attributes span call))
-      ;; as in metrics: the spans of gRPC's calls are those of gRFC A72
+      ;; as in metrics, only other protocols are named: the spans of gRPC's calls are those of gRFC
+      ;; A72
       (unless (member protocol '(:grpc nil))
         (put-attribute span "clgrpc.protocol" (string-downcase protocol))))))
 

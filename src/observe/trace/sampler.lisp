@@ -13,7 +13,7 @@ the span must be recorded."
 
 (defun ratio-bound (ratio)
   "The bound for RATIO: a trace is recorded if the lower half of its id, without the last bit, is
-less than this."
+less than this bound."
   (floor (* (rational ratio) (ash 1 63))))
 
 (defun ratio-sampler (ratio)

@@ -21,9 +21,9 @@
 (defstruct (span (:copier nil))
   "Some work, and how long it took."
   (name "" :type string :read-only t)   ; the name of the work
-  ;; its part in a call, in OpenTelemetry's words
+  ;; the span's part in a call, in OpenTelemetry's words
   (kind :internal :type (member :internal :server :client :producer :consumer) :read-only t)
-  (context nil :type trace-context :read-only t) ; its place in its trace
+  (context nil :type trace-context :read-only t) ; the span's place in its trace
   (parent nil :type (or null trace-context) :read-only t) ; the parent's context; nil for a root
   (limits nil :type tracing-options :read-only t) ; the limits of its attributes, events and links
   (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds
@@ -35,7 +35,7 @@
   (event-count 0 :type sb-ext:word)     ; the number of events, including omitted ones; atomic
   (lost-attributes 0 :type sb-ext:word) ; how many attributes were omitted; atomic
   (lost-links 0 :type sb-ext:word)      ; links that were omitted
-  (sent 0 :type index)                  ; messages that its call has sent
+  (sent 0 :type index)                  ; messages that the span's call has sent
   (received 0 :type index)              ; likewise
   (status :unset :type (member :unset :ok :error)) ; how the work ended
   (status-text "" :type string))        ; the error

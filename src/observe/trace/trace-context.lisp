@@ -167,7 +167,7 @@ on in other ways than by calls, for PARSE-TRACEPARENT. From any thread."
 ;;; grpc-trace-bin
 
 (defconstant +trace-bin-octets+ 29
-  "How long a grpc-trace-bin is.")
+  "The number of octets of a grpc-trace-bin.")
 
 (defun read-trace-bin (octets)
   "The context in OCTETS, the value of a header grpc-trace-bin; nil if they are malformed."

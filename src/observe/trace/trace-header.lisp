@@ -10,7 +10,7 @@
 (declaim (type octets **traceparent** **tracestate** **trace-bin** **baggage**))
 
 (define-hot (same-octets-p :inline t) ((a octets) (b octets)) boolean
-  "True if A and B have the same octets; the comparison begins at the end."
+  "True if A and B have the same octets; the comparison begins at the last octet."
   (and (= (length a) (length b))
        (loop for i of-type fixnum from (1- (length a)) downto 0
              always (= (aref a i) (aref b i)))))
@@ -44,7 +44,7 @@
     found))
 
 (defun field-state (field)
-  "The tracestate in FIELD, the only one of its name. A tracestate that a
+  "The tracestate in FIELD, the only field of its name. A tracestate that a
 peer repeats in each request is parsed once."
   (etypecase field
     (hpack:field (or (hpack:field-memo field)
@@ -59,7 +59,7 @@ peer repeats in each request is parsed once."
           (t (field-state (first states))))))
 
 (defconstant +longest-bin-octets+ 64
-  "The most octets of a grpc-trace-bin in base64; a longer one is not decoded.")
+  "The most octets of a grpc-trace-bin in base64; a longer field is not decoded.")
 
 (defun bin-octets (field)
   "The octets of FIELD, a grpc-trace-bin, or nil."

@@ -15,7 +15,7 @@
 (defconstant +most-members+ 32 "How many members a tracestate may have.")
 (defconstant +most-state-octets+ 512 "How long a tracestate is passed on.")
 (defconstant +long-member-octets+ 128
-  "From a tracestate that is too long, members longer than this are removed first.")
+  "Of a tracestate that is too long, members longer than this are removed first.")
 (defconstant +longest-state-octets+ 2048
   "A longer tracestate is not read. A tracestate in several headers, which is parsed in each
 request, is not read if it is longer than +MOST-STATE-OCTETS+.")
@@ -112,7 +112,7 @@ with no blank at the end."
   (max 0 (1- (loop for member in members sum (1+ (member-length member))))))
 
 (defun shorten-state (members)
-  "MEMBERS without those for which a tracestate has no room."
+  "MEMBERS without the members for which a tracestate has no room."
   (flet ((without (predicate)
            (let ((at (position-if predicate members :from-end t)))
              (when at
@@ -131,7 +131,7 @@ with no blank at the end."
       (incf at (1+ (member-length member))))))
 
 (defun join-states (texts)
-  "TEXTS, values of tracestate in their order, as one."
+  "TEXTS, values of tracestate in their order, joined into one."
   (let ((joined (make-string (1- (loop for text in texts sum (1+ (length text))))
                              :initial-element #\,))
         (at 0))

@@ -12,7 +12,7 @@
   (bound +no-bound+ :type sb-ext:word :read-only t)
   (propagators '() :type list :read-only t) ; a list of :tracecontext, :grpc-trace-bin and :baggage
   (semantic nil :type boolean :read-only t) ; true if spans also have OpenTelemetry's attributes
-  ;; what must be added to the loops' clock to get the time since 1970
+  ;; the number to add to the loops' clock to get the time since 1970
   (offset-ns 0 :type (signed-byte 64))
   (shared nil :type (or null queue))    ; the queue of the threads that run no loop
   (queues '() :type list)               ; queues of loops; atomic
@@ -27,7 +27,8 @@
 
 (declaim (type (or null tracing) **tracing**))
 (defglobal **tracing** nil
-  "The last value of MAKE-TRACING: it gets spans without a parent outside of calls.")
+  "The last value of MAKE-TRACING: it gets the spans that have no parent and begin outside of
+calls.")
 
 (defun clock-offset ()
   "The difference between the time since 1970 and the loops' clock; 0 in a simulated world."
@@ -100,7 +101,7 @@ another time."
 
 (defun drain (tracing)
   "Return the SPANs of TRACING that have ended since this was called last, a list, the oldest of
-each loop first. The queues do not keep them. From any thread."
+each loop first. The queues do not keep the spans. From any thread."
   (renew-offset tracing)
   (prog1 (loop for queue in (all-queues tracing) nconc (take-spans queue))
     (forget-stopped-loops tracing)))
@@ -115,7 +116,7 @@ an exporter. From any thread."
   "How many spans of TRACING wait for an exporter. From any thread."
   (loop for queue in (all-queues tracing) sum (queue-length queue)))
 
-;;; Spans begin and end
+;;; The beginning and the end of spans
 
 (defun begin-span (tracing queue name kind context parent)
   "A span of TRACING that begins now, with CONTEXT and its PARENT's, or nil, on QUEUE's loop."
