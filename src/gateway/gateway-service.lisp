@@ -93,10 +93,10 @@ if CHANNEL is closed."
       (send-answers call forwarded))))
 
 (defun send-requests (requests forwarded note-failure)
-  "Forward the messages of REQUESTS, the client's call. If either call ends earlier, its status
-reaches the thread that waits for the answers of FORWARDED. If a message cannot be sent, because it
-is too long for example, call NOTE-FAILURE with the error. After any error FORWARDED is cancelled:
-no more messages are sent, and the backend server might wait for them for ever."
+  "Forward the messages of REQUESTS, the client's call. If one of the two calls ends earlier, its
+status reaches the thread that waits for the answers of FORWARDED. If a message cannot be sent,
+because it is too long for example, call NOTE-FAILURE with the error. After any error FORWARDED is
+cancelled: no more messages are sent, and the backend server might wait for them for ever."
   (let ((over nil))
     (flet ((over-p () (or (rpc:call-status requests) (rpc:call-status forwarded))))
       (unwind-protect

@@ -46,8 +46,9 @@
 
 (defun write-perf-map (&optional (path (format nil "/tmp/perf-~D.map" (sb-unix:unix-getpid))))
   "Write to PATH, a string, where each function of this image lies, as perf reads it, and return
-PATH. Functions that are compiled, or moved by a collection, later are not in it. From any thread."
-  ;; the folder belongs to all users: so the file is new, and nobody else knows its name
+PATH. The table lacks functions that are compiled, or moved by a collection, later. From any
+thread."
+  ;; the folder belongs to all users, so the file is new, and no other user knows its name
   (let ((new (format nil "~A.~36R" path (random (expt 36 12) (make-random-state t)))))
     (with-open-file (stream new :direction :output :if-exists :error :external-format :utf-8)
       (map-functions (lambda (name address octets)

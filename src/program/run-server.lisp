@@ -23,7 +23,7 @@ START-SERVER's.")
                                    (append (option-list :serving) (all-group-options))))))
 
 (defun start-arguments (options command)
-  "The part of OPTIONS, a plist, that is only for START-SERVER: no option of COMMAND."
+  "The part of OPTIONS, a plist, that only START-SERVER takes: no option of COMMAND."
   (loop for (key value) on options by #'cddr
         unless (or (member key *own-keywords*)
                    (find key (command-options command) :key #'argument-key))
@@ -34,8 +34,8 @@ START-SERVER's.")
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun without-program (arguments)
-  "ARGUMENTS, a list of strings. If they are SB-EXT:*POSIX-ARGV*, remove the program's own name,
-with which that list begins."
+  "ARGUMENTS, a list of strings. If ARGUMENTS are SB-EXT:*POSIX-ARGV*, remove the program's own
+name, with which that list begins."
   (if (eq arguments sb-ext:*posix-argv*) (rest arguments) arguments))
 
 (defun run-as-asked (services arguments options)
@@ -70,7 +70,7 @@ key."
   (flet ((finish (&rest streams)
            (dolist (stream streams)
              (handler-case (finish-output stream)
-               (stream-error ())))))    ; the reader has closed its end
+               (stream-error ())))))    ; the reader of the output has closed its end
     (flush-log)
     (not (eq :late (sb-thread:join-thread
                     (sb-thread:make-thread #'finish :name "clgrpc last output"
@@ -102,11 +102,13 @@ ten seconds longer than :DRAIN-SECONDS. Exiting unwinds the calling thread and r
 SB-EXT:*EXIT-HOOKS*, unless the last output cannot be written since its reader has stopped reading.
 An error of START-SERVER, such as a port in use, is a line on the standard error and exit code 1.
 Where the environment has NOTIFY_SOCKET (systemd's Type=notify), the service manager is notified
-when this serves, reloads and ends. Signal MISUSE if RELOAD is not a function. In the main thread."
+when this serves, reloads and ends. Signal MISUSE if RELOAD is not a function. Call this in the main
+thread."
   (unless (typep reload '(or null function)) (misuse ":RELOAD is a function, not ~S." reload))
   (let* ((written nil)
          (code (unwind-protect (run-as-asked services arguments options)
                  (setf written (write-everything)))))
     (cond ((not exit) code)
           (written (sb-ext:exit :code code :timeout +exit-seconds+))
-          (t (sb-ext:exit :code code :abort t))))) ; otherwise it would write the rest, and wait
+          ;; otherwise the exit would write the remaining output, and wait
+          (t (sb-ext:exit :code code :abort t)))))

@@ -45,7 +45,7 @@
                 (format nil "EXTEND_TIMEOUT_USEC=~D" (ceiling (* 1000000 seconds)))))
 
 ;;; Reloading. One reload is under way at most, on a thread of its own. However many signals arrive
-;;; meanwhile, one more reload follows, for all of them. No reload begins once the end of the
+;;; during a reload, one more reload follows for all of them. No reload begins once the end of the
 ;;; process has begun, and a manager that was notified of the end is not notified of a reload.
 
 (defstruct (reloader (:constructor make-reloader (ending server functions)) (:copier nil))
@@ -53,7 +53,7 @@
   (ending nil :type ending :read-only t) ; the ending of the process
   (server nil :read-only t)             ; the server about which the service manager is informed
   (functions '() :type list :read-only t) ; functions without arguments
-  ;; :wanted: one is under way, and one more must follow
+  ;; :wanted: a reload is under way, and one more must follow
   (state :idle :type (member :idle :under-way :wanted)))
 
 (define-printer (reloader reloader)
@@ -61,7 +61,8 @@
 
 (defun reload (ending server functions)
   "Call FUNCTIONS, one after the other; inform the service manager of the beginning and the end,
-before ENDING has begun. An error in one of them is logged, and the others are still called."
+before ENDING has begun. An error in one function is logged, and the other functions are still
+called."
   (flet ((tell (function)
            (loop:post (ending-loop ending) ; where ENDING begins, before TELL-STOPPING
                       (lambda () (unless (ending-begun ending) (funcall function))))))
@@ -88,7 +89,8 @@ before ENDING has begun. An error in one of them is logged, and the others are s
            (when (change-state reloader :under-way :idle)
              (return (setf over t)))
            (setf (reloader-state reloader) :under-way))
-      (unless over (setf (reloader-state reloader) :idle))))) ; the thread is ended by force
+      ;; the thread of the reload is ended by force
+      (unless over (setf (reloader-state reloader) :idle)))))
 
 (defun start-reload (reloader)
   (sb-thread:make-thread #'reload-as-wanted :name "clgrpc reload" :arguments (list reloader)))

@@ -18,7 +18,7 @@
   (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore)
   (seconds +ending-seconds+ :type (real 0)) ; how long the end may take
   (begun nil :type boolean)             ; true once the end was requested; only the loop changes it
-  (signals '() :type list))             ; the signals that have another meaning
+  (signals '() :type list))             ; the signals that do not end the process
 
 (declaim (sb-ext:freeze-type ending))
 
@@ -58,8 +58,8 @@ signal's number.")
   nil)
 
 (defun await-end (ending)
-  "Wait until the process is asked to end. The work after that, until the function of
-CALL-WITH-ENDING returns, may take the ENDING-SECONDS."
+  "Wait until the process is asked to end. After AWAIT-END the function of CALL-WITH-ENDING may take
+ENDING-SECONDS until it returns."
   (sb-thread:wait-on-semaphore (ending-told ending))
   nil)
 

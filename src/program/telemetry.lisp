@@ -24,8 +24,8 @@
       all. The log's events have the ids of traces, recorded or not."))
 
 (defun begin-logging (level format access-log)
-  "Log events from LEVEL on, in FORMAT; if ACCESS-LOG logs calls, at least from :info on. The log is
-left as it is if LEVEL is nil."
+  "Log events from LEVEL on, in FORMAT; if ACCESS-LOG logs calls, at least from :info on. If LEVEL
+is nil, the log is not changed."
   (when level
     (let ((level (if (and access-log (not (eq :debug level))) :info level)))
       (setf *log-function* (log-writer :level level :format format)))))
@@ -53,7 +53,7 @@ there are CREDENTIALS; with nil if ADDRESSES are nil."
    function))
 
 (defun make-tracing-as-asked (trace-sample otlp)
-  "Tracing that records the share TRACE-SAMPLE of the traces that begin here; all of them if only
+  "Tracing that records the share TRACE-SAMPLE of the traces that begin here; all traces if only
 OTLP is given; nil if neither is given. Without OTLP no exporter takes the spans, so few are kept."
   (when (or trace-sample otlp)
     (apply #'trace:make-tracing :sampler `(:parent-based (:trace-id-ratio ,(or trace-sample 1)))

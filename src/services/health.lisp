@@ -45,9 +45,9 @@ watches.")
   (call nil :type rpc:call :read-only t) ; the watching call
   (name "" :type string :read-only t)   ; the name of the watched service
   (entry nil :type (or null entry))     ; the entry of that name; nil while the name is not known
-  (leaving nil :type boolean)           ; its call must end, since the server stops
+  (leaving nil :type boolean)           ; the watcher's call must end, since the server stops
   (wanted 0 :type sb-ext:word)          ; how often TELL-WATCHER has been called; atomic
-  (told nil :type symbol))              ; the last status sent to it
+  (told nil :type symbol))              ; the last status sent to the watcher
 
 (defun make-watcher (&key call name)
   (isolate-ring (%make-watcher :call call :name name)))
@@ -61,7 +61,7 @@ watches.")
    (served :initform '() :accessor service-served) ; the names of the services of its servers
    (servers :initform '() :accessor service-servers) ; the servers that run
    (stopping :initform nil :accessor service-stopping) ; true once the last of these stops
-   ;; the entries of all of these
+   ;; the entries of all services
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
   (:documentation "The service grpc.health.v1.Health: give START-SERVER an instance beside your own
 services. See SET-HEALTH-STATUS."))
@@ -190,8 +190,8 @@ nil if SERVER could not start, which changes nothing."
 
 (defun map-watchers (function service head)
   "Call FUNCTION, with the lock held, with each watcher in the list of HEAD, and perhaps with some
-that are added meanwhile. After every few watchers call TELL-WATCHER, without the lock, with those
-of them for which FUNCTION has returned true, and give the lock to others."
+that are added meanwhile. After every few watchers release the lock and call TELL-WATCHER with each
+watcher for which FUNCTION has returned true, so that others get the lock."
   ;; PLACE, a link in the list, marks where to continue; RING-FIRST and ENTER-RING accept any link
   ;; as a head
   (let ((place (make-ring)))
@@ -230,8 +230,8 @@ of them for which FUNCTION has returned true, and give the lock to others."
   (enter-ring watcher (if entry (entry-watchers entry) (service-strangers service))))
 
 (defun tell-status (watcher)
-  "Send WATCHER the status that it waits for, unless it has got that status, and end its call if it
-leaves."
+  "Send WATCHER the status that it waits for, unless it has got that status, and end WATCHER's call
+if WATCHER leaves."
   (let* ((entry (watcher-entry watcher))
          (status (if entry (entry-status entry) :service-unknown)))
     (unless (or (eq status (watcher-told watcher))
@@ -256,7 +256,7 @@ the latest. Call this without the lock."
                (loop do (setf wanted (watcher-wanted watcher))
                         (sb-sys:with-local-interrupts (tell-status watcher))
                      until (setf done (done-p)))
-            ;; this thread is terminated, and others may rely on it to send their status
+            ;; this thread is terminated, and other threads may rely on it to send their status
             (unless (or done (done-p))
               (setf (watcher-wanted watcher) 0)
               (tell-watcher watcher))))))))

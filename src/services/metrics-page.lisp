@@ -28,7 +28,7 @@ compressed if GZIP is true: an HTTP status, headers and octets."
 (defconstant +answers-at-once+ 50
   "The number of answers that are made at once, without a pause.")
 (defconstant +answers-a-second+ 5
-  "The number of answers that are made each second after that.")
+  "The number of answers that are made each second after the first +ANSWERS-AT-ONCE+.")
 
 (defstruct (scrapes (:copier nil))
   "The answers of a handler of metrics."

@@ -35,7 +35,7 @@
 
 (defun files-answer (service file sent)
   "The answer of SERVICE with FILE, a descriptor, and the files that it imports, except for those in
-SENT, a table of names, to which the names of the others are added."
+SENT, a table of names, to which the names of the included files are added."
   (let ((octets '()))
     (labels ((visit (file again)
                (let ((name (protobuf:descriptor-name file)))

@@ -13,11 +13,11 @@
 (defstruct (web-claim (:include server:claim (handler nil :type web-protocol-handler :read-only t))
                       (:copier nil))
   "The data of the head of a request."
-  (codec nil :type codec :read-only t)  ; the codec of its messages and of the answer's
+  (codec nil :type codec :read-only t)  ; the codec of the messages of request and answer
   (heads nil :type heads :read-only t)  ; how its answer begins
   ;; the headers for pages of the request's origin, an alist; nil without a permitted origin
   (cors '() :type list :read-only t)
-  (text nil :type boolean :read-only t)) ; its bodies are base64
+  (text nil :type boolean :read-only t)) ; true if the bodies are base64
 
 (define-hot (call-web-claim :inline t) ((call server:server-call)) web-claim
   "The claim of CALL."
@@ -52,8 +52,8 @@ constant NAME is made into octets when the call is compiled."
   `(field-text (header ,fields ,name)))
 
 (defun parse-header (field function)
-  "The result of FUNCTION for the value of FIELD, a header, never nil. FIELD caches it, so a
-repeated header is read once. For one header use the same function always."
+  "The result of FUNCTION for the value of FIELD, a header, never nil. FIELD caches the result, so a
+repeated header is read once. Always use the same function for the same header."
   (or (hpack:field-memo field)
       (setf (hpack:field-memo field) (funcall function (hpack:field-value-string field)))))
 
@@ -116,14 +116,14 @@ repeated header is read once. For one header use the same function always."
 (defun common-encoding-p (encoding)
   "True if the protocols other than gRPC accept ENCODING, or :unknown. The other protocols do not
 accept users' encodings: some messages are decompressed on the loop here, and a user's function must
-not hold it up."
+not delay the loop."
   (and (typep encoding 'encoding:encoding)
        (member (encoding:encoding-name encoding) '(:gzip :deflate))
        t))
 
 (defun head-encoding (fields name)
   "The encoding of messages in the header NAME of FIELDS, nil for none. The second value is a
-rejection if we cannot read that."
+rejection if we cannot read the encoding."
   (let* ((field (header fields name))
          (value (and field (hpack:field-value field)))
          (encoding (and field

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.web)
 
 (defstruct (codec (:copier nil))
-  "How messages are octets."
+  "The conversion between messages and octets."
   (name nil :type keyword :read-only t) ; :proto or :json
   ;; (call octets start end): return the message, and how much memory the messages inside it take,
   ;; about; signal a PROTOBUF-ERROR. From any thread; in user code if DECODES-AT-ONCE-P is false.
@@ -12,8 +12,8 @@
   (decode nil :type function :read-only t)
   ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread
   (encode nil :type function :read-only t)
-  (text nil :type boolean :read-only t) ; decoding takes long, so the loop leaves it to others
-  ;; of errors: what stands before the text of one that DECODE signals
+  (text nil :type boolean :read-only t) ; decoding takes long: threads do it, not the loop
+  ;; of errors: the words before the text of an error that DECODE signals
   (preface "the message cannot be parsed: " :type string :read-only t))
 
 (declaim (sb-ext:freeze-type codec))
@@ -25,7 +25,7 @@
                           &optional (most (or null index) nil) (beyond (or null function) nil))
     (values t fixnum)
   "The message of CALL that OCTETS are from START to END. MOST, if not nil, replaces the option
-max-decoded-octets, and BEYOND is as of PROTOBUF:PARSE-RECEIVED."
+max-decoded-octets, and BEYOND is as for PROTOBUF:PARSE-RECEIVED."
   (let ((options (wire:wire-call-options call)))
     (multiple-value-bind (message kept inside)
         (protobuf:parse-received (rpc:incoming-type call) octets start end
@@ -48,7 +48,7 @@ messages."
         message)))
 
 (defun decoded-answer (call message)
-  "MESSAGE, a raw one, decoded. A message from another server may be invalid: then signal an
+  "MESSAGE, which is raw, decoded. A message from another server may be invalid: then signal an
 RPC-ERROR for CALL."
   (let ((options (wire:wire-call-options call)))
     (handler-case (protobuf:parse-message
@@ -90,8 +90,8 @@ messages inside it."
                             (reading-limits call)))))
 
 ;;; Room in the heap. A message in JSON that its handler gives or takes decoded is bounded as one of
-;;; gRPC is. A raw one is decoded on the way, which may take hundreds of times its octets; so the
-;;; room for that is promised (rpc/room.lisp), unless it is little.
+;;; gRPC is. A raw message is decoded on the way, which may take hundreds of times its octets; so
+;;; the room for the decoding is promised (rpc/room.lisp), unless it is little.
 
 (defconstant +unpromised-octets+ (* 6 rpc:+long-octets+)
   "The room in the heap that needs no promise: as much as JSON of the longest message that needs

@@ -1,5 +1,5 @@
-;;;; Content types of a protocol: how the messages of a request with one are octets, and how its
-;;;; answer begins.
+;;;; Content types of a protocol: each determines the codec of the messages and the beginning of the
+;;;; answer.
 
 (in-package #:clgrpc.web)
 

@@ -1,5 +1,5 @@
-;;;; What this room does for handlers' calls: their end of the contract of rpc/transport.lisp, where
-;;;; it is not the server's own, and their protocol handlers.
+;;;; The operations of rpc/transport.lisp for handlers' calls, where they differ from the server's
+;;;; own, and the protocol handlers of these calls.
 
 (in-package #:clgrpc.web)
 
@@ -10,7 +10,7 @@
   "The operation SEND-METADATA. The head of a single answer is sent together with the answer."
   (server:post-metadata call metadata +constant-octets+
                         (lambda ()
-                          (cond ((wire:marked-p call :headers) ; AWAIT-HEAD has sent it
+                          (cond ((wire:marked-p call :headers) ; AWAIT-HEAD has sent the head
                                  (setf (notes-late (call-web-notes call)) metadata))
                                 (t
                                  (setf (rpc:outgoing-metadata call) metadata)
@@ -65,7 +65,7 @@ ROUTE, or nil. ORIGINS are those of START-SERVER."
                         unreadable late (metadata-rejection metadata)))))))
 
 (defun make-protocol-handler (&rest functions)
-  "Make a WEB-PROTOCOL-HANDLER of FUNCTIONS: its name and those functions that protocols do not
-share, a plist."
+  "Make a WEB-PROTOCOL-HANDLER of FUNCTIONS: its name and the functions that protocols do not share,
+a plist."
   (apply #'make-web-protocol-handler :reply #'web-reply :post-reply #'web-post-reply
                                      :writable #'web-writable functions))

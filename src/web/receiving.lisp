@@ -15,9 +15,10 @@
   (too-long nil :type boolean)          ; the bare body is longer than messages may be
   (carry '() :type list)                ; digits of base64 that do not fill a group
   (late '() :type list)                 ; metadata that was sent after the head: trailers
-  (answer nil :type (or null octets wire:byte-buffer)) ; the only one, encoded, until it is written
+  ;; the only answer, encoded, until it is written
+  (answer nil :type (or null octets wire:byte-buffer))
   (sent 0 :type (unsigned-byte 62))     ; octets of messages, as observers are told
-  (received 0 :type (unsigned-byte 62))) ; the same of the peer's messages
+  (received 0 :type (unsigned-byte 62))) ; the same for the peer's messages
 
 (declaim (sb-ext:freeze-type notes))
 

@@ -74,7 +74,8 @@
   (when (and (null (call-status call)) (rpc:room-p call)) (wire:tell-writable call)))
 
 (defun web-writable (call)
-  "The WRITABLE of a protocol handler: the peer takes output, which is written just after this."
+  "The WRITABLE of a protocol handler: the peer takes output, which is written just after this
+function returns."
   (if (rpc:room-p call)
       (wire:tell-writable call)
       (loop:defer (wire:wire-call-loop call) #'tell-if-room call)))
@@ -99,7 +100,7 @@
   "The operation SEND."
   (wire:send-in-room call wait-p (lambda () (web-send-message call message compress))))
 
-;;; What protocol handlers write
+;;; Output of protocol handlers
 
 (define-hot write-encoded ((call server:server-call) encoded (start index) (last boolean)) null
   "Write ENCODED from START on, with its envelope if START is 0."
@@ -142,7 +143,8 @@
 
 (defun finish-enveloped (call end)
   "Write the rest of the answer of CALL, whose messages are in envelopes: its only answer, if it has
-one, and END, octets that report how it ended. The head contains its length if nothing is written."
+one, and END, octets that report how it ended. The head contains the length of the answer if nothing
+is written yet."
   (let* ((claim (call-web-claim call))
          (answer (shiftf (notes-answer (call-web-notes call)) nil))
          (answer (and answer (in-text call answer)))

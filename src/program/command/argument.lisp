@@ -12,7 +12,7 @@
   ;; a function of the string that returns the value, or refuses the string
   (parser #'identity :type function)
   (default nil)                         ; the value if the argument is missing
-  (repeated nil :type boolean)          ; true if its values come as a list
+  (repeated nil :type boolean)          ; true if the option's values come as a list
   ;; for the help text, or a function that returns it
   (documentation "" :type (or string function)))
 

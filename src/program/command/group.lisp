@@ -5,7 +5,7 @@
 
 (defstruct (group (:copier nil))
   "Options that a system defines."
-  (system "" :type string)              ; its name
+  (system "" :type string)              ; the system's name
   (options '() :type list)              ; the options, ARGUMENTs
   ;; called before the server starts, with the plist of the command line; returns observers for it
   (observers nil :type (or symbol function))
@@ -39,7 +39,7 @@ OBSERVERS-OF-GROUPS. From any thread."
 
 (defun observers-of-groups (given)
   "The observers that GIVEN, the plist of a command line, requests from the groups, preceded by
-those in its :OBSERVER, a list. Its :CREDENTIALS are the server's, or nil."
+those in its :OBSERVER, a list. The :CREDENTIALS of GIVEN are the server's, or nil."
   (let ((observers (getf given :observer)))
     (dolist (group **groups** observers)
       (when (group-observers group)

@@ -27,8 +27,8 @@
     (("--key") "--tls-key" "it is --tls-key FILE")
     (("--max-calls" "--max-connections" "--max-concurrent-streams" "--drain-seconds") "--limits"
      "--limits NAME=VALUE sets an option of the server"))
-  "Hints for options of other programs. A row is a list of such options, the option that a command
-must have for the hint to apply, and the hint.")
+  "Hints for options of other programs. A row is a list of options, the option that a command must
+have for the hint to apply, and the hint.")
 
 (defun option-hint (name names)
   "A text about the unknown option NAME of a command with the options NAMES, or nil."

@@ -1,6 +1,6 @@
 ;;;; Recognizes Connect's requests: POSTs for the path of a method with one of its content types,
-;;;; and GETs of unary methods declared NO_SIDE_EFFECTS. Other requests for such a path are answered
-;;;; with the error in them, since no other protocol accepts them; but not those of gRPC-Web.
+;;;; and GETs of unary methods declared NO_SIDE_EFFECTS. Other requests for such a path, except
+;;;; those of gRPC-Web, are answered with the error in them, since no other protocol accepts them.
 
 (in-package #:clgrpc.connect)
 
@@ -30,7 +30,7 @@
               (equal '(:identifier "NO_SIDE_EFFECTS")
                      (protobuf:find-option descriptor "idempotency_level"))))))
 
-;;; What is wrong with a request
+;;; Errors in requests
 
 (defun wrong-type (streamed)
   "The answer to a request with a content type that its method does not have; STREAMED or not."
@@ -105,13 +105,13 @@
 
 (defstruct (get-query (:constructor make-get-query (encoding version message base64 compression))
                       (:copier nil))
-  "The parameters of a GET, each a string, or nil if it is not there."
+  "The parameters of a GET, each a string, or nil if the parameter is missing."
   ;; the encoding of the message: "proto" or "json"
   (encoding nil :type (or null string) :read-only t)
   (version nil :type (or null string) :read-only t) ; the version of Connect: "v1"
   (message nil :type (or null string) :read-only t) ; the request
-  (base64 nil :type (or null string) :read-only t) ; "1" if MESSAGE is so
-  (compression nil :type (or null string) :read-only t)) ; how MESSAGE is compressed
+  (base64 nil :type (or null string) :read-only t) ; "1" if MESSAGE is in base64
+  (compression nil :type (or null string) :read-only t)) ; the compression of MESSAGE
 
 (defparameter *query-names*
   (mapcar (lambda (name) (coerce name 'simple-base-string))
@@ -197,7 +197,7 @@
                 (equal "v1" (get-query-version (read-get-query (subseq target (1+ query))))))))))
 
 (defun unrouted-answer (server http-method target fields)
-  "The UNROUTED of the protocol: a method that is not here."
+  "The UNROUTED of the protocol: the method does not exist here."
   (let ((origins (server:server-origins server))
         (asked (web:header-value fields "access-control-request-method")))
     (cond ((and (string= "OPTIONS" http-method) (member asked '("GET" "POST") :test #'equal))

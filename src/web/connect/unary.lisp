@@ -1,4 +1,4 @@
-;;;; Unary calls of Connect: the body of the request is the message; that of the response is the
+;;;; Unary calls of Connect: the body of the request is the message; the body of the response is the
 ;;;; answer, or the error as JSON with the HTTP status of its code. Trailers are headers.
 
 (in-package #:clgrpc.connect)
@@ -19,7 +19,7 @@
 
 (defstruct (get-claim (:include web:web-claim) (:copier nil))
   "The parameters of a GET."
-  (message "" :type string :read-only t) ; the request, as it is in the query
+  (message "" :type string :read-only t) ; the request in the form of the query
   (base64 nil :type boolean :read-only t)) ; MESSAGE is octets in base64
 
 (defun ignore-body (call octets start end last)

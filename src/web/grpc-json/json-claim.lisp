@@ -6,7 +6,7 @@
   "The FINISH of the protocol handler."
   (let* ((claim (web:call-web-claim call))
          (answer (shiftf (web:notes-answer (web:call-web-notes call)) nil)))
-    (when (or (web:mark-headers call) answer) ; the head of an only answer goes out with that
+    (when (or (web:mark-headers call) answer) ; the head of a single answer is sent together with it
       (exchange:write-head (server:call-http-request call)
                            (web:heads-head (web:web-claim-heads claim)
                                            (wire:outgoing-encoding call))

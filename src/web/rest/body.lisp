@@ -38,7 +38,7 @@ the body. Each message gets the values in path and query.")
       (refuse-request 415 :invalid-argument "the body must be in UTF-8"))))
 
 (defmacro reading-json (() &body body)
-  "Run BODY; signal a REQUEST-ERROR in place of its errors about JSON."
+  "Run BODY; signal a REQUEST-ERROR in place of BODY's errors about JSON."
   `(handler-case (progn ,@body)
      (protobuf:message-text-error (condition)
        (let ((path (protobuf:message-text-error-path condition)))

@@ -68,7 +68,7 @@ rule has no selector."
         (let ((*rule* (rule-text rule))) (wrong-rule "it has no selector"))))))
 
 (defun pattern-text (verb path)
-  "VERB and PATH of a rule, as errors name them; nil for a rule without them."
+  "VERB and PATH of a rule, in the form in which errors name them; nil for a rule without them."
   (if verb (format nil "~A ~A" verb path) "without a pattern"))
 
 (defun rule-text (rule)

@@ -33,8 +33,8 @@ most once in +DOCUMENT-TIME+ by CLOCK. From any thread."
       (let* ((old (car kept))
              (now (funcall clock))
              (next (cons now (cdr old))))
-        ;; in a saved image that time may be to come. of the threads that find the document too old,
-        ;; one makes a new one; the others return the old one
+        ;; in a saved image that time may lie in the future. Of the threads that find the document
+        ;; too old, one makes a new document; the others return the old one
         (if (and (not (<= (car old) now (+ (car old) +document-time+ -1)))
                  (eq old (sb-ext:compare-and-swap (car kept) old next)))
             (let ((document (funcall function)))

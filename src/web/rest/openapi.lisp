@@ -1,7 +1,7 @@
 ;;;; The OpenAPI 3.1 document of routes, made from descriptors and their comments. Messages are
 ;;;; schemas of ProtoJSON, by their full names. A variable of several segments is a parameter for
 ;;;; each "*", since no parameter of OpenAPI has a slash. Methods of HTTP that OpenAPI does not know
-;;;; are omitted, and so is a second operation that would need two paths for the same request.
+;;;; are omitted, and so is an operation that would need a second path for the same request.
 
 (in-package #:clgrpc.rest)
 

@@ -1,7 +1,7 @@
 ;;;; REST as google.api.http has it (google/api/http.proto, AIP-127): which requests of plain HTTP
-;;;; call a method of a service, how a request becomes its message, and a message the answer. All
-;;;; files up to openapi have only functions of texts, octets and messages, without I/O, clock or
-;;;; threads; the last files make the protocol of servers from these.
+;;;; call a method of a service, how a request becomes a message, and how a message becomes the
+;;;; answer. All files up to openapi have only functions of texts, octets and messages, without I/O,
+;;;; clock or threads; the last files make the protocol of servers from these.
 ;;;;
 ;;;; The files in their order: condition; percent (decoding); template (path templates); yaml and
 ;;;; config (rules apart from the .proto); rule (checking against a method); router; query; body

@@ -16,7 +16,7 @@
   "The characters that a template may have.")
 
 (defconstant +most-segments+ 100
-  "The segments that a template may have. Matching nests as deep.")
+  "The segments that a template may have. Matching nests as deep as a template has segments.")
 
 (defstruct (path-variable (:conc-name variable-) (:constructor make-variable (path start end))
                           (:copier nil))
@@ -28,7 +28,7 @@
 (defstruct (template (:copier nil))
   "A path template."
   (text "" :type string :read-only t)   ; the template as written
-  ;; each a decoded literal, or :one for *, or, only as the last, :rest for **
+  ;; each segment is a decoded literal, or :one for *, or, only as the last, :rest for **
   (segments #() :type simple-vector :read-only t)
   (variables '() :type list :read-only t) ; the variables in their order
   (verb nil :type (or null string) :read-only t)) ; the verb, decoded, or nil
@@ -54,7 +54,7 @@
     (and (< at (length (scan-text scan))) (schar (scan-text scan) at))))
 
 (defun pass (scan char)
-  "Skip CHAR if it comes next, and return whether it did."
+  "Skip CHAR if it comes next; return true if it was there."
   (when (eql char (peek scan))
     (incf (scan-at scan))
     t))
@@ -64,7 +64,8 @@
   (wrong-rule "~? at character ~D of its path" control arguments (1+ (scan-at scan))))
 
 (defun literal-char-p (char)
-  "True of the characters of a literal: those of a segment of a path except \"*\" and \":\"."
+  "True of the characters of a literal: the characters of a segment of a path except \"*\" and
+\":\"."
   (and (< 32 (char-code char) 127)
        (or (alphanumericp char) (find char "-._~!$&'()+,;=@%"))))
 

@@ -32,7 +32,7 @@ and of the fields in these names.")
                always (char= (schar text i) (schar text j))))))
 
 (defconstant +short-parameter+ 32
-  "The end of a longer parameter is searched for by CHAR-POSITION.")
+  "The end of a parameter that is longer than this is searched for by CHAR-POSITION.")
 
 (define-hot parameter-ends ((query simple-string) (start index)) (values index index)
   "Two values: the ends of the name of the parameter of QUERY at START, and of the parameter."

@@ -4,9 +4,9 @@
 ;;;; that the client accepts.
 ;;;;
 ;;;; An answer in JSON is encoded after an envelope of five octets, which is dropped; but in an
-;;;; array the last of these octets becomes the bracket or comma before it. A google.api.HttpBody is
-;;;; encoded after its type, whose length comes first in two octets, since the head contains the
-;;;; type.
+;;;; array the last of these octets becomes the bracket or comma before the answer. A
+;;;; google.api.HttpBody is encoded after its type, whose length comes first in two octets, since
+;;;; the head contains the type.
 
 (in-package #:clgrpc.rest)
 
@@ -30,7 +30,8 @@
   (query-parameters (rest-claim-rule claim) (rest-claim-query claim)))
 
 (defun call-parameters (call claim)
-  "The parameters of CALL, which CLAIM describes: those that it keeps, or else CLAIM-PARAMETERS."
+  "The parameters of CALL, which CLAIM describes: the parameters that CALL keeps, or else
+CLAIM-PARAMETERS."
   (multiple-value-bind (parameters kept) (rpc:call-value call 'parameters)
     (if kept parameters (claim-parameters claim))))
 
@@ -38,9 +39,9 @@
   "The approximate memory of a parameter in addition to its text.")
 
 (defun keep-parameters (call claim)
-  "Read the parameters of CLAIM once for all messages of CALL's body. CALL keeps them and is charged
-for them, since other calls may have the same CLAIM. Signal REQUEST-ERROR if the parameters are
-wrong."
+  "Read the parameters of CLAIM once for all messages of CALL's body. CALL keeps the parameters and
+is charged for them, since other calls may have the same CLAIM. Signal REQUEST-ERROR if the
+parameters are wrong."
   (let ((parameters (claim-parameters claim)))
     (setf (rpc:call-value call 'parameters) parameters)
     (when parameters

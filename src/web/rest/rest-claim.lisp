@@ -24,7 +24,7 @@ thread."
     rules))
 
 (defun method-entry (method descriptor &optional route)
-  "METHOD with its DESCRIPTOR, as MAKE-ROUTES takes it."
+  "METHOD with its DESCRIPTOR, in the form that MAKE-ROUTES takes."
   (list descriptor
         (web:decoded-type (method:rpc-method-request-type method))
         (web:decoded-type (method:rpc-method-response-type method))

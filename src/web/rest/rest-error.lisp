@@ -9,8 +9,8 @@
   (:report (lambda (condition stream)
              (format stream "The HTTP rule ~A is wrong: ~A." (rule-error-rule condition)
                      (rule-error-text condition))))
-  (:documentation "A rule by which a method is called with HTTP is wrong. RULE names it, TEXT is the
-reason."))
+  (:documentation "A rule by which a method is called with HTTP is wrong. RULE is the rule's text,
+TEXT is the reason."))
 
 (document-functions
   rule-error-rule "Which rule is wrong, as text: its method of HTTP, its template and its RPC."

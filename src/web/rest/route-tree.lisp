@@ -1,9 +1,9 @@
-;;;; Which route a request has. The templates of all routes are one tree, a level for each segment.
-;;;; A path is looked up in the tree from its first segment on. A literal has priority over "*", and
-;;;; "*" over "**"; the search backtracks where no route follows. The first search treats the part
-;;;; after the last colon as a verb, the second does not. So the route depends on the path alone,
-;;;; not on the order in which routes were given; each node of the tree is visited at most once. "*"
-;;;; matches no empty segment, "**" matches any number of any segments.
+;;;; The choice of a request's route. The templates of all routes are one tree, a level for each
+;;;; segment. A path is looked up in the tree from its first segment on. A literal has priority over
+;;;; "*", and "*" over "**"; the search backtracks where no route follows. A first search treats the
+;;;; part after the last colon as a verb, a second search does not. So the route depends on the path
+;;;; alone, not on the order in which routes were given; each node of the tree is visited at most
+;;;; once. "*" matches no empty segment, "**" matches any number of any segments.
 ;;;;
 ;;;; Two routes of one method of HTTP whose templates match the same paths are an error when the
 ;;;; router is made.
@@ -67,8 +67,8 @@ method come last."
   (reduce #'max items :key (lambda (item) (length (funcall function item))) :initial-value 0))
 
 (defun make-router (routes)
-  "Return a router of ROUTES, a list. Signal RULE-ERROR if two of them match the same requests; it
-names both."
+  "Return a router of ROUTES, a list. Signal RULE-ERROR if two of ROUTES match the same requests;
+the error names both."
   (let ((root (make-node)))
     (dolist (route routes) (enter-route root route))
     (%make-router root routes
@@ -82,11 +82,13 @@ names both."
 
 (defstruct (match (:constructor make-match (text starts ends count end)) (:copier nil))
   "A path that is being looked up. The path has at most as many segments as the longest template,
-and one for the rest: a peer can send a path of thousands of segments with one or two octets."
+and one for everything after these: a peer can send a path of thousands of segments with one or two
+octets."
   (text "" :type simple-string :read-only t) ; all of it
-  (starts #() :type simple-vector :read-only t) ; the start of each of its first segments
+  (starts #() :type simple-vector :read-only t) ; the start of each of the path's first segments
   (ends #() :type simple-vector :read-only t) ; and ends
-  (count 0 :type index :read-only t)    ; the number of segments, including the one for the rest
+  ;; the number of segments, including the one for everything after these
+  (count 0 :type index :read-only t)
   (end 0 :type index :read-only t))     ; the end of the last segment, without its verb
 
 (define-hot split-path ((path simple-string) (depth index))

@@ -8,7 +8,7 @@
   "A variable of a route."
   (fields '() :type list :read-only t)  ; the descriptors that lead to its field
   (start 0 :type index :read-only t)    ; the first of its segments in the path
-  ;; the index after the last; if the last is **, it takes all that follow
+  ;; the index after the last segment; if the last is **, it takes all segments that follow
   (end 0 :type index :read-only t)
   (wide nil :type boolean :read-only t)) ; true if %2F in the variable is not decoded
 
@@ -187,8 +187,8 @@ itself is."
 
 (defun make-method-routes (rule method request-type response-type payload)
   "Return the routes that RULE, a google.api.HttpRule, gives METHOD, a method descriptor, whose
-messages have REQUEST-TYPE and RESPONSE-TYPE. PAYLOAD is their ROUTE-PAYLOAD. Signal RULE-ERROR if
-RULE or one of its additional bindings is wrong."
+messages have REQUEST-TYPE and RESPONSE-TYPE. PAYLOAD is the ROUTE-PAYLOAD of these routes. Signal
+RULE-ERROR if RULE or one of its additional bindings is wrong."
   (let ((name (protobuf:descriptor-full-name method)))
     (flet ((route (rule additional)
              (multiple-value-bind (verb path) (rule-pattern rule)
@@ -206,9 +206,9 @@ RULE or one of its additional bindings is wrong."
 
 (defun make-routes (methods &key rules)
   "Return the routes of METHODS, a list of lists of a method descriptor, its message types, and the
-ROUTE-PAYLOAD of its routes. A method has the rule in its annotation, or in RULES, as READ-RULES
-returns them, the last one with its name. Signal RULE-ERROR if a rule is wrong or none of METHODS is
-its."
+ROUTE-PAYLOAD of its routes. A method has the rule in its annotation or, if RULES, as READ-RULES
+returns them, have rules with its name, the last of these. Signal RULE-ERROR if a rule is wrong or
+none of METHODS is its."
   (dolist (rule rules)
     (unless (find (google.api:http-rule-selector rule) methods :test #'string=
                   :key (lambda (entry) (protobuf:descriptor-full-name (first entry))))

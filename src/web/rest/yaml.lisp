@@ -218,7 +218,7 @@
 
 (defun parse-yaml (text)
   "Parse TEXT, a string in the part of YAML that service configs use, and return the data. Signal
-RULE-ERROR, with the line, if TEXT is not such YAML."
+RULE-ERROR, with the line, if TEXT is not YAML of this small part."
   (when (> (length text) +longest-yaml+)
     (error 'rule-error :rule "in a service config"
                        :text (format nil "the text has more than ~D characters" +longest-yaml+)))
