@@ -10,7 +10,7 @@
 (defparameter *spiffe-scheme* "spiffe://" "The prefix of each SPIFFE identity.")
 
 (defun spiffe-p (text)
-  "True if TEXT is meant as a SPIFFE identity, or a pattern of them."
+  "True if TEXT is meant as a SPIFFE identity, or as a pattern of SPIFFE identities."
   (uiop:string-prefix-p *spiffe-scheme* text))
 
 (defconstant +longest-identity+ 2048 "Octets of a SPIFFE identity.")

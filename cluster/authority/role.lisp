@@ -2,8 +2,8 @@
 ;;;; identity that the pattern matches has the role.
 ;;;;
 ;;;; A caller within the image has all roles. Without TLS, and if no permission is given at all,
-;;;; every caller has all roles except :join. Otherwise a caller has only the roles that were given
-;;;; to it.
+;;;; every caller has all roles except :join. In all other cases a caller has only the roles that
+;;;; were given to it.
 
 (in-package #:clgrpc.authority)
 
@@ -81,8 +81,9 @@ them. Signal MISUSE. From any thread."
 
 (defun access-refusal (authority role call &key kind name)
   "Return nil if AUTHORITY gives ROLE to the peer of CALL, the server's end of a call or nil; else
-the reason, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is a member:
-the one that the peer asks to be, for :join, or as which it sends, for :raft. From any thread."
+the reason, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the name of
+a member: for :join, of the member that the peer asks to be; for :raft, of the member as which the
+peer sends. From any thread."
   (unless (or (within-image-p call) (open-p authority role call))
     (let ((identities (call-identities call)))
       (unless (some (lambda (permission) (given-p permission identities role kind name))

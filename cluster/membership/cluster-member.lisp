@@ -22,10 +22,11 @@ leases that have ended.")
 (defstruct (cluster-member (:conc-name member-) (:copier nil))
   "A member of a cluster, as it was at some revision of the store."
   (name "" :type string :read-only t)   ; the name, unique among present members
-  ;; distinguishes it from all earlier members of the name
+  ;; distinguishes the member from all earlier members of its name
   (generation 0 :type (signed-byte 64) :read-only t)
   (address "" :type string :read-only t) ; the address at which the member serves
-  (state :serving :type (member :serving :draining) :read-only t) ; its announced next action
+  ;; the member's announced next action
+  (state :serving :type (member :serving :draining) :read-only t)
   (labels '() :type list :read-only t)  ; an alist of strings, its description of itself
   ;; the seconds of its lease unless renewed; 0: unknown
   (lease-seconds 10 :type (signed-byte 32) :read-only t)
@@ -139,7 +140,7 @@ MEMBER has not reported this."
   "MAP, of a message, as an alist in the order of the names."
   (sort (protobuf:map-alist map) #'string< :key #'car))
 
-;;; As entries of the store
+;;; Members as entries of the store
 
 (defun member-text (member)
   "The value that the store has for MEMBER."
@@ -155,7 +156,7 @@ MEMBER has not reported this."
 (defun entry-name (entry cluster)
   "The name of the member that the key of ENTRY, of the store, contains; nil if that is not a valid
 name. The key begins with the prefix of CLUSTER's members. Keys are octets, and other programs may
-write any octets there."
+write keys of any octets."
   (let ((name (map 'string #'code-char
                    (subseq (etcd:entry-key-octets entry) (length (members-prefix cluster))))))
     (and (name-p name) name)))

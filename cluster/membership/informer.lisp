@@ -5,10 +5,11 @@
 ;;;; A watcher is a call that has got all changes before its NEXT revision. The watcher gets the
 ;;;; changes that the view remembers from there on, as many as the call accepts. The view may have
 ;;;; forgotten changes that the watcher needs: they are older than this node, or the watcher was
-;;;; slow. Then the watcher gets a CATCH-UP, a watch of the store of its own, until it has come to
-;;;; the view's first change. The mirror reads all again when changes were compacted before it got
-;;;; them, or when the store has lost its data or has older data. Then the watchers cannot get the
-;;;; next changes: their calls end with OUT_OF_RANGE, and they begin again.
+;;;; slow. Such a watcher gets a CATCH-UP, a separate watch of the store, until the watcher has come
+;;;; to the view's first change. The mirror reads all members again when changes were compacted
+;;;; before they reached the mirror, or when the store has lost its data or has older data. After
+;;;; that the watchers cannot get the next changes: their calls end with OUT_OF_RANGE, and the
+;;;; watchers begin again.
 ;;;;
 ;;;; LOCK guards all slots of the informer. Nothing waits while LOCK is held, and no code of users
 ;;;; runs.
@@ -25,13 +26,13 @@
   (call nil :type rpc:call :read-only t) ; the call that watches
   ;; the first revision that it has not received; 0: all members first
   (next 0 :type (signed-byte 64))
-  ;; a watch of the watcher's own while it catches up
+  ;; a separate watch while the watcher catches up
   (catch-up nil :type (or null (eql :starting) etcd:watch)))
 
 (defstruct (informer (:constructor %make-informer (store cluster)) (:copier nil))
   "A node's view of its cluster, and its listeners and watchers."
   (store nil :type etcd:etcd :read-only t) ; a client
-  (cluster "" :type string :read-only t) ; its name
+  (cluster "" :type string :read-only t) ; the cluster's name
   (view (make-view) :type view :read-only t) ; the members and recent changes
   (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; guards all slots
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
@@ -43,7 +44,7 @@
   ;; watchers that get no catch-up: their calls end once LOCK is free
   (refused '() :type list)
   (mirror nil :type (or null etcd:mirror)) ; the mirror of the store, or nil
-  ;; before a catch-up is asked how far it is
+  ;; the pauses before a catch-up is asked how far it is
   (pauses (loop:make-pauses +pause-seconds+ +pause-seconds+) :type loop:pauses :read-only t)
   (closed nil :type boolean))           ; true: the informer must end
 
@@ -136,7 +137,7 @@ held."
 
 (defun finish-catch-up (informer watcher catch-up)
   "End CATCH-UP of WATCHER if WATCHER has got all changes that the view does not remember. Otherwise
-only another change would end the catch-up, and there may be none."
+only another change would end the catch-up, and perhaps no other change comes."
   ;; until the watch has caught up, etcd before 3.4.25 and 3.5.8 may report its progress before the
   ;; changes that this progress includes
   (pause-informer informer)
@@ -339,7 +340,8 @@ older data."
   (%make-informer store (check-name cluster "cluster")))
 
 (defun close-informer (informer)
-  "End INFORMER, which stops following the store. INFORMER's listeners must not call this."
+  "End INFORMER, which stops following the store. INFORMER's listeners must not call
+CLOSE-INFORMER."
   (with-informer (informer)
     (setf (informer-closed informer) t)
     (sb-thread:condition-broadcast (informer-waitqueue informer)))

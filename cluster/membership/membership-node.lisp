@@ -3,13 +3,13 @@
 ;;;;
 ;;;; A node is a member while its state is :member. If the node's lease ends, or its entry is
 ;;;; deleted, the node is :lost, and joins again, as a new generation, when the store can be
-;;;; reached. If another process has taken its name, it stays :superseded and does not take the name
-;;;; back. In both cases the node gives its lease back.
+;;;; reached. If another process has taken the node's name, the node stays :superseded and does not
+;;;; take the name back. In both cases the node gives its lease back.
 ;;;;
-;;;; A node learns that its entry is gone by its watch, or by the next renewal of its lease. A hung
-;;;; leader of etcd may say nothing by its watches, and renew leases that the present leader has
-;;;; ended (etcd's issue 15247). So a node also reads its entry, once in the time of its lease; such
-;;;; a leader does not answer that.
+;;;; A node learns from its watch, or from the next renewal of its lease, that its entry is gone. A
+;;;; hung leader of etcd may say nothing by its watches, and renew leases that the present leader
+;;;; has ended (etcd's issue 15247). So a node also reads its entry, once in the time of its lease;
+;;;; a hung leader does not answer such a read.
 
 (in-package #:clgrpc.cluster)
 
@@ -38,8 +38,8 @@ requests to its own store, so that it ends soon.")
    (health :initarg :health :reader node-health) ; a health service
    (server :initform nil :accessor node-server) ; the server that serves both services
    (state :initform :joining :accessor node-%state) ; see NODE-STATE
-   (generation :initform 0 :accessor node-%generation) ; its present or last generation
-   (lease :initform nil :accessor node-%lease) ; its lease while the node is a member
+   (generation :initform 0 :accessor node-%generation) ; the member's present or last generation
+   (lease :initform nil :accessor node-%lease) ; the lease of the node while the node is a member
    (joiner :accessor node-joiner)       ; the job that looks for its entry, and joins again
    (pauses :initform nil :accessor node-pauses) ; the job's pauses before it tries that, or nil
    ;; guards these slots
@@ -324,8 +324,8 @@ or nil."
         (setf (informer-on-watchers (node-informer node)) #'note-count)))))
 
 (defun serve-node (node address services arguments)
-  "Start the server of NODE, with its own services and SERVICES. Other nodes reach it at ADDRESS or,
-if that is nil, at the address where it listens."
+  "Start the server of NODE, with its own services and SERVICES. Other nodes reach NODE at ADDRESS
+or, if ADDRESS is nil, at the address where NODE listens."
   (let ((server (apply #'server:start-server
                        (append (list (node-service node))
                                (unless (member (node-health node) services)
@@ -358,12 +358,12 @@ unless REJOIN is nil. ON-CHANGE is called first with all present members, as cha
 list of changes of the cluster, in order. If the store has compacted changes that the node has not
 received, ON-CHANGE gets the differences. ON-LOSS is called with a CLUSTER-ERROR, MEMBERSHIP-LOST or
 SUPERSEDED, when the node has ceased to be a member; ON-JOIN with the node each time it has become a
-member. All of these functions run on threads of the node, which do nothing else meanwhile. METRICS,
-of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most MAX-MEMBERS
-may join through this node. ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the
-service; :read and :join are its roles. PATTERN is a string: a DNS name or a SPIFFE identity of a
-certificate, in which * stands for one label or one segment of the path and {name} for the name of
-the member that the call joins, renews or leaves; \"*\" for every identity; \"anyone\" for peers
+member. ON-CHANGE, ON-LOSS and ON-JOIN run on threads of the node, which do nothing else meanwhile.
+METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most
+MAX-MEMBERS may join through this node. ALLOW is a list of permissions, (ROLE . PATTERN), for calls
+of the service; :read and :join are its roles. PATTERN is a string: a DNS name or a SPIFFE identity
+of a certificate, in which * stands for one label or one segment of the path and {name} for the name
+of the member that the call joins, renews or leaves; \"*\" for every identity; \"anyone\" for peers
 without a certificate, too. Without permissions no call may join, and with TLS no call may read.
 Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or a condition of
 START-SERVER. From any thread; end it with STOP-NODE."

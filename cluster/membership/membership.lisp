@@ -48,7 +48,7 @@ store."
   "The number of entries in which a cluster keeps its generations.")
 
 (defun generation-key (cluster name)
-  "The key of the entry that has the generations of NAME and of others."
+  "The key of the entry that has the generations of NAME and of other names."
   (format nil "clgrpc/generations/~A/~D" cluster
           (mod (reduce #'+ (string-octets name)) +generation-entries+)))
 
@@ -60,8 +60,8 @@ store."
       0))
 
 (defun write-member (store cluster member entry lease &key when then timeout)
-  "Put MEMBER in place of ENTRY, or of no entry if that is nil, under LEASE unless that is nil, and
-do the operations THEN in the same transaction. Write only if WHEN is true, and within TIMEOUT
+  "Put MEMBER in place of ENTRY (nil: there must be no entry), under LEASE (nil: under no lease),
+and do the operations THEN in the same transaction. Write only if WHEN is true, and within TIMEOUT
 seconds. Return the revision, or nil if ENTRY has changed or WHEN is false."
   (let ((key (member-key cluster (member-name member))))
     (multiple-value-bind (done values revision)

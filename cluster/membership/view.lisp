@@ -106,7 +106,7 @@ makes. The changes in between are not known, so VIEW forgets those before REVISI
 
 (defun changes-from (view revision)
   "The changes that VIEW remembers from REVISION on, a list of revisions and their changes, the
-oldest first; :forgotten if some of them are forgotten."
+oldest first; or :forgotten if VIEW has forgotten some of these changes."
   (if (< revision (view-first view))
       :forgotten
       (let ((found '()))

@@ -1,6 +1,6 @@
 ;;;; Batches: the pipeline joins requests that follow each other in one log and term, and sends them
 ;;;; as one request. The joint request means the same to the receiver as one request after the
-;;;; other, so its answer is the answer to each. Pure functions of requests.
+;;;; other, so its answer is the answer to each. The functions here are pure functions of requests.
 
 (in-package #:clgrpc.raft)
 
@@ -28,7 +28,7 @@
   (length (v1:append-entries-request-entries (queued-request-request queued-request))))
 
 (defun follows-p (request before)
-  "True if REQUEST continues the log where BEFORE, another, ends, in the same term."
+  "True if REQUEST continues the log where BEFORE, another request, ends, in the same term."
   (let ((entries (v1:append-entries-request-entries before)))
     (and (plusp (length entries))
          (plusp (length (v1:append-entries-request-entries request)))

@@ -71,8 +71,8 @@ length of the second part."
         finally (return (logxor (multiply-polynomials factor first) second))))
 
 (defun crc32c (octets &key (start 0) (end (length octets)) (crc 0))
-  "Return the CRC-32C of OCTETS, a vector of octets, from START to END. CRC, if given, is that of
-the octets before them. From any thread."
+  "Return the CRC-32C of OCTETS, a vector of octets, from START to END. CRC, if given, is the
+CRC-32C of the octets before these. From any thread."
   (check-type octets octets)
   (check-type crc crc)
   (unless (<= 0 start end (length octets))
@@ -81,8 +81,8 @@ the octets before them. From any thread."
   (continue-crc32c crc octets start end))
 
 (defun file-crc32c (path)
-  "Return how many octets the file at PATH has, and their CRC-32C. Signal a FILE-ERROR if it cannot
-be read. From any thread."
+  "Return how many octets the file at PATH has, and their CRC-32C. Signal a FILE-ERROR if the file
+cannot be read. From any thread."
   (with-open-file (stream path :element-type '(unsigned-byte 8))
     (loop with buffer = (make-octets 65536)
           with crc of-type crc = 0

@@ -7,7 +7,7 @@
   "A member of a group that this process serves."
   (group "" :type string :read-only t)  ; the group's name
   (name "" :type string :read-only t)   ; the name by which others address the member
-  (state nil :read-only t)              ; its state machine, the user's
+  (state nil :read-only t)              ; the member's state machine, the user's
   (removed nil :type boolean)           ; REMOVE-GROUP was called: the member is not served any more
   (snapshot-receiver nil :type (or null snapshot-receiver)) ; the receiver of the snapshot under way
   ;; the claim of the thread that has reserved SNAPSHOT-RECEIVER, or nil

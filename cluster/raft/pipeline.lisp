@@ -233,7 +233,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
       (local-error :internal "~A" (bounded-text condition))))
 
 (defun send-batch (peer call batch)
-  "Send BATCH on CALL, the stream of PEER, if that has room for it."
+  "Send BATCH on CALL, the stream of PEER, if the stream has room for BATCH."
   (handler-case
       (flet ((note ()
                (unless (shiftf (batch-noted batch) t)
@@ -351,8 +351,8 @@ any thread; the requests of one thread are sent in its order."
 
 (defun flush-pipeline (peer &key timeout)
   "Wait until all requests that were given to PEER's pipeline are answered or have failed, at most
-TIMEOUT seconds or, if that is nil, the timeout of PEER; return true if this is so. From any thread
-but a loop's."
+TIMEOUT seconds or, if that is nil, the timeout of PEER; return true if all of them are. From any
+thread but a loop's."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (await-pipe pipe (lambda () (and (zerop (pipe-entries pipe)) (zerop (pipe-telling pipe))))

@@ -32,7 +32,7 @@
   (pumping '() :type list)              ; the claim of the thread that sends, a fresh list
   (rung nil :type boolean)              ; the stream had room since the last batch was tried
   (full nil :type boolean)              ; HELD is not to be tried again until the stream has room
-  (ending nil :type boolean)            ; its requests are being ended, since the stream has broken
+  (ending nil :type boolean) ; the pipe's requests are being ended, since the stream has broken
   (error nil :type (or null condition)) ; the reason, if this end has given the stream up
   (closed nil :type boolean))           ; the peer accepts no more requests
 
@@ -44,8 +44,8 @@
 
 (defclass peer ()
   ((name :initarg :name :reader peer-name) ; the member's
-   (group :initarg :group :reader peer-group) ; the group of both members
-   (sender :initarg :sender :reader peer-sender) ; the member that sends to it, by name
+   (group :initarg :group :reader peer-group) ; the group to which the peer and the sender belong
+   (sender :initarg :sender :reader peer-sender) ; the name of the member that sends to the peer
    (channel :initarg :channel :reader peer-channel) ; the channel to the member
    ;; true: close the channel with the peer
    (own-channel :initarg :own-channel :reader peer-own-channel-p)
@@ -58,8 +58,8 @@
    (max-entries :initarg :max-entries :reader peer-max-entries) ; the most entries in the pipeline
    ;; the most octets of data in the pipeline
    (max-octets :initarg :max-octets :reader peer-max-octets)
-   (pipe :initform (make-pipe) :reader peer-pipe) ; its pipeline of entries
-   ;; kinds of messages, sent one at a time, that are under way
+   (pipe :initform (make-pipe) :reader peer-pipe) ; the pipeline of entries to the peer
+   ;; the kinds of messages that are under way; of each kind one at a time
    (turns :initform '() :accessor peer-turns)
    (meter :initarg :meter :reader peer-meter)) ; measurements
   (:documentation "Another member: see MAKE-PEER."))
@@ -83,8 +83,8 @@
                     (batch-octets 1048576) (max-entries 10000) (max-octets 67108864)
                     (keepalive-seconds 10) (backoff-initial-seconds 0.1) (backoff-maximum-seconds 2)
                   &allow-other-keys)
-  "Return a peer that represents the member NAME of GROUP, to which the member SENDER sends. All
-three are names, strings, which are sent with each message. TARGET is a target as MAKE-CHANNEL
+  "Return a peer that represents the member NAME of GROUP, to which the member SENDER sends. NAME,
+SENDER and GROUP are strings, which are sent with each message. TARGET is a target as MAKE-CHANNEL
 accepts it, such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which
 CLOSE-PEER leaves open. The peer's channel connects at once, in the background, and again whenever
 the connection is lost. TIMEOUT is the longest time for an answer, in seconds; in the pipeline, the

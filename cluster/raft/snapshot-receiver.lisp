@@ -4,10 +4,10 @@
 ;;;;
 ;;;; A member has one snapshot receiver at a time, and at most one thread in the state machine's
 ;;;; methods for snapshots. A new stream replaces the stream under way, which ends: so a leader that
-;;;; has lost its connection need not wait until we notice the loss. A refused stream replaces no
-;;;; other. When the snapshot is installed, or could not be, the receiver is forgotten. A leader
-;;;; that has lost the last response begins again, and the state machine answers that it has the
-;;;; snapshot.
+;;;; has lost its connection need not wait until we notice the loss. A stream that is refused does
+;;;; not replace another stream. When the snapshot is installed, or could not be, the receiver is
+;;;; forgotten. A leader that has lost the last response begins again, and the state machine answers
+;;;; that it has the snapshot.
 ;;;;
 ;;;; A chunk must begin where the previous one has ended, and match its check sum; then it is passed
 ;;;; to the state machine. The snapshot is complete with the last octet, provided that all octets
@@ -18,7 +18,7 @@
 (defstruct (snapshot-delivery (:constructor make-snapshot-delivery (call)) (:copier nil))
   "A stream that transfers a snapshot."
   (call nil :read-only t)               ; the stream
-  ;; the time when it began to wait for a part; nil if it does not wait
+  ;; when the stream began to wait for a part; nil if it does not wait
   (since-ns nil :type (or null nanoseconds)))
 
 (defstruct (snapshot-receiver (:constructor make-snapshot-receiver

@@ -118,7 +118,7 @@ neither installed nor refused the snapshot."
 
 (defun too-long-p (error)
   "True if ERROR, of :resource-exhausted, says that a snapshot or a chunk is longer than PEER
-accepts. An overloaded peer uses the same status."
+accepts. The status alone does not show this: an overloaded peer uses it, too."
   (or (eq :snapshot-too-long (refusal-reason error))
       (some (lambda (text) (search text (or (status:rpc-error-message error) "")))
             '("octets received, limit" "octets to send, limit"))))

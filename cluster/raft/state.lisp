@@ -4,7 +4,7 @@
 ;;;;
 ;;;; Each method gets :CALL, the server's end of the call that carries the message: CALL-PEER
 ;;;; returns its peer's address, CLGRPC.AUTHORITY:CALL-IDENTITY the identity in its certificate.
-;;;; Group, sender and receiver were compared before.
+;;;; The service has already compared the group, the sender and the receiver.
 ;;;;
 ;;;; The methods are called on threads of the server, perhaps several at once for different
 ;;;; messages; they must protect common data by locks. Requests that arrive on one stream are
@@ -56,9 +56,9 @@ election. On a server's thread.")
   (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, describes,
 and this process has received nothing of it. Return two values: how many of its first octets STATE
 has kept from an earlier process, and the CRC-32C of these octets (see CRC32C), computed from the
-octets themselves. The leader continues after them. Without a method the number is 0, and the leader
-sends the snapshot from its beginning. Snapshots are the same if their last_included_index,
-last_included_term, octets and crc32c are. On a server's thread.")
+octets themselves. The leader continues after the kept octets. Without a method the number is 0, and
+the leader sends the snapshot from its beginning. Snapshots are the same if their
+last_included_index, last_included_term, octets and crc32c are. On a server's thread.")
   (:method (state header &key)
     (declare (ignore state header))
     (values 0 0)))

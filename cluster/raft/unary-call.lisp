@@ -88,7 +88,7 @@ request and response."
                "Ask PEER to begin an election at once."
                "a TimeoutNowRequest" "a TimeoutNowResponse"))
 
-;;; One at a time
+;;; Messages sent one at a time
 
 (defun await-pipe (pipe ready-p end-ns)
   "Wait until READY-P, a function, returns true, and return that value; return nil at END-NS, or if
@@ -119,8 +119,8 @@ this thread runs a loop that no other thread can run meanwhile. PIPE's lock is h
       (sb-thread:condition-broadcast (pipe-waitqueue pipe)))))
 
 (defmacro with-turn ((peer message end-ns) &body body)
-  "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way; wait for that, at most
-until END-NS."
+  "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way; wait for such a time until
+END-NS at most."
   `(progn (take-turn ,peer ,message ,end-ns)
           (unwind-protect (progn ,@body)
             (end-turn ,peer ,message))))

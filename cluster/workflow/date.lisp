@@ -21,10 +21,11 @@
 (defconstant +date-slack-ms+ 250 "Dates that differ by no more than this count as the same.")
 (defconstant +longest-step-ms+ 3600000 "The farthest that the date is moved at once.")
 (defconstant +lonely-proof-ms+ 600000
-  "How long a date that is further away must be asked for before a node that is alone accepts it.")
+  "How long the machine must ask for a date that is further away before a node that is alone accepts
+it.")
 (defconstant +common-proof-ms+ 30000
-  "How long such a date must be asked for before a node among others accepts it. Each of these
-reports its machine's date three times in this period.")
+  "How long the machines must ask for a date that is further away before a node among others accepts
+it. Each node reports its machine's date three times in this period.")
 (defconstant +longest-outage-ms+ 86400000
   "An outage may explain that the date is behind the machine's, by at most this many ms.")
 

@@ -14,12 +14,12 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-ends+ 40
-  "The most ends of children that one change of their parent notes. Each has two operations: its
-result, and the removal of its errand.")
+  "The most ends of children that one change of their parent notes. Each of these ends needs two
+operations: for its result, and for the removal of its errand.")
 
 (defstruct (errand (:copier nil))
   "An errand in the store."
-  (name "" :type string :read-only t)   ; one of the names above
+  (name "" :type string :read-only t)   ; the kind of errand: one of the names above
   (id "" :type string :read-only t)     ; the id of its workflow
   (key "" :type string :read-only t)    ; the key in the store, below the root
   ;; of `end`: the parent to which the end is reported
@@ -130,7 +130,7 @@ If a child cannot be begun, the step fails."
                 (condition)
                  (change-workflow node id
                                   (lambda (draft)
-                                    ;; otherwise another node may have begun them
+                                    ;; otherwise another node may have begun the children
                                     (and (= revision (draft-revision draft))
                                          (fail-children
                                           draft number
@@ -161,7 +161,7 @@ If a child cannot be begun, the step fails."
                           (protobuf:parse-message 'pb:child-result (etcd:entry-value entry))))))
 
 (defun tell-parent (node id number ends errands)
-  "Report ENDS, CHILD-ENDs of its step NUMBER, to the workflow ID, as ERRANDS ask."
+  "Report ENDS, CHILD-ENDs of children of step NUMBER, to the workflow ID, as ERRANDS ask."
   (flet ((decision (draft)
            (let ((state (draft-state draft)))
              (when (note-child-ends draft number ends (and (joined-by-p state number ends)
@@ -173,8 +173,8 @@ If a child cannot be begun, the step fails."
       (dolist (errand errands) (forget-errand node errand)))))
 
 (defun tell-some (node id number group)
-  "Report ends of children to the step NUMBER of the workflow ID. GROUP is an alist of their errands
-and Parents."
+  "Report ends of children to the step NUMBER of the workflow ID. GROUP is an alist of errands and
+their Parents."
   (for-one (node id)
     (tell-parent node id number
                  (loop for (errand . parent) in group

@@ -59,7 +59,7 @@ lease to end.")
              (wake-keeper node (lambda (wakeup) (push what (wakeup-ended wakeup))))))))
 
 (defun note-sessions (node)
-  "Note the sessions that are open now. Return the revision at which they were read."
+  "Note the sessions that are open now. Return the revision at which the sessions were read."
   (let* ((prefix (node-key node "index/sessions" "")) (over (open-sessions node))
          (revision
            (etcd:map-entries (lambda (entry)
@@ -124,7 +124,7 @@ lease to end.")
 ;;; Sessions that have ended
 
 (defun do-ended-sessions (node)
-  "Give the claims of the sessions that, by the watch, have ended to others."
+  "The watch has reported that some sessions have ended: give their claims to other sessions."
   (let ((wakeup (node-wakeup node)))
     (flet ((next-ended ()
              (sb-thread:with-mutex ((wakeup-lock wakeup)) (pop (wakeup-ended wakeup)))))
@@ -169,7 +169,7 @@ session has counted tasks since then."
         (unless (gethash key loads) (remhash key (task-queue-loads task-queue)))))))
 
 (defun sweep-sessions (node)
-  "Give the claims of the sessions that ended while no node watched to others."
+  "Some sessions may have ended while no node watched: give their claims to other sessions."
   (forget-ended-sessions node)
   (let ((sessions (claiming-sessions node)) (claiming (make-hash-table :test 'equal)))
     (dolist (session sessions) (setf (gethash session claiming) t))
@@ -311,7 +311,7 @@ true if that time has passed since it last returned true for that name."
       (when (or new (funcall due :count (count-seconds node))) (count-node node)))))
 
 (defun make-due ()
-  "A function as RUN-KEEPER takes it."
+  "A function that RUN-KEEPER takes as its argument DUE."
   (let ((times '()))
     (lambda (name seconds)
       (let ((now (loop:world-now)) (last (getf times name)))
@@ -320,8 +320,8 @@ true if that time has passed since it last returned true for that name."
           t)))))
 
 (defun attend-keeper (node due)
-  "Run the keeper once; DUE is for RUN-KEEPER. Return the seconds until it runs again. Work that the
-store does not do now is done when it answers again."
+  "Run the keeper once; DUE is for RUN-KEEPER. Return the seconds until the keeper runs again. Work
+that the store does not do now is done when it answers again."
   (handler-case (progn (run-keeper node due)
                        (loop:tell-recovery (node-keeper node) :workflow-store-back)
                        (report-health node :serving))
@@ -333,7 +333,7 @@ store does not do now is done when it answers again."
   +longest-sleep-seconds+)
 
 (defun sweep-workflows-now-and-then (node)
-  "Run the job that looks after other nodes' timers. Return the seconds until it runs again."
+  "Run the job that looks after other nodes' timers. Return the seconds until the sweep runs again."
   (handler-case (when (node-keeper node) (sweep-timers node))
     ((or etcd:etcd-error workflow-error) ())
     (error (condition)

@@ -36,7 +36,7 @@
   (max-waiting-claims-per-identity 5000 :type (integer 1) :read-only t)
   (max-watches 20000 :type (integer 1) :read-only t) ; the most watches of a node
   (max-watches-per-peer 10000 :type (integer 1) :read-only t) ; the most watches of one address
-  (max-tasks 16 :type (integer 1 16) :read-only t) ; the most tasks of one claim
+  (max-tasks 16 :type (integer 1 16) :read-only t) ; the most tasks of a claim
   ;; how long an attempt may take if its step has no limit; nil: for ever
   (attempt-seconds 3600 :type (or null (real (0))) :read-only t)
   ;; octets of all ended workflows, beyond which the oldest is deleted; nil: no limit

@@ -13,9 +13,9 @@
 ;;;;    heartbeat takes it back, as in 1. So the end of a session is always that of a lease: no node
 ;;;;    deletes a session that its worker has not closed.
 ;;;;
-;;;; Each of these puts compares the revision at which the key was changed last, as far as its node
-;;;; knows that. So of several simultaneous changes of a key one is first, and the others read the
-;;;; key again. A session's key stays there meanwhile, and that is all that claims compare.
+;;;; Each of these puts succeeds only if the key was last changed at the revision that the node
+;;;; knows. So of several simultaneous changes of a key one is first, and the others read the key
+;;;; again. Meanwhile a session's key stays in the store, and claims compare nothing else.
 ;;;;
 ;;;; For a session of S seconds with a lease of L, 4/5 S < L <= S, this means:
 ;;;;
@@ -24,16 +24,15 @@
 ;;;;   workers get its tasks after S seconds, one more at most, and the time that the store takes to
 ;;;;   end leases (etcd: half a second).
 ;;;; - The node dies: the streams of its workers break at once. The lease was renewed L/8 before at
-;;;;   most, so they have 7/8 L to reach another node.
+;;;;   most, so the workers have 7/8 L to reach another node.
 ;;;; - The node hangs or is stopped: a worker's channel notices within two seconds, and the rest is
 ;;;;   as if it had died. When the node continues it finds other revisions, and gives up the
-;;;;   sessions that other nodes keep. Or its leases have ended: then a renewal reports this, and it
-;;;;   drops all sessions that it kept. Heartbeats may have waited in its sockets, so a session that
-;;;;   seems to be over gets two more seconds by 3, in which they are handled.
+;;;;   sessions that other nodes keep. If the node's leases have ended, a renewal reports this, and
+;;;;   the node drops all sessions that it kept by them. Heartbeats may have waited in its sockets,
+;;;;   so a session that seems to be over gets two more seconds by 3, in which they are handled.
 ;;;; - Worker and node die together: the lease ends by itself after L. If a worker hangs, and its
-;;;;   node dies before it has done 3, the session lasts 3/2 S at most. This case and the next are
-;;;;   the only ones in which a session exceeds its time by more than two seconds while the store
-;;;;   works.
+;;;;   node dies before step 3, the session lasts 3/2 S at most. This case and the next are the only
+;;;;   ones in which a session exceeds its time by more than two seconds while the store works.
 ;;;; - The node hangs, goes on for a moment, in which it renews its leases, and hangs again: the
 ;;;;   sessions that end with these leases, even those of dead workers, last for their time from
 ;;;;   that moment on.
@@ -219,7 +218,7 @@ or, if STREAM is nil, because it was opened."
 
 (defun hear (node session stream)
   "Note a heartbeat of SESSION on STREAM at NODE, if NODE keeps SESSION because of an earlier
-heartbeat on STREAM. Return true if NODE keeps it and its knowledge is certain."
+heartbeat on STREAM. Return true if NODE is certain that it keeps SESSION."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (find-record node session)))
       (when (and record
@@ -279,7 +278,7 @@ SESSION has ended."
                (setf revision (etcd:entry-changed entry))))
         finally (refuse :store-unavailable "too many changes of ~A at once" session)))
 
-;;; Sessions that are not heard of
+;;; Sessions without heartbeats
 
 (defun note-broken (node session stream)
   "STREAM of SESSION's heartbeats has ended: unless another one comes, the worker is not heard of

@@ -200,8 +200,8 @@ heartbeat may come."
   (when (rpc:call-status (heartbeat-stream-call stream)) (note-broken node session stream)))
 
 (defun take-heartbeat (node stream request)
-  "Answer REQUEST, a HeartbeatRequest received on STREAM; another thread does so if that may have to
-wait."
+  "Answer REQUEST, a HeartbeatRequest received on STREAM; if that may have to wait, another thread
+answers."
   (handler-case
       (while-open (node)
         (multiple-value-bind (session held) (check-heartbeat (heartbeat-stream-call stream) request)

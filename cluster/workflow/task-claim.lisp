@@ -1,13 +1,13 @@
 ;;;; Claims: a worker asks for tasks of some kinds. The node examines a few more ready tasks than
-;;;; are requested. Some of these are chosen at random and claimed in one transaction or, if another
-;;;; node was faster with one of them, each in its own. A node never has two claims for the same
-;;;; task under way.
+;;;; are requested. Some of the ready tasks are chosen at random and claimed in one transaction or,
+;;;; if another node was faster with one of them, each in a transaction of its own. A node never has
+;;;; two claims for the same task under way.
 ;;;;
 ;;;; A claim that finds nothing waits at the task queue, without a thread. The watch of the index
-;;;; reports each task that becomes ready. Then a claim of its kind is woken for it, and one of a
-;;;; few jobs tries that claim again, with this task only. The woken claim is the first whose worker
-;;;; was given no task since it last ended one; if there is no such claim, the woken claim is the
-;;;; claim of the worker that was given the fewest. So a worker that takes tasks and does none
+;;;; reports each task that becomes ready. For such a task a claim of its kind is woken, and one of
+;;;; a few jobs tries that claim again, with this task only. The woken claim is the first whose
+;;;; worker was given no task since it last ended one; if there is no such claim, the woken claim is
+;;;; the claim of the worker that was given the fewest. So a worker that takes tasks and does none
 ;;;; leaves further tasks to others. Each task that becomes ready has one claim that is responsible
 ;;;; for it:
 ;;;;
@@ -311,12 +311,14 @@ none. ASK is as for FIND-READY."
   (call nil :read-only t)               ; the call that must be answered
   (session "" :type string :read-only t) ; the session that claims
   (kinds '() :type list :read-only t)   ; the kinds of tasks that the claim claims
-  (count 1 :type (integer 1) :read-only t) ; how many tasks it claims at most
-  ;; the kind and the id of the task that it was woken for, and the value of ARRIVALS then; or nil
+  (count 1 :type (integer 1) :read-only t) ; the most tasks for the claim
+  ;; the kind and the id of the task for which the claim was woken, and the value of ARRIVALS at
+  ;; that time; or nil
   (woken nil :type list)
   ;; under the lock
-  (queue-entries '() :type list)        ; its places in the queues while the claim is parked
-  (queue-entry nil :type (or null queue-entry)) ; its place in its session's queue until it is over
+  (queue-entries '() :type list)        ; the claim's places in the queues while the claim is parked
+  ;; the place in the session's queue until the claim is over
+  (queue-entry nil :type (or null queue-entry))
   (over nil :type boolean))             ; true once the claim is answered or its call has ended
 
 (defun arrival-place (kind)
@@ -343,7 +345,7 @@ of TASK-QUEUE."
     queue-entry))
 
 (defun quit-queue (queue-entry)
-  "Remove QUEUE-ENTRY from its queue, and forget the queue if it is empty then."
+  "Remove QUEUE-ENTRY from its queue, and forget the queue if it becomes empty."
   (quit-ring queue-entry)
   (let ((name (queue-entry-queue queue-entry)) (table (queue-entry-table queue-entry)))
     (unless (or (null table) (ring-first (gethash name table)))
@@ -567,8 +569,8 @@ session's end. Signal BACKLOG-FULL if LIMITS do not allow one more."
 
 (defun await-tasks (node call session kinds count wait-ms seen)
   "Let CALL wait for tasks. After WAIT-MS the claim is answered without tasks. Signal SESSION-LOST
-if SESSION does not exist. This is checked only after the claim is noted as waiting, so no end of
-the session is missed."
+if SESSION does not exist. The session is checked only after the claim is noted as waiting, so no
+end of the session is missed."
   (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
         (task-queue (node-task-queue node))
         (done nil))

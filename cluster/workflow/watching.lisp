@@ -11,9 +11,9 @@
 ;;;;    them. The others wait. A watch with too many waiting changes is ended; its peer, which knows
 ;;;;    its position, may ask again.
 ;;;;
-;;;; Several workflows may have changed at one revision. So each change has the revision at which a
-;;;; watch of all workflows continues if it ends after that change: that of the change or, for the
-;;;; last change of a revision, the next one.
+;;;; Several workflows may have changed at one revision. So each change has the revision from which
+;;;; a watch of all workflows continues if it ends after that change: the revision of the change or,
+;;;; for the last change of a revision, the next revision.
 
 (in-package #:clgrpc.workflow)
 
@@ -27,7 +27,7 @@ accept them.")
 client need threads, too.")
 
 (defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
-  "A watch at a node. A watch is a call."
+  "A client's watch at a node. A watch is a call."
   (call nil :read-only t)               ; the call that gets the changes
   (id "" :type string :read-only t)     ; the id of the workflow; empty: all workflows
   (peer "" :type string :read-only t)   ; the peer that has it, without a port
@@ -177,7 +177,7 @@ SUBSCRIPTION ends with the change, because its workflow ends. SUBSCRIPTION's loc
     (when (and full (< most (subscription-waiting subscription)))
       (end-subscription subscription
                         (make-condition 'store-unavailable
-                                        :text "the watch does not take its changes")))))
+                                        :text "the watch's client does not read")))))
 
 (defun go-live (subscription)
   "Earlier changes were sent to SUBSCRIPTION."
@@ -335,7 +335,7 @@ SUBSCRIPTION has ended, or if this has ended it because too many threads wait fo
 
 (defun tell-former (node subscription from now)
   "Send SUBSCRIPTION the changes of all workflows from the revision FROM on, by a separate watch.
-This ends with the first change at or after NOW, the revision from which the feed has queued
+The watch ends with the first change at or after NOW, the revision from which the feed has queued
 changes."
   (let ((watch nil) (over nil) (call (subscription-call subscription)))
     (labels ((tell (changes revision)

@@ -32,10 +32,10 @@ lease.")
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t)
   ;; of its heart
   (pauses (loop:make-pauses 1/2 1/2) :read-only t)
-  (session nil :type (or null string))  ; its own, while it has one
+  (session nil :type (or null string))  ; the worker's session, while it has one
   (held '() :type list)                 ; the tasks that the worker does
   (calls '() :type list)                ; claims that wait
-  (heart-call nil)                      ; the call by which its heart opens a session now, or nil
+  (heart-call nil)                      ; the call that opens a session now, or nil
   (stream nil)                          ; the call with its heartbeats, or nil
   (answer nil)                          ; the answer to the last heartbeat on STREAM, or nil
   (attempts '() :type list)             ; tasks that are done beside others
@@ -198,7 +198,7 @@ another node may take the session. Signal a workflow error."
           (exchange (with-workflow-errors (open-stream worker)))))))
 
 (defun beat (worker)
-  "Say that WORKER lives."
+  "Send a heartbeat of WORKER."
   (let ((session (open-own-session worker)))
     (handler-case
         (note-lost worker (pb:heartbeat-reply-lost (send-heartbeat worker session)))
@@ -414,7 +414,7 @@ stopped."
             (setf (worker-calls worker) (remove call (worker-calls worker)))))))))
 
 (defun claim-and-do (worker pauses)
-  "Run a hand of WORKER once. Return the seconds until it claims again, nil if WORKER is being
+  "Run a hand of WORKER once. Return the seconds until the job claims again, nil if WORKER is being
 stopped. PAUSES are the pauses of this hand."
   (handler-case (let ((message (claim-one worker)))
                   (loop:forget-failures pauses)
@@ -453,14 +453,14 @@ stopped. PAUSES are the pauses of this hand."
 leads. KINDS is a list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION)
 with a function of a task as DEFINE-STEP defines them. The worker does at most CONCURRENCY tasks at
 once, each on a thread of its own. If the worker's heartbeats fail for SESSION-SECONDS, 2 to 3600,
-other workers get its tasks. NAME, a string, is for people. ON-TASK-LOST, a function of a task, is
-called when the worker learns that a task under way belongs to others, or has exceeded its longest
-time, so that its work can be stopped. ON-TASK-LOST must not wait, since it runs on the thread that
-keeps the worker alive. ON-REFUSED, a function of a task and a WORKFLOW-ERROR, is called when a
-report is refused because the task belonged to others. A task that was lost three times in a row
-with its worker is done alone: meanwhile the worker does no other task. Nodes need not be reachable
-yet. Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with
-STOP-WORKER."
+other workers get its tasks. NAME, a string, is shown to people. ON-TASK-LOST, a function of a task,
+is called when the worker learns that a task under way belongs to others, or has exceeded its
+longest time, so that its work can be stopped. ON-TASK-LOST must not wait, since it runs on the
+thread that keeps the worker alive. ON-REFUSED, a function of a task and a WORKFLOW-ERROR, is called
+when a report is refused because the task belonged to others. A task that was lost three times in a
+row with its worker is done alone: meanwhile the worker does no other task. Nodes need not be
+reachable yet. Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it
+with STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))

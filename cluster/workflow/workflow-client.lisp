@@ -1,6 +1,6 @@
-;;;; The client's functions of a workflow service. In place of a CHANNEL they accept the service
-;;;; object itself, within its image, and a router (group-router.lisp). A refusal is a workflow
-;;;; error. A call that got no answer can be repeated unchanged.
+;;;; The client's functions of a workflow service. In place of a CHANNEL the functions here accept a
+;;;; router (group-router.lisp) or, within the node's image, the service object itself. A refusal is
+;;;; a workflow error. A call that got no answer can be repeated unchanged.
 
 (in-package #:clgrpc.workflow)
 
@@ -44,9 +44,9 @@ meanwhile, ask another one. Signal a workflow error."
 (defun start-workflow (channel id steps &key input type timeout call-timeout)
   "Start the workflow ID, a string of the caller's choice, at the service that CHANNEL leads to.
 STEPS are those of DEFINE-WORKFLOW, as a list or by the name of a workflow. INPUT, a string, octets
-or a message, is the input of the first. TYPE, a string, is for people; by default it is the name of
-the workflow in lower case, if STEPS is a name. The workflow fails when TIMEOUT seconds are over.
-Return true if this call has started it, false if an equal call had started it before. Signal
+or a message, is the input of the first. TYPE, a string, is shown to people; by default it is the
+name of the workflow in lower case, if STEPS is a name. The workflow fails when TIMEOUT seconds are
+over. Return true if this call has started it, false if an equal call had started it before. Signal
 WORKFLOW-EXISTS if another workflow has this id, TOO-LARGE, BACKLOG-FULL or another WORKFLOW-ERROR;
 at the latest after CALL-TIMEOUT seconds (10). From any thread."
   (pb:start-reply-began
@@ -110,7 +110,7 @@ Keywords select workflows: STATUS is :running, :completed, :failed or :cancelled
 they began at STARTED-FROM or later and before STARTED-BEFORE, and ended at ENDED-FROM or later and
 before ENDED-BEFORE, in seconds since 1970. The workflows are fetched in pages, each within TIMEOUT
 seconds (10). A workflow that begins, changes its status or is deleted meanwhile may be missed. If
-CHANNEL is a router, those of one group come after those of the previous one. Signal a
+CHANNEL is a router, the workflows of one group come after those of the previous group. Signal a
 WORKFLOW-ERROR. From any thread."
   (declare (ignore status type started-from started-before ended-from ended-before))
   (dolist (channel (if (router-p channel) (router-channels channel) (list channel)))
@@ -128,14 +128,14 @@ WORKFLOW-ERROR. From any thread."
   (id "" :type string :read-only t)     ; the id of the workflow; empty: all workflows
   (function nil :type function :read-only t) ; a function of a Change
   (after 0 :type (integer 0))           ; the number of the last change of the workflow told
-  ;; for a watch of all workflows: where to continue; 0: it has not begun
+  ;; for a watch of all workflows: where to continue; 0: the watch has not begun
   (revision 0 :type (integer 0))
   (told '() :type list)                 ; (id . number) of changes at REVISION that FUNCTION has got
   (end-function nil :type (or null function) :read-only t) ; called at the end, or nil
   (call nil)                            ; the call, while there is one
   (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; the pauses between two calls
   (ended nil :type boolean)             ; FUNCTION is called no more
-  ;; why the watch has failed, unless its workflow or its user has ended it
+  ;; why the watch has failed, unless the watch's workflow or user has ended it
   (failure nil :type (or null workflow-error))
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
   ;; CALL and ENDED are changed under the lock; ENDED and the first REVISION wake the waiters
@@ -259,11 +259,11 @@ status of CONDITION does not suffice, since an overloaded node or proxy uses the
   "Watch the workflow ID: call FUNCTION with each change after the number AFTER, a
 CLGRPC.WORKFLOW.V1:CHANGE, until the workflow has ended. Each change comes once and in order, even
 if connections break and nodes end meanwhile. If ID is nil, FUNCTION gets the changes of all
-workflows, from REVISION of the store on or, if that is 0, from now on, without end. Then this
-returns when a node has begun the watch, or after TIMEOUT seconds (10). Return an object for
-END-WATCHING. At the end ON-END is called, with nil or with the WORKFLOW-ERROR that has ended the
-watch: CHANGES-COMPACTED if some changes can no longer be read one by one, or FUNCTION's error. Both
-functions run on a thread of the watch's own. From any thread."
+workflows, from REVISION of the store on or, if that is 0, from now on, without end. In that case
+WATCH-WORKFLOW returns when a node has begun the watch, or after TIMEOUT seconds (10). Return an
+object for END-WATCHING. At the end ON-END is called, with nil or with the WORKFLOW-ERROR that has
+ended the watch: CHANGES-COMPACTED if some changes can no longer be read one by one, or FUNCTION's
+error. Both functions run on a thread of the watch's own. From any thread."
   (when (and (null id) (router-p channel))
     (misuse "A watch of all workflows belongs to one group; ROUTER-CHANNELS returns the channels."))
   (let ((watcher (make-watcher :channel (if id (route channel id) channel) :id (or id "")
@@ -274,7 +274,7 @@ functions run on a thread of the watch's own. From any thread."
     (with-undoing ((loop:wake-job (loop:add-job (watcher-background watcher)
                                                 (lambda () (attend-watcher watcher))))
                    (unless begun (leave-watcher watcher)))
-      ;; until it knows where it can continue
+      ;; until the watch knows where it can continue
       (when (of-all-p watcher)
         (await-watcher watcher timeout (lambda (watcher) (plusp (watcher-revision watcher)))))
       (setf begun t))

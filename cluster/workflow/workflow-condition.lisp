@@ -7,7 +7,7 @@
   ((text :initarg :text :initform "" :reader workflow-error-text) ; the error, as text
    (cause :initarg :cause :initform nil :reader workflow-error-cause) ; the RPC-ERROR, or nil
    (limit :initarg :limit :initform nil :reader workflow-error-limit) ; the name of a limit, or nil
-   (most :initarg :most :initform nil :reader workflow-error-most) ; its value
+   (most :initarg :most :initform nil :reader workflow-error-most) ; the limit's value
    (actual :initarg :actual :initform nil :reader workflow-error-actual)) ; the value that exceeded
                                                                           ; the limit
   (:report (lambda (condition stream)

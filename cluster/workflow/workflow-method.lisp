@@ -9,7 +9,8 @@ nil, of any."
     (when refusal (refuse :access-denied "~A" refusal))))
 
 (defun call-answering (node role call function)
-  "Call FUNCTION if the peer of CALL has ROLE. A workflow error, or one of the store, ends CALL."
+  "Call FUNCTION if the peer of CALL has ROLE. A workflow error, or an error of the store, ends
+CALL."
   (handler-case (progn (check-access node role call)
                        (while-open (node) (with-store-errors (funcall function))))
     (workflow-error (condition)
@@ -59,7 +60,7 @@ to another workflow."
 WORKFLOW-NOT-FOUND if the workflow does not exist."
   (loop repeat +most-tries+
         do (let* ((now (see-state node id)) (result (fetch-result node (cached-state-state now))))
-             ;; otherwise it has begun again, or was deleted, between the two reads
+             ;; otherwise the workflow has begun again, or was deleted, between the two reads
              (when result (return (values now result))))
         finally (refuse :store-unavailable "too many changes of ~A at once" id)))
 
@@ -219,7 +220,7 @@ Refuse too many kinds before anything else is done: a message has room for a mil
                             (limits-max-tasks (node-limits node)))))
          ;; without a call, as when a handler calls this method itself, nothing can wait
          (wait (if call (min (pb:claim-request-wait-ms request) +longest-wait-ms+) 0)))
-    (session-key node session)          ; checks that it is a name
+    (session-key node session)          ; checks that SESSION is a valid name
     (check-owner call session)
     (check-held node session)
     (let* ((seen (arrivals-now (node-task-queue node) kinds))

@@ -14,9 +14,9 @@
   (table nil :type (or null hash-table) :read-only t)) ; the table that has the queue
 
 (defstruct (task-queue (:copier nil))
-  "The queues in which claims wait. LOCK guards the rest. A claim is in the queue of all claims and
-in that of each of its kinds, so that the first of a kind is found at once, and a claim that stops
-waiting is removed at once."
+  "The queues in which claims wait. LOCK guards the other slots. A claim is in the queue of all
+claims and in that of each of its kinds, so that the first of a kind is found at once, and a claim
+that stops waiting is removed at once."
   ;; guards all slots below
   (lock (sb-thread:make-mutex :name "clgrpc workflow task queue") :read-only t)
   (idle '() :type list)                 ; jobs of claimers that have nothing to do
@@ -24,7 +24,7 @@ waiting is removed at once."
   (queue (make-ring) :type ring :read-only t) ; the head of the QUEUE-ENTRYs of all, first to last
   ;; from a kind for which claims wait to the head of their QUEUE-ENTRYs
   (queues (make-hash-table :test 'equal) :type hash-table :read-only t)
-  ;; likewise from a session, all whose claims that have no answer yet are there, parked or not
+  ;; from a session to the head of the QUEUE-ENTRYs of its claims without an answer, parked or not
   (sessions (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; from owners in names of sessions to how many of their claims wait
   (owners (make-hash-table :test 'equal) :type hash-table :read-only t)
@@ -57,9 +57,9 @@ waiting is removed at once."
   (own '() :type list))                 ; the numbers of the shards that this node has
 
 (defstruct (membership (:copier nil))
-  "A node's membership among the nodes of its namespace. Only the keeper uses it."
-  (lease nil :type (or null etcd:lease)) ; the lease of its entry, once it has one
-  (told-ms nil :type (or null integer)) ; its machine's date when it last reported it,
+  "A node's membership among the nodes of its namespace. Only the keeper uses this structure."
+  (lease nil :type (or null etcd:lease)) ; the lease of the node's entry, once there is one
+  (told-ms nil :type (or null integer)) ; its machine's date when the node last reported it,
   (told-steady-ms 0 :type integer))     ; when the node last reported it
 
 (defstruct (commit-group (:copier nil))
@@ -91,7 +91,8 @@ lock guards the slots that change."
 lease with which the session's key ends, if that is one of this node's leases. The node's lock
 guards the slots that change."
   (name "" :type string :read-only t)   ; the name of the session
-  (open nil :type boolean)              ; true: it is in the store; false: it is being opened here
+  ;; true: the session is in the store; false: it is being opened here
+  (open nil :type boolean)
   (revision 0 :type (integer 0))        ; the revision of the last change of its key
   (session-lease nil :type (or null session-lease)) ; the node's, with which its key ends, or nil
   ;; on which a heartbeat came for which this node has begun to keep the session; nil after doubts
@@ -113,7 +114,7 @@ guards the slots that change."
   (kinds (make-hash-table :test 'equal) :type hash-table :read-only t)
   (tasks (make-hash-table :test 'equal) :type hash-table :read-only t) ; the tasks by ID
   (watched nil :type boolean)           ; the watch of the index reports new tasks
-  (partial nil :type boolean))          ; the store has more tasks than are kept here
+  (partial nil :type boolean))          ; the store has more tasks than this list
 
 (defstruct (usage (:copier nil))
   "How much of the store is in use, as far as a node knows. LOCK guards the rest."
@@ -145,7 +146,7 @@ change."
   (subscriptions (make-hash-table :test 'equal) :type hash-table :read-only t)
   (count 0 :type index)                 ; the number of these subscriptions
   (senders 0 :type index)               ; threads that wait for room to send earlier changes
-  ;; likewise by whose they are
+  ;; from peers, without a port, to the number of their subscriptions
   (peers (make-hash-table :test 'equal) :type hash-table :read-only t))
 
 (defclass workflow-service (pb:workflow)
@@ -166,21 +167,21 @@ change."
    ;; the membership of the namespace's nodes
    (membership :initform (make-membership) :reader node-membership)
    (running :initform 0 :accessor node-running) ; the number of running workflows at the last count
-   (ready :initform 0 :accessor node-ready) ; tasks that no worker has claimed, likewise
+   (ready :initform 0 :accessor node-ready) ; the number of unclaimed tasks at the last count
    (count-seconds :initform 0 :accessor node-count-seconds) ; how many seconds the last count took
    (usage :initform (make-usage) :reader node-usage) ; how full the store is
    ;; the sums of ended workflows, see retention.lisp
    (retention :initform (make-retention) :reader node-retention)
    (commits :initform nil :accessor node-commits) ; a COMMIT-GROUP, once it has jobs
-   (stale-reads :initform nil :accessor node-stale-reads) ; likewise
+   (stale-reads :initform nil :accessor node-stale-reads) ; the same for stale reads
    ;; the list of tasks that can be claimed
    (ready-list :initform (make-ready-list) :reader node-ready-list)
    ;; from names to the SESSION-RECORDs of all open sessions, as the watch of the index reports
    ;; them, and of those that are being opened here; under the lock
    (session-records :initform (make-hash-table :test 'equal) :reader node-session-records)
-   ;; from the seconds of a lease to the SESSION-LEASE; likewise
+   ;; from the seconds of a lease to the SESSION-LEASE; under the lock
    (session-leases :initform (make-hash-table) :reader node-session-leases)
-   ;; from owners, which certificates prove, to how many of these sessions they have; likewise
+   ;; from owners, which certificates prove, to how many of these sessions they have; under the lock
    (owners :initform (make-hash-table :test 'equal) :reader node-owners)
    ;; from sessions to how many tasks this node has given them since they were counted in the store
    (grants :initform (make-hash-table :test 'equal) :reader node-grants) ; under the lock
@@ -377,7 +378,7 @@ signal SPACE-EXCEEDED at the end. So removals that come after a put are done, an
 ;;; delays no other: it is left alone for a while, and tried again.
 
 (defconstant +stuck-seconds+ 10 "How long a workflow that could not be changed is left alone.")
-(defconstant +most-stuck+ 10000 "How many such workflows a node remembers.")
+(defconstant +most-stuck+ 10000 "How many workflows that could not be changed a node remembers.")
 
 (defun note-stuck (node id condition)
   "The workflow ID cannot be changed at NODE, because of CONDITION."

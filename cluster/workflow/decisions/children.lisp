@@ -82,7 +82,7 @@ workflow with the parent's id."
   "The report that a child has ended."
   (place 0 :type (integer 0) :read-only t) ; the place of the child in its step
   (origin 0 :type (integer 0) :read-only t) ; the origin of the child
-  (result nil :type pb:child-result :read-only t)) ; its result
+  (result nil :type pb:child-result :read-only t)) ; the child's result
 
 (declaim (sb-ext:freeze-type child-end))
 
@@ -143,7 +143,7 @@ its length."
 
 (defun note-child-ends (draft number ends former)
   "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If these are the last ends, FORMER
-is an alist of places and ChildResults of the children whose ends were noted before."
+is an alist of places and ChildResults of the children whose ends were noted earlier."
   (let* ((state (draft-state draft)) (limits (draft-limits draft))
          (joined (joined-by-p state number ends)) (ends (ends-to-note state number ends)))
     (when ends

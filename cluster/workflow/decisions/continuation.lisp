@@ -1,6 +1,6 @@
-;;;; Continuations: a workflow begins again, as its next run, under the same id. So it may live for
-;;;; ever although the steps and changes of a run are limited. The decision is like the decisions in
-;;;; decision.lisp: it does not read the store.
+;;;; Continuations: a workflow begins again, as its next run, under the same id. So a workflow may
+;;;; live for ever although the steps and changes of a run are limited. The decision is like the
+;;;; decisions in decision.lisp: it does not read the store.
 ;;;;
 ;;;; Fences, and the numbers of steps and changes, continue to grow, so data of an earlier run are
 ;;;; never mistaken for those of this one. The keys of a run's payloads contain its number. The

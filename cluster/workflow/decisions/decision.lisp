@@ -6,7 +6,8 @@
 ;;;;
 ;;;; The invariants:
 ;;;;
-;;;; - The step under way is the first that is not done. Steps before it never change again.
+;;;; - The step under way is the first that is not done. Steps before the one under way never change
+;;;;   again.
 ;;;; - Every claim has a fence above all earlier fences, even those of a deleted workflow with the
 ;;;;   same id: a fence is at least the store's revision of the state from which it is made. By
 ;;;;   induction a fence is at most the revision of the transaction that stores it, so a later
@@ -597,7 +598,7 @@ a call, or nil; and that event."
            (advance draft)))
         t))))
 
-;;; The end of a draft
+;;; Checking and completing a draft
 
 (defun check-state (draft)
   "Signal TOO-LARGE if the state of DRAFT has more octets than that of a workflow may have."

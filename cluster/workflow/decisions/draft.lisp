@@ -5,7 +5,7 @@
 
 (defstruct (draft (:constructor %make-draft) (:copier nil))
   "A change of a workflow that is being made up."
-  (old nil :type (or null pb:workflow-state) :read-only t) ; the state as it is in the store, or nil
+  (old nil :type (or null pb:workflow-state) :read-only t) ; the state in the store, or nil
   (revision 0 :type (integer 0) :read-only t) ; the store's revision of OLD; 0 if OLD is nil
   (state nil :type pb:workflow-state :read-only t) ; the next state
   (now 0 :type (integer 0) :read-only t) ; the time, in milliseconds since 1970
@@ -13,7 +13,8 @@
   (limits nil :type limits :read-only t) ; the limits of the node that makes it
   (events '() :type list)               ; Events, the last one first
   (payloads '() :type list)             ; an alist of keys below data/ID/ and octets
-  (small '() :type list)                ; the same for the payloads that STATE has itself
+  ;; an alist of keys and octets of payloads that STATE itself has
+  (small '() :type list)
   (history '() :type list)              ; Changes that are to have a key of their own
   ;; (from . to) of ranges of keys below the root that it removes; its own payloads are in none of
   ;; them

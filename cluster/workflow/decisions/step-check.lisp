@@ -1,4 +1,5 @@
-;;;; The steps that a node accepts from its users. Steps that start children have steps in turn.
+;;;; The steps that a node accepts from its users. A step that starts children contains the
+;;;; children's steps, which are checked, too.
 
 (in-package #:clgrpc.workflow)
 
@@ -16,7 +17,8 @@
 ancestors."
   (let ((count (length (pb:children-children children)))
         (most (limits-max-children limits)) (deepest (limits-max-depth limits)))
-    (when (zerop count) (refuse :invalid-request "a step that starts children has at least one"))
+    (when (zerop count)
+      (refuse :invalid-request "a step that starts children has at least one child"))
     (when (> count most) (refuse-size :too-large :max-children most count "too many children"))
     (when (> depth deepest)
       (refuse-size :too-large :max-depth deepest depth "too many children of children"))

@@ -60,8 +60,8 @@ Signal SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10).
   nil)
 
 (defun delete-schedule (channel id &key timeout)
-  "Remove the schedule ID. Workflows that it has started continue. Return true if the schedule
-existed; false if not, even if an earlier try of the same call has removed it. Signal a
+  "Remove the schedule ID. Workflows that the schedule has started continue. Return true if the
+schedule existed; false if not, even if an earlier try of the same call has removed it. Signal a
 WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (pb:delete-schedule-reply-deleted
    (ask #'methods:delete-schedule channel (pb:make-delete-schedule-request :id id) timeout)))

@@ -4,7 +4,7 @@
 ;;;; time starts exactly one workflow, even if nodes die.
 ;;;;
 ;;;; Of the times that passed while no node ran, the last CATCH_UP are done late; the others are
-;;;; counted as missed. One time is done after the other.
+;;;; counted as missed. The times of a schedule are done one after the other.
 
 (in-package #:clgrpc.workflow)
 
@@ -24,9 +24,9 @@
         (* interval (1+ (floor ms interval))))))
 
 (defun times-passed (state cron now)
-  "Two values: the times of STATE from the next one to NOW, and the number of further ones before
-these. If there are more times than +MOST-PASSED+, the first value has only the last ones, and with
-CRON the second is always +MOST-PASSED+."
+  "Two values: the times of STATE from the next one to NOW, and the number of further times that
+came before these. If there are more times than +MOST-PASSED+, the first value has only the last
+ones, and with CRON the second is always +MOST-PASSED+."
   (let ((next (pb:schedule-state-next-unix-ms state)))
     (flet ((times (from)
              (loop repeat (1+ +most-passed+)
@@ -81,11 +81,12 @@ too long."
       (t (refuse :invalid-request "a schedule has a cron expression or an interval")))
     (unless (keywordp overlap) (refuse :invalid-request "~A has no rule for overlaps" overlap))
     (when (> catch-up +most-catch-up+)
-      (refuse-size :too-large :catch-up +most-catch-up+ catch-up "too many times to make up for"))
+      (refuse-size :too-large :catch-up +most-catch-up+ catch-up
+                   "too many missed times to make up for"))
     (when (string/= "" (pb:start-request-id start))
       (refuse :invalid-request
               "the workflow of a schedule must not have an id: it gets one from each time"))
-    ;; can it be started?
+    ;; can the workflow be started?
     (scheduled-workflow state start now limits)
     (setf (pb:schedule-state-next-unix-ms state) (next-scheduled-time state (cron-of state) now))
     state))

@@ -1,6 +1,6 @@
 ;;;; Changes of many workflows by one decision: several in one transaction, as many as etcd accepts.
 ;;;; A joint transaction may fail, because other nodes change some of its workflows at the same time
-;;;; or because one workflow cannot be changed. Then the workflows are tried one by one.
+;;;; or because one workflow cannot be changed. If it fails, the workflows are changed one by one.
 
 (in-package #:clgrpc.workflow)
 

@@ -1,6 +1,6 @@
 ;;;; Commits: transactions that several threads of a node make at the same time are sent to the
-;;;; store as one request. Each remains a transaction of its own within the request: it succeeds or
-;;;; fails independently of the others, and each thread gets the result that it would get alone.
+;;;; store as one request. Each transaction stays separate within the request: it succeeds or fails
+;;;; independently of the others, and each thread gets the result that it would get alone.
 ;;;;
 ;;;; 1. A transaction that arrives while fewer requests than +MOST-FLYING+ are under way is sent at
 ;;;;    once, by its own thread.
@@ -57,7 +57,7 @@ GROUP's lock is held."
                       (or (own-request-p commit)
                           (< +commit-octets+ (+ octets (commit-octets commit))))))
              (push commit left)
-             ;; so later transactions of the same workflows do not overtake it
+             ;; so later transactions of the same workflows do not overtake this commit
              (dolist (id (commit-ids commit)) (setf (gethash id ids) t)))
             (t (push commit taken)
                (incf octets (commit-octets commit))
@@ -82,8 +82,8 @@ GROUP's lock is held."
         (loop for commit in commits
               for (done . results) in results
               do (loop:resolve-future (commit-future commit) done results revision)))
-    ;; one of them is wrong, or puts into a full store, or uses a lease that has ended; this must
-    ;; not affect the others
+    ;; one transaction is wrong, or puts into a full store, or uses a lease that has ended; this
+    ;; must not affect the other transactions
     ((or etcd:invalid-request etcd:space-exceeded etcd:lease-not-found) ()
       (dolist (commit commits) (settle-commit etcd commit)))
     (error (condition)
@@ -137,14 +137,14 @@ is then counted as under way."
     (unless (loop:future-done-p (commit-future commit))
       (loop:reject-future (commit-future commit)
                           (make-condition 'etcd:unavailable :perhaps-done t
-                                          :text "a timeout or the like has stopped its sender"))))
+                                          :text "a timeout or the like has stopped the sender"))))
   (when (more-to-send-p group)
     (etcd:run-in-background (node-etcd node) (lambda () (send-commits node group)))))
 
 (defun send-commits (node group &optional commit)
-  "Send the first commits in the queue of GROUP, of NODE; a job sends the rest. This holds even if a
-non-local exit, such as that of WITH-TIMEOUT, leaves the function. If COMMIT is given, queue it
-first, and send nothing if enough requests are under way."
+  "Send the first commits in the queue of GROUP, of NODE; a job sends the rest, even if a non-local
+exit, such as that of WITH-TIMEOUT, leaves the function. If COMMIT is given, queue it first, and
+send nothing if enough requests are under way."
   (let ((etcd (node-etcd node)) (sends (null commit)) (commits '()))
     (with-undoing ((sb-thread:with-mutex ((commit-group-lock group))
                      (when commit (setf sends (queue-commit group commit)))

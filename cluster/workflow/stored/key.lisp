@@ -91,7 +91,7 @@ earlier ones."
   (string-downcase status))
 
 (defun key-behind (prefix)
-  "The first key after all that begin with PREFIX, which ends with /."
+  "The first key after all keys that begin with PREFIX, which ends with /."
   (format nil "~A0" (string-right-trim "/" prefix)))
 
 (defun key-parts (root key)
@@ -112,9 +112,9 @@ put it."
   (format nil "~(~X~)" lease))
 
 (defun node-entry-p (entry name)
-  "True if ENTRY is that of the node NAME, so that it ends with this node. A copy of an entry, such
-as of a store that was copied, has no lease, or another: it would stand for ever for a node that
-does not exist."
+  "True if ENTRY belongs to the node NAME, so that the entry ends with this node. A copy of an
+entry, as in a store that was copied, has no lease or another lease: the copy would represent for
+ever a node that does not exist."
   (and (plusp (etcd:entry-lease entry))
        (equal name (lease-name (etcd:entry-lease entry)))))
 

@@ -21,7 +21,7 @@
 (defconstant +near-steps+ 4 "How many steps on each side of the current step are in the head at
 least.")
 
-;;; Which steps are where
+;;; The chunks of steps
 
 (defun chunked (count size)
   "How many of COUNT steps, those farthest from the current step, are in chunks of SIZE."
@@ -51,7 +51,8 @@ nil."
                                     from (+ from +left-chunk+))))))))
 
 (defun steps-key (root state name)
-  "The key of the chunk NAME of STATE's present run. Another run has other steps."
+  "The key of the chunk NAME of STATE's present run. The key contains the run, since another run has
+other steps."
   (key root "steps" (pb:workflow-state-id state)
        (format nil "~8,'0D-~A" (pb:workflow-state-run state) name)))
 
@@ -93,7 +94,7 @@ END: all that belong to no chunk, and those of the head's steps and of the next 
                               (not (gethash key own)))))
                      (pb:workflow-state-payloads state))))))
 
-;;; Apart, and together again
+;;; Splitting a state into chunks, and joining them
 
 (defun state-head (state)
   "The head of STATE, a whole state, with which it shares its parts."
@@ -112,8 +113,8 @@ END: all that belong to no chunk, and those of the head's steps and of the next 
 
 (defun chunk-operations (root old state)
   "The operations of TRANSACT that change the chunks of steps from those of OLD, a whole state or
-nil, to those of STATE. A chunk is put once. The chunks of a former run, which may be more than a
-transaction has operations, are removed by one operation."
+nil, to those of STATE. A chunk is put only once. The chunks of a former run, which may be more than
+a transaction has operations, are removed by one operation."
   (flet ((names (state)
            (loop for (name) in (step-chunks state) collect (steps-key root state name))))
     (let ((before (names old)) (after (names state)))

@@ -6,8 +6,8 @@
 ;;;; octets. The node reads that part of the index once, and then follows it by a watch. The node
 ;;;; remembers only the sums of the octets of workflows that began within the same few seconds: a
 ;;;; period. At the limit the node goes through these sums, from the newest, to the period in which
-;;;; the sum exceeds the limit, and reads the entries from there to the oldest. So a check costs the
-;;;; store the entries of one period, and those to be deleted.
+;;;; the sum exceeds the limit, and reads the entries from there to the oldest. So a check reads
+;;;; from the store only the entries of one period, and those to be deleted.
 ;;;;
 ;;;; If the sums cannot follow the watch, since it has ended or a removed entry is compacted, they
 ;;;; are forgotten, and the next check reads all again.
@@ -145,8 +145,8 @@ octets together with newer workflows of SUM octets."
     ids))
 
 (defun superfluous-ids (node most)
-  "The ids of the ended workflows that do not fit into MOST octets. Each status gets a share of
-these in proportion to its octets."
+  "The ids of the ended workflows that do not fit into MOST octets. Each status gets a share of MOST
+in proportion to its octets."
   (multiple-value-bind (sums all) (ended-octets node)
     (when (< most all)
       (loop for status in (remove-duplicates (mapcar (lambda (sum) (period-status (car sum))) sums)

@@ -19,7 +19,8 @@
   "The fields of a workflow in the index."
   (position "" :type string :read-only t) ; the position, AGE/ID
   (type "" :type string :read-only t)   ; the type of the workflow
-  (ended 0 :type (integer 0) :read-only t) ; the end, in milliseconds since 1970; 0: it runs
+  ;; the end, in milliseconds since 1970; 0: the workflow runs
+  (ended 0 :type (integer 0) :read-only t)
   (octets 0 :type (integer 0) :read-only t)) ; about its octets in the store, once it has ended
 
 (declaim (sb-ext:freeze-type index-entry))

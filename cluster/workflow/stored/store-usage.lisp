@@ -13,7 +13,8 @@
   "Ask the store of NODE how much of it is in use. Signal an ETCD-ERROR."
   (let* ((usage (node-usage node))
          (status (handler-case (etcd:member-status (node-etcd node))
-                   ;; a proxy, or a user without the right; then no start is refused
+                   ;; the error of a proxy, or of a user without the right; in this case no start is
+                   ;; refused
                    ((and etcd:etcd-error (not etcd:unavailable)) () nil))))
     (sb-thread:with-mutex ((usage-lock usage))
       (setf (usage-octets usage) (getf status :octets-in-use)
