@@ -1,9 +1,9 @@
 ;;;; Endpoints: members, each a name or a numeric address, form one target of a channel,
-;;;; "etcd-endpoints:" followed by the endpoints, separated by commas. The resolver of such a target
-;;;; has one resolver for each endpoint, and gives the channel all servers that these have found so
-;;;; far. An endpoint whose look-up fails removes no server; only if no server is known at all, the
-;;;; failure is reported. With TLS the certificate of a server must have the name of its own
-;;;; endpoint. Endpoints may be replaced while the channel runs; those that stay keep their
+;;;; "etcd-endpoints:" followed by the endpoints, separated by commas. The resolver of this target
+;;;; has one resolver for each endpoint, and gives the channel all servers that these resolvers have
+;;;; found so far. An endpoint whose look-up fails removes no server; only if no server is known at
+;;;; all, the failure is reported. With TLS the certificate of a server must have the name of its
+;;;; own endpoint. Endpoints may be replaced while the channel runs; those that stay keep their
 ;;;; connections.
 
 (in-package #:clgrpc.etcd)
@@ -13,10 +13,10 @@
    (options :initarg :options :reader endpoints-options) ; the options for the channel
    ;; the result of each part: a list of backends, or a text with the reason why there are none
    (answers :initform '() :accessor endpoints-answers))
-  (:documentation "For targets that are endpoints."))
+  (:documentation "The resolver of targets that are endpoints."))
 
 (defvar *resolver-made* nil "If true, MAKE-CHANNEL of these endpoints stores its resolver here;
-the caller of MAKE-CHANNEL binds this.")
+the caller of MAKE-CHANNEL binds this variable.")
 
 (defun make-endpoints-resolver (text options)
   "The resolver for TEXT, the target of a channel that has OPTIONS."
@@ -75,8 +75,8 @@ remains, and the one among PARTS is not begun. On its loop."
     (tell-answers resolver)))
 
 (defun set-endpoints (resolver endpoints)
-  "Make ENDPOINTS, a list of strings, the endpoints of RESOLVER. Signal MISUSE if one of them is not
-an endpoint. From any thread."
+  "Make ENDPOINTS, a list of strings, the endpoints of RESOLVER. Signal MISUSE if one of ENDPOINTS
+is not an endpoint. From any thread."
   (let ((parts (mapcar (lambda (endpoint)
                          (client:make-resolver endpoint (endpoints-options resolver)))
                        endpoints))

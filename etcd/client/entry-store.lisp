@@ -53,10 +53,11 @@ FROM on and before TO. The entries are read at REVISION, by default the newest a
 that revision. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the
 default, :created or :changed (the revisions), :version or :value; or a list of a sort key and
 :ascending or :descending. FUNCTION gets only entries created at MIN-CREATED or later and at
-MAX-CREATED or before, and changed between MIN-CHANGED and MAX-CHANGED; all four are revisions. If
-KEYS-ONLY is true, their values are empty; STALE is as for FETCH. In the default order entries are
-fetched in pages of PAGE entries, each within TIMEOUT seconds; in any other order all at once.
-Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile. From any thread."
+MAX-CREATED or before, and changed between MIN-CHANGED and MAX-CHANGED; these four keywords are
+revisions. If KEYS-ONLY is true, the entries' values are empty; STALE is as for FETCH. In the
+default order entries are fetched in pages of PAGE entries, each within TIMEOUT seconds; in any
+other order all at once. Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile.
+From any thread."
   (declare (ignore keys-only min-created max-created min-changed max-changed))
   (check-type page (integer 1))
   (check-type limit (or null (integer 1)))
@@ -113,11 +114,11 @@ The arguments are those of MAP-ENTRIES. From any thread."
                        :ignore-value (and keep-value t) :prev-kv (and previous t)))
 
 (define-keyword-function put (etcd key value &key lease keep-lease keep-value previous timeout)
-  "Put VALUE at KEY, strings or octets. Return the revision that this makes and, if PREVIOUS is
+  "Put VALUE at KEY, strings or octets. Return the revision that the put makes and, if PREVIOUS is
 true, as second value the former entry, or nil. The entry ends with LEASE, a lease or its number; if
-KEEP-LEASE is true, it keeps its present lease. If KEEP-VALUE is true, it keeps its present value,
-and VALUE is ignored. Signal an ETCD-ERROR: LEASE-NOT-FOUND; INVALID-REQUEST if the lease or value
-to keep is missing; or another; see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+KEEP-LEASE is true, it keeps its present lease. If KEEP-VALUE is true, the entry keeps its present
+value, and VALUE is ignored. Signal an ETCD-ERROR: LEASE-NOT-FOUND; INVALID-REQUEST if the lease or
+value to keep is missing; or another; see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:put
                        (put-request key value :lease lease :keep-lease keep-lease
                                               :keep-value keep-value :previous previous)
@@ -146,9 +147,10 @@ thread."
               (header-revision (pb:delete-range-response-header response))))))
 
 (define-keyword-function compact (etcd revision &key physical timeout)
-  "Make ETCD forget the revisions before REVISION. Later reads of these revisions, and watches from
-them on, signal COMPACTED. If PHYSICAL is true, return only when they are removed from the file,
-too, so that their space can be used again. Signal an ETCD-ERROR. From any thread."
+  "Make ETCD forget the revisions before REVISION. Later reads of the compacted revisions, and
+watches from them on, signal COMPACTED. If PHYSICAL is true, return only when the compacted
+revisions are removed from the file, too, so that their space can be used again. Signal an
+ETCD-ERROR. From any thread."
   (ask etcd #'kv:compact (pb:make-compaction-request :revision revision :physical (and physical t))
        timeout)
   nil)

@@ -5,8 +5,8 @@
 (defstruct (entry (:constructor %make-entry (key-octets value created changed version lease))
                   (:copier nil))
   "An entry of the store at some revision."
-  (key-octets (make-octets 0) :type octets :read-only t) ; its key
-  (value (make-octets 0) :type octets :read-only t) ; its value
+  (key-octets (make-octets 0) :type octets :read-only t) ; the entry's key
+  (value (make-octets 0) :type octets :read-only t) ; the entry's value
   (created 0 :type (signed-byte 64) :read-only t) ; the revision that made the entry
   (changed 0 :type (signed-byte 64) :read-only t) ; the revision that put its value
   (version 0 :type (signed-byte 64) :read-only t) ; how often the entry was put since it was made

@@ -4,7 +4,7 @@
 ;;;; done twice.
 ;;;;
 ;;;; Calls ask for a member that has a leader, unless the data of any member suffice. So a member
-;;;; that is cut off from the others refuses them at once, instead of letting them wait.
+;;;; that is cut off from the others refuses calls at once, instead of letting them wait.
 ;;;;
 ;;;; If the client has a user, calls have a token in their metadata. The token is fetched by
 ;;;; Authenticate when it is first needed, and kept. etcd forgets tokens: when a token was not used
@@ -70,9 +70,9 @@ not wait any more."
                            (lambda () (cancellation-token-over cancellation-token))))))
 
 (defun call-again (end-ns twice function)
-  "Call FUNCTION, which makes a call, and return its values. Until END-NS repeat this while it
-signals UNAVAILABLE; if TWICE is false, only if a member has refused the call, since it must not be
-done twice."
+  "Call FUNCTION, which makes a call, and return its values. Until END-NS repeat the call while it
+signals UNAVAILABLE. If TWICE is false, repeat it only if a member has refused it, since the call
+must not be done twice."
   (declare (type function function))
   (let ((pauses nil))
     (loop

@@ -198,7 +198,7 @@ SECONDS are over. From any thread."
 
 (defun add-job (etcd function)
   "Return a new job of the client ETCD, see LOOP:ADD-JOB; one waiting thread serves all of its jobs.
-ADD-ENDING describes how it ends when ETCD is closed. From any thread."
+ADD-ENDING describes how the job ends when ETCD is closed. From any thread."
   (loop:add-job (background-of etcd) function))
 
 (defun run-in-background (etcd function)

@@ -142,7 +142,7 @@ might accept, or the same member a little later."
 
 (defun passing-p (condition)
   "True if a repeatable request should be repeated after CONDITION: the request itself is right.
-A status without information, such as that of a proxy's page of HTML, counts as such."
+The function is also true of a status without information, such as that of a proxy's page of HTML."
   (or (typep condition '(or unavailable overloaded))
       (and (typep condition 'etcd-error)
            (typep (etcd-error-cause condition) 'status:rpc-error)

@@ -22,7 +22,8 @@
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   ;; the token with which the stream was opened; only the job uses this slot
   (token nil :type (or null string))
-  (denied nil :type boolean)            ; a new token was requested since the last answer; likewise
+  ;; a new token was requested since the last answer; the job's own slot
+  (denied nil :type boolean)
   (lock (sb-thread:make-mutex :name "clgrpc lease keepalive") :read-only t) ; guards the slots below
   ;; by number: a list of the leases kept alive
   (leases (make-hash-table) :type hash-table :read-only t)
@@ -46,7 +47,8 @@
                                 (setf (keepalive-job new)
                                       (loop:add-job background (lambda () (keep-leases new))))
                                 (setf (etcd-keepalive etcd) new))))))
-          ;; the endings of its leases are added later, so they are called before this
+          ;; the endings of the keepalive's leases are added later, so they are called before this
+          ;; ending
           (when (eq present new) (add-ending etcd (lambda () (end-keepalive new))))
           present))))
 
@@ -191,7 +193,7 @@ again later, after a longer pause each time, since etcd may be slow."
 CONDITION because its token was not valid."
   (let ((etcd (keepalive-etcd keepalive)))
     (and (etcd-user etcd) (stale-token-p condition) (not (keepalive-denied keepalive))
-         ;; if no token can be fetched now, it is requested again later
+         ;; if no token can be fetched now, the renewal is requested again later
          (handler-case (with-cancellation-token ((keepalive-cancellation-token keepalive))
                          (prog1 (renew-token etcd (keepalive-token keepalive)
                                              (loop:notice-end (etcd-timeout etcd)))

@@ -13,7 +13,7 @@
 (defstruct (renewal (:constructor make-renewal (next-ns patience pauses)) (:copier nil))
   "The keepalive's data of a lease that it keeps alive."
   (next-ns 0 :type nanoseconds)         ; when a renewal is due, by the clock of the loops
-  ;; when it was requested, by LEASE-NOW-NS, until it is answered
+  ;; when the renewal was requested, by LEASE-NOW-NS, until it is answered
   (asked-ns nil :type (or null nanoseconds))
   (limit-ns 0 :type nanoseconds)        ; when the answer to the renewal is overdue
   (patience 0 :type real)               ; for how many seconds the next answer is awaited
@@ -25,20 +25,21 @@
 (defstruct (lease (:constructor %make-lease (etcd id seconds until-ns)) (:copier nil))
   "A lease of the store, see GRANT-LEASE."
   (etcd nil :type etcd :read-only t)    ; the client to which the lease belongs
-  (id 0 :type (signed-byte 64) :read-only t) ; its number
-  (seconds 0 :type (integer 0) :read-only t) ; its time in seconds, unless the lease is renewed
+  (id 0 :type (signed-byte 64) :read-only t) ; the lease's number
+  ;; the lease's time in seconds, unless the lease is renewed
+  (seconds 0 :type (integer 0) :read-only t)
   (until-ns 0 :type nanoseconds) ; when the lease has ended unless it is renewed, by LEASE-NOW-NS
   (loss-callbacks '() :type list)       ; functions that are called when the lease is lost
   (waiters '() :type list)              ; the waiters that are known to be bound to it
   (cleanups '() :type list)             ; functions by key that are called until they succeed
   (loss nil :type (or null condition))  ; why the lease has ended, unless the lease was revoked
   (ended nil :type boolean)             ; the lease was revoked or lost, or is not renewed any more
-  (told nil :type boolean)              ; its loss was
-  (ending nil :type (or null function)) ; ends its renewal; nil if it is not kept alive
+  (told nil :type boolean)              ; the loss of the lease was reported
+  (ending nil :type (or null function)) ; ends the renewals; nil if the lease is not kept alive
   (job nil :type (or null loop:job))    ; does its cleanups and reports its loss
   ;; the call that this job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
-  (renewal nil :type (or null renewal)) ; its renewal, if it is kept alive
+  (renewal nil :type (or null renewal)) ; nil if the lease is not kept alive
   ;; guards the slots from UNTIL-NS to ENDED
   (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t)
   (cleanup-lock (sb-thread:make-mutex :name "clgrpc lease cleanups")
@@ -120,7 +121,8 @@ counts."
 
 (defun renew-together (etcd leases timeout)
   "Renew LEASES, of ETCD, at once, within TIMEOUT seconds or, if that is nil, the timeout of ETCD.
-Return a list with the remaining seconds of each, nil for one that has ended. Signal an ETCD-ERROR."
+Return a list with the remaining seconds of each, nil for a lease that has ended. Signal an
+ETCD-ERROR."
   (let* ((asked (lease-now-ns))
          (end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (responses (call-again end t
@@ -147,8 +149,8 @@ has ended, or another ETCD-ERROR. From any thread."
 (define-keyword-function renew-leases (leases &key timeout)
   "Renew LEASES, a list of leases of one client, together, which costs etcd less than renewing them
 one by one. Return a list with the remaining seconds of each, nil for one that has ended. Signal an
-ETCD-ERROR, after TIMEOUT seconds or, if that is nil, the timeout of the client; some may be renewed
-then. From any thread."
+ETCD-ERROR, after TIMEOUT seconds or, if that is nil, the timeout of the client; some of LEASES may
+be renewed nevertheless. From any thread."
   (let ((end (and timeout (loop:notice-end timeout))))
     (loop while leases
           for some = (loop repeat +most-renewed-together+ while leases collect (pop leases))
@@ -159,8 +161,8 @@ then. From any thread."
 
 (defun add-cleanup (lease key function)
   "Call FUNCTION after each renewal of LEASE, if LEASE is kept alive, until one call signals no
-ETCD-ERROR. FUNCTION's argument is the seconds that the call may take. KEY, a string, names it for
-FORGET-CLEANUP. Return the cleanup."
+ETCD-ERROR. FUNCTION's argument is the seconds that the call may take. KEY, a string, names the
+cleanup for FORGET-CLEANUP. Return the cleanup."
   (let ((cleanup (cons key function)))
     (with-lease (lease)
       (push cleanup (lease-cleanups lease)))

@@ -90,9 +90,9 @@ with its lease, which is not renewed any more if it belongs to the lock. From an
 (defmacro with-lock ((variable etcd name &rest options) &body body)
   "Evaluate BODY under the lock NAME, with VARIABLE bound to it; OPTIONS are those of ACQUIRE-LOCK.
 The lock is released when BODY is left, if etcd can be reached. Signal the conditions of
-ACQUIRE-LOCK; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile. Transactions of BODY
-with LOCK-GUARD are safe even then; its other actions may have overlapped with those of another
-owner."
+ACQUIRE-LOCK; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile. Even if the lock was
+lost, transactions of BODY with LOCK-GUARD are safe; other actions of BODY may have overlapped with
+those of another owner."
   `(call-with-lock (lambda (,variable)
                      (declare (ignorable ,variable))
                      ,@body)

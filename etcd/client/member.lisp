@@ -30,11 +30,11 @@ Signal an ETCD-ERROR. From any thread."
     urls))
 
 (define-keyword-function add-member (etcd peers &key learner timeout)
-  "Add a member to ETCD's cluster. The other members reach it at PEERS, a URL or a list of URLs; if
-LEARNER is true, the member has no vote. Return the member's plist, see LIST-MEMBERS, and as second
-value the list of all members. Start the member afterwards, with --initial-cluster-state existing.
-Signal ALREADY-EXISTS if a member has such a URL, NOT-READY if too few members have started, or
-another ETCD-ERROR. From any thread."
+  "Add a member to ETCD's cluster. The other members reach the new member at PEERS, a URL or a list
+of URLs; if LEARNER is true, the member has no vote. Return the member's plist, see LIST-MEMBERS,
+and as second value the list of all members. Start the member afterwards, with
+--initial-cluster-state existing. Signal ALREADY-EXISTS if a member has such a URL, NOT-READY if too
+few members have started, or another ETCD-ERROR. From any thread."
   (let ((response (ask etcd #'cluster:member-add
                        (pb:make-member-add-request :peer-ur-ls (url-list peers)
                                                    :is-learner (and learner t))

@@ -1,7 +1,7 @@
 ;;;; Mirrors: a mirror passes on all entries of a range, then each change of them. A watch alone
 ;;;; ends when its next changes are compacted. A mirror then fetches all entries again and watches
-;;;; from there, so a program that keeps a copy of the range only has to replace it. The mirror does
-;;;; the same when the store has older data than before, or has lost them.
+;;;; from there, so a program that keeps a copy of the range only has to replace it. A mirror also
+;;;; fetches all entries again when the store has older data than before, or has lost its data.
 ;;;;
 ;;;; A mirror is a job of its client. The job fetches the entries, passes them to the function and
 ;;;; begins a watch whenever there is none. While there is a watch, its job passes the changes to
@@ -13,7 +13,8 @@
 (defconstant +mirror-reach-seconds+ 5
   "How long the connection to etcd may take before the user of a mirror gets an error.")
 (defconstant +mirror-page+ 100 "The number of entries that one request fetches.")
-(defconstant +shortest-mirror-page+ 4 "The same after failures: each entry may have 1.5 MB.")
+(defconstant +shortest-mirror-page+ 4 "The number of entries that one request fetches after
+failures: each entry may have 1.5 MB.")
 
 (defstruct (mirror (:constructor %make-mirror (etcd function range most on-end on-error))
                    (:copier nil))
@@ -30,12 +31,12 @@
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (job nil :type (or null loop:job))    ; the job that fetches and watches
   (page +mirror-page+ :type index)      ; how many entries are fetched at a time
-  ;; before it fetches entries again
+  ;; the pauses before the mirror fetches entries again
   (pauses (loop:make-pauses +mirror-pause-seconds+ +mirror-pause-seconds+)
    :type loop:pauses :read-only t)
   (ending nil :type (or null function)) ; a function that ends the mirror, called by CLOSE-ETCD
   (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; guards the slots below
-  (watch nil :type (or null watch))     ; its present one
+  (watch nil :type (or null watch))     ; the mirror's present watch
   (failure nil :type (or null condition)) ; the condition with which its watch ended
   (ended nil :type boolean))            ; the mirror was cancelled, or has failed
 
@@ -82,7 +83,7 @@ ETCD-ERROR if the watch has not begun within TIMEOUT seconds."
                        :after revision :mark (newest-entry entries)
                        :on-end (lambda (condition) (note-watch-end mirror watch condition))
                        (mirror-range mirror)))
-    ;; a thread that cancels the mirror ends, and waits for, the watch that it has then
+    ;; a thread that cancels the mirror ends the mirror's watch, and waits for it
     (when (with-mirror (mirror)
             (unless (mirror-ended mirror) (setf (mirror-watch mirror) watch)))
       (unwind-protect (progn (start-watch watch timeout)
@@ -115,8 +116,8 @@ not interrupted."
       (remove-ending (mirror-etcd mirror) (mirror-ending mirror)))))
 
 (defun meet-mirror-failure (mirror condition)
-  "MIRROR cannot continue because of CONDITION. Return the seconds until it tries again, or nil if
-this failure has ended it."
+  "MIRROR cannot continue because of CONDITION. Return the seconds until the mirror tries again, or
+nil if this failure has ended the mirror."
   (let ((cause (if (typep condition 'function-failed) (function-failed-cause condition) condition)))
     (setf (mirror-page mirror) (max +shortest-mirror-page+ (floor (mirror-page mirror) 8)))
     (cond ((mirror-on-error mirror) (funcall (mirror-on-error mirror) cause))
@@ -125,8 +126,8 @@ this failure has ended it."
     (and (not (mirror-ended mirror)) (loop:next-pause (mirror-pauses mirror)))))
 
 (defun attend-mirror (mirror)
-  "Run the job of MIRROR once: if there is no watch, begin again. Return the seconds until it tries
-that again, or nil."
+  "Run the job of MIRROR once: if there is no watch, begin again. Return the seconds until the
+mirror tries to begin again, or nil."
   (let ((failure (with-mirror (mirror) (shiftf (mirror-failure mirror) nil))))
     (handler-case
         (cond ((or (mirror-ended mirror) (mirror-watch mirror)) nil)
@@ -191,8 +192,8 @@ This is not interrupted, and waits for nothing that takes long."
       watch)))
 
 (defun cancel-mirror (mirror)
-  "End MIRROR, whose function is called no more once this has returned. From any thread; in its
-function, that call is the last."
+  "End MIRROR, whose function is called no more once this has returned. From any thread; within the
+mirror's function, the present call of the function is the last."
   (let ((watch (detach-mirror mirror)))
     (when watch (cancel-watch watch))
     (loop:end-job (mirror-job mirror))

@@ -7,8 +7,8 @@
 ;;;; 3. When the stream ends, the end is put into the queues of all its watches, which join the next
 ;;;;    stream, each after its own pause.
 ;;;; 4. The queue of a watch whose user is slow has at most +MOST-WAITING-OCTETS+ of responses. A
-;;;;    watch that exceeds this leaves the stream, and joins it again at its position when its user
-;;;;    has caught up.
+;;;;    watch whose queue exceeds this limit leaves the stream, and joins it again at its position
+;;;;    when its user has caught up.
 ;;;;
 ;;;; A number is never used again, so responses for a watch that has left are dropped. A thread that
 ;;;; sends holds SEND-LOCK; a thread that changes the stream's data holds LOCK. Within LOCK no lock

@@ -13,8 +13,8 @@ ETCD-ERROR. After that a client without a user can do nothing. From any thread."
   nil)
 
 (define-keyword-function disable-authentication (etcd &key timeout)
-  "Turn authentication off: etcd takes requests of all clients. Only root may do this. Signal an
-ETCD-ERROR. From any thread."
+  "Turn authentication off: etcd takes requests of all clients. Only the user root may do this.
+Signal an ETCD-ERROR. From any thread."
   (ask etcd #'auth:auth-disable (pb:make-auth-disable-request) timeout)
   nil)
 
@@ -117,7 +117,7 @@ Keys are octets. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
 
 (defun key-or-range (key prefix from to)
   "Two values: the first key, and the end, of KEY alone, or of a range, see RANGE-OF."
-  (cond ((and key (or prefix from to)) (misuse "This is for a KEY or a range, not both."))
+  (cond ((and key (or prefix from to)) (misuse "Give a KEY or a range, not both."))
         (key (values (key-octets key) (make-octets 0)))
         (t (range-of prefix from to))))
 

@@ -4,7 +4,7 @@
 ;;;;
 ;;;; 1. Each waiter puts the key NAME/LEASE, its lease's number in hexadecimal, with that lease.
 ;;;; 2. The key that was created first is at the head: its owner has the lock, or leads.
-;;;; 3. Each later waiter watches the key just before its own, and checks again when that is
+;;;; 3. Each later waiter watches the key just before its own, and checks again when that key is
 ;;;;    removed, so that of a thousand waiters only one wakes up.
 ;;;; 4. A place ends when its key is removed, or with its lease. The place's owner may learn of that
 ;;;;    end late: so the owner's writes have the comparison WAITER-GUARD as a condition, which etcd
@@ -12,7 +12,7 @@
 
 (in-package #:clgrpc.etcd)
 
-(defconstant +waiter-pause-seconds+ 1/10 "How long a place waits before it asks a member again.")
+(defconstant +waiter-pause-seconds+ 1/10 "How long a waiter waits before it asks a member again.")
 (defconstant +waiter-seconds+ 10 "The default time of the lease of a place.")
 
 (defstruct (waiter (:constructor nil) (:copier nil))
@@ -20,10 +20,10 @@
   (etcd nil :type etcd :read-only t)    ; the client that the waiter belongs to
   (name "" :type string :read-only t)   ; the name of the queue
   (lease nil :type lease :read-only t)  ; the lease with which the waiter ends
-  (own-lease nil :type boolean :read-only t) ; true if the lease is for this place alone
+  (own-lease nil :type boolean :read-only t) ; true if the lease serves this place alone
   (began-ns (loop:world-now) :type nanoseconds :read-only t) ; when the place was requested
   (revision 0 :type (signed-byte 64))   ; the revision at which its key was made; 0 if unknown
-  (asked nil :type boolean)             ; its key was perhaps made
+  (asked nil :type boolean)             ; the waiter's key was perhaps made
   (cleanup nil :type list) ; the cleanup of the lease that removes the waiter's key; see ADD-CLEANUP
   ;; a function that is called when the lease is lost
   (on-loss nil :type (or null function) :read-only t)
@@ -234,8 +234,8 @@ KEEP is true, do that only if this thread is unwound out of FUNCTION."
 
 (defun waiter-before (waiter timeout)
   "Two values: the entry just before WAITER in the queue, or nil if WAITER is at its head; and the
-revision at which this is so. Signal OWNERSHIP-LOST if WAITER's own entry is gone, NOT-OBTAINED if
-WAITER has left."
+revision of the store at which this was read. Signal OWNERSHIP-LOST if WAITER's own entry is gone,
+NOT-OBTAINED if WAITER has left."
   (multiple-value-bind (there results revision)
       (transact (waiter-etcd waiter)
                 :when (list (waiter-guard waiter))

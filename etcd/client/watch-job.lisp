@@ -22,16 +22,16 @@ before."
              (funcall (watch-function watch) (subseq changes 0 end) revision)
              (setf changes (and end (nthcdr end changes))))))
 
-;;; The store may have lost its data, or another store may have the same address: then its revisions
-;;; are not those of the changes that the user has received.
+;;; If the store has lost its data, or another store has the same address, the revisions of the
+;;; store are not those of the changes that the user has received.
 
 (defun gone-back (control &rest arguments)
   (error 'future-revision
          :text (format nil "the store has lost data or is another one: ~?" control arguments)))
 
 (defun check-header (watch header)
-  "Signal FUTURE-REVISION if HEADER, of a member with the newest data, is older than the last one of
-WATCH, or comes from another cluster."
+  "Signal FUTURE-REVISION if HEADER, of a member with the newest data, is older than the last header
+of WATCH, or comes from another cluster."
   (let ((revision (header-revision header)) (term (pb:response-header-raft-term header)))
     (when (< revision (watch-seen watch))
       (gone-back "it has gone back from revision ~D to ~D" (watch-seen watch) revision))
@@ -54,7 +54,7 @@ RangeResponse for its key and revision."
 (defun check-store (watch)
   "Signal FUTURE-REVISION if etcd, which begins WATCH again, has an earlier revision or term than
 before, because it has lost its data or has older data, or if it is another store. In such a store
-WATCH would wait until it has as many revisions again, or miss changes."
+WATCH would miss changes, or wait until the store has as many revisions again."
   (flet ((read-key (key revision)
            (let ((response (ask (watch-etcd watch) #'kv:range
                                 (range-request key nil :revision revision) nil
@@ -91,8 +91,8 @@ mark; HEADER is that of the response with which the watch continues."
             (watch-cluster watch) (pb:response-header-cluster-id header)))))
 
 (defun take-response (watch response)
-  "Pass the changes in RESPONSE to the user. Signal an ETCD-ERROR if WATCH cannot continue after
-it."
+  "Pass the changes in RESPONSE to the user. Signal an ETCD-ERROR if WATCH cannot continue after the
+response."
   (note-store watch response)
   (let ((changes (note-response watch response)))
     (loop:forget-failures (watch-pauses watch))
@@ -103,7 +103,7 @@ it."
 
 (defun failure-of (watch condition)
   "The reason why WATCH cannot continue at once after CONDITION, which has ended its stream: a
-condition; or nil if it can, since it has a new token."
+condition; or nil if WATCH can continue, since it has a new token."
   (let ((etcd (watch-etcd watch)))
     (if (and (etcd-user etcd) (typep condition 'access-denied) (not (watch-denied watch)))
         (handler-case (with-cancellation-token ((watch-cancellation-token watch))
@@ -126,8 +126,9 @@ signals CONDITION instead. Do nothing if WATCH has ended before."
         (funcall (watch-on-end watch) condition)))))
 
 (defun meet-failure (watch condition)
-  "Handle CONDITION, which keeps WATCH from continuing on its stream; it has left that. Return the
-seconds until it continues on another stream, nil if it does so at once or has ended."
+  "Handle CONDITION, which keeps WATCH from continuing on its stream; WATCH has left the stream.
+Return the seconds until WATCH continues on another stream, nil if WATCH continues at once or has
+ended."
   (let ((failure (failure-of watch condition)))
     (cond ((null failure) nil)
           ((passing-p failure)
@@ -170,7 +171,7 @@ SECONDS, or if WATCH ends earlier, cancel WATCH and signal the reason."
       (loop while (and (eq :opening (watch-state watch)) (< (loop:world-now) end))
             do (loop:await-notice (watch-waitqueue watch) (watch-lock watch) end))
       (unless (watch-begun watch)
-        (setf (watch-state watch) :ended ; so that it does not begin later
+        (setf (watch-state watch) :ended ; so that the watch does not begin later
               failure (or (watch-failure watch)
                           (make-condition 'unavailable
                                           :text "no member has begun the watch in time")))
@@ -221,10 +222,10 @@ MARK is an entry of that revision by which the store is recognized after a break
 watch when etcd has begun it. ONLY, :puts or :removals, omits changes of the other kind. If PREVIOUS
 is true, each change has the former entry. FUNCTION runs on a thread for the watch and may wait,
 which delays no other watch. An error in FUNCTION ends the watch. If the watch ends without
-CANCEL-WATCH or CLOSE-ETCD, ON-END is called on that thread with the condition, perhaps before this
+CANCEL-WATCH or CLOSE-ETCD, ON-END is called on that thread with the condition, perhaps before WATCH
 returns: COMPACTED if the next changes are no longer in the store, FUTURE-REVISION if the store has
-lost its data, has older data, or is another one. Signal an ETCD-ERROR if etcd has not begun it
-within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
+lost its data, has older data, or is another one. Signal an ETCD-ERROR if etcd has not begun the
+watch within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
   (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
@@ -247,7 +248,7 @@ function, that call is the last."
   nil)
 
 (defun await-call (watch end-ns)
-  "The stream of WATCH once it is open. Signal an ETCD-ERROR if it is not open by END-NS."
+  "The stream of WATCH once it is open. Signal an ETCD-ERROR if the stream is not open by END-NS."
   (or (sb-thread:with-mutex ((watch-lock watch))
         (loop until (or (and (eq :open (watch-state watch)) (watch-call watch))
                         (not (watch-open-p watch))

@@ -5,7 +5,7 @@
 ;;;; compaction, and a store that has gone back because it has lost its data or was restored from
 ;;;; older data. Both events are reported and end the watch. A response of many changes may arrive
 ;;;; in fragments: the changes of the last revision are kept until all of them have arrived. etcd
-;;;; refuses a watch alike for missing rights and for an invalid token: so a watch whose client has
+;;;; gives the same refusal for missing rights and for an invalid token: so a watch whose client has
 ;;;; a user first tries once with a new token.
 ;;;;
 ;;;; The meaning of a response is a function of the watch and the response (NOTE-RESPONSE). One
@@ -15,12 +15,12 @@
 
 (defconstant +first-pause-seconds+ 1/20
   "How long a watch waits before its first new request.")
-(defconstant +longest-pause-seconds+ 2 "The longest time that it waits.")
+(defconstant +longest-pause-seconds+ 2 "The longest time that a watch waits before a new request.")
 (defconstant +progress-seconds+ 1/4 "How long progress is awaited before it is requested again.")
 
 (defstruct (change (:constructor make-change (kind entry previous)) (:copier nil))
   "A change reported by a watch."
-  (kind :put :type (member :put :removal) :read-only t) ; its kind
+  (kind :put :type (member :put :removal) :read-only t) ; the change's kind
   ;; the entry after the change; for a removal its key and revision
   (entry nil :type entry :read-only t)
   ;; the entry before the change, if that was requested
@@ -53,11 +53,11 @@ entry is not compacted; nil if it did not exist.")
   ;; the least possible revision of the next change; 0: not known yet
   (next-revision 0 :type (signed-byte 64))
   (seen 0 :type (signed-byte 64))       ; the latest revision of the store that etcd has reported
-  (term 0 :type (unsigned-byte 64))     ; the term of its leader at that time
-  (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 while unknown
+  (term 0 :type (unsigned-byte 64))     ; the latest term of a leader that etcd has reported
+  (cluster 0 :type (unsigned-byte 64))  ; the number of etcd's cluster, 0 while unknown
   (mark nil :type (or null entry))      ; the last put that the user has got
   (fragments '() :type list)            ; changes of a revision of which more may follow
-  (fragment-octets 0 :type (integer 0)) ; about how many octets they have
+  (fragment-octets 0 :type (integer 0)) ; about how many octets the kept fragments have
   (token nil :type (or null string))    ; the token with which its stream was opened
   (denied nil :type boolean)            ; etcd has denied the watch since it was last open
   ;; the pauses before the next stream
@@ -132,8 +132,8 @@ remove a whole store."
   (values (floor (sb-ext:dynamic-space-size) 8)))
 
 (defun keep-fragments (watch changes)
-  "Keep CHANGES, of a revision of which more may follow, for WATCH, in place of those kept before.
-Signal INVALID-REQUEST, and keep none, if the client's watches keep too many."
+  "Keep CHANGES, of a revision of which more may follow, for WATCH, in place of the changes kept
+before. Signal INVALID-REQUEST, and keep none, if the client's watches keep too many."
   (flet ((octets (entry)
            (if entry (+ 200 (length (entry-key-octets entry)) (length (entry-value entry))) 0)))
     (let ((octets (loop for change in changes
@@ -195,10 +195,10 @@ ETCD-ERROR if it has ended the stream."
     changes))
 
 (defun start-revision (watch)
-  "The revision from which to request the changes of WATCH from etcd, 0 for those from now on. If
-the changes of the revision before the next one are known, request from that one: etcd before
+  "The revision from which to request the changes of WATCH from etcd; 0 means from now on. If the
+changes of the revision before the next one are known, request from that revision: etcd before
 3.4.36, 3.5.18 and 3.6 omits a removal at the very revision up to which it is compacted, and reports
-COMPACTED only for earlier ones."
+COMPACTED only for earlier revisions."
   (let ((next (watch-next-revision watch)))
     (if (or (watch-begun watch) (watch-after watch))
         (max 1 (1- next))

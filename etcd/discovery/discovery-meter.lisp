@@ -9,7 +9,7 @@
   (ages '() :type list)                 ; functions that return the age of a name's data, in
                                         ; seconds, or nil; changed by ATOMIC-UPDATE
   ;; of a name that channels follow
-  (servers nil :read-only t)            ; a gauge: how many there are, by state
+  (servers nil :read-only t)            ; a gauge: how many servers there are, by state
   (changes nil :read-only t)            ; a counter, by kind
   (ignored nil :read-only t)            ; a counter of entries that do not describe a server
   (failures nil :read-only t)           ; a counter of failures, by kind

@@ -5,7 +5,7 @@
 (defstruct (registration-target (:copier nil))
   "Where a server is registered."
   (endpoints nil :type (or string list)) ; the endpoints of an etcd, for MAKE-ETCD
-  (name "" :type string))                ; the name under which the server is found there
+  (name "" :type string))                ; the name under which clients find the server there
 
 (defun parse-registration-target (string)
   "The REGISTRATION-TARGET described by STRING, a target such as etcd://127.0.0.1:2379/greeter."

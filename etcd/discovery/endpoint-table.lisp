@@ -10,8 +10,8 @@
 
 (defstruct (table-entry (:constructor make-table-entry (endpoint changed)) (:copier nil))
   "A server of an endpoint table."
-  (endpoint nil :type endpoint :read-only t) ; its description
-  (changed 0 :type (signed-byte 64) :read-only t)) ; the revision that says so
+  (endpoint nil :type endpoint :read-only t) ; the endpoint's description
+  (changed 0 :type (signed-byte 64) :read-only t)) ; the revision that has this endpoint
 
 (defstruct (endpoint-table (:constructor make-endpoint-table (name)) (:copier nil))
   "The endpoints and the service config of a name."
@@ -89,8 +89,8 @@ invalid."
   (setf (endpoint-table-config endpoint-table) (and entry (config-text entry))))
 
 (defun all-endpoints (endpoint-table)
-  "The endpoints of ENDPOINT-TABLE in the order of their keys; of several with the same address only
-the one that was written last."
+  "The endpoints of ENDPOINT-TABLE in the order of their keys; of several endpoints with the same
+address only the one that was written last."
   (let ((newest (make-hash-table :test #'equal)) (keys '()))
     (maphash (lambda (key table-entry)
                (push key keys)

@@ -1,9 +1,9 @@
 ;;;; Endpoints: descriptions of servers in the store, in the JSON of etcd's own Go package for them
 ;;;; (go.etcd.io/etcd/client/v3/naming/endpoints), {"Op":0,"Addr":"HOST:PORT","Metadata":…}. So
-;;;; clients in Go find servers of clgrpc, and the reverse. Fields that the package lacks are in the
-;;;; object Metadata: "weight", "zone", "hashKey" and "state", and the user's own. Go's package
-;;;; accepts the names of fields in upper or lower case and ignores Op; so does this one. An
-;;;; endpoint is a function of the text alone.
+;;;; clients in Go find servers of clgrpc, and clients of clgrpc find servers in Go. Fields that the
+;;;; package lacks are in the object Metadata: "weight", "zone", "hashKey" and "state", and the
+;;;; user's own. Go's package accepts the names of fields in upper or lower case and ignores Op;
+;;;; this file does the same. An endpoint is a function of the text alone.
 
 (in-package #:clgrpc.discovery)
 
@@ -16,9 +16,10 @@
   "The description of a server."
   ;; the address where the server listens: HOST:PORT, or unix:PATH and so on
   (address "" :type string :read-only t)
-  (weight nil :type (or null (integer 1 #.+most-weight+)) :read-only t) ; its weight, or nil
+  ;; the server's weight, or nil
+  (weight nil :type (or null (integer 1 #.+most-weight+)) :read-only t)
   (zone nil :type (or null string) :read-only t) ; the zone where the server is, or nil
-  (hash-key nil :type (or null string) :read-only t) ; its name in a ring, or nil
+  (hash-key nil :type (or null string) :read-only t) ; the server's name in a ring, or nil
   (state :serving :type (member :serving :draining) :read-only t) ; see below
   (metadata '() :type list :read-only t)) ; the other fields of Metadata, an alist from name to JSON
 

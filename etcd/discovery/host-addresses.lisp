@@ -6,7 +6,7 @@
 ;;;; 2. BEGIN-LOOKUPS begins the look-ups that are due, a few at a time, and returns the time at
 ;;;;    which others will be due. An answer is valid for +LOOKUP-SECONDS+; a failure is tried again
 ;;;;    after +FAILURE-SECONDS+, and removes no addresses.
-;;;; 3. Each answer is notified. Then BEGIN-LOOKUPS is due again.
+;;;; 3. The hosts' owner is notified of each answer, and BEGIN-LOOKUPS is due again.
 
 (in-package #:clgrpc.discovery)
 
@@ -31,12 +31,12 @@
   "The names of a service's hosts."
   (notify nil :type function :read-only t) ; of whether an answer changes anything, and of a
                                         ; failure or nil; called on any thread
-  (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
-  ;; whose threads look up, in this world
+  (resolve nil :type function :read-only t) ; (host port): addresses, and a reason for none
+  ;; the reserve whose threads look names up, in this world
   (reserve (if (loop:simulated-p) (make-lookup-threads) **look-up-threads**) :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; guards the slots below
   (table (make-hash-table :test #'equal) :type hash-table) ; maps an address to its look-up
-  ;; before a name is asked for again
+  ;; the pauses before a name is asked for again
   (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) :type loop:pauses :read-only t)
   (asking 0 :type (integer 0)))         ; how many look-ups are under way
 
@@ -106,7 +106,8 @@ none."
     (incf (hosts-asking hosts))))
 
 (defun begin-lookups (hosts)
-  "Begin the due look-ups of HOSTS, up to their limit. Return the time of the next ones, or nil."
+  "Begin the due look-ups of HOSTS, up to their limit. Return the time of the next look-ups, or
+nil."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (loop with now = (loop:world-now) and next = nil
           for address being the hash-keys of (hosts-table hosts) using (hash-value lookup)

@@ -11,9 +11,9 @@ order of their keys. Signal an ETCD-ERROR, and MISUSE without an etcd. From any 
     (all-endpoints endpoint-table)))
 
 (define-keyword-function put-service-config (name service-config &key (etcd (default-etcd)) timeout)
-  "Make the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own; with
-nil they use their own. Signal SERVICE-CONFIG-ERROR if the config is wrong, an ETCD-ERROR, or MISUSE
-without an etcd. From any thread."
+  "Make the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own
+service configs; if SERVICE-CONFIG is nil, the channels use their own. Signal SERVICE-CONFIG-ERROR
+if the config is wrong, an ETCD-ERROR, or MISUSE without an etcd. From any thread."
   (check-type service-config (or null string))
   (checked-etcd etcd)
   (if service-config

@@ -5,10 +5,10 @@
 ;;;;    that was granted for it. The client's keepalive keeps that alive
 ;;;;    (etcd/client/keepalive.lisp).
 ;;;; 2. When the lease is lost, because etcd was away for too long or does not know it, another is
-;;;;    granted and the key put again, until that succeeds. The key is the same, so the end of the
-;;;;    former lease does not remove the entry.
-;;;; 3. Once in the time of a lease the job checks that the key exists, and puts it if not. Nothing
-;;;;    is written as long as the key has the right value.
+;;;;    granted and the key put again, until that succeeds. The new entry has the same key, so the
+;;;;    end of the former lease does not remove it.
+;;;; 3. Once in the time of a lease the job checks that the key exists, and puts a missing key
+;;;;    again. Nothing is written as long as the key has the right value.
 ;;;; 4. The first put replaces the entry of the key's present owner: a server that was killed at the
 ;;;;    same address, and whose lease has not ended yet. After that the key is put only if it does
 ;;;;    not exist or belongs to a lease of this registration. An entry that another server has put
@@ -24,7 +24,7 @@
 (defconstant +withdraw-seconds+ 3 "The longest duration of WITHDRAW, in seconds.")
 (defconstant +first-pause-seconds+ 1/20
   "The wait, in seconds, before a request that has failed once is made again.")
-(defconstant +longest-pause-seconds+ 2 "The longest such pause, in seconds.")
+(defconstant +longest-pause-seconds+ 2 "The longest pause after failures, in seconds.")
 (defconstant +own-leases+ 4
   "The number of remembered leases to which the key may belong.")
 
@@ -32,7 +32,7 @@
   "The entry of a server in the store, and the job that maintains it; see REGISTER."
   (etcd nil :type etcd:etcd :read-only t) ; the client of the etcd that has the entry
   (name "" :type string :read-only t)   ; the name of the service
-  (key "" :type string :read-only t)    ; its key
+  (key "" :type string :read-only t)    ; the registration's key
   (seconds 10 :type (integer 1) :read-only t) ; how long its lease lasts
   ;; time from the state :draining until the server stops
   (notice-seconds 1 :type (real 0) :read-only t)
@@ -43,15 +43,14 @@
    :type loop:pauses :read-only t)
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
   (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; guards the slots below
-  ;; any of it has changed
+  ;; notified when a slot has changed
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc registration") :read-only t)
   (endpoint nil :type endpoint)         ; the value to put
   (version 1 :type (integer 1))         ; the version of ENDPOINT
   (written 0 :type (integer 0))         ; the version that the store has; 0: no version
   (lease nil :type (or null etcd:lease)) ; the lease with which the key is put
   (leases 0 :type (integer 0))          ; how many leases the registration has requested
-  (own '() :type list)                  ; numbers of the leases that the key may stand under, if it
-                                        ; is ours; () before the first put that has succeeded
+  (own '() :type list)                  ; leases, by number, that the key may have; () before a put
   (failure nil :type (or null condition)) ; why the last attempt to write the entry has failed
   (standing nil :type boolean)          ; true while the server is counted as present in the store
   (ended nil :type boolean))            ; true once the entry must not be kept any longer
@@ -119,8 +118,8 @@ ends, or until END-NS. Return the value of PREDICATE."
   (loop:wake-job (registration-job registration)))
 
 (defun ensure-lease (registration)
-  "The lease of REGISTRATION; a new one if it has no lease. Signal an ETCD-ERROR, also if
-REGISTRATION ends before the new lease is granted."
+  "The lease of REGISTRATION; a new lease if it has none. Signal an ETCD-ERROR, also if REGISTRATION
+ends before the new lease is granted."
   (or (registration-lease registration)
       (let* ((number (sb-thread:with-mutex ((registration-lock registration))
                        (incf (registration-leases registration))))
@@ -132,15 +131,15 @@ REGISTRATION ends before the new lease is granted."
         (unless (with-registration (registration)
                   (when (and (etcd:lease-alive-p lease) (not (registration-ended registration)))
                     (setf (registration-lease registration) lease)))
-          ;; nothing would end it: it is kept alive
+          ;; nothing else would end the lease: it is kept alive
           (etcd:revoke-lease lease :timeout +write-seconds+)
           (error 'etcd:unavailable :text "the answer to the request for a lease has arrived too ~
                                           late"))
         lease)))
 
 (defun put-own (registration text lease)
-  "Put TEXT under LEASE if the key of REGISTRATION does not exist, or belongs to one of its leases.
-Return false if another server has put the key."
+  "Put TEXT under LEASE if the key of REGISTRATION does not exist, or belongs to one of the
+registration's leases. Return false if another server has put the key."
   (let ((key (registration-key registration)))
     (labels ((attempt (comparison &rest others)
                `(:when (,comparison) :then ((:put ,key ,text :lease ,lease))
@@ -162,7 +161,7 @@ Return false if another server has put the key."
                    :timeout +write-seconds+)))
 
 (defun note-own (registration lease)
-  "Note that the key of REGISTRATION may stand under LEASE. The oldest noted leases are forgotten,
+  "Note that the key of REGISTRATION may belong to LEASE. The oldest noted leases are forgotten,
 since they have ended."
   (let ((all (adjoin (etcd:lease-id lease) (registration-own registration))))
     (setf (registration-own registration) (subseq all 0 (min +own-leases+ (length all))))))
@@ -257,10 +256,10 @@ one by which clients cannot reach the server. From any thread."
 the REGISTRATION. The registration is an entry in ETCD with the key NAME/ID, under a lease of
 LEASE-SECONDS, 1 to 86400; ID is by default the address. The entry has ADDRESS, by default SERVER's
 first one; its WEIGHT, 1 to 65535, its ZONE and HASH-KEY, strings, and METADATA, an alist from names
-to JSON. If etcd cannot be reached now, or loses the entry, SERVER is registered as soon as that is
-possible; AWAIT-REGISTRATION waits for it. STOP-SERVER sets the state to :draining, waits
-NOTICE-SECONDS, at most half of its :DRAIN, while clients turn to other servers, stops SERVER, and
-removes the entry. SERVER is nil for a server outside this image; then ADDRESS is required, and
+to JSON. If etcd cannot be reached now, or loses the entry, SERVER is registered as soon as
+possible; AWAIT-REGISTRATION waits for the registration. STOP-SERVER sets the state to :draining,
+waits NOTICE-SECONDS, at most half of its :DRAIN, while clients turn to other servers, stops SERVER,
+and removes the entry. SERVER is nil for a server outside this image; then ADDRESS is required, and
 WITHDRAW ends the registration. Signal MISUSE for a wrong argument. From any thread."
   (checked-etcd etcd)
   (check-name name)
@@ -276,7 +275,7 @@ WITHDRAW ends the registration. Signal MISUSE for a wrong argument. From any thr
                                            :key (endpoint-key name (or id address))
                                            :seconds lease-seconds :notice-seconds notice-seconds
                                            :endpoint endpoint)))
-    ;; if this thread is unwound meanwhile no program has the registration, and it ends
+    ;; if this thread is unwound meanwhile no program has the registration, so it ends
     (let ((begun nil))
       (with-undoing ((setf (registration-ending registration)
                            (lambda () (stop-keeping registration))
@@ -370,7 +369,8 @@ when the lease ends. Return within three seconds. From any thread."
           (values (registration-lease registration)
                   (if (registration-failure registration) +last-seconds+ +write-seconds+)))
       (when lease
-        ;; the lease stays known if this thread is unwound meanwhile: then this can be called again
+        ;; the lease stays known if this thread is unwound meanwhile, so that this function can be
+        ;; called again
         (handler-case (etcd:revoke-lease lease :timeout (min seconds
                                                          ;; so that something can be asked
                                                          (loop:seconds-until end-ns 1/10)))

@@ -28,5 +28,5 @@ value of ENDPOINT-TEXT at this key. From any thread."
 
 (defun service-config-key (name)
   "The key of the service config of NAME, a string: channels to etcd:///NAME use the JSON that is
-put there. Signal MISUSE for a wrong name. From any thread."
+put under this key. Signal MISUSE for a wrong name. From any thread."
   (format nil "clgrpc/service-config/~A" (check-name name)))

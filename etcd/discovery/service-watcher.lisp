@@ -3,10 +3,11 @@
 ;;;;
 ;;;; 1. A service watcher keeps two mirrors, of the servers of the name and of its service config,
 ;;;;    which follow the store even if connections break (etcd/client/mirror.lisp). Resolvers get
-;;;;    nothing before both have begun.
+;;;;    nothing before both mirrors have begun.
 ;;;; 2. The watcher's job passes the changes of both watches to the resolvers, and begins look-ups.
-;;;; 3. A first change is passed on at once; those of the next 20 ms, or longer if there are many
-;;;;    servers, are passed on together. A change that leaves everything as it was is not passed on.
+;;;; 3. A first change is passed on at once; the changes of the next 20 ms, or of a longer time if
+;;;;    there are many servers, are passed on together. A change that leaves everything as it was is
+;;;;    not passed on.
 ;;;; 4. While etcd is unreachable, resolvers keep their last addresses. Channels also keep their
 ;;;;    addresses when no server is registered any more: such channels get a failure, which removes
 ;;;;    nothing from a channel that has servers.
@@ -29,7 +30,7 @@ changes.")
   "A follower of a name in etcd."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
   (etcd nil :type etcd:etcd :read-only t) ; the client
-  (world loop:*world* :read-only t)     ; its world
+  (world loop:*world* :read-only t)     ; the watcher's world
   (name "" :type string :read-only t)   ; the name of the service
   (meter nil :type (or null meter) :read-only t) ; counts events, or nil
   (age nil :type (or null function))    ; reports HEARD-NS to METER
@@ -40,14 +41,14 @@ changes.")
   ;; the job that informs resolvers; the next three slots are the job's own
   (job nil :type (or null loop:job))
   (refresh-ns 0 :type nanoseconds)      ; when a list that was too long may be fetched again
-  ;; when etcd must be asked up to which revision it has sent changes
+  ;; when to ask etcd up to which revision it has sent changes
   (ask-ns 0 :type nanoseconds)
   (settled-ns 0 :type nanoseconds)      ; when news may be passed on
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
   (lock (sb-thread:make-mutex :name "clgrpc service watcher") :read-only t) ; guards the slots below
   (resolvers '() :type list)            ; the resolvers that get the addresses
   (endpoint-table nil :type endpoint-table) ; the store's endpoints
-  (news nil :type boolean)              ; true if the resolvers have not received all of that
+  (news nil :type boolean)              ; true if the resolvers have not received all news
   (begun '() :type list)                ; :servers, :config or both, once they are known
   (told nil :type list))                ; the resolvers' last news: (:addresses LIST CONFIG) or
                                         ; (:failure TEXT); nil while nothing is known
@@ -77,8 +78,8 @@ changes.")
 
 (defun tell (service-watcher &rest told)
   "Give TOLD to the present and later resolvers of SERVICE-WATCHER, unless the last addresses that
-they got are the same. If addresses are known, later resolvers do not get a failure. Return true if
-TOLD is new."
+these resolvers got are the same. If addresses are known, later resolvers do not get a failure.
+Return true if TOLD is new."
   (sb-thread:with-mutex ((service-watcher-lock service-watcher))
     (let ((before (service-watcher-told service-watcher)) (news nil))
       (setf news (not (equal before told)))
@@ -99,7 +100,7 @@ TOLD is new."
       nil)))
 
 (defun backend-items (service-watcher endpoints)
-  "The argument of PUSH-ADDRESSES for ENDPOINTS, without those that cannot be used, or cannot be
+  "The argument of PUSH-ADDRESSES for ENDPOINTS, without endpoints that cannot be used, or cannot be
 used yet."
   (let* ((hosts (service-watcher-hosts service-watcher))
          (targets (mapcar #'parse-address endpoints))
@@ -126,8 +127,8 @@ used yet."
                       (service-watcher-name service-watcher) "serving"))))
 
 (defun tell-news (service-watcher)
-  "Give the resolvers the contents of SERVICE-WATCHER's endpoint table. Return how many servers it
-has."
+  "Give the resolvers the contents of SERVICE-WATCHER's endpoint table. Return how many servers the
+resolvers have got."
   (multiple-value-bind (all config)
       (sb-thread:with-mutex ((service-watcher-lock service-watcher))
         (setf (service-watcher-news service-watcher) nil)
@@ -152,7 +153,7 @@ anything."
   (with-service-watcher (service-watcher)
     (when news (setf (service-watcher-news service-watcher) t))))
 
-;;; News of the store
+;;; News from the store
 
 (defun count-change (service-watcher kind)
   "Count a change of KIND, a text, for SERVICE-WATCHER."
@@ -320,7 +321,7 @@ Return the seconds until it runs again."
            **service-watchers**))
 
 (defun attach-resolver (resolver place name)
-  "Inform RESOLVER of NAME in PLACE, at once if something is known of it. Return the service
+  "Inform RESOLVER of NAME in PLACE, at once if something is known of NAME. Return the service
 watcher. This is not interrupted and does not wait: each service watcher of NAME has a resolver."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex (**service-watchers-lock**)

@@ -3,11 +3,12 @@
 ;;;; call it through a channel within the image, or let a server serve it.
 ;;;;
 ;;;; A request holds the lock while it is done; meanwhile nothing waits, and no code of a user runs.
-;;;; Then, without the lock, the thread that has made a new revision calls the listeners that it
-;;;; concerns, at most +CALLED-AT-ONCE+ of them. The engine's job serves the others in turn. The job
-;;;; also continues the work of a listener that has stopped after doing enough at once. Leases end
-;;;; in the course of the next request, or by the engine's job. While there are leases or listeners
-;;;; the job checks the clock at least twice a second, since a test's clock may jump.
+;;;; After that the thread that has made a new revision calls, without the lock, the listeners that
+;;;; the revision concerns, at most +CALLED-AT-ONCE+ of them. The engine's job calls the other
+;;;; listeners one after another. The job also continues the work of a listener that has stopped
+;;;; after doing enough at once. Leases end in the course of the next request, or by the engine's
+;;;; job. While there are leases or listeners the job checks the clock at least twice a second,
+;;;; since a test's clock may jump.
 
 (in-package #:clgrpc.memory)
 
@@ -15,7 +16,7 @@
   "The most listeners that the thread which has made a revision calls itself.")
 
 (defclass engine (pb:kv pb:lease pb:watch pb:cluster pb:maintenance)
-  ((store :initarg :store :reader engine-store) ; its contents
+  ((store :initarg :store :reader engine-store) ; the engine's contents
    ;; the clock of this world is that of the leases
    (world :initform loop:*world* :reader engine-world)
    (max-watches :initarg :max-watches :reader engine-max-watches) ; the most watches of all streams
@@ -33,7 +34,7 @@
    (looked :initform 0 :accessor engine-looked) ; when the job last looked at all listeners
    ;; runs work that has no other thread
    (background :initform (loop:make-background "clgrpc memory") :reader engine-background)
-   (job :accessor engine-job)           ; its only one
+   (job :accessor engine-job)           ; the engine's only job
    (attendant :initform nil :accessor engine-attendant)) ; the thread that has run it last, or nil
   (:documentation "A store in memory that serves etcd's services. The store is not durable: its
 contents end with its process. Made by MAKE-ENGINE, ended by CLOSE-ENGINE. A program gets a client
@@ -51,12 +52,12 @@ by CONNECT; START-SERVER accepts an engine as a service, for other programs, suc
 
 (defun make-engine (&key (max-octets 268435456) (max-revisions 10000) (max-leases 100000)
                       (max-watches 10000) (progress-seconds 600))
-  "Return a new engine, which is empty. As etcd does when it is full, it refuses to keep more than
-MAX-OCTETS, counting keys, values and 128 octets for each entry. The engine keeps the last
-MAX-REVISIONS, or up to a quarter more, and compacts older ones, and newer ones too if it needs the
-space. The engine has at most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has
-fewer watches than are free. Watches that request progress get it every PROGRESS-SECONDS. The
-engine's clock is that of CLGRPC.LOOP:*WORLD*. The engine is not durable, and logs that. From any
+  "Return a new engine, which is empty. Like etcd, the engine refuses to keep more than MAX-OCTETS,
+counting keys, values and 128 octets for each entry. The engine keeps the last MAX-REVISIONS, or up
+to a quarter more, and compacts older ones, and newer ones too if it needs the space. The engine has
+at most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has fewer watches than are
+free. Watches that request progress get a response about it every PROGRESS-SECONDS. The engine's
+clock is that of CLGRPC.LOOP:*WORLD*. The engine is not durable, and logs this fact. From any
 thread; end it with CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
   (check-type max-octets (integer 1))

@@ -1,7 +1,7 @@
-;;;; Leases of a store. A lease whose time is over is ENDING while it has items: these are removed
-;;;; some at a time, so that no request waits for all of them. No request finds the lease then. The
-;;;; store's clock is an argument: the caller first ends the leases whose time is over. A draft
-;;;; becomes the newest revision here, since leases know their items.
+;;;; Leases of a store. A lease whose time is over is ENDING while it has items: some of the items
+;;;; are removed at a time, so that no request waits for all removals. No request finds a lease that
+;;;; is ENDING. The store's clock is an argument: the caller first ends the leases whose time is
+;;;; over. A draft becomes the newest revision here, since leases know their items.
 
 (in-package #:clgrpc.memory)
 
@@ -11,10 +11,10 @@ etcd.")
 
 (defstruct (lease (:constructor make-lease (number seconds end-ns)) (:copier nil))
   "A lease of a store."
-  (number 0 :type (signed-byte 64) :read-only t) ; its number for users
+  (number 0 :type (signed-byte 64) :read-only t) ; the lease's number for users
   (seconds 0 :type (integer 0) :read-only t) ; how long the lease lasts unless it is renewed
   (end-ns 0 :type (integer 0))          ; when the lease ends unless it is renewed
-  (ending nil :type boolean)            ; its time is over, and items must still be removed
+  (ending nil :type boolean)            ; the lease's time is over, and items must still be removed
   (items nil :type (or null node)))     ; the tree of the items that end with it
 
 (declaim (sb-ext:freeze-type lease))
@@ -59,7 +59,8 @@ etcd.")
                             (clearing-end clearing)))))))
 
 (defun commit (write-batch)
-  "Make WRITE-BATCH the newest revision of its store, if it has changes. Return the revision then."
+  "Make WRITE-BATCH the newest revision of its store, if it has changes. Return the store's revision
+after that."
   (let ((store (write-batch-store write-batch))
         (changes (nreverse (write-batch-changes write-batch))))
     (when changes
@@ -133,7 +134,7 @@ removes the others. Return how many items were removed."
                          unless (lease-ending lease) collect lease)))
 
 (defun first-end-ns (store)
-  "When the first of the leases of STORE ends, or nil. This examines all leases."
+  "When the first of the leases of STORE ends, or nil. The function examines all leases."
   (loop for lease being the hash-values of (store-leases store)
         minimize (lease-end-ns lease) into first
         finally (return (if (plusp (hash-table-count (store-leases store))) first nil))))

@@ -19,7 +19,7 @@
 
 (defstruct (record (:constructor make-record (tree changes)) (:copier nil))
   "A revision."
-  (tree nil :type (or null node) :read-only t) ; its items
+  (tree nil :type (or null node) :read-only t) ; the record's items
   ;; the changes of which the record consists, in their order
   (changes nil :type simple-vector :read-only t))
 
@@ -46,13 +46,13 @@
 (defstruct (clearing (:constructor make-clearing (start end leases)) (:copier nil))
   "A removed range of keys, recorded for the leases of its items."
   (start nil :type octets :read-only t) ; the first of the keys
-  (end nil :type (or null octets) :read-only t) ; the end of them, nil for none
+  (end nil :type (or null octets) :read-only t) ; the end of the removed range, nil for one key
   (leases '() :type list :read-only t)) ; the numbers of the leases
 
 (defstruct (write-batch (:constructor make-write-batch (store tree revision)) (:copier nil))
   "The next revision of a store, while it is being made."
   (store nil :type store :read-only t)  ; the store whose next revision it is
-  (tree nil :type (or null node))       ; its items
+  (tree nil :type (or null node))       ; the batch's items
   (revision 0 :type (signed-byte 64) :read-only t) ; the number of that revision
   (changes '() :type list)              ; changes since the newest revision, the last first
   (lease-notes '() :type list))         ; changes of leases: CHANGEs and CLEARINGs, the last first

@@ -75,7 +75,7 @@ end of all keys conflicts with none: there the last operation wins."
 
 (defun check-key-overlaps (operations)
   "Refuse OPERATIONS, of a transaction, if they change a key twice by a put. Return the keys that
-they put, and their DeleteRangeRequests, with those of the transactions among them."
+they put, and their DeleteRangeRequests, with those of the transactions among OPERATIONS."
   (let ((removals (requests-of :request-delete-range operations)) (keys '()))
     (flet ((add (key excused)
              (when (or (and (member key keys :test #'octets-equal)
@@ -100,7 +100,7 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
 
 (defun items-read (tree key end &key limit (more 0))
   "How many items a read of the range of KEY and END in TREE returns at most, if up to MORE items
-are added to TREE first; with LIMIT no more than that."
+are added to TREE first; with LIMIT at most LIMIT."
   (if (zerop (length end))
       1
       (multiple-value-bind (start end) (range-bounds key end)

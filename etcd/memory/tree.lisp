@@ -1,6 +1,6 @@
 ;;;; Items, and trees of them, ordered by their keys. A tree is never changed: an operation that
 ;;;; puts or removes an item returns another tree, which shares most of its nodes with the first. So
-;;;; the store can keep the tree of each revision, and a thread that reads one needs no lock.
+;;;; the store can keep the tree of each revision, and a thread that reads a tree needs no lock.
 ;;;;
 ;;;; The trees are balanced by weight (S. Adams, "Efficient sets: a balancing act", 1993): of two
 ;;;; neighbouring subtrees neither has more than +DELTA+ times as many items as the other. The empty

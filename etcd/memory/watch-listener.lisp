@@ -16,18 +16,18 @@
   (called nil :type boolean)            ; the engine's thread must call the listener
   (noted 0 :type (signed-byte 64))      ; the revision at which NOTE-CHANGES has returned it last
   (due-ns most-positive-fixnum :type (integer 0)) ; when the listener must be called in any case
-  (watch-count 0 :type index))          ; its watches in the tree
+  (watch-count 0 :type index))          ; the listener's watches in the tree
 
 (defstruct (watch (:include range) (:copier nil))
   "A watch of a stream, of the changes in its range."
   (listener nil :type listener :read-only t) ; the listener that sends the changes
-  (number 0 :type (signed-byte 64) :read-only t) ; the id by which the client knows it
+  (number 0 :type (signed-byte 64) :read-only t) ; the id by which the client knows the watch
   (filters '() :type list :read-only t) ; :noput and :nodelete, the omitted kinds
   (previous nil :type boolean :read-only t) ; send the entry before a change, too
   (fragment nil :type boolean :read-only t) ; a revision may be sent in several responses
-  (progress nil :type boolean :read-only t) ; send progress now and then
-  (next 0 :type (signed-byte 64))       ; the revision from which on it has sent nothing
-  ;; how many first changes of that revision it has already sent
+  (progress nil :type boolean :read-only t) ; true: send progress now and then
+  (next 0 :type (signed-byte 64))       ; the watch has sent nothing from here on
+  ;; how many first changes of that revision the watch has already sent
   (passed 0 :type index)
   (caught-up nil :type boolean)         ; see above
   (dropped nil :type boolean)           ; the watch is no longer in the tree

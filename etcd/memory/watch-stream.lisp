@@ -14,8 +14,8 @@
 ;;;; +CHANGES-AT-ONCE+ changes, for all of its watches, and leaves the rest to the engine's thread.
 ;;;; The engine's thread makes one response at a time and then continues with other streams. A watch
 ;;;; with FRAGMENT gets a revision of more than +MOST-OCTETS+ in several responses, all but the last
-;;;; marked as fragments. A watch without it gets the revision in one response, as in etcd, but is
-;;;; cancelled if that exceeds +LONGEST-RESPONSE+.
+;;;; marked as fragments. A watch without FRAGMENT gets the revision in one response, as in etcd,
+;;;; but is cancelled if the response exceeds +LONGEST-RESPONSE+.
 
 (in-package #:clgrpc.memory)
 
@@ -39,7 +39,7 @@
   (progress 0 :type (integer 0))        ; how many requests for progress are not answered yet
   (watches (make-hash-table) :type hash-table :read-only t) ; watches by their numbers
   (number 0 :type (signed-byte 64))     ; the number that the next watch gets if it is free
-  (room t :type boolean)                ; false from when there is no room until there is
+  (room t :type boolean)                ; false while the call has no room
   (ended nil :type boolean)             ; the call has
   (state :idle :type (member :idle :busy :again))) ; see above
 
@@ -231,7 +231,7 @@ that."
 
 (defun try-response (watching response)
   "Send RESPONSE, or return false if the call has no room."
-  ;; before, since there may be room again before this returns
+  ;; set before the call, since there may be room again before it returns
   (setf (watching-room watching) nil)
   (when (rpc:try-send (watching-call watching) response)
     (setf (watching-room watching) t)))
