@@ -1,5 +1,5 @@
 ;;;; The user's data of a loop in addition to handles: a PROGRAM, which the loop keeps in its DATUM.
-;;;; The program is made when it is first needed, so a loop of gRPC has none.
+;;;; The program is made when it is first needed, so a loop that only gRPC uses has no program.
 
 (in-package #:clgrpc.async)
 
@@ -11,7 +11,7 @@
   "The users' objects on one loop. Only the thread that runs the loop changes them."
   (uses 0 :type index)                  ; handles that keep the loop from ending
   (until-unused nil :type boolean)      ; the loop ends when USES becomes 0
-  ;; errors in callbacks: T: are logged; a callback: it gets them; NIL: are not caught
+  ;; T: errors in callbacks are logged; a callback: it gets the errors; NIL: errors are not caught
   (catch-errors t :type (or boolean callback))
   (errors-to-event-cb t :type boolean)  ; caught errors go to the event callback if there is one
   (exit-callbacks '() :type list)       ; functions, the last added first
@@ -28,5 +28,5 @@
     (or (compare-and-swap (loop:event-loop-datum loop) nil program) program)))
 
 (define-hot loop-program ((loop event-loop)) program
-  "The users' objects on LOOP. From any thread."
+  "The objects that users have made on LOOP. From any thread."
   (or (loop:event-loop-datum loop) (begin-program loop)))

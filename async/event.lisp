@@ -85,7 +85,8 @@ thread."
 
 (defun add-event (event &key timeout activate)
   "Schedule EVENT for TIMEOUT seconds from now, a real; nil: as soon as possible. An EVENT that is
-scheduled already is scheduled for the new time instead. ACTIVATE has no effect. From any thread."
+scheduled already is scheduled for the new time instead. ACTIVATE is accepted, as in cl-async, and
+has no effect. From any thread."
   (declare (ignore activate))
   (when (%event-freed event) (misuse "~A has been freed." event))
   (let ((loop (handle-loop event)) (ns (timeout-ns timeout)))

@@ -55,7 +55,7 @@ LOOP has stopped."
     (give-up-use (handle-loop handle))))
 
 (defun end-handle (handle function)
-  "Call FUNCTION with HANDLE on its loop, if that has not stopped."
+  "Call FUNCTION with HANDLE on the handle's loop, unless the loop has stopped."
   (declare (type function function))
   (let ((loop (handle-loop handle)))
     (loop:with-baton (loop) (funcall function handle)
@@ -145,7 +145,7 @@ the debugger. Return the outcome of the callback."
     (handler-bind
         ((serious-condition
            (lambda (condition)
-             ;; C-c is not an error: it is for the debugger
+             ;; C-c is not an error: the debugger handles it
              (unless (typep condition 'sb-sys:interactive-interrupt)
                (callback-failed (handle-loop handle) event-cb handle condition)
                (return-from callback nil)))))

@@ -1,5 +1,6 @@
-;;;; The conditions that event callbacks get. All are kinds of SOCKET-ERROR. The conditions that the
-;;;; loop also signals are defined in clgrpc.loop; here are the others, and cl-async's names.
+;;;; The conditions that event callbacks get. All these conditions are subclasses of SOCKET-ERROR.
+;;;; The conditions that the loop also signals are defined in clgrpc.loop; here are the others, and
+;;;; cl-async's names.
 
 (in-package #:clgrpc.async)
 

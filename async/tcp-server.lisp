@@ -29,7 +29,7 @@
 
 (defun event-cb-first (arguments)
   "The keyword arguments in the list ARGUMENTS. As in cl-async, the event callback may stand before
-them."
+the keyword arguments."
   (if (oddp (length arguments))
       (list* :event-cb arguments)
       arguments))
@@ -121,10 +121,10 @@ ASYNC-IO-STREAM, to read them from.
 :BACKLOG, how many connections may wait to be accepted; :MAX-CONNECTIONS, how many may be open at
 once: further ones are closed; :REUSE-PORT true: other processes may share the port, if they set
 this too. :LOOP, an event loop, by default that of this thread; or :LOOPS, a list of event loops:
-each connection goes to the one with the fewest, which runs its callbacks. The server keeps the
-first of these loops from ending. Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE, if the
-server cannot listen on the address, MISUSE if ADDRESS and PORT are not an address or the loop has
-stopped. EVENT-CB may also be the fourth argument. From any thread."
+each connection goes to the loop with the fewest connections, which runs its callbacks. The server
+keeps the first of these loops from ending. Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE,
+if the server cannot listen on the address, MISUSE if ADDRESS and PORT are not an address or the
+loop has stopped. EVENT-CB may also be the fourth argument. From any thread."
   (apply #'serve (host-target (or address "0.0.0.0") port) read-cb (event-cb-first arguments)))
 
 (defun pipe-server (name read-cb &rest arguments)
@@ -204,8 +204,8 @@ octets. The keyword arguments, all optional:
 :EVENT-CB (condition) is called when the socket has closed or could not be connected; in the latter
 case with SOCKET-REFUSED, CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in
 seconds (20).
-:TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil, or T for those that trust the system's
-certificates: the connection speaks TLS with HOST; written octets wait for the handshake.
+:TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil, or T for credentials that trust the
+system's certificates: the connection speaks TLS with HOST; written octets wait for the handshake.
 :LOOP, by default that of this thread. With :STREAM true (READ-CB socket stream) is called when
 octets have come, and this function returns that stream, an ASYNC-IO-STREAM, instead of the socket.
 :WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER, :MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT and

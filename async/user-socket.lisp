@@ -26,14 +26,14 @@
   (event-cb nil :type callback)         ; called with conditions
   (connect-cb nil :type callback)       ; (socket), called once there is a connection
   (write-cb nil :type callback)         ; called when all is written
-  (drain-cb nil :type callback)         ; called when there is room again
+  (drain-cb nil :type callback)         ; called when there is room for output again
   (in-place nil :type boolean)          ; READ-CB reads where the loop has the octets
   (stream nil :type (or null function)) ; makes READ-CB from a callback for a stream
   (incoming nil :type boolean)          ; a server has accepted the sockets
-  (tls nil :type (or null tls-credentials)) ; nil: they do not speak TLS
+  (tls nil :type (or null tls-credentials)) ; nil: the sockets do not speak TLS
   (high-water +high-water-octets+ :type index) ; more unsent octets than this are too many
-  (low-water (ash +high-water-octets+ -2) :type index) ; DRAIN-CB is called when so few are left
-  ;; octets, past which there is no room
+  (low-water (ash +high-water-octets+ -2) :type index) ; so few unsent octets call DRAIN-CB
+  ;; unsent octets past which the socket is not read
   (max-unsent (options-max-unsent-octets loop:**default-options**) :type index)
   ;; in seconds, how long nothing may be received; nil for no limit
   (read-timeout nil :type (or null real))
@@ -55,9 +55,9 @@
   (connection nil :type (or null loop:connection)) ; nil until there is one
   (settings nil :type socket-settings)  ; the settings that its user asked for
   (data nil)                            ; the user's datum
-  (early nil :type (or null buffer))    ; output from before there is a connection
-  (stream nil)                          ; its ASYNC-IO-STREAM, once that exists
-  (timeouts nil :type (or null timeouts)) ; nil while it has none
+  (early nil :type (or null buffer))    ; output that was written before there was a connection
+  (stream nil)                          ; the socket's ASYNC-IO-STREAM, once that exists
+  (timeouts nil :type (or null timeouts)) ; nil while the socket has no time-outs
   (closed nil :type boolean)            ; closed for its user; the connection may still send
   (awaits nil :type boolean)            ; a look at the remaining output will be deferred
   (choked nil :type boolean))           ; the output went past the high-water mark
@@ -105,7 +105,7 @@ guard it yourself."
 
 (define-hot socket-input ((connection loop:connection) (octets octets) (start index) (end index))
     index
-  "The handler's INPUT: READ-CB takes it all."
+  "The handler's INPUT: READ-CB takes all octets."
   (let* ((socket (the socket (loop:connection-user connection)))
          (settings (%socket-settings socket))
          (read-cb (settings-read-cb settings))

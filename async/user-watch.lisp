@@ -98,7 +98,7 @@ From any thread."
 (defstruct (descriptor-watch (:include handle) (:conc-name %watch-) (:constructor %make-watch)
                              (:copier nil))
   "A function that is called when a descriptor of the user's is readable or writable."
-  (descriptor -1 :type fixnum)          ; the user's, who closes it
+  (descriptor -1 :type fixnum)          ; the user's descriptor, which the user closes
   (flags 0 :type (unsigned-byte 32))    ; the events that the user wants, see POLL-FLAGS
   (callback nil :type callback)         ; the function, which is called with the events
   (event-cb nil :type callback)         ; gets errors in CALLBACK

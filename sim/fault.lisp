@@ -1,4 +1,4 @@
-;;;; Faults of the network and of the hosts. Each is recorded in the trace.
+;;;; Faults of the network and of the hosts. Each fault is recorded in the trace.
 
 (in-package #:clgrpc.sim)
 

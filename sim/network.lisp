@@ -1,12 +1,12 @@
 ;;;; The virtual network: octets that one host sends to another arrive after a random time, in order
 ;;;; on each connection, as with TCP. A lost packet arrives later, since TCP sends it again. Octets
 ;;;; between hosts that a partition separates wait until it is healed. A peer resets a connection
-;;;; when its process has ended, or when it closes it with unread octets.
+;;;; when the peer's process has ended, or when the peer closes the connection with unread octets.
 
 (in-package #:clgrpc.sim)
 
 (defconstant +resend-ns+ 200000000
-  "How much later a lost packet arrives: Linux's shortest time-out before it sends a packet again.")
+  "How much later a lost packet arrives: Linux's shortest time-out before a packet is sent again.")
 
 (defun record-for (socket event &rest arguments)
   (let ((host (socket-host socket)))

@@ -5,7 +5,7 @@
 
 (defstruct (peer (:constructor make-peer (socket)) (:copier nil))
   "One end of a connection; its owner sends and receives for it."
-  (socket nil :type socket :read-only t)) ; its end of the connection
+  (socket nil :type socket :read-only t)) ; the peer's end of the connection
 
 (declaim (sb-ext:freeze-type peer))
 

@@ -5,7 +5,7 @@
 
 (define-condition seed-failed (clgrpc-error)
   ((seed :initarg :seed :reader seed-failed-seed) ; the seed for which the scenario failed
-   ;; the condition with which it failed
+   ;; the condition with which the seed failed
    (condition :initarg :condition :reader seed-failed-condition)
    (story :initarg :story :reader seed-failed-story) ; the report, as text
    (rerun :initarg :rerun :reader seed-failed-rerun)) ; the form that runs the scenario again

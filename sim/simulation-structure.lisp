@@ -30,7 +30,7 @@
   (changes 0 :type index)               ; steps, and plans, that may have changed something
   ;; the number of steps after which the simulation counts as hanging
   (most-steps 0 :type index)
-  (end-ns 0 :type nanoseconds)          ; if the body waits longer, it is a hang
+  (end-ns 0 :type nanoseconds)          ; if the body waits until later, that counts as a hang
   ;; history
   (history (make-history) :type history :read-only t))
 
@@ -38,7 +38,7 @@
   "A machine of the virtual network, with a process of servers and channels. See ADD-HOST."
   (simulation nil :type simulation :read-only t) ; the simulation to which the host belongs
   (name "" :type string :read-only t)   ; the name by which others connect to it
-  (number 0 :type (unsigned-byte 8) :read-only t) ; its address is 10.0.0.NUMBER
+  (number 0 :type (unsigned-byte 8) :read-only t) ; the host's address is 10.0.0.NUMBER
   (world nil :type (or null loop:world)) ; the world of its process
   (boot nil :type (or null function))   ; starts its servers
   (processes '() :type list)            ; servers and channels, which BOOT has returned
@@ -56,11 +56,11 @@
 (defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
   "A virtual socket: one end of a connection, a listening socket, or one for datagrams."
   (host nil :type host :read-only t)    ; the host to which the socket belongs
-  (descriptor 0 :type index :read-only t) ; its place among the sockets of HOST
-  ;; as a socket of the kernel has it
+  (descriptor 0 :type index :read-only t) ; the socket's place among the sockets of HOST
+  ;; the state that a socket of the kernel would have
   (state :new :type (member :new :listening :connecting :connected :datagrams :closed))
   (connection 0 :type index)            ; the number of the connection, for the trace
-  (port 0 :type (unsigned-byte 16))     ; its own
+  (port 0 :type (unsigned-byte 16))     ; the socket's own port
   (far-host nil :type (or null host))   ; the host at the other end
   (far-port 0 :type (unsigned-byte 16)) ; the port at the other end
   (peer nil :type (or null socket))     ; the other end, once the connection has arrived there
@@ -78,7 +78,7 @@
   (flight (make-fifo) :type fifo :read-only t) ; octets and keywords under way to the peer
   (last-due 0 :type nanoseconds)        ; when the last packet under way arrives
   (unread 0 :type index)                ; octets sent that the peer has not read
-  (room 65536 :type index)              ; how many octets there may be
+  (room 65536 :type index)              ; how many octets may be under way
   (blocked nil :type boolean)           ; a write found no room
   (shut nil :type boolean))             ; this end has sent all that it will send
 
@@ -97,8 +97,8 @@
   "The work of a thread of a process. See START-TASK."
   (name "" :type string :read-only t)   ; the name for reports
   (host nil :type host :read-only t)    ; the host of its process
-  (function nil :type function :read-only t) ; its work
-  (state :new :type (member :new :waiting :running :done)) ; its state
+  (function nil :type function :read-only t) ; the task's work
+  (state :new :type (member :new :waiting :running :done)) ; the task's state
   (worker nil :type (or null worker))   ; the thread that it has, or nil
   ;; the predicate that it waits for, see LOOP:WORLD
   (predicate nil :type (or null function)) ; true once the task may go on, or nil
@@ -108,7 +108,7 @@
 
 (defstruct (worker (:copier nil))
   "A thread for tasks."
-  (thread nil :type (or null sb-thread:thread)) ; nil until it was started
+  (thread nil :type (or null sb-thread:thread)) ; nil until the thread is started
   (turn (os:make-futex) :type os:futex :read-only t) ; how often its turn has come
   (task nil :type (or null task)))      ; the task to run; nil to end
 

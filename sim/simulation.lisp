@@ -140,7 +140,7 @@ end."
 
 (defun end-processes (host drain)
   "Stop HOST's servers, give running calls DRAIN seconds (none if it is nil), and close its
-channels. Wait for all of this."
+channels. Wait until all of them have ended."
   (let ((loop:*world* (host-world host)))
     (dolist (process (shiftf (host-processes host) '()))
       (typecase process

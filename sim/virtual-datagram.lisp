@@ -47,7 +47,7 @@ lost."
                           (datagram-refused socket))))))
 
 (defun datagram-returns (socket octets)
-  "Give SOCKET the OCTETS that have arrived for it."
+  "Give SOCKET the OCTETS that have arrived for SOCKET."
   (unless (eq :closed (socket-state socket))
     (record-at (socket-host socket) :datagram (host-name (socket-far-host socket)) octets)
     (setf (socket-incoming socket) (append (socket-incoming socket) (list octets)))
