@@ -41,8 +41,8 @@ GIVEN include one."
 
 (defun call-with-console-page (server given function)
   "Call FUNCTION, which stops SERVER. If GIVEN, the plist of a command line, has addresses for the
-console, show the console among SERVER's observers there meanwhile, and call FUNCTION with a list of
-one line that contains its address; else call it with nil."
+console, serve the console there, one of SERVER's observers, while FUNCTION runs, and call FUNCTION
+with a list of one line that contains the console's address; else call FUNCTION with nil."
   (declare (ignore server))
   (destructuring-bind (&key addresses observer credentials &allow-other-keys)
       (list* :addresses (getf given :console) given)

@@ -99,7 +99,7 @@ nil."
 ;;; The handler
 
 (defun path-below (console request)
-  "The part of REQUEST's path after CONSOLE's."
+  "The part of REQUEST's path after CONSOLE's path."
   (let ((path (exchange:http-request-path request)))
     (subseq path (min (length path) (length (console-path console))))))
 
@@ -119,8 +119,8 @@ nil."
 
 (defun console-handler (console)
   "Return a handler for START-SERVER's :http that shows CONSOLE, a value of MAKE-CONSOLE, in a
-browser, at CONSOLE's path. The server may be one that serves gRPC. If other machines can reach such
-a server, a server for the console alone is the better choice. From any thread."
+browser, at CONSOLE's path. The server may be one that serves gRPC. If other machines can reach a
+server with this handler, a server for the console alone is the better choice. From any thread."
   (check-type console console)
   (exchange:http-handler (console-path console)
                        (lambda (request)

@@ -9,8 +9,8 @@
 (defclass console ()
   ((metrics :initarg :metrics :reader console-metrics) ; the metrics whose counts it shows
    (token :initarg :token :reader console-token) ; a string that viewers must have, or nil
-   (name :initform (random-hex 4) :reader console-name) ; distinguishes its cookie from those of
-                                                         ; other consoles on the host
+   ;; distinguishes the console's cookie from the cookies of other consoles on the host
+   (name :initform (random-hex 4) :reader console-name)
    (path :initarg :path :reader console-path) ; the path of its page, which ends with a slash
    (remote :initarg :remote :reader console-remote-p) ; true if other machines may use it
    (exemplar :initarg :exemplar :reader console-exemplar) ; see MAKE-CONSOLE
@@ -64,16 +64,16 @@
 (defun make-console (&key metrics exemplar (path "/console/") remote
                        (token (random-hex +token-octets+)))
   "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL. The console
-shows all servers and channels that have it together. CONSOLE-HANDLER makes the page that shows it;
-CONSOLE-URL returns its address. The page shows the counts of METRICS, a value of MAKE-METRICS; by
-default the console has its own, see CONSOLE-METRICS. These metrics count all that the console
-observes; a server or channel whose :observer has both the console and METRICS is still counted
-once. EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that has ended, which returns an
-alist of strings to be shown with it, or nil; it is called on the call's loop and must not wait.
-PATH is that of the page, with a slash at both ends. Unless REMOTE is true, only this machine may
-use it. A request for the page must have TOKEN, 16 to 256 letters, digits and -_., random by
-default; nil means that any user of this machine may use it. Signal MISUSE for a wrong argument, as
-REMOTE without a TOKEN is. From any thread."
+shows, together, all servers and channels that have it as observer. CONSOLE-HANDLER makes the page
+that shows it; CONSOLE-URL returns its address. The page shows the counts of METRICS, a value of
+MAKE-METRICS; by default the console has its own, see CONSOLE-METRICS. These metrics count all that
+the console observes; a server or channel whose :observer has both the console and METRICS is still
+counted once. EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that has ended, which
+returns an alist of strings to be shown with it, or nil; it is called on the call's loop and must
+not wait. PATH is the path of the page, with a slash at both ends. Unless REMOTE is true, only this
+machine may use it. A request for the page must have TOKEN, 16 to 256 letters, digits and -_.,
+random by default; nil means that any user of this machine may use it. Signal MISUSE for a wrong
+argument, as REMOTE without a TOKEN is. From any thread."
   (unless (typep metrics '(or null metrics:metrics))
     (misuse ":metrics is a value of MAKE-METRICS, not ~S." metrics))
   (unless (typep exemplar '(or symbol function))
@@ -100,7 +100,7 @@ REMOTE without a TOKEN is. From any thread."
                      (remove-log-listener #'listener)))))
       (add-log-listener #'listener))))
 
-;;; Looking, for the last hour
+;;; Noting the metrics of the last hour
 
 (defun look-if-due (console)
   "Read CONSOLE's metrics, unless another loop has caused that a short while ago."

@@ -4,8 +4,8 @@
 ;;;;
 ;;;; The looks are kept in an update stream like that of viewers, with its own series. A lock guards
 ;;;; the hour, since threads of loops' reserves write it and the viewers' thread reads it. The event
-;;;; :hello contains all looks as "hour", {"series": …, "frames": […]}, and a :frame those that are
-;;;; new.
+;;;; :hello contains all looks as "hour", {"series": …, "frames": […]}, and each :frame contains the
+;;;; new looks.
 
 (in-package #:clgrpc.console)
 
@@ -18,7 +18,7 @@
   (update-stream (make-update-stream) :type update-stream :read-only t) ; the stream of updates
   (looks 0 :type index)                 ; how many looks there have been
   (told-looks 0 :type index)            ; the number of looks that viewers have got
-  (told-series 0 :type index))          ; how many series were told
+  (told-series 0 :type index))          ; how many series viewers have
 
 (declaim (sb-ext:freeze-type hour))
 
@@ -45,7 +45,7 @@ HOUR's lock is held."
           (cons "frames" (json-list (last updates looks))))))
 
 (defun whole-hour (hour)
-  "All of HOUR, for a viewer that has got nothing."
+  "All of HOUR, for a viewer that has received nothing yet."
   (sb-thread:with-mutex ((hour-lock hour))
     (hour-object hour +updates+ 0)))
 

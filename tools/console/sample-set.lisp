@@ -3,15 +3,15 @@
 ;;;; loop, written with its baton held, and one for the threads without a loop, written under a
 ;;;; lock. Any thread reads: a kept call never changes, and takes its place by one store.
 ;;;;
-;;;; Most calls cost two comparisons. More is done only for two kinds of call: a call that is slower
-;;;; than the fastest of the slow ones, which is true of about 16 × ln(n / 16) of a minute's n
-;;;; calls; and a call that has failed, at most +FAILURES-PER-SECOND+ times a second.
+;;;; Most calls cost two comparisons. Only two kinds of call cost more: a call that is slower than
+;;;; the fastest of the slow ones, which is true of about 16 × ln(n / 16) of a minute's n calls; and
+;;;; a call that has failed, at most +FAILURES-PER-SECOND+ times a second.
 
 (in-package #:clgrpc.console)
 
 (defconstant +slow-calls+ 16 "How many slow calls of a minute a sample set keeps.")
 (defconstant +remembered-calls+ 120
-  "How many slow calls of earlier minutes a sample set remembers: those of an hour.")
+  "How many slow calls of earlier minutes a sample set remembers, which are the calls of an hour.")
 (defconstant +remembered-a-minute+ 2 "How many of these calls belong to one minute.")
 (defconstant +failed-calls+ 32 "How many failed calls a sample set keeps.")
 (defconstant +failures-per-second+ 10 "How many failed calls a sample set takes in a second.")
@@ -22,7 +22,7 @@ begins.")
   "A call that has ended, kept for display."
   (number 0 :type (unsigned-byte 62) :read-only t) ; later calls of the process have higher numbers
   (unix-ns 0 :type (unsigned-byte 62) :read-only t) ; when it ended
-  (ns 0 :type (unsigned-byte 62) :read-only t) ; how long it took
+  (ns 0 :type (unsigned-byte 62) :read-only t) ; how long the call took
   (plist '() :type list :read-only t))  ; a value of LOGS:CALL-PLIST
 
 (defun empty-places (count)
@@ -33,11 +33,12 @@ begins.")
   ;; true of the sample set of threads without a loop
   (lock nil :type (or null sb-thread:mutex) :read-only t)
   (slow (empty-places +slow-calls+) :type simple-vector) ; SAMPLEs or nil, of this minute, unsorted
-  (before (empty-places +slow-calls+) :type simple-vector) ; the SLOW of a minute ago
-  ;; the slowest of each minute before that, a ring
+  (before (empty-places +slow-calls+) :type simple-vector) ; SAMPLEs or nil, of the last minute
+  ;; the slowest calls of each minute before the last, a ring
   (remembered (empty-places +remembered-calls+) :type simple-vector :read-only t)
   (remembered-next 0 :type index)       ; the place in REMEMBERED of the next
-  (least-ns 0 :type (unsigned-byte 62)) ; a call must take longer to be among the slow ones
+  ;; a call must take longer than this to be among the slow calls
+  (least-ns 0 :type (unsigned-byte 62))
   (turn-ns 0 :type (unsigned-byte 62))  ; the end of the minute, by the loop's clock
   (failed (empty-places +failed-calls+) :type simple-vector :read-only t) ; SAMPLEs or nil, a ring
   (next 0 :type index)                  ; the place in FAILED of the next
@@ -58,7 +59,8 @@ begins.")
     (make-array 1 :element-type 'sb-ext:word :initial-element 0))
 
 (defun keep-call (call ns describe)
-  "A SAMPLE of CALL, which took NS nanoseconds. DESCRIBE, a function, returns the plist about it."
+  "A SAMPLE of CALL, which took NS nanoseconds. DESCRIBE, a function, returns the plist about the
+call."
   (prog1 (make-sample (1+ (sb-ext:atomic-incf (aref **numbered** 0))) (real-time-ns) ns
                       (funcall (the function describe) call))
     ;; so that a reader never finds an incomplete sample
@@ -108,9 +110,9 @@ calls in this second."
 (define-hot note-call ((sample-set sample-set) call (ok boolean) (ns (unsigned-byte 62))
                        (now (unsigned-byte 62)) (describe function))
     null
-  "Keep CALL, which took NS, in SAMPLE-SET if it is slow or has failed. OK is true if it has not
+  "Keep CALL, which took NS, in SAMPLE-SET if it is slow or has failed. OK is true if CALL has not
 failed; NOW is the time of SAMPLE-SET's loop. DESCRIBE, a function of CALL, returns a plist about
-it."
+CALL."
   (when (>= now (sample-set-turn-ns sample-set)) (turn-page sample-set now))
   (cond ((not ok) (keep-failed sample-set call ns now describe))
         ((> ns (sample-set-least-ns sample-set)) (keep-slow sample-set call ns describe)))

@@ -6,7 +6,8 @@
 (in-package #:clgrpc.console)
 
 (defconstant +tail-events+ 200
-  "How many events each of the two rings holds: the one of calls and the other one.")
+  "How many events each of the two rings holds: the ring of events about calls and the ring of all
+others.")
 (defconstant +events-per-second+ 50
   "How many events each of the two rings takes in a second.")
 (defconstant +value-characters+ 300 "How long a value in the tail may be.")
@@ -17,7 +18,7 @@
   (number 0 :type index :read-only t)   ; later entries of the tail have higher numbers
   (unix-ns 0 :type (unsigned-byte 62) :read-only t) ; when the event was logged
   (level :info :type symbol :read-only t) ; :trace, :debug, :info, :warning or :error
-  (event :event :type symbol :read-only t) ; its name
+  (event :event :type symbol :read-only t) ; the event's name
   (plist '() :type list :read-only t))  ; the plist of keywords and texts
 
 (defstruct (event-ring (:copier nil))

@@ -20,7 +20,7 @@ counting thousands takes long.")
 
 (defstruct (series (:constructor make-series (number attributes)) (:copier nil))
   "The calls of one role, method, status, target and protocol, as last seen."
-  (number 0 :type index :read-only t)   ; its number in updates
+  (number 0 :type index :read-only t)   ; the series' number in updates
   (attributes '() :type list :read-only t) ; the five attributes, strings; "" if absent
   (buckets '() :type list)              ; how many calls each bucket has
   (sum 0 :type real))                   ; how many seconds the calls took together
@@ -142,7 +142,7 @@ slashes, except the protocol."
 
 (defun update-value (update-stream name value)
   "Note in UPDATE-STREAM that the value NAME is VALUE. Return the member for \"values\"; nil if the
-value was the same before."
+value has not changed."
   (let ((table (update-stream-values update-stream)))
     (unless (eql value (gethash name table))
       (setf (gethash name table) value)

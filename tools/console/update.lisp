@@ -26,7 +26,7 @@
 (defconstant +links+ 50 "How many connections of a loop are shown.")
 (defconstant +threads+ 100 "How many names of threads are shown.")
 
-;;; Calls, events, servers, threads
+;;; The data about calls, events, servers and threads
 
 (defun sample-object (sample)
   (list* (cons "number" (sample-number sample))
@@ -118,7 +118,7 @@ the changes since the previous update, an object for WRITE-JSON."
         (cons "host" (machine-instance))))
 
 (defun hello (console update-stream)
-  "All that UPDATE-STREAM knows of CONSOLE, an object for WRITE-JSON."
+  "All data of CONSOLE in UPDATE-STREAM, an object for WRITE-JSON."
   (let ((series (all-series update-stream)))
     (list* (cons "process" (process-object))
            (cons "started" (unix-ms (metrics:metrics-started-ns (console-metrics console))))

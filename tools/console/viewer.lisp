@@ -1,11 +1,11 @@
 ;;;; The viewers of the console, and the thread that makes updates for them. The thread exists only
 ;;;; while there are viewers. The thread makes an update each second. If an update takes much
 ;;;; processor time, the next one comes later, so that the thread never uses more than a hundredth
-;;;; of a processor. Time in which it waits, such as for a loop that does not answer, does not
-;;;; count: updates must not become rare when they are needed most. All viewers get the same
+;;;; of a processor. Time in which the thread waits, such as for a loop that does not answer, does
+;;;; not count: updates must not become rare when they are needed most. All viewers get the same
 ;;;; updates. If the connection of a slow viewer has no room, its updates wait and are sent together
-;;;; later. If too many wait they are dropped, and once the viewer has caught up it gets all data
-;;;; again.
+;;;; later. If too many updates wait they are dropped, and once the viewer has caught up it gets all
+;;;; data again.
 
 (in-package #:clgrpc.console)
 
@@ -14,13 +14,14 @@
 (defconstant +thrift+ 100 "The next update is due after this many times the processor time of the
 last.")
 (defconstant +waiting-characters+ 1000000
-  "The most characters of updates that may wait for a slow viewer: those of some minutes.")
+  "The most characters of updates that may wait for a slow viewer: enough for some minutes.")
 (defconstant +update-stream-ns+ 60000000000
              "How long an update stream is kept without a viewer.")
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
   "A viewer of the console."
-  (request nil :type exchange:http-request :read-only t) ; its response, of events, stays open
+  ;; the viewer's response, of events, stays open
+  (request nil :type exchange:http-request :read-only t)
   ;; it has got all updates until now, except those that wait for it; the thread's, as are the slots
   ;; below
   (current nil :type boolean)
@@ -37,7 +38,8 @@ last.")
   (exchange:response-open-p (viewer-request viewer)))
 
 (defun fresh-update-stream (console now)
-  "The update stream of CONSOLE. If its last update is too old at the time NOW, make a new one."
+  "The update stream of CONSOLE. If the last update of CONSOLE's update stream is too old at the
+time NOW, make a new stream."
   (let ((update-stream (console-update-stream console)))
     (if (and update-stream (< now (+ (update-stream-taken-ns update-stream) +update-stream-ns+)))
         update-stream
@@ -57,8 +59,8 @@ any more."
     (setf (viewer-waiting viewer) updates)))
 
 (defun send-update (console update-stream update viewers)
-  "Send UPDATE of UPDATE-STREAM to those of VIEWERS that have got the previous update, and all data
-of CONSOLE to the others."
+  "Send UPDATE of UPDATE-STREAM to each of VIEWERS that has got the previous update, and all data of
+CONSOLE to the other viewers."
   (let ((text (event-text "frame" update)) (hello nil))
     (dolist (viewer viewers)
       (if (viewer-current viewer)
@@ -71,7 +73,8 @@ of CONSOLE to the others."
                                                                       update-stream))))))))))
 
 (defun update-due-ns (now spent-ns)
-  "The due time of the update after one that was due NOW and took the processor for SPENT-NS."
+  "The due time of the next update, after an update that was due NOW and took the processor for
+SPENT-NS."
   (+ now (max +period-ns+ (* +thrift+ spent-ns))))
 
 (defun show-update (console viewers)
@@ -86,15 +89,15 @@ is due."
     (update-due-ns now (- (thread-time-ns) begin-ns))))
 
 (defun current-viewers (console)
-  "The viewers of CONSOLE. If there are none, note that CONSOLE's thread, which is this one, ends;
-the next viewer starts another thread."
+  "The viewers of CONSOLE. If there are no viewers, note that CONSOLE's thread, which is this
+thread, ends; the next viewer starts another thread."
   (sb-thread:with-mutex ((console-lock console))
     (let ((viewers (delete-if-not #'viewer-open-p (console-viewers console))))
       (unless viewers (setf (console-thread console) nil))
       (setf (console-viewers console) viewers))))
 
 (defun greet (console viewers)
-  "Send all data to those of VIEWERS that have got nothing yet."
+  "Send all data to each of VIEWERS that has got nothing yet."
   (let ((update-stream (console-update-stream console)))
     (when update-stream
       (let ((new (remove-if #'viewer-current viewers)))

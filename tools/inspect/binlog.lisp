@@ -10,7 +10,7 @@
       (with-open-file (stream (sb-ext:parse-native-namestring file)
                               :element-type '(unsigned-byte 8))
         (loop for entry = (handler-case (grpc:read-binary-log stream)
-                            ;; not one of the standard output
+                            ;; not an error of the standard output
                             (stream-error (error)
                               (fail-command "~A: ~A" file (report:error-reason error))))
               while entry do (format t "~A~%" (grpc:message-json entry))))

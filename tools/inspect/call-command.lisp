@@ -73,7 +73,7 @@ the first argument of the command is SYMBOL."
             (parse-channel-target address) (list :credentials credentials) headers
             timeout))))
 
-;;; JSON values, one after another
+;;; Reading JSON values one after another
 
 (defparameter *longest-request* (expt 2 26) "The most characters of a request in JSON.")
 
@@ -81,8 +81,9 @@ the first argument of the command is SYMBOL."
   (member char '(#\Space #\Tab #\Newline #\Return)))
 
 (defun read-json-text (stream)
-  "The text of the next JSON value in STREAM, or nil if none follows. This reads nothing beyond the
-end of that value, except the character after a number or word. The value is not validated here."
+  "The text of the next JSON value in STREAM, or nil if none follows. READ-JSON-TEXT reads nothing
+beyond the end of the value, except the character after a number or word. The value is not validated
+here."
   (let ((first (loop for char = (read-char stream nil)
                      while (and char (white-p char))
                      finally (return char)))

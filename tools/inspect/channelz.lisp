@@ -12,8 +12,8 @@
 (defparameter *list-seconds* 60 "How long we ask a server for all objects of a kind.")
 
 (defun told (part what)
-  "PART, a part of a server's answer. Signal a FAILURE, which calls it WHAT, if the server has left
-it out."
+  "PART, a part of a server's answer. Signal a FAILURE, which names the value WHAT, if the server
+has omitted it."
   (or part (fail-command "the server's channelz leaves out ~A" what)))
 
 (defun data-of (reader object)
@@ -127,7 +127,8 @@ omitted."
         when value do (format t "~14A ~A~%" name (shown (princ-to-string value)))))
 
 (defun time-text (timestamp)
-  "TIMESTAMP, or nil, in UTC; a time before 1900, which no object can have, as that year's begin."
+  "The text of TIMESTAMP, or nil, in UTC; a time before 1900, which no object can have, is shown as
+the beginning of that year."
   (and timestamp
        (multiple-value-bind (universal nanoseconds) (grpc:timestamp-universal-time timestamp)
          (multiple-value-bind (second minute hour day month year)
@@ -289,7 +290,7 @@ omitted."
       (refuse "~A needs an id" what)))
 
 (defun show-channelz (grpc-channel what number json)
-  "Print the objects of the kind WHAT, or the one with NUMBER if the kind needs one."
+  "Print the objects of the kind WHAT or, if the kind needs a number, the object with NUMBER."
   (flet ((number () (parse-channelz-number what number))
          (show (messages function &rest arguments)
            (if json

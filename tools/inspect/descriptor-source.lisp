@@ -41,7 +41,7 @@
   "A client of reflection."
   (channel nil :type grpc:channel)
   (metadata '() :type list)             ; the metadata of every question
-  (end-ns nil :type (or null integer))  ; when all answers must be there, by MONOTONIC-NS
+  (end-ns nil :type (or null integer))  ; when all answers must have arrived, by MONOTONIC-NS
   (patient nil :type boolean)           ; questions wait until the channel is ready
   (octets-left *most-file-octets* :type integer)
   (version "v1" :type string))          ; the version of the service that is asked
@@ -75,7 +75,7 @@
 
 (defun ask (reflector field value answer)
   "The message in the field ANSWER of the response to the question VALUE in FIELD. Signal a FAILURE
-if the response has no such field, with the text of the server's error if it has one."
+if the response lacks this field, with the text of the server's error if it has one."
   (let ((response
           (handler-case (ask-version reflector (reflector-version reflector) field value)
             (grpc:unimplemented (error)
@@ -103,7 +103,7 @@ if the response has no such field, with the text of the server's error if it has
 
 (defun every-image-has-p (name)
   "True if NAME is a file that each image of clgrpc contains: one of Protocol Buffers itself or of
-the annotations of REST. The types of such a file are not made again."
+the annotations of REST. The types of a file that every image has are not made again."
   (and (or (uiop:string-prefix-p "google/protobuf/" name)
            (uiop:string-prefix-p "google/api/" name))
        (protobuf:find-file-descriptor name)))
@@ -195,7 +195,8 @@ SERVICE signal a FAILURE that lists its services."
         (enter-all (protobuf:file-descriptor-extensions file))))))
 
 (defun need-symbol (index full-name)
-  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX. Signal a FAILURE if there is no such symbol."
+  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX. Signal a FAILURE if there is no symbol of
+this name."
   (or (gethash full-name index)
       ;; the files of every image
       (protobuf:find-descriptor full-name)

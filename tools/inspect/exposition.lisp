@@ -94,7 +94,7 @@ target.")
 
 (defun read-methods (octets)
   "Two values: the METHOD-READINGs in OCTETS, a text for Prometheus, in their order, at most
-*MOST-METHODS*, since samples are compared one by one; and the number of those left out."
+*MOST-METHODS*, since samples are compared one by one; and the number of METHOD-READINGs left out."
   (let ((readings (make-hash-table :test 'equal)) (order '()))
     (with-input-from-string (stream (octets-string octets))
       (loop for line = (read-line stream nil)
@@ -122,7 +122,7 @@ target.")
   "The metrics of the process itself that are read.")
 
 (defun read-figures (octets)
-  "An alist of those of *PROCESS-METRICS* that OCTETS, a text for Prometheus, have."
+  "The metrics of *PROCESS-METRICS* that are in OCTETS, a text for Prometheus, as an alist."
   (with-input-from-string (stream (octets-string octets))
     (loop for line = (read-line stream nil)
           while line

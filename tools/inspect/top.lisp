@@ -13,18 +13,18 @@
   (number 0 :type integer :read-only t) ; its id
   (name "" :type string :read-only t)   ; its name
   (state "" :type string :read-only t)  ; the state of a channel
-  (connections 0 :type integer :read-only t) ; the number of its connections
+  (connections 0 :type integer :read-only t) ; the number of the server's connections
   (started 0 :type integer :read-only t) ; calls that have begun
   (succeeded 0 :type integer :read-only t) ; calls that ended with OK
-  (failed 0 :type integer :read-only t)) ; calls that ended otherwise
+  (failed 0 :type integer :read-only t)) ; calls that ended with another status than OK
 
 (defstruct (sample (:copier nil))
   "The data of a process at one time."
   (ns 0 :type integer :read-only t)     ; when the reading was made
   (readings '() :type list :read-only t) ; readings of all objects
   (methods '() :type list :read-only t) ; METHOD-READINGs, if there are metrics
-  (left-out 0 :type (integer 0) :read-only t) ; how many METHOD-READINGs of the metrics are not here
-  (figures '() :type list :read-only t)) ; an alist of *PROCESS-METRICS*, likewise
+  (left-out 0 :type (integer 0) :read-only t) ; how many METHOD-READINGs of the metrics are left out
+  (figures '() :type list :read-only t)) ; an alist of the values of *PROCESS-METRICS*
 
 (defun server-reading (channel server)
   (let ((data (data-of #'channelz:server-data server)))
@@ -54,7 +54,8 @@
 (defconstant +most-metrics-octets+ (expt 2 26) "The most octets of a page of metrics.")
 
 (defun parse-url (text)
-  "TEXT, http://HOST:PORT/PATH or https://…, as a URL. Signal a USAGE-ERROR if it is not."
+  "TEXT, http://HOST:PORT/PATH or https://…, as a URL. Signal a USAGE-ERROR if TEXT is not such a
+URL."
   (handler-case (token:parse-url text)
     (misuse (error) (refuse "~A" error))))
 
@@ -154,7 +155,7 @@ list: a sort key for each of *ORDERS*, and then the row itself."
      order)))
 
 (defun shown-latency (seconds)
-  "SECONDS, or nil, as milliseconds."
+  "The text of SECONDS, or nil, in milliseconds."
   (if seconds (format nil "~,2F" (* 1000 seconds)) "-"))
 
 (defun same-method-p (a b)
@@ -164,8 +165,8 @@ list: a sort key for each of *ORDERS*, and then the row itself."
 
 (defun method-rows (new old &optional (order "calls"))
   "The rows of the table of methods for NEW, a sample taken after OLD, another sample or nil, sorted
-by ORDER. Latencies are those of the calls between the two samples; those of all calls if OLD is nil
-or if there were no calls in between."
+by ORDER. Latencies are those of the calls between the two samples; if OLD is nil, or if there were
+no calls in between, the latencies of all calls."
   (let* ((seconds (if old (/ (- (sample-ns new) (sample-ns old)) 1d9) 0))
          (rows (loop for method in (sample-methods new)
                      for before = (and old (find method (sample-methods old) :test #'same-method-p))
@@ -275,7 +276,7 @@ not echoed."
     (stty "icanon" "echo")))
 
 (defun draw-lines (lines)
-  "Draw those of LINES for which the terminal has room."
+  "Draw as many of LINES as the terminal has room for."
   (multiple-value-bind (height width) (terminal-size)
     (format t "~C[H~:*~C[J~{~A~^~%~}" #\Escape (fit-lines lines height width))
     (finish-output)))

@@ -7,26 +7,27 @@
 ;;;; For evenly spaced calls the tool wakes up once a call, for a burst of calls only once. But in a
 ;;;; burst each call except the first waits, in the server, for those before it. So calls are
 ;;;; grouped only above a rate at which waking up for each would take too much of a core, or if the
-;;;; user asks for it. Then calls that are due within the same GROUP of time begin together, at its
-;;;; end: at 5,000 calls a second and a group of a millisecond, five calls.
+;;;; user asks for it. In that case calls that are due within the same GROUP, a period of time,
+;;;; begin together, at the end of the period: at 5,000 calls a second and a group of a millisecond,
+;;;; five calls.
 ;;;;
-;;;; Everything here is pure.
+;;;; All functions here are pure.
 
 (in-package #:clgrpc.load)
 
 (defstruct (schedule (:copier nil))
   "A quantity that may change with time."
   (kind :const :type (member :const :step :line)) ; how it changes
-  (start 0d0 :type double-float)        ; its first value, the only one of :CONST
+  (start 0d0 :type double-float)        ; the first rate; the only rate of :CONST
   (step 0d0 :type double-float)         ; the increase in a step, or in a second of a line
-  (end nil :type (or null double-float)) ; its last value; NIL for no limit
+  (end nil :type (or null double-float)) ; the last rate; NIL for no limit
   (step-seconds 1d0 :type double-float) ; how long a step takes
-  (max-seconds nil :type (or null double-float))) ; the time after which it stays the same
+  (max-seconds nil :type (or null double-float))) ; the time after which the rate stays the same
 
 (declaim (sb-ext:freeze-type schedule))
 
 (defun schedule-value (schedule seconds)
-  "The value of SCHEDULE, a double float, SECONDS after the begin."
+  "The value of SCHEDULE, a double float, SECONDS after its beginning."
   (let* ((max (schedule-max-seconds schedule))
          (end (schedule-end schedule))
          (step (schedule-step schedule))
@@ -84,11 +85,11 @@ GROUP-NS are due together while the rate is above GROUP-ABOVE."
 
 (defconstant +look-seconds+ 0.01d0 "The time for which a changing rate counts as constant.")
 (defconstant +most-looks+ 360000 "The most steps of a search in a changing rate before the next call
-is given up: those of an hour.")
+is given up: the steps of an hour.")
 
 (defun advance-pacer (pacer)
-  "Advance AT to the time of the next call: that at which the integral of the rate has grown by 1
-or, if calls are spread by chance, by a number drawn from the exponential distribution of mean 1."
+  "Advance AT to the time of the next call: the time at which the integral of the rate has grown by
+1 or, if calls are spread by chance, by a number drawn from the exponential distribution of mean 1."
   (let ((wanted (if (eq :poisson (pacer-arrival pacer))
                     (- (log (- 1d0 (random 1d0 (pacer-random pacer)))))
                     1d0)))

@@ -1,13 +1,13 @@
 ;;;; Connection slots and their connections: connecting, reading and writing, and the loss of a
 ;;;; connection. When a slot has lost a connection that had calls, it connects again at once. After
-;;;; an attempt that failed it waits, and calls that are due meanwhile fail with UNAVAILABLE, as
-;;;; gRPC's document on connection back-off says.
+;;;; an attempt that failed the slot waits, and calls that are due meanwhile fail with UNAVAILABLE,
+;;;; as gRPC's document on connection back-off says.
 
 (in-package #:clgrpc.load)
 
 (defparameter *longest-back-off-seconds* 10 "The longest wait between two attempts to connect.")
 
-;;; Octets are counted where they meet the kernel
+;;; Counting octets where the kernel takes and gives them
 
 (defstruct (meter (:copier nil))
   "The state of a byte channel that counts."
@@ -90,7 +90,7 @@
   (printable-text (map 'string #'code-char octets) :limit 200))
 
 (defun finish-drained (connection)
-  "Close CONNECTION if its connection slot has left it and it has no streams."
+  "Close CONNECTION if its connection slot has left it and CONNECTION has no streams."
   (let ((http2 (connection-http2 connection)))
     (when (and (not (eq connection
                         (connection-slot-connection (connection-connection-slot connection))))

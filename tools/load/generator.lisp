@@ -2,8 +2,9 @@
 ;;;; many calls under way as it has workers; the next call begins when one has ended. In an open
 ;;;; loop a timer rings when the next calls are due, independent of earlier ones. Calls for which
 ;;;; there is no stream, no connection or, if their number is limited, no worker wait in their
-;;;; connection slot's queue, and their latency counts from when they were due. So do calls on a
-;;;; connection whose peer does not read: the unsent output of a connection is bounded.
+;;;; connection slot's queue, and their latency counts from when they were due. Calls on a
+;;;; connection whose peer does not read wait there, too: the unsent output of a connection is
+;;;; bounded.
 
 (in-package #:clgrpc.load)
 
@@ -85,7 +86,7 @@ the tally, connection slots.")
        (< (generator-now generator) (generator-end-ns generator))))
 
 (defun all-made-p (generator)
-  "True if the time of GENERATOR is over and each call that was due in it has begun."
+  "True if the time of GENERATOR is over and each call that was due in this time has begun."
   (and (<= (generator-end-ns generator) (generator-now generator))
        (or (null (generator-pacer generator))
            (zerop (generator-left generator))
@@ -138,8 +139,8 @@ fail."
     nil))
 
 (define-hot pump-connection-slot ((connection-slot connection-slot)) null
-  "Begin the calls that CONNECTION-SLOT may begin now: first those that wait, then a new one for
-each idle worker."
+  "Begin the calls that CONNECTION-SLOT may begin now: first the calls that wait, then a new call
+for each idle worker."
   (let ((generator (the generator (connection-slot-generator connection-slot))))
     (loop
       (let ((connection (connection-slot-connection connection-slot))
@@ -306,8 +307,8 @@ each idle worker."
                (incf (tally-under-way tally)))))
 
 (defun drop-calls (generator uncounted)
-  "End all calls of GENERATOR that are under way. If UNCOUNTED is true they get no status and no
-latency: the run only reports their number, and its duration is the time in which calls began."
+  "End all calls of GENERATOR that are under way. If UNCOUNTED is true these calls get no status and
+no latency: the run only reports their number, and its duration is the time in which calls began."
   (let ((now (note-now generator)))
     (when uncounted (note-under-way generator now))
     (setf (generator-dropping generator) uncounted

@@ -3,7 +3,7 @@
 ;;;; so that a call has only the cost of HTTP/2.
 ;;;;
 ;;;; A load call that has ended may still be in a queue or a chain; it is used again only after it
-;;;; has left these.
+;;;; has left both.
 
 (in-package #:clgrpc.load)
 
@@ -15,7 +15,7 @@
 (defconstant +code-internal+ 13)
 (defconstant +code-unavailable+ 14)
 
-;;; Making, and the list by age
+;;; Making calls, and the list of calls by age
 
 (define-hot take-load-call ((generator generator)) load-call
   (let ((load-call (generator-free generator)))
@@ -247,7 +247,7 @@ request end our side of the stream."
 
 (define-hot (output-full-p :inline t) ((connection connection)) boolean
   "True if so much of CONNECTION's output is unsent, since the peer does not read, that no call may
-begin there."
+begin on CONNECTION."
   (let ((socket (the loop:connection (connection-socket connection))))
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 
@@ -359,7 +359,7 @@ a header that names the encoding."
     (loop while (< at end)
           do (cond ((< prefix 5)
                     (setf left (logior (ldb (byte 32 0) (ash left 8)) (aref octets at)))
-                    (when (zerop prefix) ; whether it is compressed
+                    (when (zerop prefix) ; the octet that says whether the message is compressed
                       (when (< compressed left) (setf sound nil))
                       (setf left 0))
                     (incf prefix)
@@ -461,7 +461,7 @@ the previous response."
 
 (define-hot queue-load-call ((connection-slot connection-slot) (load-call load-call)) null
   "LOAD-CALL waits until CONNECTION-SLOT has a stream for it."
-  (cond ((load-call-chained load-call)  ; refused before it was even sent
+  (cond ((load-call-chained load-call)  ; the call was refused before it was even sent
          (end-load-call load-call +code-unavailable+ "the server did not process the request"))
         (t
          (setf (load-call-queued load-call) t

@@ -46,8 +46,8 @@ is."
           (sb-thread:wait-on-semaphore (control-event control) :timeout (/ left 1d9)))))))
 
 (defun connect-all (control plan)
-  "Connect all generators of CONTROL. Signal RUN-FAILED if not a single connection could be made, or
-the process must end."
+  "Connect all generators of CONTROL. Signal RUN-FAILED if no connection could be made, or the
+process must end."
   (post-all control #'connect-generator)
   (await-generators control (lambda (generator)
                               (or (control-terminated control) (generator-ready-p generator)))
@@ -126,8 +126,8 @@ short. The CPU time of the process also includes the beginning and the end of th
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
 (defconstant +told-lateness-ns+ 1000000 "A lateness of the tool of at least this is reported.")
-(defconstant +told-stall-ns+ 50000000 "The report mentions a loop of the tool that stood still for
-longer than this.")
+(defconstant +told-stall-ns+ 50000000 "If a loop of the tool stood still for longer than this, the
+report mentions it.")
 
 (defun streams-words (run plan generators)
   "A text about the calls of RUN that waited because the server allows no more streams, if these
@@ -185,8 +185,9 @@ that begins with the name of the limit; or nil."
          (format nil "~{~A~^. Besides, ~}" (remove nil reasons)))))
 
 (defun intended-end-ns (plan generators measure-ns)
-  "The end of the time of GENERATORS' calls, an open loop by PLAN: the time when the next call would
-have been due. Ten calls at ten a second take a second, though the last begins after 0.9."
+  "The end of the time in which GENERATORS make calls, in an open loop by PLAN: the time when the
+next call would have been due. Ten calls at ten a second take a second, though the last begins after
+0.9."
   (let ((rate (plan-rate plan))
         (counted (reduce #'+ generators :key #'generator-counted)))
     (if (and (eq :const (schedule-kind rate)) (eq :constant (plan-arrival plan)))
@@ -281,7 +282,7 @@ the first is made, or if the text from a template was not a message."
 
 (defun single-targets (target timeout-ns)
   "Look up the addresses of TARGET, a target, within TIMEOUT-NS, and return a list of targets, one
-for each address. Signal RUN-FAILED if TARGET has no address. Not on a loop."
+for each address. Signal RUN-FAILED if TARGET has no address. Do not call this on a loop."
   (let ((addresses (loop:target-addresses target)))
     (unless addresses
       (let ((loop (loop:make-event-loop :name "clgrpc load look-up"))

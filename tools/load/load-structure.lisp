@@ -10,10 +10,10 @@
 
 (defstruct (load-call (:constructor %make-load-call (generator)) (:copier nil))
   "A call."
-  (generator nil)                       ; the generator that makes it
-  (connection-slot nil)                 ; the slot on which it is made
-  (connection nil)                      ; the connection to which its stream belongs
-  (stream nil :type (or null http2:stream)) ; its stream, while it has one
+  (generator nil)                       ; the generator that makes the call
+  (connection-slot nil)                 ; the slot on which the call is made
+  (connection nil)                      ; the connection to which the call's stream belongs
+  (stream nil :type (or null http2:stream)) ; the call's stream, while it has one
   (request nil :type (or null request)) ; the method and the messages
   (number 0 :type quantity) ; the number of the request, over all generators
   (intended-ns 0 :type nanoseconds)     ; when the call was to begin; its latency counts from then
@@ -24,22 +24,23 @@
   (counted nil :type boolean)           ; the call counts: it began after the warm-up
   (waited nil :type boolean)            ; the call had to wait for a connection
   (retried nil :type boolean)           ; the call was made again: the peer had not processed it
-  (frames #() :type frames)             ; its requests
+  (frames #() :type frames)             ; the call's requests
   (next-frame 0 :type quantity) ; how many requests the call has sent
-  (half-closed nil :type boolean) ; our side has ended, though octets of it may wait for windows
+  ;; our side has ended, though octets of our side may wait for windows
+  (half-closed nil :type boolean)
   (prefix 0 :type (integer 0 5))        ; octets seen of the prefix of a response under way
   (left 0 :type (unsigned-byte 32))     ; octets of this response that have not come yet
   (responses 0 :type quantity) ; the number of whole responses
   ;; the time of the last response; before the first, the time when it began
   (response-ns 0 :type nanoseconds)
-  (encoded nil :type boolean)           ; its response has a grpc-encoding
+  (encoded nil :type boolean)           ; the call's response has a grpc-encoding
   (timer nil :type (or null timer)) ; the timer of a stream's pace or end; made when first needed
   ;; ended; it is used again once neither QUEUED nor CHAINED is true
   (ended nil :type boolean)
   (queued nil :type boolean)            ; the call is in its connection slot's queue
   (chained nil :type boolean)           ; among the UNFLUSHED of its connection
   (later nil :type (or null load-call)) ; the next call in that queue or list
-  ;; among the generator's, by MADE-NS, or those to be used again
+  ;; the next call of the generator by MADE-NS, or of the calls to be used again
   (next nil :type (or null load-call))
   (previous nil :type (or null load-call))) ; among the generator's
 
@@ -48,18 +49,18 @@
   (connection-slot nil)                 ; the connection slot to which it belongs
   (http2 nil :type (or null http2:connection)) ; the core
   (socket nil :type (or null loop:connection)) ; the loop's
-  (backend nil :type (or null share-row)) ; the counts of its peer
+  (backend nil :type (or null share-row)) ; the counts of the connection's peer
   (unflushed nil :type (or null load-call)) ; chained calls: their first octets are unsent
   (ready nil :type boolean)             ; the peer's SETTINGS have come
-  (used nil :type boolean)              ; a call has begun on it
+  (used nil :type boolean)              ; a call has begun on the connection
   (stopped nil :type boolean)           ; the connection is not read until output was sent
   (failure nil :type (or null string))) ; why the connection has ended
 
 (defstruct (connection-slot (:copier nil))
   "A place for a connection."
   (generator nil)                       ; the generator to which the slot belongs
-  (number 0 :type index)                ; its number in the whole run
-  (target "" :type t)                   ; the target that it connects to
+  (number 0 :type index)                ; the slot's number in the whole run
+  (target "" :type t)                   ; the target that the slot connects to
   (connection nil :type (or null connection)) ; the connection for new calls
   ;; :WAITING is for the next attempt to connect, after one that failed
   (state :connecting :type (member :connecting :ready :waiting :closed))
@@ -72,21 +73,21 @@
   (begun 0 :type fixnum)                ; how many calls with a stream are under way
   (queue-head nil :type (or null load-call)) ; the first call without a stream, in order
   (queue-tail nil :type (or null load-call)) ; the last call without a stream
-  (timer nil :type (or null timer)))    ; rings at the end of :WAITING
+  (timer nil :type (or null timer)))    ; ends the state :WAITING
 
 (defstruct (generator (:copier nil))
   "An event loop and the calls that run on it."
   (plan nil :type plan)                 ; the plan of the run
   (number 0 :type index)                ; the number of the generator
-  (loop nil :type loop:event-loop)      ; its event loop
+  (loop nil :type loop:event-loop)      ; the generator's event loop
   (tally (make-tally) :type tally)      ; the notes of calls that count
   (pool (http2:make-pool))              ; the pool of streams that its connections share
-  (connection-slots #() :type simple-vector) ; its CONNECTION-SLOTS
-  (next-connection-slot 0 :type index)  ; the one for the next call of an open loop
+  (connection-slots #() :type simple-vector) ; the generator's CONNECTION-SLOTS
+  (next-connection-slot 0 :type index)  ; the slot for the next call of an open loop
   (data nil :type (or null call-data))  ; the data for templates
   (now 0 :type nanoseconds)             ; when the event under way came
   ;; when what happens
-  (begin-ns 0 :type nanoseconds)        ; the run began; 0 before
+  (begin-ns 0 :type nanoseconds)        ; when the run began; 0 before that
   (measure-ns 0 :type nanoseconds)      ; the warm-up ends
   (end-ns +never-ns+ :type nanoseconds) ; no call begins from then on
   (last-end-ns 0 :type nanoseconds)     ; the last call that counts ended
@@ -94,8 +95,9 @@
   (stopped-ns 0 :type nanoseconds)
   (measuring nil :type boolean)         ; calls that count have begun
   (pacer nil :type (or null pacer))     ; the pacer of an open loop
-  (due-ns 0 :type nanoseconds)          ; when the next call of it is due
-  (burst 1 :type fixnum)                ; how many calls of it were due at one time, at most
+  (due-ns 0 :type nanoseconds)          ; when the next call of the open loop is due
+  ;; how many calls of the open loop were due at one time, at most
+  (burst 1 :type fixnum)
   (pace-timer nil :type (or null timer)) ; the timer that rings at DUE-NS
   (tick-timer nil :type (or null timer)) ; rings ten times a second
   (tick-due-ns +never-ns+ :type nanoseconds) ; the next time at which the tick timer rings

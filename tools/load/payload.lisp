@@ -47,7 +47,7 @@ elements themselves are not checked."
                      (incf i)))
           (if (and (zerop depth) (not quoted) (= start (length text)))
               (nreverse texts)
-              (list text))))))           ; no array; the parser says why
+              (list text))))))           ; TEXT is no array; the parser's error gives the reason
 
 (defun json-frames (text type finder)
   "The frames of the messages of TYPE in TEXT, a JSON object or an array of objects."

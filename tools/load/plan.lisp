@@ -5,12 +5,12 @@
 (defstruct (request (:constructor %make-request) (:copier nil))
   "The description of the calls of one method."
   (method nil :type (or null method:rpc-method)) ; the method
-  (number 0 :type index)                ; its place in the plan
+  (number 0 :type index)                ; the request's place in the plan
   (kind :unary :type keyword)           ; the method's
   (payload (make-payload) :type payload) ; the messages of calls
   (fields #() :type simple-vector)      ; all header fields of a request that are constant
   (metadata-maker nil :type (or null function)) ; (call-data) returns a vector of further fields
-  (weight 1 :type (integer 1 1000)))    ; its share of the calls of a mix
+  (weight 1 :type (integer 1 1000)))    ; the request's share of the calls of a mix
 
 (declaim (sb-ext:freeze-type request))
 
@@ -45,9 +45,9 @@ evenly as possible. Calls take their requests from the mix in turn."
   (name nil :type (or null string))     ; the user's, for reports
   (tags '() :type list)                 ; the user's, for reports
   (options '() :type list)              ; the user's options, for reports; see RUN-OPTIONS
-  (target "" :type string)              ; as the user wrote it
+  (target "" :type string)              ; the target as the user wrote it
   (addresses '() :type list)            ; targets of one address each, where connections go in turn
-  (requests '() :type list)             ; REQUESTs: one, or those of a mix
+  (requests '() :type list)             ; REQUESTs: a single one, or the requests of a mix
   (turns #() :type simple-vector)       ; REQUESTs, which calls take in turn
   (credentials nil)                     ; the TLS credentials, or nil
   (server-name nil :type (or null string)) ; the name that the certificate must have
@@ -66,14 +66,15 @@ evenly as possible. Calls take their requests from the mix in turn."
   ;; when the run ends
   (total nil :type (or null unsigned-byte)) ; how many calls count, in the whole run
   (duration-ns nil :type (or null nanoseconds)) ; for how long calls that count begin
-  (stop :wait :type (member :wait :close :ignore)) ; the treatment of calls under way then
+  ;; the treatment of calls that are under way at the end
+  (stop :wait :type (member :wait :close :ignore))
   ;; how many calls of each generator are listed one by one
   (samples 4096 :type (and index (integer 2)))
-  ;; the part that does not count
+  ;; the time at the beginning that does not count
   (warm-up-ns 0 :type nanoseconds)      ; calls that begin earlier do not count
-  (skip-first 0 :type quantity)    ; nor does this number of calls after that
-  ;; streams of requests
-  ;; per call; nil for those of the payload, once each
+  ;; how many calls after the warm-up do not count, either
+  (skip-first 0 :type quantity)
+  ;; streams of requests per call; nil for the requests of the payload, once each
   (messages nil :type (or null (and quantity (integer 1))))
   (interval-ns 0 :type nanoseconds)     ; between two messages of a call
   ;; the time for which a call sends or receives; 0 for no limit

@@ -4,8 +4,8 @@
 (in-package #:clgrpc.load)
 
 (defun merge-rows (owners rows key merge)
-  "The rows of all OWNERS; ROWS is a function that returns the rows of an owner. Rows with the same
-KEY become one by MERGE, a function of a list of rows."
+  "The rows of all OWNERS; ROWS is a function that returns the rows of an owner. Combine rows with
+the same KEY into one by MERGE, a function of a list of rows."
   (let ((groups '()))
     (dolist (row (loop for owner in owners append (funcall rows owner)))
       (let ((group (assoc (funcall key row) groups :test #'equal)))
@@ -42,7 +42,7 @@ row."
               interval interval)))
 
 (defun merge-rounds (runs)
-  "One RUN for RUNS, which ran one after the other: the only one itself, or a new RUN with them as
+  "One RUN for RUNS, which ran one after the other: a single run itself, or a new RUN with RUNS as
 its rounds. The new RUN has the seconds of all rounds in their order, and the sum of their
 durations."
   (if (null (rest runs))

@@ -4,14 +4,14 @@
 
 (defstruct (status-row (:copier nil))
   "The calls that ended with one status."
-  (name "" :type string)                ; as grpc-go writes it: "OK", "DeadlineExceeded"
+  (name "" :type string)                ; the status as grpc-go writes it: "OK", "DeadlineExceeded"
   (code 0 :type index)                  ; the number of the status
   (count 0 :type quantity)         ; the number of calls
   (latency (make-histogram) :type histogram) ; the latency of these calls
   (messages '() :type list))            ; alist from status message to count, of bounded length
 
 (defstruct (share-row (:copier nil))
-  "The calls that one address answered, or, of a mix, those of one method."
+  "The calls that one address answered or, in a mix, the calls of one method."
   (name "" :type string)                ; the address, "" if none was reached; or the method
   (count 0 :type quantity)         ; calls that ended
   (errors 0 :type quantity)        ; those calls that did not end with OK
@@ -29,23 +29,23 @@
 
 (defstruct (sample (:copier nil))
   "A call that is reported singly."
-  (unix-ns 0 :type quantity)       ; the time when it was due
+  (unix-ns 0 :type quantity)       ; the time when the call was due
   (latency-ns 0 :type quantity)    ; the time from UNIX-NS until its end
   (status "OK" :type string)            ; as the name of STATUS-ROW
   (error nil :type (or null string)))   ; the message of a status that is not OK
 
 (defstruct (run (:copier nil))
-  "A run. Octets, connections and CPU time are those between the beginning of the first call and the
-end of the last, without those of a warm-up."
+  "A run. Octets, connections and CPU time are counted from the beginning of the first call to the
+end of the last, without a warm-up."
   (name nil :type (or null string))     ; the user's
-  (target "" :type string)              ; as the user wrote it
+  (target "" :type string)              ; the target as the user wrote it
   (method "" :type string)              ; the method, as "package.Service/Method"
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; the kind of METHOD
   (started-unix-ns 0 :type quantity) ; when the first call was to begin
-  ;; from then until the last call had ended and, of an open loop, the next would have been due
+  ;; the time until the last call had ended and, in an open loop, the next would have been due
   (duration-ns 0 :type quantity)
   (options '() :type list)              ; alist from an option's name, as ghz's, to its JSON
-  (tags '() :type list)                 ; alist of strings, the user's
+  (tags '() :type list)                 ; an alist of strings, given by the user
   ;; whether calls begin at a rate, or one after another
   (loop-kind :closed :type (member :open :closed))
   ;; the rate, or the mean of a schedule; NIL for a closed loop
@@ -53,7 +53,7 @@ end of the last, without those of a warm-up."
   (burst 1 :type quantity)         ; calls of an open loop that began together, at most
   (count 0 :type quantity)         ; calls that ended
   (under-way 0 :type quantity)     ; calls that had begun and not ended when the run was broken off
-  (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these had been under way
+  (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these calls had been under way
   (latency (make-histogram) :type histogram) ; the latency of calls that ended with OK
   (all-latency (make-histogram) :type histogram) ; the latency of all calls that ended
   (statuses '() :type list)             ; STATUS-ROWs, the most frequent first
@@ -80,4 +80,4 @@ end of the last, without those of a warm-up."
   ;; why not all calls were made
   (ended-early nil :type (member nil :interrupted :terminated :deadline))
   (samples '() :type list)              ; SAMPLEs, spread evenly over the run, by time
-  (rounds '() :type list))              ; RUNs, if this one combines several
+  (rounds '() :type list))              ; RUNs, if this run combines several

@@ -3,8 +3,8 @@
 
 (in-package #:clgrpc.load)
 
-(defconstant +most-rows+ 3600 "The most SECOND-ROWs of a run; if there are more, each two are
-merged.")
+(defconstant +most-rows+ 3600 "The most SECOND-ROWs of a run; if there are more, each two neighbours
+are merged.")
 
 (defun merge-second-rows (rows &key at-once)
   "One row for ROWS, which are of successive seconds or, if AT-ONCE is true, of the same second."

@@ -38,7 +38,7 @@
   (base-received 0 :type quantity) ; likewise
   (connects 0 :type index)              ; how many connections were made
   (ready 0 :type index)                 ; connections that are ready now
-  ;; what must be added to the loop's clock to get ns since 1970
+  ;; the number to add to the loop's clock to get ns since 1970
   (real-offset-ns 0 :type (unsigned-byte 62)))
 
 (declaim (sb-ext:freeze-type tally))
@@ -83,7 +83,7 @@ more."
           (second-row-connections second) (tally-ready tally))))
 
 (define-hot (keep-time :inline t) ((tally tally) (now nanoseconds)) null
-  "Open rows until the last one is that of NOW."
+  "Open rows until the last row is that of NOW."
   (loop while (<= (tally-second-end-ns tally) now)
         do (next-second tally)))
 
@@ -100,7 +100,8 @@ more."
             (make-status-row :name (aref *status-names* code) :code code))))
 
 (defun note-message (row text)
-  "Count TEXT among the messages of ROW, a STATUS-ROW; those beyond +MOST-MESSAGES+ as others."
+  "Count TEXT among the messages of ROW, a STATUS-ROW; messages beyond +MOST-MESSAGES+ are counted
+together."
   (let* ((messages (status-row-messages row))
          (known (assoc text messages :test #'string=)))
     (cond (known (incf (cdr known)))
@@ -135,7 +136,7 @@ other one."
 
 (defun method-rows (requests)
   "The first value of METHODS of a tally: a vector of a row for each of REQUESTS, a list; an empty
-one if there is a single request."
+vector if there is a single request."
   (if (rest requests)
       (map 'simple-vector (lambda (request) (make-share-row :name (request-name request))) requests)
       #()))
@@ -167,7 +168,7 @@ and TEXT if that is not OK. The call was due at INTENDED-NS, and BACKEND is the 
       (keep-sample tally intended-ns latency code text))
     nil))
 
-;;; From tallies to a run
+;;; Making a run of tallies
 
 (defun merge-seconds (tallies)
   "The SECOND-ROWs of all TALLIES together, and the number of seconds of each row."

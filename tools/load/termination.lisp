@@ -7,7 +7,7 @@
 (defstruct (termination (:copier nil))
   "The end by SIGTERM of the runs that a thread makes."
   (loop nil :type loop:event-loop :read-only t) ; the loop on which the signal comes
-  (noted nil :type boolean)             ; true once it has come
+  (noted nil :type boolean)             ; true once SIGTERM has come
   (function nil :type (or null function))) ; a function that ends the work under way; the loop's
 
 (defvar *termination* nil "The TERMINATION of the runs that this thread makes, or nil.")
@@ -26,8 +26,8 @@
 
 (defun call-terminable (function)
   "Call FUNCTION, without arguments, while SIGTERM does not end the process but is noted: see
-TERMINATED-P and CALL-UNTIL-TERMINATION. Afterwards SIGTERM does what it did before. A nested call
-of this within FUNCTION only calls its function."
+TERMINATED-P and CALL-UNTIL-TERMINATION. Afterwards SIGTERM has its former effect. A nested call of
+this within FUNCTION only calls its function."
   (if *termination*
       (funcall function)
       (let* ((loop (loop:make-event-loop :name "clgrpc load signals"))
@@ -42,9 +42,9 @@ of this within FUNCTION only calls its function."
           (loop:join-event-loop loop)))))
 
 (defun call-until-termination (end function)
-  "Call FUNCTION, without arguments, in that of CALL-TERMINABLE. If SIGTERM has come, or comes
-before FUNCTION returns, call END, without arguments, which ends FUNCTION's work. END runs on a
-loop, perhaps twice, or when FUNCTION has just returned."
+  "Within the function of CALL-TERMINABLE call FUNCTION, without arguments. If SIGTERM has come, or
+comes before FUNCTION returns, call END, without arguments, which ends FUNCTION's work. END runs on
+a loop, perhaps twice, or when FUNCTION has just returned."
   (let ((termination *termination*))
     (flet ((change (new)
              (loop:post (termination-loop termination)

@@ -7,7 +7,7 @@
   "A chapter of doc/ as a page."
   (path "" :type string)                ; the path below doc/
   (title "" :type string)
-  (html "" :type string)                ; the contents of its page
+  (html "" :type string)                ; the contents of the chapter's page
   ;; lists (id title text), one for each heading and the text below it
   (sections '() :type list)
   (examples '() :type list))            ; (id . text) of each block of Lisp

@@ -11,7 +11,7 @@
 
 (defstruct (subject (:copier nil) (:constructor make-subject (file title packages chapters)))
   "A page of the reference."
-  (file "" :type string)                ; its name, without .html
+  (file "" :type string)                ; the page's name, without .html
   (title "" :type string)
   ;; names of the home packages of the names that the page lists
   (packages '() :type list)
@@ -37,7 +37,7 @@
                 "event-loop.md"
                 "simulation.md" "etcd/etcd.md" "etcd/memory.md" "cluster/raft.md"
                 "performance.md" "platforms.md" "architecture.md" "decisions.md" "glossary.md")))
-  "The chapters, for three readers.")
+  "The lists of chapters for three kinds of readers.")
 
 (defparameter *subjects*
   (list
@@ -81,12 +81,12 @@ pages of the other packages, beginning with clgrpc-async, have all exports.")
   '("CLGRPC" "CLGRPC.ASYNC" "CLGRPC.SIM" "CLGRPC.ETCD" "CLGRPC.DISCOVERY" "CLGRPC.MEMORY"
     "CLGRPC.CLUSTER" "CLGRPC.AUTHORITY" "CLGRPC.WORKFLOW" "CLGRPC.RAFT")
   "The packages whose exports are public. A name that several packages export has one entry, under
-the first of them.")
+the first of these packages.")
 
 (defparameter *takers*
   '(("START-SERVER" . :server) ("MAKE-CHANNEL" . :channel) ("MAKE-TRACING" . :tracing)
     ("SERVER-CHANNEL" . :inproc))
-  "Functions that take rows of the options table as keywords, and the subjects of these.")
+  "Functions that take rows of the options table as keywords, and the subjects of these functions.")
 
 (defun chapter-paths ()
   "The paths of all chapters below doc/, in the order of the manual."

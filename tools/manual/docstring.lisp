@@ -7,7 +7,8 @@
 ;;;; - sentences that begin with "Signal", "Return" or "From any thread", about conditions, values
 ;;;;   and the threads that may call.
 ;;;;
-;;;; The last are taken out of the prose, so that each entry of the manual has them in one place.
+;;;; The sentences about conditions, values and threads are taken out of the prose, so that each
+;;;; entry of the manual has them in one place.
 
 (in-package #:clgrpc.manual)
 

@@ -5,15 +5,15 @@
 
 (defstruct (keyword-row (:copier nil))
   "A keyword or an argument of a function, with its description."
-  (name "" :type string)                ; as it is written in a call, such as :timeout
-  (default "" :type string)             ; as it prints, empty if none is known
+  (name "" :type string)                ; the name as it is written in a call, such as :timeout
+  (default "" :type string)             ; the default as it prints, empty if none is known
   (unit "" :type string)                ; the unit or the range of an option's value
-  (text "" :type string))               ; its description
+  (text "" :type string))               ; the keyword's description
 
 (defstruct (meaning (:copier nil))
-  "One thing that a symbol names."
+  "One of the things that a symbol names, such as a function or a class."
   (kind "" :type string)                ; "function", "macro", "condition" and so on
-  (signature "" :type string)           ; how it is called, or empty
+  (signature "" :type string)           ; how the function is called, or empty
   (parameters '() :type list)           ; the names of its parameters, in capitals
   (docstring (make-docstring) :type docstring)
   (keywords '() :type list)             ; KEYWORD-ROWs
@@ -56,7 +56,7 @@
     (t (let ((*print-pretty* nil) (*print-length* 8)) (prin1-to-string form)))))
 
 (defun shown-lambda-list (lambda-list)
-  "LAMBDA-LIST as a signature shows it: keywords by their names, without defaults."
+  "LAMBDA-LIST in the form of a signature: keywords by their names, without defaults."
   (let ((keywords-p nil))
     (loop for item in lambda-list
           until (eq '&aux item)
@@ -114,7 +114,7 @@ for each other argument that has a row."
                                      :text (if row (cdr row) ""))))))
 
 (defun option-keywords (taker)
-  "A KEYWORD-ROW for each row of the options table that is for TAKER."
+  "A KEYWORD-ROW for each row of the options table that TAKER takes."
   (loop for row in (option-table)
         when (takes-option-p taker row)
           collect (make-keyword-row

@@ -162,7 +162,8 @@ files."
 
 (defun write-manual (directory &key (root (asdf:system-source-directory "clgrpc")))
   "Write the manual of the project in ROOT into DIRECTORY, a pathname, as a site. Return the number
-of its entries. Needs the program cmark-gfm. An error is signalled for a link that leads nowhere."
+of the manual's entries. This needs the program cmark-gfm. An error is signalled for a link that
+leads nowhere."
   (let* ((*root* root) (*files* (make-hash-table :test 'equal))
          (entries (collect-entries)) (*names* (name-table entries))
          (*prefixes* (subject-prefixes '()))

@@ -1,4 +1,4 @@
-;;;; Figures as people read them: three significant digits, followed by the unit, thousands apart.
+;;;; Figures for people: three significant digits, followed by the unit, with thousands separated.
 
 (in-package #:clgrpc.page)
 

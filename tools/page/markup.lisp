@@ -79,5 +79,5 @@ drawing."
   nil)
 
 (defun markup-text (node)
-  "NODE, as WRITE-MARKUP takes it, as a string."
+  "NODE, an argument of WRITE-MARKUP, as a string."
   (with-output-to-string (stream) (write-markup node stream)))

@@ -1,5 +1,5 @@
 ;;;; Reports as web pages: one file that loads nothing else, in the console's colours, with charts
-;;;; as SVG. `clgrpc load` and `clgrpc profile` write their reports with it.
+;;;; as SVG. `clgrpc load` and `clgrpc profile` write their reports with these functions.
 
 (defpackage #:clgrpc.page
   (:use #:cl #:clgrpc.base)

@@ -10,7 +10,8 @@
   (ticks '() :type list :read-only t))  ; conses (share . text), in order
 
 (defun scale-share (scale value)
-  "The place of VALUE, a real, on SCALE: a share from 0 to 1; a value beyond an end is at that end."
+  "The position of VALUE, a real, on SCALE: a share from 0 to 1; a value beyond an end of the scale
+is at that end."
   (max 0d0 (min 1d0 (float (funcall (scale-place scale) value) 1d0))))
 
 (defun make-scale (place values text)
@@ -38,7 +39,7 @@ makes. An empty range is widened."
 
 (defun round-values (low high)
   "The values from LOW to HIGH, positive, to name on a logarithmic axis: powers of ten with their
-doubles and quintuples, or fewer of them if those are many."
+doubles and quintuples, or fewer of these values if they are many."
   (let ((powers (loop for power from (floor (log low 10)) to (ceiling (log high 10))
                       collect (expt 10 power))))
     (flet ((those (factors)
@@ -73,8 +74,8 @@ makes."
                 return (format nil "~D.~V,'0D %" whole places scaled)))))
 
 (defun tail-scale (nines)
-  "A scale of percentiles for latencies: the range from 0 to 0.9 takes as much room as that from 0.9
-to 0.99, and so on, up to the share with NINES nines. Values are shares from 0 to 1."
+  "A scale of percentiles for latencies: the range from 0 to 0.9 takes as much room as the range
+from 0.9 to 0.99, and so on, up to the share with NINES nines. Values are shares from 0 to 1."
   (let ((span (float nines 1d0)))
     (make-scale (lambda (share)
                   (if (< share 1)

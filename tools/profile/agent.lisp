@@ -138,7 +138,8 @@ definitions."
       (coerce (sort rows #'> :key (lambda (row) (cdr (second row)))) 'vector))))
 
 (defconstant +histogram-octets+ (* 40 1024 1024)
-  "The most octets that are allocated between two heap histograms. More would cause a collection.")
+  "The most octets that are allocated between two heap histograms. The octets consed for a
+histogram: more would cause a collection.")
 
 (defun heap-histogram (seconds)
   "The objects that were allocated in SECONDS, or until they had +HISTOGRAM-OCTETS+, and still
@@ -164,7 +165,7 @@ exist. Nil if each attempt was spoilt by a collection."
 
 (defun slot-address (object name)
   "The address of the slot NAME, a string, of OBJECT, a structure."
-  ;; SBCL's own functions for this are not the same in all versions
+  ;; SBCL's own functions for the slot are not the same in all versions
   (let ((slot (find name (sb-kernel:dd-slots
                           (sb-kernel:find-defstruct-description (type-of object)))
                     :key #'sb-kernel:dsd-name :test #'string=)))

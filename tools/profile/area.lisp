@@ -10,7 +10,7 @@
   "A function in a stack."
   (name "" :type string :read-only t)
   (kind :unknown :type (member :lisp :native :kernel :unknown) :read-only t)
-  ;; the subsystem, or nil if that of the caller counts
+  ;; the subsystem, or nil if the caller's subsystem counts
   (area nil :type (or null string) :read-only t)
   (phase nil :type (or null string) :read-only t)) ; the phase of a call, or nil
 
@@ -178,8 +178,8 @@ counts."
      "clgrpc.loop::take-input" "clgrpc.loop::call-input" "clgrpc.loop::read-into-area")
     ("loop" "clgrpc.loop::run-turn" "clgrpc.loop::run-as-holder" "clgrpc.loop::run-in-thread"
      "clgrpc.loop::launch-event-loop" "clgrpc.loop:run-event-loop"))
-  "The phases of a call, and their functions. Work for all connections of a turn together is a phase
-of its own: waiting, receiving, sending.")
+  "The phases of a call, and their functions. Work for all connections of a turn together belongs to
+separate phases: waiting, receiving, sending.")
 
 (defparameter *system-call-phases*
   '(("send" "__send" "send" "__libc_send" "__sys_sendto" "__x64_sys_sendto" "__arm64_sys_sendto"

@@ -85,7 +85,7 @@ colour.")
 
 (defun change-hue (share before)
   "The hue of a frame that has SHARE of the time and had BEFORE: red if it has grown, blue if it has
-shrunk; nil if it is as it was."
+shrunk; nil if it has not changed."
   (cond ((< (abs (- share before)) *least-change*) nil)
         ((< before share) 0)
         (t 215)))

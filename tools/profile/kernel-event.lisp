@@ -14,8 +14,9 @@
   (lock nil :type (or null string) :read-only t) ; the lock or condition, if that is known
   (count 0 :type unsigned-byte)
   (failed 0 :type unsigned-byte)        ; how many calls returned an error
-  (ns 0 :type unsigned-byte)            ; their time in all, including waits
-  (longest-ns 0 :type (or null unsigned-byte))) ; nil if that is not known
+  (ns 0 :type unsigned-byte)            ; the total time of these calls, including waits
+  ;; the time of the longest call; nil if it is not known
+  (longest-ns 0 :type (or null unsigned-byte)))
 
 (defstruct (events (:copier nil))
   "The counts of tracepoints."
@@ -102,7 +103,7 @@ else nil."
                                    :junk-allowed t))))
 
 (defun futex-wait-p (text)
-  "True if TEXT is that of a futex's system call which waits: its operation is WAIT, WAIT_BITSET or
+  "True if TEXT describes a system call futex that waits: its operation is WAIT, WAIT_BITSET or
 LOCK_PI, with or without flags."
   (let ((operation (text-number text "op: 0x" 16)))
     (and operation (member (logand operation #x7f) '(0 6 9)) t)))
@@ -120,12 +121,13 @@ ours or, if there is none, the innermost Lisp function."
         "(unknown)")))
 
 (defun begin-sleep (events tid ns frames)
-  "The thread TID gives up its processor, in FRAMES; those of the kernel are the same for all."
+  "The thread TID gives up its processor, in FRAMES; the kernel's frames are the same for all
+threads."
   (setf (gethash tid (events-asleep events))
         (cons ns (or (member :kernel frames :key #'frame-kind :test-not #'eq) frames))))
 
 (defun end-sleep (events tid ns)
-  "Count the sleep of the thread TID, if it is in one, which ends at NS."
+  "If the thread TID sleeps, count its sleep, which ends at NS."
   (destructuring-bind (&optional begin &rest frames) (gethash tid (events-asleep events))
     (when begin
       (remhash tid (events-asleep events))
@@ -208,7 +210,7 @@ the names of futexes by their addresses."
       (end-sleep events tid end-ns))
     events))
 
-;;; strace, where perf may not follow
+;;; strace, for processes that perf may not follow
 
 (defun parse-strace (stream)
   "EVENTS of the table that `strace -c` prints to STREAM: share, seconds, microseconds a call,

@@ -60,7 +60,7 @@ time is known, which Go calls delay."
                       :value (append (when cpu (list (max 1 (round ns period-ns))))
                                      (list (round ns))))
                      samples)))
-      (text "")                         ; the first is to be empty
+      (text "")                         ; the first string must be empty
       (map-stacks #'sample (profile-stacks profile stacks))
       (let* ((time (value-type (if cpu "cpu" "delay") "nanoseconds"))
              (types (if cpu (list (value-type "samples" "count") time) (list time)))

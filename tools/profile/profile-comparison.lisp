@@ -5,7 +5,8 @@
 ;;;; rounds do: their figures are means of the calm half of the rounds, and the noise is that of
 ;;;; rounds, as for runs of `clgrpc load` (tools/report/significance.lisp), if that is larger. The
 ;;;; mean of a calm half is below a single round on average. So if one profile has a single round,
-;;;; the other's figure is the mean of all its rounds, and the noise is the doubt of that mean.
+;;;; the other profile's figure is the mean of all its rounds, and the noise is the uncertainty of
+;;;; that mean.
 
 (in-package #:clgrpc.profile)
 
@@ -84,7 +85,7 @@ the error of the mean by chance. BETTER is :LESS or :MORE."
     (or (and row (member-of row field)) 0)))
 
 (defun round-calls (profile)
-  "The number of calls that PROFILE's CPU time is for, or nil."
+  "The number of calls to which PROFILE's CPU time belongs, or nil."
   (let ((calls (member-of profile "cpu" "calls")))
     (and calls (plusp calls) calls)))
 
@@ -141,7 +142,7 @@ counts a call; by chance they differ by at most a thirtieth, or by a thousandth 
                   (both "switches of thread" "/call" (of "events" "switchesPerCall") 4/100)))))
 
 (defun greatest (differences most)
-  "The MOST elements of DIFFERENCES with the greatest changes, without those that have not changed."
+  "The MOST elements of DIFFERENCES with the greatest changes, without differences of 0."
   (let ((sorted (sort (copy-list differences) #'>
                       :key (lambda (difference) (abs (difference-change difference))))))
     (subseq sorted 0 (min most (length sorted)))))

@@ -1,5 +1,5 @@
-;;;; A profile: records taken while a load runs, and their evaluation as plain data, the same that
-;;;; WRITE-JSON writes and PARSE-JSON reads. All reports read that.
+;;;; A profile: records taken while a load runs, and their evaluation as plain data, in the form
+;;;; that WRITE-JSON writes and PARSE-JSON reads. All reports read these data.
 
 (in-package #:clgrpc.profile)
 
@@ -153,7 +153,7 @@ are seen more often than their share."
                 "octetsPerCall" octets-per-call
                 "functions" (octet-rows (sums-own sums) sums octets-per-call))))))
 
-;;; The system's calls and waits
+;;; System calls and waits
 
 (defun tally-rows (table calls)
   (let ((tallies (sort (loop for tally being the hash-values of table collect tally) #'>
@@ -191,7 +191,7 @@ have slept; nil without such stacks."
             "switchesPerCall" (and slept calls (plusp calls)
                                    (float (/ (+ slept preempted) calls) 1d0)))))
 
-;;; The process's own counts
+;;; The counts that the process keeps itself
 
 (defun agent-data (before after)
   "The process's own counts between two READINGs; nil if the process has no agent."
@@ -258,7 +258,7 @@ consed octets." (let* ((calls (member-of heap-histogram "calls"))
 
 (defun start-load (load address in-flight said)
   "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process. The standard
-error of the process goes to the file at SAID."
+error of the process is written to the file at SAID."
   (if (eq :bench load)
       (let ((process (sb-ext:run-program (program-path "self")
                                          (list "bench-client" address "--in-flight"
@@ -300,7 +300,7 @@ to do for a part of the time. The standard error of PROCESS is in the file at SA
 (defun call-with-load (function subject load in-flight warm-seconds directory)
   "Call FUNCTION while LOAD runs on SUBJECT, and has run for WARM-SECONDS, and return its value.
 LOAD is a shell's command, :bench, or nil for no load. Signal a PROFILE-ERROR if the load ends
-before FUNCTION returns. DIRECTORY is for the load's standard error."
+before FUNCTION returns. The load's standard error is written to a file in DIRECTORY."
   (declare (type function function))
   (if (null load)
       (funcall function)
@@ -364,7 +364,7 @@ function of a symbolizer that makes data of the samples."
                (lambda (symbolizer)
                  (declare (ignore symbolizer))
                  (let ((sums (file-stacks path)))
-                   ;; its timer ticks as the kernel's does, at any requested interval
+                   ;; SBCL's timer has the kernel's tick, whatever interval is requested
                    (cpu-data sums record pid
                              (floor (- (reading-cpu-ns (record-after record))
                                        (reading-cpu-ns before))
@@ -489,7 +489,7 @@ PERF is true."
 
 (defun one-of-rounds (profiles)
   "The one of PROFILES, the rounds of one load, whose CPU time per call is the median. If there are
-several PROFILES, that one gets all of them as its rounds."
+several PROFILES, the returned profile gets all of them as its rounds."
   (let ((middle (elt (sort (copy-list profiles) #'< :key #'cpu-per-call)
                      (floor (1- (length profiles)) 2))))
     (append middle

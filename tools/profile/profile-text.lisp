@@ -174,8 +174,8 @@ process chooses the names of threads and functions, so control characters are es
   (write-missing stream profile))
 
 (defun parse-profile (text)
-  "The profile that TEXT is in JSON. Each frame of a stack is two levels of it; perf's have 127 at
-most."
+  "The profile that TEXT is in JSON. Each frame of a stack is two levels of the JSON; perf's stacks
+have 127 frames at most."
   (parse-json text :max-depth 1000 :max-length (expt 2 27)))
 
 (defun read-profile (path)

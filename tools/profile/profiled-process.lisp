@@ -20,7 +20,7 @@
   (addresses '() :type list)            ; the addresses on which it listens, according to its output
   ;; answers of the agent that were not taken yet, the oldest first
   (answers '() :type list)
-  (ended nil :type boolean))            ; its output has
+  (ended nil :type boolean))            ; the subject's output has ended
 
 ;;; Reading its output
 
@@ -70,7 +70,7 @@ SECONDS fail with the text that WHAT has not come."
   (let* ((process (sb-ext:run-program (or (program-path "self") (fail "there is no /proc"))
                                       arguments
                                       :wait nil :input :stream :output :stream
-                                      :error t ; the user can read why it ends
+                                      :error t ; the user can read why the process ends
                                       :external-format :utf-8
                                       :environment (cons "CLGRPC_PROFILE=1"
                                                          (sb-ext:posix-environ))))

@@ -39,7 +39,7 @@ memory; nil if there is none."
 
 (defun image-program-p (symbolizer image)
   (or (string= image (symbolizer-program symbolizer))
-      ;; the program was built again while it runs
+      ;; the program file was built again while the process runs
       (string= image (format nil "~A (deleted)" (symbolizer-program symbolizer)))))
 
 (defun name-frame (symbolizer place symbol image)
@@ -116,10 +116,10 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
 ;;; The tree of stacks
 
 (defstruct (node (:constructor make-node (frame)) (:copier nil))
-  "A function as it was called from one stack."
+  "A node stands for a function called from one stack."
   (frame nil :type (or null frame) :read-only t)
-  (samples 0 :type unsigned-byte)       ; the samples that it is in
-  (own 0 :type unsigned-byte)           ; the samples in which it was the innermost
+  (samples 0 :type unsigned-byte)       ; the samples that the node is in
+  (own 0 :type unsigned-byte)           ; the samples in which the node was the innermost
   (children (make-hash-table :test 'eq) :type hash-table :read-only t)) ; maps frames to nodes
 
 (defun child-node (node frame)

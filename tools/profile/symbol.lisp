@@ -1,8 +1,8 @@
-;;;; Names for addresses. The code in a saved core has the same place in the file in all processes
-;;;; of the program, and no collection moves it. So a process finds the names of functions of
-;;;; another process of the same program by their places in the file. Code that was made later, such
-;;;; as CLOS's dispatch functions, and all code of another program, is known only to its own image,
-;;;; which writes perf's table of it (src/program/perf-map.lisp) on request.
+;;;; Names for addresses. The code in a saved core has the same position in the file in all
+;;;; processes of the program, and no collection moves it. So a process finds the names of functions
+;;;; of another process of the same program by their positions in the file. Code that was made
+;;;; later, such as CLOS's dispatch functions, and all code of another program, is known only to its
+;;;; own image, which writes perf's table of it (src/program/perf-map.lisp) on request.
 
 (in-package #:clgrpc.profile)
 
@@ -69,7 +69,7 @@ Malformed lines are skipped: another user, or another program, may have written 
                 when (and address octets (not (minusp address)) (plusp octets))
                   collect (list address octets (subseq line (1+ second))))))))
 
-;;; Where files lie in memory
+;;; The positions of files in memory
 
 (defstruct (mapping (:copier nil))
   "A row of /proc/PID/maps: a part of a file in memory."

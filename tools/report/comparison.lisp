@@ -17,13 +17,13 @@
 (defparameter *least-difference* 1/100 "Smaller changes do not count.")
 (defparameter *equivalence* 1/20 "A figure counts as the same if its noise is below this share.")
 (defparameter *equivalent-share* 1/1000
-  "A share, such as the error ratio, counts as the same if its noise is below this.")
+  "A share, such as the error ratio, counts as the same if its noise is below this number.")
 
 (defstruct (comparison (:copier nil))
   "A figure before and after."
   (name "" :type string :read-only t)   ; the name of the figure
-  (unit :time :type keyword :read-only t) ; its unit, as FIGURE-UNIT
-  (before 0 :type real :read-only t)    ; the median of its rounds
+  (unit :time :type keyword :read-only t) ; the figure's unit, as FIGURE-UNIT
+  (before 0 :type real :read-only t)    ; the median of the figure's rounds
   (after 0 :type real :read-only t)     ; the median of its rounds
   (noise nil :type (or null real) :read-only t) ; a difference up to this is noise; NIL if unknown
   ;; the verdict on the change
@@ -44,8 +44,8 @@ noise could hide a change of 5 %, or :unknown if there is only one round on a si
   (max (* *equivalence* (abs before)) (if (eq :share unit) *equivalent-share* 0)))
 
 (defun judge (unit better before after noise changed)
-  "The verdict on a figure in UNIT, whose medians are BEFORE and AFTER. CHANGED is true if they
-differ by more than NOISE."
+  "The verdict on a figure in UNIT, whose medians are BEFORE and AFTER. CHANGED is true if BEFORE
+and AFTER differ by more than NOISE."
   (let ((difference (- after before)))
     (cond ((and (zerop difference) (null noise)) :same)
           ((null noise) :unknown)
@@ -56,8 +56,8 @@ differ by more than NOISE."
 
 (defun compare-values (name unit better before after)
   "Compare the figure NAME, a string, which counts in UNIT (:time in ns, :count, :share or :rate)
-and of which :less or :more is BETTER. BEFORE and AFTER are its values in the rounds, lists of at
-least one real. Return a COMPARISON."
+and of which :less or :more is BETTER. BEFORE and AFTER are the figure's values in the rounds, lists
+of at least one real. Return a COMPARISON."
   (let* ((several (and (rest before) (rest after)))
          (noise (and several (noise before after better)))
          (was (median before))
@@ -158,7 +158,7 @@ ordinary length cannot settle."
           collect (compare-values name (figure-unit figure) (figure-better figure) old new)))
 
 (defparameter *unlike-options* '("name" "host" "call" "CPUs")
-  "Options that need not be the same for runs to be comparable.")
+  "Options that may differ between runs that are compared.")
 
 (defparameter *unset-values* '(nil 0 :false "" "const")
   "The values that reports write for options that were not given, if they write them at all: ghz's

@@ -6,8 +6,8 @@
 
 (defstruct (figure (:constructor make-figure (name unit better reader)) (:copier nil))
   "A figure of a run."
-  (name "" :type string :read-only t)   ; its name in conditions
-  (unit :time :type (member :time :count :share :rate) :read-only t) ; its unit
+  (name "" :type string :read-only t)   ; the figure's name in conditions
+  (unit :time :type (member :time :count :share :rate) :read-only t) ; the figure's unit
   (better :less :type (member :less :more) :read-only t) ; the direction of a good change
   ;; a function from a run to the figure's value, or nil
   (reader #'identity :type function :read-only t))

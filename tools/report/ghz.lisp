@@ -1,7 +1,7 @@
 ;;;; A run as a report of ghz (ghz's runner/reporter.go, Report): fields with the same names, types
 ;;;; and definitions, so that programs which read ghz's reports read ours. Durations are integers of
-;;;; nanoseconds. As in ghz, AVERAGE is that of all calls, and other figures of latency are those of
-;;;; the calls that ended with OK.
+;;;; nanoseconds. As in ghz, AVERAGE is the mean latency of all calls, and other figures of latency
+;;;; count only calls that ended with OK.
 
 (in-package #:clgrpc.report)
 

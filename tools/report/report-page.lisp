@@ -38,8 +38,8 @@
   (/ (load:run-duration-ns run) 1000000000))
 
 (defun intervals (run)
-  "RUN as INTERVALs, about *COLUMNS* of them at most. If RUN has rounds, these are the intervals of
-all rounds one after another, since a round begins and ends within a second."
+  "The INTERVALs of RUN, about *COLUMNS* of them at most. If RUN has rounds, these are the intervals
+of all rounds one after another, since a round begins and ends within a second."
   (let ((rounds (load:run-rounds run)))
     (if (null rounds)
         (intervals-of-one run 0 *columns*)
@@ -49,9 +49,9 @@ all rounds one after another, since a round begins and ends within a second."
               append (intervals-of-one round start (max 1 (floor *columns* (length rounds))))))))
 
 (defun intervals-of-one (run begin columns)
-  "RUN, which begins after BEGIN seconds, as at most COLUMNS INTERVALs of the same length, except
-the last, which ends with RUN. If the last would be shorter than a tenth of an interval, it is added
-to the one before it."
+  "At most COLUMNS INTERVALs of RUN, which begins after BEGIN seconds. They have the same length,
+except the last, which ends with RUN. If the last would be shorter than a tenth of an interval, it
+is added to the interval before it."
   (let* ((rows (load:run-seconds run))
          (step (max 1 (ceiling (length rows) columns)))
          (seconds (* step (load:run-interval-seconds run)))
@@ -217,7 +217,7 @@ neighbours in MARKS."
      :half t)))
 
 (defun failures (run intervals)
-  "A card about the failures over time, or one that says that there were none."
+  "A card about the failures over time, or a card with the text that there were no failures."
   (let* ((x (time-scale run))
          (rates (loop for interval in intervals
                       collect (cons (interval-middle interval)

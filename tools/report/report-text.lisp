@@ -32,7 +32,7 @@ left it is not padded."
 
 (defun histogram-marks (latency)
   "The upper ends of the eleven buckets that are shown: even steps up to the 99.9th percentile, and
-the slowest call. So a single slow call does not put all others into one bucket."
+the slowest call. So a single slow call does not move all other calls into one bucket."
   (let ((low (load:histogram-min latency))
         (high (load:histogram-max latency))
         (most (load:histogram-quantile latency 999/1000)))
@@ -112,7 +112,7 @@ all calls took the same time, a single one remains."
                            collect (list (format nil "[~D]" count) (plain text)))
                      :left '(0 1)))))
 
-;;; Figures that ghz lacks
+;;; Figures that ghz does not report
 
 (defun loop-words (run)
   (if (eq :open (load:run-loop-kind run))

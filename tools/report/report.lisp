@@ -1,4 +1,4 @@
-;;;; Reports by the name of their format.
+;;;; The choice of a report by the name of its format.
 
 (in-package #:clgrpc.report)
 

@@ -61,7 +61,7 @@ replaces a missing member and null, which Go writes for empty values."
                         :connections (whole-member json "connections")
                         :lateness-max-ns (whole-member json "latenessMax")))
 
-;;; Calls one by one
+;;; Reading the calls that a report lists one by one
 
 (defun read-time (text)
   "The time TEXT, in the form of RFC 3339, in nanoseconds since 1970."
@@ -197,8 +197,8 @@ replaces a missing member and null, which Go writes for empty values."
 (defparameter *longest-report* (expt 2 29) "The most octets of a file with a report.")
 
 (defun parse-run (source)
-  "The run from SOURCE, its report in JSON, a string or octets: a report that RUN-JSON made, or one
-of ghz's. Signal UNREADABLE-RUN if SOURCE is not a report."
+  "The run from SOURCE, its report in JSON, a string or octets: a report that RUN-JSON made, or a
+report of ghz. Signal UNREADABLE-RUN if SOURCE is not a report."
   (handler-case (parse-run-object (parse-json source :max-length *longest-report*))
     (json-error (error) (reject-report "~A" error))
     (limit-exceeded (error) (reject-report "~A" error))))
@@ -214,7 +214,7 @@ name."
 
 (defun read-run-file (path)
   "The run from the file at PATH, a string, which contains its report in JSON. Signal
-UNREADABLE-RUN, which names the file, if that is not so."
+UNREADABLE-RUN, which names the file, if the file has no such report."
   (handler-case
       (parse-run (with-open-file (stream (uiop:parse-native-namestring path)
                                          :element-type '(unsigned-byte 8))

@@ -111,7 +111,7 @@ a thousand rounds are needed."
 
 (defun outliers (values better)
   "The positions in VALUES of rounds that stand apart. Such rounds are worse than the median by more
-than a fifth of it, and by more than five times the range of the calm half."
+than a fifth of the median, and by more than five times the range of the calm half."
   (when (<= 4 (length values))
     (let* ((calm (calm-half values better))
            (median (median values))

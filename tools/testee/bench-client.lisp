@@ -4,14 +4,14 @@
 
 (in-package #:clgrpc.testee)
 
-;;; Three manners of calling. Each calls until END, a time of MONOTONIC-NS, and returns a
-;;; histogram of latencies.
+;;; Three ways to make calls. Each function makes calls until END, a time of MONOTONIC-NS, and
+;;; returns a histogram of latencies.
 
 (defparameter *bench-point* (routeguide:make-point :latitude 409146138 :longitude -746188906)
   "Where the first of the known features lies.")
 
 (defun call-until (end channel)
-  "One call after the other on this thread."
+  "Make one call after the other on this thread."
   (let ((latencies (load:make-histogram)))
     (loop with begin = (monotonic-ns)
           while (< begin end)

@@ -54,7 +54,7 @@ that note."))
   (if (< a b) (values a b) (values b a)))
 
 (define-hot send-features-inside (call (features simple-vector) (places places) lo hi) null
-  "Send those of FEATURES, which are at PLACES, that lie between the points LO and HI."
+  "FEATURES are at PLACES: send each feature that lies between the points LO and HI."
   (multiple-value-bind (south north)
       (in-order (routeguide:point-latitude lo) (routeguide:point-latitude hi))
     (multiple-value-bind (west east)

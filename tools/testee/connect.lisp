@@ -226,7 +226,7 @@ suite starts one, or if that is nil of ours."
                (write-framed (grpc:serialize
                               (connect:make-server-compat-request
                                :protocol :protocol-grpc :http-version :http-version-2
-                               :message-receive-limit (expt 2 24))) ; or it is 0
+                               :message-receive-limit (expt 2 24))) ; without this option it is 0
                              input #'(setf u32be))
                (finish-output input)
                (let ((response (protobuf:parse-message
@@ -315,7 +315,7 @@ not be sent."
            (funcall after)))
 
 (defun converse-as-client (compat-case messages)
-  "Send each of MESSAGES and receive an answer to it."
+  "Send each of MESSAGES, and receive an answer after each."
   (let ((open t))
     (send-requests compat-case messages
                    (lambda ()

@@ -53,7 +53,7 @@ if it does not pass."
   (expect-that (eq expected (grpc:received-compressed-p call))
                "a message came ~:[~;un~]compressed" expected))
 
-;;; One request, one response
+;;; Cases with one request and one response
 
 (define-interop-case "empty_unary" (channel)
     "Nothing for nothing."
@@ -202,7 +202,7 @@ if it does not pass."
                    (grpc.testing.unimplemented-service:unimplemented-call
                     channel (testing:make-empty) :timeout *interop-timeout*))))
 
-;;; Ends before the end
+;;; Cases in which calls end early
 
 (define-interop-case "cancel_after_begin" (channel)
     "A call is cancelled before anything is sent."

@@ -24,7 +24,7 @@ latter holds REPORTER."))
     (orca-methods:stream-core-metrics . :inline))
   "Where the handlers of INTEROP-SERVICE run; see START-SERVER.")
 
-;;; Requests for other things than messages
+;;; What requests ask for besides messages
 
 (defun echo-metadata (call)
   "Send the metadata that the interop clients want back, as initial and as trailing metadata."

@@ -1,7 +1,7 @@
-;;;; `testee metrics`: both ends of calls, measured, for a runner that compares their metrics for
-;;;; Prometheus with those of another gRPC. The testee serves grpc.testing.TestService, and makes
-;;;; calls as `testee policy` does (policy-client.lisp), all counted in one metrics object. The
-;;;; testee prints where it listens and where the metrics are.
+;;;; `testee metrics`: both ends of calls, with metrics, for a runner that compares their metrics
+;;;; for Prometheus with those of another gRPC. The testee serves grpc.testing.TestService, and
+;;;; makes calls as `testee policy` does (policy-client.lisp), all counted in one metrics object.
+;;;; The testee prints where it listens and where the metrics are.
 (in-package #:clgrpc.testee)
 
 (defun metadata-integer (call name)

@@ -13,7 +13,7 @@
 names none.")
 
 (defconstant +max-report-interval+ 3600
-  "The longest, in seconds.")
+  "The longest interval between reports, in seconds.")
 
 (defclass load-report-service (orca:open-rca-service)
   ((report :initform (xds.data.orca.v3:make-orca-load-report) :accessor load-report)

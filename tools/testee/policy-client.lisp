@@ -12,7 +12,7 @@
 (define-condition unsupported-op (clgrpc-error)
   ((text :initarg :text :reader unsupported-op-text))
   (:report (lambda (condition stream) (write-string (unsupported-op-text condition) stream)))
-  (:documentation "An op asks for TEXT, which there is not here."))
+  (:documentation "An op asks for TEXT, which does not exist here."))
 
 (defstruct (policy-runner (:copier nil))
   "A runner, from the testee's side."
@@ -67,8 +67,8 @@
   "The options of channels in ops, their rows of the options table, and the types of their values.")
 
 (defun policy-runner-option (options name row kind)
-  "The option NAME, the row ROW of KIND, of the object OPTIONS as a plist; empty if it is not
-there."
+  "The option NAME, the row ROW of KIND, of the object OPTIONS as a plist; empty if the option is
+missing."
   (let ((value (if (eq kind 'boolean)
                    (op-value options name)
                    (op-integer options name))))
@@ -118,7 +118,7 @@ there."
   '(("ok" . :true)))
 
 (defun await-policy-runner-state (channel op)
-  "Wait for one of the states that OP wants."
+  "Wait for one of the states that OP lists."
   (let ((want (coerce (op-value op "want" #()) 'list))
         (end (+ (monotonic-ns) (seconds-ns (or (op-seconds op "timeoutMs") 0)))))
     (loop for state = (grpc:channel-state channel)
@@ -235,7 +235,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
     (nreverse object)))
 
 (defun policy-runner-result (call code message received started-ns)
-  "The answer about CALL, nil if there was none, that ended so."
+  "The answer about CALL, or about no call if CALL is nil, which ended with these values."
   (let* ((headers (and call (grpc:call-metadata call)))
          (trailers (and call (grpc:call-trailers call)))
          (backend (or (first-value "x-backend" headers) (first-value "x-backend" trailers))))
@@ -381,7 +381,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
 
 (defun be-driven (input output &key observer)
   "Do the ops in the lines of the stream INPUT until it ends; write the result of each to the stream
-OUTPUT. OBSERVER is that of the channels, or nil."
+OUTPUT. OBSERVER is the observer of the channels, or nil."
   (loop with policy-runner = (make-policy-runner :output output :observer observer)
         for line = (read-op-line input)
         while line

@@ -1,8 +1,8 @@
 ;;;; `testee`: the other end of a public conformance suite that starts the program it judges and
 ;;;; talks to it on standard input and output. For `protobuf` the suite is the conformance runner of
 ;;;; Protocol Buffers: each request holds a message in one format, each response the same message in
-;;;; another, both with their length in four octets, little-endian, before them. The others are in
-;;;; connect.lisp, policy-client.lisp and metrics.lisp.
+;;;; another, both with their length in four octets, little-endian, before them. The other testees
+;;;; are in connect.lisp, policy-client.lisp and metrics.lisp.
 
 (in-package #:clgrpc.testee)
 
@@ -87,7 +87,7 @@ support."
     ("policy" . be-driven)
     ("metrics" . be-measured)
     ("transcode" . serve-lab))
-  "By their names, functions of the streams that lead to the runner.")
+  "The testees by their names: functions of the streams that lead to the runner.")
 
 (define-command "testee"
     (((role "SUITE"

@@ -7,8 +7,9 @@
 
 (defclass web-echo (lab:echo-service) ()
   (:documentation "All methods answer with their name and their request as it was bound."))
-(defclass web-errors (lab:error-service) () (:documentation "Ends as the request asks."))
-(defclass web-streams (lab:stream-service) () (:documentation "Counts, collects and chats."))
+(defclass web-errors (lab:error-service) () (:documentation "Calls end as the request asks."))
+(defclass web-streams (lab:stream-service) ()
+  (:documentation "Streams that count, collect and chat."))
 (defclass web-bodies (lab:body-service) ()
   (:documentation "Takes and gives bodies that are not JSON."))
 (defclass web-metadata (lab:meta-service) ()

@@ -10,7 +10,7 @@ latencies.")
 (defconstant +driver-patience-seconds+ 20 "How long a worker may take to answer.")
 
 (defun share (whole count i)
-  "The part of WHOLE for the worker number I of COUNT, if all get equal parts."
+  "The part of WHOLE for the worker number I of COUNT, if all workers get equal parts."
   (- (floor (* whole (1+ i)) count) (floor (* whole i) count)))
 
 (defun worker-config (target i count &key streaming rate connections concurrency request-size
@@ -54,7 +54,7 @@ latencies.")
                     (grpc:fail :unavailable "A worker has ended."))))
 
 (defun mark-workers (calls)
-  "The ClientStats of CALLS since their last reset, as they are now."
+  "The present ClientStats of CALLS, counted since their last reset."
   (tell-workers calls (mapcar (lambda (call)
                                 (declare (ignore call))
                                 (testing:make-client-args :mark (testing:make-mark :reset t)))
@@ -158,9 +158,9 @@ positive integer, after WARM-UP-SECONDS. The workers call UnaryCall, or make rou
 StreamingCall if STREAMING is true. With RATE they begin RATE calls a second at random times.
 Without RATE the workers keep CONCURRENCY calls under way, each followed by the next. The workers
 use CONNECTIONS in all. PROGRESS is called with the number of each second that has passed. Return a
-RUN, whose CPU time is that of all workers; if the user interrupts, or the process gets SIGTERM, it
-covers the finished part. Signal RPC-ERRORs of the workers, and an RPC-ERROR if SIGTERM comes before
-the workers have begun."
+RUN, whose CPU time is that of all workers; if the user interrupts, or the process gets SIGTERM, the
+RUN covers the finished part. Signal RPC-ERRORs of the workers, and an RPC-ERROR if SIGTERM comes
+before the workers have begun."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (flet ((begin (address)
              (let ((channel (grpc:make-channel address)))

@@ -10,7 +10,7 @@
   (system-us 0 :type unsigned-byte)      ; time in the kernel
   ;; the ticks of all processors of the machine since it was started
   (total-ticks 0 :type unsigned-byte)
-  (idle-ticks 0 :type unsigned-byte))    ; the ticks of them in which nothing ran
+  (idle-ticks 0 :type unsigned-byte))    ; the ticks in which nothing ran
 
 (defun read-clocks ()
   "A CLOCK-READING of now."

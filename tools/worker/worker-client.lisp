@@ -20,9 +20,9 @@
 (defstruct (load-client (:copier nil))
   "The client of a worker."
   (config nil :type testing:client-config :read-only t) ; the driver's settings
-  (worker-channels '() :type list)      ; its channels
-  (begin (read-clocks) :type clock-reading) ; the time since which it counts
-  (stopped nil :type boolean)           ; true: it begins no more calls
+  (worker-channels '() :type list)      ; the client's channels
+  (begin (read-clocks) :type clock-reading) ; the time since which the client counts
+  (stopped nil :type boolean)           ; true: the client begins no more calls
   (pacer nil :type (or null sb-thread:thread))) ; the thread that begins the calls of an open loop
 
 (defun request-of (config)
@@ -182,7 +182,7 @@ the arithmetic can handle."
               (worker-channel-results worker-channel) '())))))
 
 (defun client-stats (client reset)
-  "The ClientStats of CLIENT since it was reset last, which it is now if RESET is true."
+  "The ClientStats of CLIENT since its last reset; if RESET is true, reset them now."
   (let ((histograms '()) (results '()) (now (read-clocks)))
     (dolist (worker-channel (load-client-worker-channels client))
       (multiple-value-bind (latencies counts) (take-channel-figures worker-channel reset)

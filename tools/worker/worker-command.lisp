@@ -22,7 +22,7 @@ requests TLS.")
   (:documentation "A worker of gRPC's benchmarks."))
 
 (defun credentials-wanted (wanted credentials)
-  "CREDENTIALS if WANTED, SecurityParams, is there."
+  "CREDENTIALS if WANTED, SecurityParams, is given."
   (when wanted
     (or credentials
         (grpc:fail :failed-precondition
@@ -31,7 +31,7 @@ requests TLS.")
 (defun answer-driver (call arguments start report stop)
   "Answer each message of CALL; ARGUMENTS is a plist of its readers. The setup is passed to START,
 which returns the object that does the work. Each mark is answered with the value of REPORT for that
-object. STOP ends the object."
+object. STOP ends the server or client."
   (let ((worker nil))
     (unwind-protect
          (grpc:do-messages (message call)

@@ -1,5 +1,5 @@
-;;;; The console's page of workflows: those of a node's namespace, searched, one of them with its
-;;;; steps and history, and schedules. The page only shows: no viewer can change anything.
+;;;; The console's page of workflows: a search of the workflows of a node's namespace, one workflow
+;;;; with its steps and history, and schedules. The page only shows: no viewer can change anything.
 
 (defpackage #:clgrpc.workflow-console
   (:use #:cl #:clgrpc.base)

@@ -50,6 +50,6 @@
 (defun show-workflows (console service)
   "Add a page with the workflows and schedules of SERVICE, a value of MAKE-WORKFLOW-SERVICE, to
 CONSOLE, a value of MAKE-CONSOLE, whose own page links to it. Every viewer of the console may read
-all of them, but not their inputs and results. From any thread."
+all workflows and schedules, but not their inputs and results. From any thread."
   (console:add-page console "workflows" "Workflows"
                     (lambda (request what) (answer service request what))))
