@@ -31,7 +31,7 @@
   ("A second `reply` is a `misuse`, since its message would be lost"
    "transports" "calls-are-answered-once-over-tcp"
    "src/rpc/messaging.lisp" "(when (or (eq :ok (call-status call))" "(when (or nil")
-  ("any other, and another keyword, is a `misuse` where the handler is defined"
+  ("any other lambda list or keyword is a `misuse` where the handler is defined"
    "method" "handlers-get-no-keyword-but-call"
    "src/rpc/method/method.lisp" "(remove :call (accepted-keywords"
    "(intersection '(:nothing) (accepted-keywords")
@@ -81,11 +81,11 @@
   ("it offers the restart `retry-call`, which makes the call again with the same arguments"
    "calling" "a-failed-call-may-be-made-again"
    "src/rpc/calling/stub.lisp" "(apply #'invoke channel method request options)" "nil")
-  ("for its HTTP status or HTTP/2 error code in the gRPC documents"
+  ("for its HTTP status or HTTP/2 error code"
    "client" "http-status-mapping"
    "src/client/attempts/status-mapping.lisp"
    "((429 502 503 504) :unavailable)" "((429 502 504) :unavailable)")
-  ("A response without a gRPC status gets the one"
+  ("A response without a gRPC status gets the status"
    "client" "not-a-grpc-response"
    "src/client/attempts/status-mapping.lisp" "(401 :unauthenticated) (403" "(401 :unknown) (403"))
 
@@ -296,7 +296,7 @@ status 415"
   ("a call is refused only if the policy has no server left"
    "client" "breakers-leave-calls-to-other-servers"
    "src/client/picking/guarded-picker.lisp" "(if (picker-p picker) +picks-past-breakers+ 1)" "1")
-  ("of some servers at random, the one with the fewest calls (A48)"
+  ("the server with the fewest calls of some that are chosen at random (A48)"
    "balance" "least-request-prefers-who-has-fewer-calls"
    "src/client/balance/least-request.lisp"
    "(and (< calls fewest) (breaker-passed-p subchannel call))" "(null best)")
@@ -558,7 +558,7 @@ status 415"
    "src/observe/trace/trace-header.lisp" "(when context (return context))" "(return context)"))
 
 (define-promises "doc/observability.md"
-  ("Of the arguments in a backtrace it shows the classes"
+  ("Of the arguments in a backtrace the log shows the classes"
    "base" "backtraces-show-no-values"
    "src/base/log/log.lisp" "(typep argument '(or boolean keyword))" "argument")
   ("at most ten a second of a peer on each loop"
@@ -711,7 +711,7 @@ read between two of them"
   ("Workers without tasks cost etcd nothing, however many they are"
    "workflow" "sessions-share-the-lease-of-their-node"
    "cluster/workflow/session-lease.lisp" "(certain-p (session-record-session-lease record))" "nil")
-  ("the node gives it a lease of its own"
+  ("the node gives the session a lease of its own"
    "workflow" "sessions-share-the-lease-of-their-node"
    "cluster/workflow/session-lease.lisp" "(ring-list (session-lease-silent session-lease))" "'()")
   ("After twenty losses in a row it fails"
