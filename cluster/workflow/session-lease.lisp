@@ -299,7 +299,7 @@ back. The node's lock is held."
   "The records of SESSION-LEASE whose sessions must get leases of their own at NOW. The lock is
 held."
   (loop with head = (session-lease-records session-lease)
-        with silence = (* 1000 (ceiling (lease-ms session-lease) 2000))
+        with silence = (* 1000 (ceiling (etcd:lease-seconds (session-lease-lease session-lease)) 2))
         for record = (ring-first head)  ; the record whose worker was heard least recently
         while (and record (<= (+ silence (session-record-heard-ms record)) now))
         do (fall-silent record))

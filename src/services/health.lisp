@@ -269,10 +269,11 @@ the latest. Call this without the lock."
   (with-service (service)
     ;; a watcher whose call has ended may have been removed already
     (unless (rpc:call-status (watcher-call watcher))
-      (join-list watcher (find-entry service (watcher-name watcher)) service)
-      (when (service-stopping service)
-        (quit-ring watcher)
-        (setf (watcher-leaving watcher) t))))
+      (let ((entry (find-entry service (watcher-name watcher))))
+        (if (service-stopping service)
+            (setf (watcher-entry watcher) entry
+                  (watcher-leaving watcher) t)
+            (join-list watcher entry service)))))
   (tell-watcher watcher))
 
 (defun remove-watcher (service watcher)

@@ -53,7 +53,16 @@ its own for the rest of the session, and a heartbeat takes that back."
           (is (/= shared (first (leases))))
           (is (<= 15 (nth-value 1 (lease-of-session node (first sessions))) 20))
           (beat-all)
-          (is (equal (list shared) (leases)) "they are taken back"))))))
+          (is (equal (list shared) (leases)) "they are taken back")
+          (let ((record (workflow::find-record node (first sessions))))
+            (loop for (milliseconds silent) in '((9999 nil) (10000 t))
+                  do (is (eq silent (and (member record (workflow::silent-records
+                                                         (workflow::session-record-session-lease
+                                                          record)
+                                                         (+ milliseconds
+                                                            (workflow::session-record-heard-ms
+                                                             record))))
+                                         t))))))))))
 
 (test heartbeats-end-with-their-stream
   "A worker that closes its stream has it closed by the node; the session then gets a lease of its

@@ -279,6 +279,20 @@ may be :UNKNOWN; and no change of another name."
         (grpc:set-health-status service "" :serving)
         (is (eq :not-serving (grpc:health-status service "")) "it stays so")))))
 
+(test a-watch-that-begins-while-the-server-stops
+  "It gets the status of then and ends, and nothing keeps it for the next server."
+  (with-health (server service channel)
+    (grpc:with-call (watch (watch-health channel ""))
+      (is (eq :serving (next-status watch)))
+      (let ((call (call-of-watcher service)))
+        (services::remove-watcher service (ring-first (services::entry-watchers
+                                                       (services::service-overall service))))
+        (services::leave-server service server)
+        (services::add-watcher service (services::make-watcher :call call :name ""))
+        (is (zerop (count-watchers service)))
+        (is (eq :not-serving (next-status watch)))
+        (is (typep (caught (next-status watch)) 'grpc:unavailable))))))
+
 (test watchers-within-the-image
   "Callbacks run where a status is set: they may read the status, set another and leave. The first
 status is the right one, and at the end each watcher is told that and ends."
