@@ -82,11 +82,6 @@ change nothing."
                            connection (mapcar #'item-text frame)))
                  (write-line text)))))
 
-(defun write-octets (octets)
-  "Write OCTETS as lines of text."
-  (loop for line in (uiop:split-string (map 'string #'code-char octets) :separator '(#\Newline))
-        do (format t "  ~A~%" (printed (string-right-trim '(#\Return) line)))))
-
 (defun write-events (simulation)
   "Write what has happened in SIMULATION, but for what went over the wire."
   (loop for entry across (sim::history-entries (sim::simulation-history simulation))

@@ -200,6 +200,14 @@ messages.")
   (ascii-octets (support:replaced (substitute #\Nul #\~ (substitute #\Newline #\_ text))
                                   "|" *line-end*)))
 
+(defun write-answer (octets)
+  "Write OCTETS, with | for the end of a line, as a line for the head and one for the content."
+  (let* ((text (support:replaced (map 'string #'code-char octets) *line-end* "|"))
+         (head (search "||" text))
+         (start (if head (+ 2 head) (length text))))
+    (format t "  ~A~%~@[  ~A~%~]" (printed (subseq text 0 start))
+            (and (< start (length text)) (printed (subseq text start))))))
+
 (test web-answers
   "To each request of the tables, in a connection of its own, comes the recorded answer."
   (sim:with-simulation (simulation)
@@ -223,6 +231,6 @@ messages.")
                                     (raw-octets request)))
                   (sim:wait-for 1)
                   (format t "~:[~S~;~{~S~^ ~}~]~%" (listp request) request)
-                  (write-octets (apply #'concatenate 'octets (sim:hear peer)))
+                  (write-answer (apply #'concatenate 'octets (sim:hear peer)))
                   (format t "~:[~;closed~%~]" (sim:left-p peer))
                   (sim:hang-up peer)))))))
