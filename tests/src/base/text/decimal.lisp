@@ -63,15 +63,19 @@ whole range, denormals half of the time."
   (is (eql 0d0 (rational-double 0))))
 
 (test digits-are-rounded-to-the-nearest-double
+  "Those of hard numbers, and short ones with exponents around those of exact powers of ten."
   (let* ((seed (random (expt 2 32) (make-random-state t)))
          (state (sb-ext:seed-random-state seed)))
-    (dotimes (i 2000)
-      (let* ((number (hard-rational 1d0 state))
-             ;; enough, since only 2 and 5 divide the denominator
-             (places (integer-length (denominator number)))
-             (double (digits-double (* number (expt 10 places)) (- places) nil)))
-        (unless (nearest-p double number)
-          (fail "~S: ~S; seed ~D" number double seed))))
+    (flet ((check (digits exponent)
+             (let ((double (digits-double digits exponent nil)))
+               (unless (nearest-p double (* digits (expt 10 exponent)))
+                 (fail "~De~D: ~S; seed ~D" digits exponent double seed)))))
+      (dotimes (i 2000)
+        (let* ((number (hard-rational 1d0 state))
+               ;; enough, since only 2 and 5 divide the denominator
+               (places (integer-length (denominator number))))
+          (check (* number (expt 10 places)) (- places))
+          (check (random (expt 2 54) state) (- (random 51 state) 25)))))
     (pass)))
 
 (test denormals-have-the-fewest-digits
