@@ -22,7 +22,6 @@
   "What no service of the server has goes to the service that takes everything; the others stay."
   (call-with-generic
    (lambda (channel server)
-     (declare (ignore server))
      (is (= 42 (number-of (ask channel (note 21)))) "known ones are served as before")
      (let ((call (grpc:invoke channel (grpc:generic-method "a.B/C" :kind :bidi)
                               (list (grpc:raw-message (string-octets "x"))
@@ -31,6 +30,13 @@
            (said '()))
        (grpc:do-messages (message call) (push (raw-text message) said))
        (is (equal '("" "x" "/a.B/C") said)))
+     (register-lines)
+     (with-raw-client (peer (grpc:server-address server))
+       (let ((exchange (ask-raw peer "/a.B/C" :content-type "application/grpc+lab-lines"
+                                              :data (framed (octets-of)))))
+         (is (eq :unimplemented (status-of exchange)))
+         (is (equal "/a.B/C has no messages in lab-lines"
+                    (field-of "grpc-message" (exchange-headers exchange))))))
      (signals grpc:unimplemented
        (grpc:invoke channel (grpc:generic-method "lab.Bench/Watch")
                     (grpc:raw-message (octets-of)) :timeout 20)))
