@@ -156,7 +156,7 @@ the beginning of that year."
             (or (time-text (channelz:channel-trace-creation-timestamp trace)) "?"))
     (map nil (lambda (event)
                (format t "  ~A  ~7A  ~A~@[ (subchannel ~D)~]~%"
-                       (time-text (channelz:channel-trace-event-timestamp event))
+                       (or (time-text (channelz:channel-trace-event-timestamp event)) "?")
                        (severity-text (channelz:channel-trace-event-severity event))
                        (shown (channelz:channel-trace-event-description event))
                        (let ((child (channelz:channel-trace-event-subchannel-ref event)))

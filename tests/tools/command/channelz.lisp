@@ -47,6 +47,67 @@ which has greeted once, and the channel that it was called on."
          (is (id-in-line (show "sockets" server) address))
          (is (eql 0 (search "{" (show "server" server "--json")))))))))
 
+(defparameter *told-objects*
+  (let ((data "'target':'a:1','state':{'state':'READY'},'callsStarted':12,'callsSucceeded':7,
+'callsFailed':5,'lastCallStartedTimestamp':'2026-01-02T03:04:05.678Z'")
+        (trace "'trace':{'numEventsLogged':4,'creationTimestamp':'2026-01-01T00:00:00Z','events':[
+{'description':'a','severity':'CT_INFO','timestamp':'2026-01-02T03:04:05Z'},
+{'description':'b\\u001b','severity':'CT_WARNING','timestamp':'2026-01-02T03:04:05Z',
+ 'subchannelRef':{'subchannelId':3}},{'description':'c','severity':'CT_ERROR'},
+{'description':'d'}]}")
+        (refs "[{'socketId':5,'name':'one'},{'socketId':16,'name':'two'}]"))
+    (flet ((row (function type control &rest arguments)
+             (list function type (substitute #\" #\' (apply #'format nil control arguments)))))
+      (list (row 'tools::write-channel 'grpc.channelz.v1:channel
+                 "{'ref':{'channelId':1},'data':{~A,~A},'socketRef':~A,
+'subchannelRef':[{'subchannelId':3,'name':'three'},{'subchannelId':4}]}" data trace refs)
+            (row 'tools::write-channel 'grpc.channelz.v1:channel "{'data':{'trace':{}}}")
+            (row 'tools::write-subchannel 'grpc.channelz.v1:subchannel
+                 "{'data':{~A,~A},'socketRef':~A}" data trace refs)
+            (row 'tools::write-channels 'grpc.channelz.v1:channel
+                 "{'ref':{'channelId':1},'data':{~A}}" data)
+            (row 'tools::write-server 'grpc.channelz.v1:server
+                 "{'ref':{'serverId':2,'name':'s'},'listenSocket':~A,'data':{'callsStarted':12,
+'callsSucceeded':7,'callsFailed':5,'lastCallStartedTimestamp':'2026-01-02T03:04:05Z',~A}}"
+                 refs trace)
+            (row 'tools::write-servers 'grpc.channelz.v1:server
+                 "{'ref':{'serverId':2,'name':'s'},'listenSocket':~A,'data':{'callsStarted':12,
+'callsSucceeded':7,'callsFailed':5}}" refs)
+            (row 'tools::write-socket 'grpc.channelz.v1:socket
+                 "{'ref':{'name':'s'},'data':{'streamsStarted':9,'streamsSucceeded':8,
+'streamsFailed':1,'messagesSent':2,'messagesReceived':3,'keepAlivesSent':4,
+'lastLocalStreamCreatedTimestamp':'2026-01-02T03:04:05Z',
+'lastMessageSentTimestamp':'2026-01-02T03:04:06Z','localFlowControlWindow':'7',
+'lastMessageReceivedTimestamp':'2026-01-02T03:04:07Z','option':[{'name':'n','value':'v'}]},
+'security':{'tls':{'standardName':'AES','localCertificate':'AQ=='}}}")
+            (row 'tools::write-socket 'grpc.channelz.v1:socket
+                 "{'ref':{'name':'s'},'security':{'tls':{'otherName':'other',
+'remoteCertificate':'AQ=='}},'data':{'lastRemoteStreamCreatedTimestamp':'2026-01-02T03:04:05Z',
+'remoteFlowControlWindow':'8'}}")
+            (row 'tools::write-socket 'grpc.channelz.v1:socket
+                 "{'ref':{'name':'s'},'security':{},'data':{}}"))))
+  "Functions that print an object of channelz, and its type and JSON.")
+
+(test objects-of-channelz-are-printed
+  "Each kind of object, with all parts and with few."
+  (with-replaced (('tools::ask-for-subchannel
+                   (lambda (function channel number)
+                     (declare (ignore function channel))
+                     (if (= 4 number)
+                         (grpc:fail :not-found "gone")
+                         (protobuf:parse-json-message 'grpc.channelz.v1:subchannel
+                                                      "{\"data\":{\"callsStarted\":\"10\"}}")))))
+    (support:check-record
+     'channelz-texts
+     (with-output-to-string (*standard-output*)
+       (loop for (function type json) in *told-objects*
+             for message = (protobuf:parse-json-message type json)
+             do (format t "$ ~(~A~)~%" function)
+                (case function
+                  (tools::write-channel (funcall function message nil))
+                  ((tools::write-channels tools::write-servers) (funcall function (list message)))
+                  (t (funcall function message))))))))
+
 (defclass forgetful-channelz (grpc:channelz-service) ())
 
 (defmethod grpc.channelz.v1.channelz:get-subchannel ((service forgetful-channelz) request &key)
