@@ -16,7 +16,8 @@
 
 (test interceptors-are-for-methods
   (let ((all (list 'first (list "words.Speaker" 'second 'third) 'fourth
-                   (list 'words.speaker:echo 'fifth) (list "words" 'sixth))))
+                   (list 'words.speaker:echo 'fifth) (list "words" 'sixth)
+                   (list "words.speaker" 'seventh))))
     (is (equal '(first second third fourth fifth)
                (rpc:interceptors-for all (method-named 'words.speaker:echo))))
     (is (equal '(first second third fourth)

@@ -15,7 +15,10 @@
 (test metadata-round-trip
   (let ((metadata `(("x-trace" . "abc") ("x-trace" . "def") ("empty" . "")
                     ("blob-bin" . ,(octets-of 0 255 128)) ("none-bin" . ,(octets-of)))))
-    (is (equalp metadata (through-hpack metadata)))))
+    (multiple-value-bind (back list) (through-hpack metadata)
+      (is (equalp metadata back))
+      (is (= (wire:metadata-octets metadata)
+             (reduce #'+ (wire::list-custom-fields list #()) :key #'hpack:field-size))))))
 
 (test joined-binary-values
   "Several binary values may come in one field, with padding or without; what is no base64 is

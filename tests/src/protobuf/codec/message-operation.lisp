@@ -107,12 +107,15 @@
     (dolist (change (list (lambda (m) (setf (clgrpc.test:all-f3 m) 2))
                           #'clgrpc.test:clear-all-o3
                           (lambda (m) (setf (clgrpc.test:all-r3 m) '(1 3)))
+                          (lambda (m) (setf (clgrpc.test:all-r3 m) '(1 2 3)))
+                          (lambda (m) (setf (map-value (clgrpc.test:all-m1 m) "c") 5))
                           (lambda (m) (setf (map-value (clgrpc.test:all-m1 m) "a") 5))
                           (lambda (m) (setf (clgrpc.test:all-f17 m) nil))
                           (lambda (m) (setf (clgrpc.test:all-f1 m) -0d0))))
       (let ((other (copy-message message)))
         (funcall change other)
-        (is-false (message= message other)))))
+        (is-false (message= message other))
+        (is-false (message= other message)))))
   (is-false (message= (all) (clgrpc.test:make-inner)))
   (is (message= (all :f1 (protobuf::double-nan)) (all :f1 (protobuf::double-nan)))))
 
