@@ -37,6 +37,16 @@
     (is (zerop (hash-table-count (workflow::task-queue-queues task-queue)))
         "nothing is left of the kinds")))
 
+(test candidates-are-found-beyond-those-of-other-claims
+  (let ((node (node-with-task-queue)) (ids (loop for i below 60 collect (princ-to-string i))))
+    (with-replaced (('workflow::find-ready
+                     (lambda (function node kind most ask)
+                       (declare (ignore function node kind ask))
+                       (subseq ids 0 (min most (length ids))))))
+      (is (null (set-exclusive-or ids (loop for found = (workflow::candidates node '("a") 1 nil)
+                                            while found append found)
+                                  :test #'string=))))))
+
 (test too-many-claims-do-not-wait
   (let ((node (make-instance 'workflow-service
                              :root "" :limits (workflow::make-limits :max-waiting-claims 2))))
