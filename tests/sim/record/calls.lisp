@@ -83,7 +83,7 @@ cancellation."
         (sim:wait-for 1/10)
         (ending (number-of (lab.bench:ask channel (note 5) :wait-for-ready t)))))))
 
-(define-record streams (server client)
+(define-record streams (server client :tracers "flowctl")
     "Streams of each kind, and the frames of their windows."
   (sim:add-host "server" (lambda () (serve-notes server :stream-window-octets 65535)))
   (sim:on-host ((sim:add-host "client"))

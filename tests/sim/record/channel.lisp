@@ -7,7 +7,7 @@
   "Note each state of CHANNEL from now on."
   (grpc:on-state-change channel (lambda (state) (sim:note "is ~(~A~)" state))))
 
-(define-record names-while-connecting (server client)
+(define-record names-while-connecting (server client :tracers "dns_resolver,channel,tls")
     "The addresses of a name grow, shrink and change while a channel connects, is ready, and waits."
   (multiple-value-bind (names address) (sim-tests:add-name-server)
     (let ((hosts (loop for name in '("one" "two" "three")
@@ -44,7 +44,7 @@
               (set-names 2 3)
               (asks channel 2 :timeout 3))))))))
 
-(define-record states (server client)
+(define-record states (server client :tracers "channel,subchannel,connectivity_state,server")
     "A channel is idle, connects, fails, waits and is reset; it shares its connection with another."
   (let ((host (sim:add-host "server" (lambda () (serve-notes server)))))
     (sim:on-host ((sim:add-host "client"))

@@ -80,7 +80,7 @@ is even."
             (sim:wait-for 3)
             (asks channel 2)))))))
 
-(define-record ages (server client)
+(define-record ages (server client :tracers "keepalive,subchannel")
     "Keep-alives on a quiet connection; one that is idle, and one that is old, ends."
   (sim:add-host "server" (lambda ()
                            (start-probe (list :ask (handling (note) note)

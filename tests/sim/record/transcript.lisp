@@ -202,20 +202,24 @@ channels, and, if OBSERVED-P, what these have observed."
           (write-metrics server)
           (write-spans tracing))))))
 
-(defun call-recorded (name function write observed-p)
-  "Compare the text of a scenario with the record NAME; see SCENARIO-TEXT. The scenario that counts
-is the second one, which finds the caches of the process as the first has left them."
+(defun call-recorded (name function write observed-p tracers)
+  "Compare the text of a scenario, while TRACERS are on, with the record NAME; see SCENARIO-TEXT.
+The scenario that counts is the second one, which finds the caches of the process as the first has
+left them."
   (scenario-text function write observed-p)
-  (support:check-record name (scenario-text function write observed-p)))
+  (support:check-record name (let ((before (grpc:tracers)))
+                               (setf (grpc:tracers) tracers)
+                               (unwind-protect (scenario-text function write observed-p)
+                                 (setf (grpc:tracers) before)))))
 
-(defmacro define-record (name (server client &key (write ''write-history) (observed t)) text
-                         &body body)
+(defmacro define-record (name (server client &key (write ''write-history) (observed t) (tracers ""))
+                         text &body body)
   "Define the test NAME, which TEXT explains: what BODY does in a simulation, whose servers have the
 observers SERVER and whose channels CLIENT, goes as recorded by WRITE, one of the functions above,
-and, if OBSERVED, by the observers."
+with the events of TRACERS, and, if OBSERVED, by the observers."
   `(test ,name ,text
      (call-recorded ',name
                     (lambda (,server ,client)
                       (declare (ignorable ,server ,client))
                       ,@body)
-                    ,write ,observed)))
+                    ,write ,observed ,tracers)))
