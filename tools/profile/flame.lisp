@@ -76,7 +76,7 @@ list of names, the innermost first. Shares of equal stacks are added up."
                (let ((stack (cons (member-of node "name") stack)))
                  (incf (gethash stack shares 0) (/ (member-of node "ns") whole))
                  (map nil (lambda (child) (visit child stack))
-                      (or (member-of node "children") #())))))
+                      (member-of node "children")))))
       (visit root '()))
     shares))
 

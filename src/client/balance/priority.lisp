@@ -88,10 +88,8 @@ time; or to T once the time is over."))
   (case state
     ((:ready :idle) (end-time parent child))
     (:transient-failure (end-time parent child t))
-    ;; the child was ready, so it has 10 seconds again
-    (:connecting (when (member (branch-state child) '(:ready :idle))
-                   (end-time parent child)
-                   (give-time parent child)))))
+    ;; it was ready, so it has 10 seconds again
+    (:connecting (when (member (branch-state child) '(:ready :idle)) (give-time parent child)))))
 
 (defun begin-branch (tree name)
   "The branch of TREE called NAME, made and begun if needed."

@@ -72,6 +72,20 @@ hears of the room."
           (is (equalp (letter-octets size) octets))
           (is (= (length octets) (wire:encoded-length encoded))))))))
 
+(test long-messages-are-left-to-the-caller-and-have-room
+  "The loop encodes up to 16 KiB for which there is no window; room is a quarter more than the size,
+twice for a compressed message."
+  (with-link (link)
+    (let ((call (calls 1)))
+      (on-loop (lambda () (rpc:send call (letter 70000))))
+      (flet ((written-p (octets)
+               (on-loop (lambda () (wire::write-message call (letter octets) nil)))))
+        (is-true (written-p 16381))
+        (is-false (written-p 16382)))
+      (is (= 1250 (wire::long-room call 1000 nil)))
+      (with-replaced (('wire::wants-compression-p (constantly t)))
+        (is (= 2500 (wire::long-room call 1000 :gzip)))))))
+
 (test output-of-long-messages-stays-short
   "However slowly the peer takes a long message, the connection's buffer does not grow beyond what
 the loop keeps for the next."
