@@ -196,7 +196,8 @@
       (call server #'list
             :data "x"
             :connect-cb (lambda (socket)
-                          (delay (lambda () (write-socket-data socket "unread")) :time 0.007))
+                          (delay (lambda () (write-socket-data socket "unread" :write-cb #'list))
+                                 :time 0.007))
             :event-cb (lambda (event)
                         (push (type-of event) told)
                         (close-tcp-server server))))
