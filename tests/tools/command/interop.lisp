@@ -94,10 +94,26 @@
         (grpc:stop-server server)))))
 
 (test interop-cases
-  (with-offer (channel "interop")
-    (let ((testee::*soak-connect* (lambda () (grpc:make-channel (grpc:channel-target channel)))))
-      (loop for (name) in testee::*interop-cases*
-            do (finishes (testee::run-interop-case name channel)))))
+  "Each passes, and all calls have a timeout; 27 have the long request, those of soaks among them."
+  (with-offer (plain "interop")
+    (let ((calls '()))
+      (flet ((connect ()
+               (grpc:make-channel
+                (grpc:channel-target plain)
+                :interceptors (list (lambda (method request options next)
+                                      (declare (ignore method))
+                                      (push (list request (getf options :timeout)) calls)
+                                      (funcall next request options)))))
+             (long-p (request)
+               (let ((payload (and (typep request 'testing:simple-request)
+                                   (testing:simple-request-payload request))))
+                 (and payload (= 271828 (length (testing:payload-body payload)))))))
+        (let ((testee::*soak-connect* #'connect) (channel (connect)))
+          (loop for (name) in testee::*interop-cases*
+                do (finishes (testee::run-interop-case name channel)))
+          (grpc:close-channel channel))
+        (is (every #'second calls))
+        (is (= 27 (count-if #'long-p calls :key #'first))))))
   ;; a server that knows nothing of all this does not pass, but cases that are cancelled early do
   (with-offer (channel "bench")
     (loop for (name) in testee::*interop-cases*
