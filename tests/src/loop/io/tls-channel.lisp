@@ -193,9 +193,9 @@
       (is (search "does the peer speak without TLS?" (first (talk-closed talk)))))))
 
 (test tls-strangers
-  ;; either end learns from the other why it is refused
+  "Either end learns from the other why it is refused."
   (flet ((ends (server client)
-           (let ((at-server nil) (told (sb-thread:make-semaphore)) (at-client nil))
+           (let ((at-client nil) (at-server nil) (told (sb-thread:make-semaphore)))
              (with-tls-server (loop address
                                :credentials server
                                :handler (make-handler :input #'echo
@@ -206,44 +206,36 @@
                (let ((talk (begin-talk loop address client (octets-of 1))))
                  (is-true (await (talk-over talk)))
                  (is-true (await told))
-                 (setf at-client (first (talk-closed talk)))
-                 (is (zerop (buffer-fill (talk-received talk))))))
-             (values at-client at-server))))
-    (multiple-value-bind (at-client at-server)
-        (ends (tls-credentials :certificate (certificate-file "expired.pem")
-                               :key (certificate-file "expired.key"))
-              (client-credentials))
-      (is (equal "TLS handshake failed: certificate verify failed: certificate has expired"
-                 at-client))
-      (is (search "alert certificate expired" at-server)))
-    (multiple-value-bind (at-client at-server)
-        (ends (server-credentials) (client-credentials :server-name "other.example"))
-      (is (search (format nil "hostname mismatch (the certificate is for localhost, *.test.example, 127.0.0.1, ~
-                   ::1, not for other.example); :server-name")
-                  at-client))
-      (is (search "alert bad certificate" at-server)))
-    (is (search "(its authority is not trusted; :roots sets the trusted ones)"
-                (ends (server-credentials)
-                      (tls-credentials :roots (certificate-file "elsewhere.pem")
-                                       :server-name "localhost"))))
-    ;; who refuses a certificate shows no more of it than fits, and nothing that acts
-    (is (search "(the certificate is for \\x1b[7m.example, 192.0.2.1, c.example, d, e and 2 more, not "
-                (ends (tls-credentials :certificate (certificate-file "many.pem")
-                                       :key (certificate-file "many.key"))
-                      (client-credentials))))
-    ;; a subject is no name (RFC 9525)
-    (multiple-value-bind (at-client at-server)
-        (ends (tls-credentials :certificate (certificate-file "nameless.pem")
-                               :key (certificate-file "nameless.key"))
-              (client-credentials))
-      (is (search "hostname mismatch (the certificate is for no name, not for localhost)"
-                  at-client))
-      (is (search "alert bad certificate" at-server)))
-    (multiple-value-bind (at-client at-server)
-        (ends (server-credentials :roots (certificate-file "ca.pem")) (client-credentials))
-      (is (search "certificate required (the server requires a certificate: give :certificate"
-                  at-client))
-      (is (search "peer did not return a certificate" at-server)))))
+                 (is (zerop (buffer-fill (talk-received talk))))
+                 (setf at-client (first (talk-closed talk)))))
+             (list at-client at-server)))
+         (own (name)
+           (tls-credentials :certificate (certificate-file (format nil "~A.pem" name))
+                            :key (certificate-file (format nil "~A.key" name)))))
+    (loop
+      for (server client at-client at-server)
+        in `((,(own "expired") ,(client-credentials)
+              "TLS handshake failed: certificate verify failed: certificate has expired"
+              "alert certificate expired")
+             (,(server-credentials) ,(client-credentials :server-name "other.example")
+              ,(format nil "hostname mismatch (the certificate is for localhost, *.test.example, ~
+                            127.0.0.1, ::1, not for other.example); :server-name")
+              "alert bad certificate")
+             (,(server-credentials)
+              ,(tls-credentials :roots (certificate-file "elsewhere.pem") :server-name "localhost")
+              "(its authority is not trusted; :roots sets the trusted ones)" "alert")
+             ;; who refuses a certificate shows no more of it than fits, and nothing that acts
+             (,(own "many") ,(client-credentials)
+              "(the certificate is for \\x1b[7m.example, 192.0.2.1, c.example, d, e and 2 more, not "
+              "alert")
+             ;; a subject is no name (RFC 9525)
+             (,(own "nameless") ,(client-credentials)
+              "hostname mismatch (the certificate is for no name, not for localhost)"
+              "alert bad certificate")
+             (,(server-credentials :roots (certificate-file "ca.pem")) ,(client-credentials)
+              "certificate required (the server requires a certificate: give :certificate"
+              "peer did not return a certificate"))
+      do (is-true (every #'search (list at-client at-server) (ends server client))))))
 
 (test tls-abrupt-end
   ;; a peer that is gone without close_notify, in the handshake and after it
