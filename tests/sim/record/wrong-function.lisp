@@ -60,6 +60,23 @@ errors come from each place, since it logs only ten in a second of the machine."
     (sim:wait-for 5)
     (cluster:stop-node node :drain 1)))
 
+(defun trouble-workflows ()
+  "A watch and a worker whose functions fail; the worker's result comes after a cancellation."
+  (let ((server (serve-workflows)))
+    (grpc:with-channel (channel "node:50051")
+      (let ((worker (workflow:start-worker
+                     channel :kinds (list (cons "slow" (lambda (task)
+                                                         (declare (ignore task))
+                                                         (sim:wait-for 2))))
+                             :session-seconds 9 :on-refused #'fails :on-task-lost #'fails)))
+        (workflow:watch-workflow #'fails channel nil :on-end #'fails)
+        (workflow:start-workflow channel "w" '("slow"))
+        (sim:wait-for 1)
+        (workflow:cancel-workflow channel "w" :reason "enough")
+        (sim:wait-for 12)
+        (workflow:stop-worker worker :drain 1)))
+    (funcall server 1)))
+
 (define-record troubles (server client :write 'write-events :observed nil
                                        :tracers "dns_resolver,subchannel")
     "What goes wrong in functions of users, names, configs and stores is logged."
@@ -70,5 +87,6 @@ errors come from each place, since it logs only ten in a second of the machine."
         (trouble-names names address)
         (etcd:with-etcd (etcd "store:2379" :timeout 2)
           (trouble-entries etcd)
-          (trouble-nodes etcd))))
+          (trouble-nodes etcd)))
+      (sim:on-host ((sim:add-host "node")) (trouble-workflows)))
     (memory:close-engine engine)))
