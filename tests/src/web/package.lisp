@@ -15,7 +15,8 @@
                 #:with-plain-socket #:connect-socket #:close-socket #:say-text
                 #:hear-octets #:wire-text #:answers #:hear-all
                 #:with-server-loop #:connects #:answer-http #:*others* #:check-kept
-                #:comes #:link-of #:raw-request
+                #:comes #:link-of #:raw-request #:with-raw-client #:ask-raw #:field-of
+                #:exchange-headers
                 #:call-with-room-short #:call-with-taker #:wide))
 
 (in-package #:clgrpc.tests.web)

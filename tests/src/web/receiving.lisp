@@ -51,3 +51,14 @@ JSON needs is bounded by its length."
           (is (eql 0 (status (wide 1 15000))))
           (funcall free)))
        (is (eql 0 (status (wide 8000))))))))
+
+(test whole-bodies-have-the-limit-of-messages
+  "Over HTTP/2 a body needs no length before it."
+  (with-web-probe (server :max-receive-octets 100) (:ask #'double)
+    (with-raw-client (peer (grpc:server-address server))
+      (loop for (length status) in '((100 "200") (101 "429"))
+            for body = (ascii-octets (format nil "{\"number\":1~VA}" (- length 12) ""))
+            do (is (equal status (field-of ":status"
+                                           (exchange-headers
+                                            (ask-raw peer "/lab.Bench/Ask" :data body
+                                                     :content-type "application/json")))))))))
