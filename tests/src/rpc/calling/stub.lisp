@@ -58,6 +58,15 @@ is room, and :closed and :left; and a function that returns that."
     (signals error (calling:send-requests call (lambda () (error "No more."))))
     (is (equal '(:left) (funcall sent)))))
 
+(test requests-of-a-call-that-ends-are-left
+  "Its stub, not the sending, signals the error, with the restart that makes the call again."
+  (multiple-value-bind (call sent) (sending-call (constantly t))
+    (setf (rpc:call-rpc-method call) nil)
+    (calling:send-requests call (lambda ()
+                                  (rpc:end-call call :unavailable :message "gone")
+                                  (status:fail :unavailable "gone")))
+    (is (not (member :left (funcall sent))))))
+
 (test requests-are-pumped-as-there-is-room
   (let ((room 2))
     (multiple-value-bind (call sent) (sending-call (lambda (message)
