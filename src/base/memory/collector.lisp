@@ -289,7 +289,7 @@ being collected. Return true if BODY was done. Where STOPPABLE-WORLD-P."
          (declare (type heap-octets page))
          (flet ((free-p (page)
                   (or (<= used-pages page)
-                      (zerop (page-slot (sb-alien:deref sb-vm:page-table page) sb-vm::flags)))))
+                      (zerop (page-slot page sb-vm::flags)))))
            (declare (inline free-p))
            (loop while (< page ,end)
                  do (let ((start page))

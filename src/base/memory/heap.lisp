@@ -104,9 +104,10 @@ allocation."
 
 (declaim (sb-ext:freeze-type page-statistics))
 
-(defmacro page-slot (entry slot)
-  "SLOT of ENTRY of the table of pages."
-  `(sb-ext:truly-the (unsigned-byte 32) (sb-alien:slot ,entry ',slot)))
+(defmacro page-slot (page slot)
+  "SLOT of the entry of PAGE in the table of pages. An entry in a variable would be two objects."
+  `(sb-ext:truly-the (unsigned-byte 32)
+                     (sb-alien:slot (sb-alien:deref sb-vm:page-table ,page) ',slot)))
 
 (defmacro count-pages (used-pages generation)
   "Evaluate to three numbers for the pages below USED-PAGES: how many are free and in wide holes,
@@ -120,17 +121,16 @@ how many are in use, and how many of these a collection of GENERATION and the yo
          (declare (type heap-octets least-hole wide used copied hole alone)
                   (type (unsigned-byte 8) oldest))
          (dotimes (page ,used-pages (values wide used copied))
-           (let* ((entry (sb-alien:deref sb-vm:page-table page))
-                  (flags (page-slot entry sb-vm::flags))
+           (let* ((flags (page-slot page sb-vm::flags))
                   (lonely (logtest single-object flags)))
-             (unless (and lonely (plusp (page-slot entry sb-vm::start)))
+             (unless (and lonely (plusp (page-slot page sb-vm::start)))
                (when (< alone +uncopied-pages+) (incf copied alone))
                (setf alone 0))
              (cond ((zerop flags) (incf hole))
                    (t (when (<= least-hole hole) (incf wide hole))
                       (setf hole 0)
                       (incf used)
-                      (cond ((< oldest (page-slot entry sb-vm::gen))) ; or pseudo-static
+                      (cond ((< oldest (page-slot page sb-vm::gen))) ; or pseudo-static
                             (lonely (incf alone))
                             (t (incf copied))))))))
       `(let ((used (ceiling (heap-used) sb-vm:gencgc-page-bytes)))

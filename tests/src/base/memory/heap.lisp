@@ -64,6 +64,15 @@ does so, and when the vectors are gone there is room again."
       (make-raw-vector 60000000 octet)
       (eql 0 (car clgrpc.base::**claimed**)))))
 
+(test reading-pages-allocates-nothing-for-each
+  "Looking at the pages of the heap takes the memory of one result, however many pages there are."
+  (let* ((before (sb-ext:get-bytes-consed))
+         (page-statistics (clgrpc.base::make-new-page-statistics))
+         (octets (- (sb-ext:get-bytes-consed) before)))
+    (is (plusp (clgrpc.base::page-statistics-used page-statistics)))
+    (is (> 100000 octets) "~D octets for ~D pages" octets
+        (floor (clgrpc.base::page-statistics-used page-statistics) sb-vm:gencgc-page-bytes))))
+
 (test promises-leave-a-fifth-free
   (holds-in-a-fresh-heap
     (sb-ext:gc :full t)
