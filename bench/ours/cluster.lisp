@@ -187,9 +187,9 @@
   (loop for (nil nil count) being the hash-values of (profile:take-heap-histogram) sum count))
 
 (defun objects (method channel request calls)
-  "How many objects each of CALLS calls has allocated: a collection between the heap histograms would
-spoil it, so there is one before. A histogram counts the objects of the one before, too; two in a
-row show how many these are."
+  "How many objects each of CALLS calls has allocated. A collection between the heap histograms
+would spoil the number, so garbage is collected before them. A histogram counts the objects of the
+one before, too; two in a row show how many these are."
   (sb-ext:gc)
   (let* ((at-first (count-objects))
          (before (count-objects)))

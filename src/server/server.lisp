@@ -29,18 +29,18 @@
 
 (defun server-addresses (server)
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
-usable by a client. Signal MISUSE for an object that is no server. From any thread."
+usable by a client. Signal MISUSE unless SERVER is a server. From any thread."
   (checked-server server)
   (append (mapcar #'loop:listener-address (server-listeners server))
           (values (acceptor-state server))))
 
 (defun server-address (server)
-  "The first address SERVER listens on, a string as in SERVER-ADDRESSES. Signal MISUSE for an object
-that is no server. From any thread."
+  "The first address SERVER listens on, a string as in SERVER-ADDRESSES. Signal MISUSE unless
+SERVER is a server. From any thread."
   (first (server-addresses server)))
 
 (defun server-running-p (server)
-  "True while SERVER accepts calls. Signal MISUSE for an object that is no server. From any thread."
+  "True while SERVER accepts calls. Signal MISUSE unless SERVER is a server. From any thread."
   (eq :serving (server-state (checked-server server))))
 
 (defun server-statistics (server)

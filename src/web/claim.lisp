@@ -79,7 +79,7 @@ repeated header is read once. Always use the same function for the same header."
        "grpc-timeout" "grpc-encoding" "grpc-accept-encoding" "connect-protocol-version"
        "connect-timeout-ms" "connect-content-encoding" "connect-accept-encoding" "x-grpc-web"
        "expect"))
-  "Headers of requests that are no metadata.")
+  "Headers of requests that do not become metadata.")
 
 (define-hot metadata-field-p ((field hpack:field)) boolean
   "True if FIELD is metadata."

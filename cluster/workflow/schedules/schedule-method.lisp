@@ -13,7 +13,8 @@
 
 (defun schedule-page (node after limit)
   "Two values: the entries of the next schedules after the id AFTER, at most LIMIT; and the id after
-which the next page begins, or \"\". Entries that have no ids, of other programs, are no pages."
+which the next page begins, or \"\". A page of
+nothing but entries of other programs, which have no ids, is left out."
   (let* ((prefix (node-key node "schedules" ""))
          (from (if (string= "" after)
                    prefix

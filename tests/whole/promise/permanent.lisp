@@ -1,6 +1,6 @@
-;;;; How much permanent data is collected: the report of a process that has 300 MB of it. Loaded into
-;;;; an image of its own, by the test in image.lisp. If CLGRPC_OLDER is true, a full collection makes
-;;;; the data old before the collector is tuned.
+;;;; How much permanent data is collected: the report of a process that has 300 MB of it. The test in
+;;;; image.lisp loads this file into an image of its own. If CLGRPC_OLDER is true, a full collection
+;;;; makes the data old before the collector is tuned.
 
 (in-package #:clgrpc.base)
 
