@@ -113,7 +113,8 @@ slots, coalescing.lisp."
   (current nil)                         ; the connection that is being read or flushed
   (slow-turn 0 :type (unsigned-byte 62)) ; the TURNS of the turn to which SLOW-NS belongs
   (slow-ns 0 :type nanoseconds)         ; how long the turn has spent on slow work
-  (flushed-at 0 :type nanoseconds)      ; when all output was last sent, or the turn began
+  (flushed-at 0 :type nanoseconds)      ; when output was last sent, or the turn began
+  (began-at 0 :type nanoseconds)        ; when the turn began
   (early (make-function-queue) :type function-queue :read-only t) ; functions of CALL-BEFORE-FLUSH
   (last (make-function-queue) :type function-queue :read-only t) ; functions of CALL-LAST
   ;; buffers
@@ -352,6 +353,7 @@ flags."
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
   (max-unsent 0 :type index)            ; with more unsent octets the connection is not read
+  (read-unsent 0 :type index)           ; UNSENT when it was last read; 0 after a flush
   (account nil :type (or null account)) ; charged with the memory of LEFTOVER and BUFFER,
   (kept 0 :type index)                  ; so much
   (timer nil :type (or null timer))     ; ends the wait for the peer while it is being closed

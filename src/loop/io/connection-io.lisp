@@ -188,6 +188,7 @@ turn. The handler's FILL must not call this. On the loop."
   "Send the output of a dirty CONNECTION and close CONNECTION if it must be closed, as part of the
 flush phase."
   (let ((more (flush-connection connection)))
+    (setf (connection-read-unsent connection) 0)
     ;; only now, so that FILL's asking for the output does not put it on the list again
     (setf (connection-dirty connection) nil)
     (when more (mark-dirty connection))
@@ -361,6 +362,7 @@ nothing."
      (discard-input connection)))
   (unless (member (connection-state connection) '(:aborting :closed))
     (read-soon connection))
+  (setf (connection-read-unsent connection) (connection-unsent connection))
   (when (connection-write-wants-read connection) (go-on-writing connection))
   ;; output that is sent by the end of the turn does not count
   (when (or (connection-leftover connection) (plusp (connection-kept connection)))

@@ -3,17 +3,21 @@
 ;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
 ;;;; Each phase does the work that existed when it began. Work that a phase causes is left to later
 ;;;; phases, or to the next turn, which then does not wait. But if a few deferred functions defer a
-;;;; few others, and such functions have been quick so far, the others run in the same turn: a
-;;;; handler that has just begun answers the messages that came with its call, and the answer shares
-;;;; the send. Nothing here allocates. In the middle of a long turn timers run as well, and
-;;;; newcomers are admitted: connections with new input are read, and what they defer runs before
-;;;; what was deferred earlier. The newcomers get at most half of the time, so neither they nor the
-;;;; deferred functions wait for all of the others.
+;;;; few others, and such have been quick, these run in the same turn: a handler that has just begun
+;;;; answers the messages that came with its call, and the answer shares the send. Nothing here
+;;;; allocates. In the middle of a long turn timers run as well, and newcomers are admitted:
+;;;; connections with new input are read, and what they defer runs before what was deferred earlier.
+;;;; The newcomers get at most half of the time, so neither they nor the deferred functions wait for
+;;;; all of the others. Output is sent in the middle of a long turn, too; but output that reading
+;;;; has caused, such as the answer to a PING, waits some milliseconds for that of the functions: a
+;;;; send costs as much as the rest of many messages.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +flush-interval-ns+ 200000
-  "The time after which all output is sent in a long turn.")
+  "The time after which output is sent in a long turn.")
+(defconstant +hold-ns+ 5000000
+  "In the middle of a turn, output that reading has caused waits so long for the answers.")
 (defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
   "The longest wait of the loop for events, although timers may be due much later.")
 (defconstant +inbox-ns+ 2000000
@@ -30,9 +34,14 @@ the turn long, the loop checks after each function.")
 this many.")
 (defconstant +caused-ns+ 50000
   "If the functions that others have deferred take longer than this, such functions wait for the
-next turn during the next +APART-NS+: finished output would wait for them.")
+next turn during the next +APART-TIMES+ of that time: finished output would wait for them.")
+(defconstant +apart-times+ 20
+  "How many times as long as slow functions that others have deferred have taken, such functions
+wait for the next turn. So finished output waits for them at most a twentieth of the time, and a
+thread that was interrupted once for 100 µs sends separately for 2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
-  "The time for which functions that others have deferred wait for the next turn.")
+  "The longest time for which functions that others have deferred wait for the next turn; and the
+time, until they have returned, of those that run.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
@@ -143,7 +152,8 @@ number. After a wait this thread may have lost the baton."
 (define-hot note-events ((loop event-loop) (count (integer 0 256))) null
   "Begin a turn with the COUNT events that were fetched."
   (setf (event-loop-now loop) (funcall (event-loop-clock loop))
-        (event-loop-flushed-at loop) (event-loop-now loop))
+        (event-loop-flushed-at loop) (event-loop-now loop)
+        (event-loop-began-at loop) (event-loop-now loop))
   (incf (event-loop-turns loop))
   (let ((postponed (event-loop-ready-count loop)))
     (dispatch-events loop count)
@@ -303,14 +313,34 @@ to the places before the postponed ones."
       (flush-and-close connection)))
   nil)
 
+(define-hot (answers-nothing-p :inline t) ((connection connection)) boolean
+  "True if no function has added to the output of CONNECTION since CONNECTION was read: reading has
+caused all of it, such as the answer to a PING."
+  (and (= (connection-unsent connection) (connection-read-unsent connection))
+       (eq :open (connection-state connection))))
+
+(define-hot flush-answers ((loop event-loop)) null
+  "As FLUSH-PHASE, but a connection whose output answers no message yet stays in the list: functions
+that are due in this turn may answer, and both need only one send."
+  (run-early-functions loop)
+  (do-work (connection loop event-loop-dirty event-loop-dirty-count event-loop-dirty-spare)
+    (cond ((answers-nothing-p connection)
+           (setf (connection-dirty connection) nil)
+           (mark-dirty connection))
+          (t (flush-and-close connection))))
+  nil)
+
 (define-hot flush-large ((loop event-loop)) nanoseconds
   "In the middle of a turn: run the timers that are due, and send output that has grown large, or
-all output if the last time was long ago. Return the time."
+all output if the last time was long ago; in the first +HOLD-NS+ of the turn, all but what
+FLUSH-ANSWERS leaves. Return the time."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))
     (run-timers loop now)
     (cond ((> (- now (event-loop-flushed-at loop)) +flush-interval-ns+)
-           (flush-phase loop)
+           (if (< (- now (event-loop-began-at loop)) +hold-ns+)
+               (flush-answers loop)
+               (flush-phase loop))
            (setf (event-loop-flushed-at loop) now))
           (t (loop for i of-type index below (event-loop-dirty-count loop)
                    do (let ((connection (svref (event-loop-dirty loop) i)))
@@ -353,6 +383,17 @@ that are deferred for them run next. Return the number of these functions."
       (when (plusp admitted)
         (loop repeat waiting do (rotate-deferred loop)))
       admitted)))
+
+(define-hot note-caused ((loop event-loop) (caused-at nanoseconds)) null
+  "Note that the functions that others have deferred, which began at CAUSED-AT, have returned."
+  (let* ((now (funcall (event-loop-clock loop)))
+         (taken (max 0 (- now caused-at))))
+    (declare (type nanoseconds now taken))
+    (setf (event-loop-apart-until-ns loop)
+          (if (< taken +caused-ns+)
+              0
+              (+ now (min +apart-ns+ (* +apart-times+ (min taken +apart-ns+)))))))
+  nil)
 
 (define-hot deferred-phase ((loop event-loop)) boolean
   "Run the deferred functions. Return false if user code in these functions has lost the baton."
@@ -398,10 +439,7 @@ that are deferred for them run next. Return the number of these functions."
                               (look-around))))
                  (unless (in-event-loop-p loop) (return-from deferred-phase nil)))
         (let ((caused (event-loop-ring-count loop)))
-          (when (and (plusp caused-at)
-                     (< (- (the nanoseconds (funcall (event-loop-clock loop))) caused-at)
-                        +caused-ns+))
-            (setf (event-loop-apart-until-ns loop) 0))
+          (when (plusp caused-at) (note-caused loop caused-at))
           (when (or (plusp caused-at)
                     (zerop caused)
                     (< +functions-caused+ (+ done caused))

@@ -33,8 +33,8 @@ sixteen functions together."
                (turns 1 9)))))
 
 (test slow-functions-that-others-defer-wait-for-the-next-turn
-  "Finished output would wait for them: once one has taken longer than 50 µs, they are left to the
-turn after for a second."
+  "Finished output would wait for them: once one has taken 50 µs or longer, they are left to the
+turn after for twenty times as long, at most a second."
   (let ((now 1000))
     (with-still-loop (loop :clock (lambda () now))
       (let ((turns '()) (ns 0))
@@ -52,12 +52,18 @@ turn after for a second."
                      (- (first turns) before 1))))
             (is (= 0 (later 49999)))
             (is (= 0 (later 50000)))
-            (is (= 1 (later 0)))
-            (incf now 999949999)
-            (is (= 1 (later 0)))
-            (incf now 1)
-            (is (= 0 (later 0)))
-            (is (= 0 (later 0)))))))))
+            (flet ((wait-for (ns)
+                     (is (= 1 (later 0)))
+                     (incf now (1- ns))
+                     (is (= 1 (later 0)))
+                     (incf now 1)
+                     (is (= 0 (later 0)))
+                     (is (= 0 (later 0)))))
+              (wait-for 1000000)
+              (is (= 0 (later 100000)))
+              (wait-for 2000000)
+              (is (= 0 (later 100000000)))
+              (wait-for 1000000000))))))))
 
 (test errors-keep-no-other-task-from-its-turn
   (with-still-loop (loop)

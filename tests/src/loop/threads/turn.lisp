@@ -97,6 +97,42 @@
         (is (= 0 (first (last sent))))
         (is (= 10 (first sent)) "It has not waited for the turn's end.")))))
 
+(test output-of-reading-waits-for-the-answer
+  "In the middle of a turn, what reading has written leaves with what a function adds, by one send;
+but it does not wait for long."
+  (flet ((sent-after-functions (ns)
+           "The octets sent after each of 20 functions that take NS; another one answers between."
+           (let ((now +noon-ns+) (connection nil) (end nil) (sent '()))
+             (with-still-loop (loop :clock (lambda () now))
+               (labels ((work (argument)
+                          (declare (ignore argument))
+                          (incf now ns)
+                          (push (buffer-fill (end-sent end)) sent))
+                        (write-some (count)
+                          (append-octets (connection-output connection) (make-octets count)))
+                        (input (connection octets start end)
+                          (declare (ignore connection octets start))
+                          (write-some 17)
+                          (loop repeat 10 do (defer loop #'work nil))
+                          (defer loop #'write-some 3)
+                          (loop repeat 10 do (defer loop #'work nil))
+                          end)
+                        (connect (descriptor)
+                          (setf (values connection end)
+                                (memory-connection loop descriptor #'input))))
+                 (defer loop #'connect 1000001)
+                 (make-turn-of loop)
+                 (append-octets (end-arrived end) (octets-of 1))
+                 (clgrpc.loop::mark-ready connection)
+                 (make-turn-of loop)
+                 (is (= 20 (buffer-fill (end-sent end))))
+                 (reverse sent))))))
+    (let ((sent (sent-after-functions 100000)))
+      (is (null (remove 0 (subseq sent 0 10))) "~A" sent)
+      (is (= 20 (first (last sent))) "The answer waits no more than others: ~A" sent))
+    (let ((sent (sent-after-functions 1000000)))
+      (is (eql 5 (position 17 sent)) "~A" sent))))
+
 (test a-turn-calls-some-of-what-was-posted
   "Other threads can post faster than the loop calls; connections and timers have their turns."
   (let ((now +noon-ns+) (called '()) (waits '()))
