@@ -15,9 +15,12 @@
 ;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**), and again now and then
 ;;;;     while the caller spins.
 ;;;; Trials that fail grow rare (PAUSE). A loop stops spinning after several waits longer than
-;;;; +SPIN-NS+, or at once when events of other sources arrive. With fewer than two processors the
-;;;; peer cannot run meanwhile, or spinning uses up a quota; so no loop spins there, and none does
-;;;; in a simulated world.
+;;;; +SPIN-NS+, or at once when events of other sources arrive. A loop with a thread of its own also
+;;;; stops when much more than a third of its waits are longer (BALANCE): a wait that spinning
+;;;; shortens saves less than a wait that is too long costs. So a client that acknowledges each
+;;;; answer at once, and works for long on it, does not make its server spin in vain. With fewer
+;;;; than two processors the peer cannot run meanwhile, or spinning uses up a quota; so no loop
+;;;; spins there, and none does in a simulated world.
 ;;;;
 ;;;; Spinning fetches the same events as a wait: the inbox is marked as asleep, and a thread that
 ;;;; posts wakes the poller. So no event can be missed.
@@ -43,7 +46,15 @@ of these waits is longer.")
   "The number of waits in a row, each ended by an event of the same source, after which a trial is
 possible.")
 (defconstant +credit+ 4
-  "After this many waits in a row that are too long for spinning, a loop stops spinning.")
+  "After this many waits in a row that are too long for it, a loop stops spinning.")
+(defconstant +first-balance+ 16
+  "The balance with which a loop begins to spin.")
+(defconstant +most-balance+ 64
+  "The highest balance: a loop that has spun well for long stops after 64 pairs of a short and a
+long wait.")
+(defconstant +failure-cost+ 2
+  "A wait that was too long lowers the balance by this number; one that spinning shortened raises it
+by 1.")
 (defconstant +least-pause+ 16
   "The least number of waits that a loop sleeps through between two trials.")
 (defconstant +longest-pause+ 128
@@ -66,6 +77,7 @@ comes soon.")
   (pause 16 :type (integer 16 8192))   ; waits between this trial and the next
   (left 16 :type (integer 0 8192))     ; waits left of the present pause
   (wins 0 :type (integer 0 256))        ; waits that spinning has shortened, up to +WINS+
+  (balance 0 :type (integer 0 64))      ; while the loop spins: of short and long waits
   ;; the value of **CALLERS-TRIALS** when this loop last answered a trial
   (answered 0 :type fixnum)
   (sent 0 :type (unsigned-byte 62))     ; octets that the loop had sent when it last waited
@@ -156,12 +168,21 @@ loop."
 failed."
   (let ((credit (spin-state-credit spin-state)) (trials (spin-state-trials spin-state)))
     (cond ((and waited-ns (<= waited-ns +spin-ns+))
-           (setf (spin-state-credit spin-state) +credit+
+           (setf (spin-state-balance spin-state)
+                 (if (zerop credit)
+                     +first-balance+
+                     (min +most-balance+ (1+ (spin-state-balance spin-state))))
+                 (spin-state-credit spin-state) +credit+
                  (spin-state-trials spin-state) 0)
            (when (< (spin-state-wins spin-state) +wins+) (incf (spin-state-wins spin-state))))
           ((plusp credit)
-           (when (zerop (setf (spin-state-credit spin-state) (1- credit)))
-                 (pause-trials spin-state driven)))
+           (setf (spin-state-balance spin-state)
+                 (max 0 (- (spin-state-balance spin-state) +failure-cost+))
+                 (spin-state-credit spin-state)
+                 (if (and (not driven) (zerop (spin-state-balance spin-state)))
+                     0
+                     (1- credit)))
+           (when (zerop (spin-state-credit spin-state)) (pause-trials spin-state driven)))
           (t
            (setf (spin-state-trials spin-state) (max 0 (- trials (if waited-ns 1 +steady+))))
            (when (zerop (spin-state-trials spin-state)) (pause-trials spin-state driven))))

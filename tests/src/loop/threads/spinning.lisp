@@ -68,6 +68,18 @@ the last 100 calls took on average."
     (is (= (* 2 +model-work-ns+) (average-of caller server 10000))
         "and they find each other again")))
 
+(test mixed-waits-do-not-keep-a-server-spinning
+  "Where every second wait is too long, spinning costs more than it saves, and becomes rare; with
+one long wait in four it goes on."
+  (flet ((spun (every)
+           "What a server spins on average if each wait whose number is divided by EVERY is long."
+           (let ((server (make-model-end)) (now 0))
+             (dotimes (i 4000 (/ (model-end-spun server) 4000))
+               (begin-to-wait server now)
+               (setf now (see-event server (+ now (if (zerop (mod i every)) 100000 5000))))))))
+    (is (< (spun 2) 4000) "always, it would be 12500")
+    (is (< 8000 (spun 4) 8800))))
+
 (test a-server-of-long-ago-is-found
   "A server whose trials have failed for long is found by a new caller, as long as that calls on."
   (let ((server (make-model-end)) (caller (make-model-end :driven t)))
