@@ -56,6 +56,15 @@ loop any more: let the loop continue with CALL."
   "The most messages that a callback gets for one lending of the baton. The messages are few, so
 that the watchdog does not mistake many quick calls of the callback for one that takes too long.")
 
+(define-hot (next-message-due-p :inline t) ((call wire-call) (callbacks wire-callbacks)) boolean
+  "As MESSAGE-DUE-P, of a CALL with a callback for messages, without calls while CALL runs."
+  (let ((inbound (call-wire-inbound call)))
+    (and inbound
+         (or (wire-inbound-received inbound) (wire-inbound-incoming inbound))
+         (if (call-status call)
+             (message-due-p call callbacks)
+             (or (client-p call) (plusp (unsent-room call)))))))
+
 (define-hot run-with-messages ((call wire-call) (callbacks wire-callbacks)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
 RUN-CALLBACK."
@@ -63,7 +72,7 @@ RUN-CALLBACK."
   (let ((message nil))
     (flet ((run ()
              (loop repeat +messages-at-once+
-                   while (or message (message-due-p call callbacks))
+                   while (or message (next-message-due-p call callbacks))
                    do (setf message (or message (pop-incoming call)))
                       (funcall (the function (wire-callbacks-on-message callbacks)) message)
                       (setf message nil)

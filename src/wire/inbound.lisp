@@ -217,12 +217,44 @@ case."
            (release-window call)))      ; otherwise a delivered message has closed the stream
     nil))
 
+(define-hot receive-more ((call wire-call) (octets octets) (start index) (end index)) index
+  "Take the whole short messages at START that need nothing but a place in CALL's batch: the batch
+was begun in this read, so DELIVER has done everything else that a message of the read causes, and
+no observer is told. Return the position after these messages."
+  (let ((inbound (call-wire-inbound call))
+        (at start))
+    (declare (type index at))
+    (when (and inbound
+               (wire-inbound-batch inbound)
+               (null (wire-inbound-partial inbound))
+               (null (compression-of call))
+               (null (call-observer call))
+               (null (call-status call)))
+      (let ((link (the link (wire-call-link call)))
+            (limit (min (receive-limit call) +byte-buffer-octets+)))
+        (loop
+          (unless (and (whole-message-p octets at end)
+                       (zerop (aref octets at))
+                       (<= (u32be octets (1+ at)) limit))
+            (return))
+          (let* ((body (+ at +prefix-octets+))
+                 (next (+ body (u32be octets (1+ at)))))
+            (declare (type index body next))
+            (note-message-received link)
+            (batch-message call octets body next)
+            (incf (wire-inbound-arrived inbound))
+            (setf at next)))))
+    at))
+
 (define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)
-                          &optional (receive function #'receive-messages))
+                          &optional (receive (or null function) nil))
     null
   "Take the payload of a DATA frame, or octets of a body over HTTP/1.1, by RECEIVE, a function of
-these arguments; then give the window for it back."
-  (funcall receive call octets start end)
+these arguments, or as messages of gRPC; then give the window for it back."
+  (if receive
+      (funcall receive call octets start end)
+      (let ((at (receive-more call octets start end)))
+        (when (< at end) (receive-messages call octets at end))))
   (give-window call (- end start)))
 
 (defun release-window (call)

@@ -167,14 +167,7 @@ belongs to the connection from now on. On the loop."
 
 (define-hot wire-room ((call wire-call)) fixnum
   "The operation ROOM."
-  (let* ((outbound (call-wire-outbound call))
-         (stream (wire-call-stream call)))
-    (- (options-send-budget-octets (wire-call-options call))
-       (if outbound
-           (+ (the index (wire-outbound-unsent-octets outbound))
-              (wire-outbound-outbox-octets outbound))
-           0)
-       (if stream (http2:stream-queued-octets stream) 0))))
+  (unsent-room call))
 
 (define-hot (sendable-p :inline t) ((call wire-call)) boolean
   "True if a message may be sent on CALL, false if CALL has ended with :ok. Otherwise signal the
@@ -205,11 +198,39 @@ another reason, signal an error with that reason. From user code."
         (wait-p nil)
         (t (refuse-to-send call))))
 
+(define-hot (plainly-sendable-p :inline t) ((call wire-call) (outbound wire-outbound)) boolean
+  "True if a short message can be written to CALL's stream at once, after others. OUTBOUND is
+CALL's. On the loop."
+  (and (wire-call-stream call)
+       (null (call-status call))
+       (marked-p call :headers)
+       (not (marked-p call :closed))
+       (zerop (the index (wire-outbound-unsent-octets outbound)))
+       (plusp (unsent-room call))))
+
+(define-hot send-at-once ((call wire-call) message compress) boolean
+  "Send MESSAGE and return true if this thread, in user code, runs CALL's loop, the message can be
+written at once, and a message was sent before. Otherwise do nothing and return false: then
+SEND-IN-ROOM sends it, waits or signals the reason. This is the path of a callback or handler that
+answers message after message."
+  (let ((outbound (call-wire-outbound call)))
+    (when (and outbound
+               (plusp (wire-outbound-spoken outbound))
+               (not (wire-outbound-over outbound))
+               (not (and compress (outgoing-encoding call)))
+               (not (keeps-sent-p call)))
+      (loop:with-baton-taken-back ((wire-call-loop call))
+        (when (and (plainly-sendable-p call outbound)
+                   (write-message call message nil))
+          (incf (wire-outbound-spoken outbound))
+          t)))))
+
 (define-hot wire-send ((call wire-call) message wait-p compress) boolean
   "The operation SEND."
-  (flet ((send-it () (send-message call message compress)))
-    (declare (dynamic-extent #'send-it))
-    (send-in-room call wait-p #'send-it)))
+  (or (send-at-once call message compress)
+      (flet ((send-it () (send-message call message compress)))
+        (declare (dynamic-extent #'send-it))
+        (send-in-room call wait-p #'send-it))))
 
 (defun sending-begun-p (call)
   "True if CALL's user has sent something, even if only metadata. SETFable."

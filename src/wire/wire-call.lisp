@@ -96,6 +96,17 @@ compressed, otherwise nil."
                 (wire-call-born-ns call))
         (values 0 0 (wire-call-born-ns call)))))
 
+(define-hot (unsent-room :inline t) ((call wire-call)) fixnum
+  "The octets that CALL may send without waiting."
+  (let* ((outbound (call-wire-outbound call))
+         (stream (wire-call-stream call)))
+    (- (options-send-budget-octets (wire-call-options call))
+       (if outbound
+           (+ (the index (wire-outbound-unsent-octets outbound))
+              (wire-outbound-outbox-octets outbound))
+           0)
+       (if stream (http2:stream-queued-octets stream) 0))))
+
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
   "Note that CALL has reached MARK, a moment, in this turn; or that MARK, a flag, is true of CALL
 from now on. On CALL's loop; a flag may also be set before the loop begins CALL."

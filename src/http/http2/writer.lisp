@@ -163,9 +163,12 @@ together share one frame, which costs the peer less than a frame for each."
          (mark (if joins (connection-data-mark connection) (buffer-fill buffer)))
          (end (+ count (buffer-fill buffer) (if joins 0 +frame-header-octets+))))
     (declare (type index mark end))
-    (write-frame-header (buffer-octets buffer) (+ (buffer-start buffer) mark)
-                        (- end mark +frame-header-octets+) +frame-data+
-                        (if end-stream-p +flag-end-stream+ 0) (stream-id stream))
+    (if (and joins (not end-stream-p))
+        (setf (frame-header-length (buffer-octets buffer) (+ (buffer-start buffer) mark))
+              (- end mark +frame-header-octets+))
+        (write-frame-header (buffer-octets buffer) (+ (buffer-start buffer) mark)
+                            (- end mark +frame-header-octets+) +frame-data+
+                            (if end-stream-p +flag-end-stream+ 0) (stream-id stream)))
     (setf (buffer-end buffer) (+ (buffer-start buffer) end)
           (connection-data-stream connection) (if end-stream-p nil stream)
           (connection-data-mark connection) mark

@@ -192,10 +192,9 @@ loop calls NOTE-LATE with ARGUMENT first. From a deferred function."
       (setf kept (resume loop)))
     (values value (if kept :kept :lost))))
 
-(define-hot claim ((loop event-loop)) (member nil :held :lent)
-  "Try to hold the baton of LOOP in this thread. Return :HELD if this thread held the baton already;
-:LENT if the thread had lent the baton and has taken it back, and must lend it again; NIL if the
-thread does not run LOOP."
+(define-hot (claim :inline t) ((loop event-loop)) (member nil :held :lent)
+  "Try to hold the baton of LOOP in this thread. Return :HELD if it held it already; :LENT if it had
+lent it and has taken it back, and must lend it again; NIL if it does not run LOOP."
   (let ((baton (event-loop-baton loop)))
     (sb-thread:barrier (:read))
     (cond ((not (in-event-loop-p loop)) nil)
@@ -214,18 +213,30 @@ thread does not run LOOP."
   (let ((loop *event-loop*))
     (and loop (holds-baton-p loop) loop)))
 
+(define-hot (lend-again :inline t) ((loop event-loop)) null
+  "Lend the baton of LOOP, which this thread's user code has taken back for a moment. User code that
+the watchdog has found to be late loses the loop instead."
+  (if (= (event-loop-late-turn loop) (event-loop-turns loop))
+      (leave-to-others loop)
+      (lend loop))
+  nil)
+
 (define-hot call-with-baton ((loop event-loop) (function function)) (values t boolean)
   "If this thread runs LOOP, call FUNCTION with the baton held; return its value, and whether it was
 called. User code that the watchdog has found to be late loses the loop afterwards."
   (sb-sys:without-interrupts
     (ecase (claim loop)
       (:held (values (funcall function) t))
-      (:lent (values (unwind-protect (funcall function)
-                       (if (= (event-loop-late-turn loop) (event-loop-turns loop))
-                           (leave-to-others loop)
-                           (lend loop)))
-                     t))
+      (:lent (values (unwind-protect (funcall function) (lend-again loop)) t))
       ((nil) (values nil nil)))))
+
+(defmacro with-baton-taken-back ((loop) &body body)
+  "If this thread runs LOOP and is in user code, evaluate BODY with the baton taken back meanwhile,
+and return its value; otherwise return nil. As WITH-BATON, without calls of functions, for what user
+code does with each message."
+  `(sb-sys:without-interrupts
+     (when (eq :lent (claim ,loop))
+       (unwind-protect (progn ,@body) (lend-again ,loop)))))
 
 (defun leave-to-others (loop)
   "Hand LOOP over to a reserve thread, if one is available. This thread's user code has taken too

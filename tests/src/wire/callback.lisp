@@ -15,6 +15,48 @@
       (is (eq :half-closed (first seen)))
       (is (equal (loop for i from 40 downto 1 collect i) (rest seen))))))
 
+(test callbacks-answer-message-after-message
+  "All answers to the messages of a read leave in order, in one frame while there is window; what
+the window has no room for follows when it has, and nothing overtakes it."
+  (with-link (link)
+    (memory:hears '(:settings (:initial-window-size 250)))
+    (let ((call (calls 1))
+          (dialogue:*most-shown* 1000)
+          (letters (loop for i below 6
+                         collect (apply #'letter-octets (loop for j from 1 to 5 collect (+ i j))))))
+      (rpc:on-message call (lambda (letter) (rpc:send call letter)))
+      (memory:run-turns memory:*world*)
+      (brings 1 (letter-octets 1))
+      (memory:said)
+      (flet ((data ()
+               (loop for (kind nil text) in (memory:said)
+                     when (eq kind :data) collect (map 'octets #'char-code text))))
+        (brings 1 (letter-octets 2 3 4))
+        (is (equalp (list (letter-octets 2 3 4)) (data)))
+        (dolist (octets letters) (brings 1 octets))
+        (let ((sent (data)))
+          (is (< 190 (reduce #'+ sent :key #'length) 213) "as much as the window has")
+          (memory:hears '(:window-update 1 10000))
+          (is (equalp (apply #'concatenate 'octets letters)
+                      (apply #'concatenate 'octets (append sent (data)))))))
+      (is (= 34 (wire::wire-outbound-spoken (wire::call-wire-outbound call)))))))
+
+(test callbacks-send-no-more-after-the-end
+  (with-link (link)
+    (let ((call (calls 1)) (outcomes '()))
+      (rpc:on-message call (lambda (letter)
+                             (push (handler-case (rpc:send call letter)
+                                     (error (condition) (type-of condition)))
+                                   outcomes)
+                             (when (= 2 (length outcomes))
+                               (rpc:operate abort call :cancelled "as asked" :local)
+                               (push (handler-case (rpc:send call letter)
+                                       (error (condition) (type-of condition)))
+                                     outcomes))))
+      (memory:run-turns memory:*world*)
+      (brings 1 (letter-octets 1 2 3))
+      (is (equal '(t t status:cancelled) (reverse outcomes))))))
+
 (test callbacks-hear-of-the-end
   (with-link (link)
     (let ((call (calls 1)) (seen '()))

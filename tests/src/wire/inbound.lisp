@@ -46,6 +46,40 @@
     (loop for flag from 1 to 255
           do (is (eq :internal (status (octets-of flag 0 0 0 1 0)))))))
 
+(test later-frames-of-a-read-are-like-the-first
+  "Messages of several frames of one read, whole or cut anywhere, wait together and are counted; and
+a limit or flag that refuses a message refuses it in any of them."
+  (let ((octets (letter-octets 3 0 20)))
+    (flet ((frame (octets &rest options) `(:data 1 ,(coerce octets 'octets) ,@options)))
+      (loop for cut from 0 to (length octets)
+            do (with-link (link)
+                 (let ((call (calls 1)))
+                   (memory:hears (frame (letter-octets 1 2)) (frame octets)
+                                 (frame (subseq octets 0 cut)) (frame (subseq octets cut))
+                                 (frame (letter-octets 9) :end-stream))
+                   (is (= 9 (wire::wire-inbound-arrived (wire::call-wire-inbound call))))
+                   (is (= 9 (wire::link-messages-received link)))
+                   (is (equal '(1 2 3 0 20 3 0 20 9) (received call))))))
+      (loop for (bad status) in `((,(octets-of 0 0 0 3 232) nil)
+                                  (,(octets-of 0 0 0 3 233) :resource-exhausted)
+                                  (,(octets-of 1 0 0 0 1 0) :internal)
+                                  (,(octets-of 2 0 0 0 1 0) :internal))
+            do (with-link (link :options '(:max-receive-octets 1000))
+                 (let ((call (calls 1)))
+                   (memory:hears (frame octets) (frame (concatenate 'octets octets bad)))
+                   (is (eq status (rpc:call-status call)))))))))
+
+(test observers-see-the-messages-of-each-frame
+  (with-link (link)
+    (let ((call (calls 1)) (sizes '()))
+      (setf (wire::endpoint-observer *station*)
+            (rpc:make-observer :message-received (lambda (call size)
+                                                   (declare (ignore call))
+                                                   (push size sizes))))
+      (memory:hears `(:data 1 ,(letter-octets 3)) `(:data 1 ,(letter-octets 4 5)))
+      (is (equal '(5 6 7) (reverse sizes)))
+      (is (equal '(3 4 5) (received call))))))
+
 (test octets-that-are-no-message
   "Whoever receives them gets the error, which ends the call."
   (with-link (link)
