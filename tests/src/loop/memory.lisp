@@ -75,7 +75,7 @@
     (when (zerop (buffer-fill sent)) (clear-buffer sent))
     count))
 
-(defvar *end-octets* (make-octets 98304) "Where ends read to, as a loop's input area.")
+(defvar *end-octets* (make-octets 163840) "Where ends read to, as a loop's input area.")
 
 (defun read-end (end)
   "Read all that END can, onto GOT, each time as in a turn of its own; return what the last read

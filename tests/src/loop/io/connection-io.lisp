@@ -441,6 +441,28 @@ BROKEN, or nil, ends when it has been read, with both pollers."
 
 ;;; Byte channels
 
+(test reads-have-much-room
+  "A read requests 128 KB, so that a long message takes few turns."
+  (with-loops (loop) ()
+    (let* ((rooms '())
+           (listener
+             (listen-on "127.0.0.1:0" (make-server-options) (list loop)
+                        (lambda (loop byte-channel peer)
+                          (declare (ignore peer))
+                          (make-connection
+                           loop
+                           (byte-channel-around
+                            byte-channel
+                            :read (lambda (byte-channel octets start end)
+                                    (push (- end start) rooms)
+                                    (byte-channel-read byte-channel octets start end)))
+                           (make-handler :input #'echo))))))
+      (with-clients (client) ((listener-address listener))
+        (client-send client (pattern 1000))
+        (is (equalp (pattern 1000) (client-receive client 1000)))
+        (is (equal '(131072) (on-loop loop (lambda () (remove-duplicates rooms))))))
+      (check-gone loop))))
+
 (test byte-channel-that-answers-crosswise
   ;; as TLS may: the first read wants to write, the first write wants to read
   (with-loops (loop) ()
