@@ -237,16 +237,23 @@ same names in another package."
                                  (method:rpc-method-function-name
                                   (first (method:service-methods service))))))))
 
+(defun origin-p (thing)
+  "True if THING is an origin as browsers send it: a scheme, \"://\", a host and perhaps a port, in
+lower case."
+  (let ((colon (and (stringp thing) (search "://" thing))))
+    (and colon
+         (plusp colon)
+         (< (+ colon 3) (length thing))
+         (string= thing (string-downcase thing))
+         (loop for char across (subseq thing (+ colon 3))
+               never (or (find char "/*?#@,\\\"") (not (char< #\Space char #\Rubout)))))))
+
 (defun check-origins (origins)
   "Return ORIGINS if it is valid for START-SERVER; else signal MISUSE."
   (unless (or (eq :any origins)
-              (and (listp origins)
-                   (every (lambda (origin)
-                            (and (stringp origin) (search "://" origin)
-                                 (char/= #\/ (char origin (1- (length origin))))))
-                          origins)))
-    (misuse ":origins is :any, or a list of origins such as \"https://app.example\", without a ~
-             path, not ~S." origins))
+              (and (listp origins) (every #'origin-p origins)))
+    (misuse ":origins is :any, or a list of origins such as \"https://app.example\", each in lower ~
+             case, without a path and without wildcards, not ~S." origins))
   origins)
 
 (defun add-server-loop (server routes number)

@@ -55,7 +55,8 @@
 
 (test wrong-origins-are-misuse
   (dolist (origins '("https://a.example" :all ("a.example") ("https://a.example/") (5)
-                     ("https://a.example" "b.example")))
+                     ("https://a.example" "b.example") ("https://*.example") ("https://a.example/b")
+                     ("https://A.example") ("https://") ("://a") ("https://a.example b") ("*")))
     (signals grpc:misuse (grpc:start-server '() :listen "127.0.0.1:0" :origins origins)
       "~S" origins)))
 
