@@ -37,7 +37,7 @@
   (:no-response :unimplemented "the server sent no response message")
   (:second-response :unimplemented "more than one response message")
   (:unfinished-response :internal "the response ends within a message")
-  (:not-to-be-compressed :internal "compressed message without grpc-encoding")
+  (:not-to-be-compressed :internal "compressed message, but the headers name no compression")
   (:unknown-flag :internal "invalid compressed flag ~D")
   ;; limits
   (:too-long-to-send :resource-exhausted
