@@ -80,20 +80,20 @@ is none."
 
 ;;; Errands that are due
 
-(defun do-errand (node errand)
+(defun handle-errand (node errand)
   "Do ERRAND, if it is of a kind that is done one by one."
   (alexandria:switch ((errand-name errand) :test #'string=)
     ("start" (start-children node (errand-id errand)))
     ("cancel" (cancel-children node errand))
     ("schedule" (run-schedule node errand))))
 
-(defun do-errands (node errands)
+(defun handle-errands (node errands)
   "Do ERRANDS, the others too if one fails. Return the ids of the workflows that were changed."
   (flet ((end-p (errand) (string= "end" (errand-name errand))))
     (let ((parents (tell-parents node (remove-if-not #'end-p errands)))
           (others (remove-if #'end-p errands)))
       (dolist (errand others)
-        (for-one (node (errand-id errand)) (do-errand node errand)))
+        (for-one (node (errand-id errand)) (handle-errand node errand)))
       (append parents (mapcar #'errand-id others)))))
 
 ;;; Due events
@@ -126,15 +126,15 @@ begins, if more items may be due there."
     (values (nreverse items) next
             (and (null next) (= count +due-page+) (key-after last)))))
 
-(defun do-items (node items)
+(defun handle-items (node items)
   "Do ITEMS, of DUE-PAGE. Return true if some must be done later."
   (let ((ids (remove-if-not #'stringp items)) (others '()))
     (each-though-full
-      (setf others (do-errands node (remove-if #'stringp items)))
+      (setf others (handle-errands node (remove-if #'stringp items)))
       (change-together node ids #'handle-due-event))
     (some (lambda (id) (stuck-p node id)) (append ids others))))
 
-(defun do-shard (node shard &key (late-ms 0))
+(defun handle-shard (node shard &key (late-ms 0))
   "Do the items of SHARD that are due, by LATE-MS at least. Return the time of the shard's next
 item, in milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if the store was
 full."
@@ -143,7 +143,7 @@ full."
       (loop
         (multiple-value-bind (items next more)
             (due-page node shard from (- (node-now node) late-ms))
-          (handler-case (when (do-items node items)
+          (handler-case (when (handle-items node items)
                           (note-again (+ (node-now node) (* 1000 +stuck-seconds+))))
             ;; later items may delete ended workflows, which makes room
             (etcd:space-exceeded (condition) (setf full condition)))
@@ -153,25 +153,25 @@ full."
             (return again))
           (setf from more))))))
 
-(defun do-due (node &key (late-ms 0))
+(defun handle-due (node &key (late-ms 0))
   "Do the due items of all shards, by LATE-MS at least."
-  (map-though-full (lambda (shard) (do-shard node shard :late-ms late-ms))
+  (map-though-full (lambda (shard) (handle-shard node shard :late-ms late-ms))
                    (alexandria:iota +shards+)))
 
 (defun sweep-timers (node)
   "Check all that is due in every shard, since the node that has a shard may have fallen behind."
   (look-at-all-timers node)
-  (do-due node :late-ms +overdue-ms+))
+  (handle-due node :late-ms +overdue-ms+))
 
 ;;; The jobs
 
-(defun do-own-shards (node)
+(defun handle-own-shards (node)
   "Do the due items of NODE's own shards, one shard after the other."
   (loop for shard = (take-shard node)
         while shard
         do (let ((again (+ (node-now node) (* 1000 +longest-sleep-seconds+)))) ; after an error
              (unwind-protect
-                  (handler-case (setf again (do-shard node shard))
+                  (handler-case (setf again (handle-shard node shard))
                     ;; other shards may have items that make room
                     (etcd:space-exceeded ()
                       (setf again (+ (node-now node) (* 1000 +full-seconds+)))))
@@ -180,7 +180,7 @@ full."
 
 (defun run-timers (node)
   "Run a job of the timers once. Return the seconds until it runs again."
-  (handler-case (progn (do-own-shards node)
+  (handler-case (progn (handle-own-shards node)
                        (sleep-seconds node))
     ((or etcd:etcd-error workflow-error) ()
       +longest-sleep-seconds+)

@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.server)
 
-(define-hot (hex-digit :inline t) ((value (unsigned-byte 4))) octet
+(define-hot (percent-digit :inline t) ((value (unsigned-byte 4))) octet
   (char-code (schar "0123456789ABCDEF" value)))
 
 (define-hot status-char-octets ((message simple-string) (i index)) (integer 1 12)
@@ -35,8 +35,8 @@ has room for an ellipsis after it."
   "Write the character CODE, percent-encoded, into OCTETS at AT; return the position after it."
   (flet ((write-octet (octet)
            (setf (aref octets at) #x25
-                 (aref octets (+ at 1)) (hex-digit (ash octet -4))
-                 (aref octets (+ at 2)) (hex-digit (logand octet 15)))
+                 (aref octets (+ at 1)) (percent-digit (ash octet -4))
+                 (aref octets (+ at 2)) (percent-digit (logand octet 15)))
            (incf at 3))
          (later (shift) (logior #x80 (ldb (byte 6 shift) code))))
     ;; UTF-8 has no surrogates

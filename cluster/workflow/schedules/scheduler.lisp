@@ -31,7 +31,8 @@
 
 (defun readable-schedule (entry)
   "As ENTRY-SCHEDULE, but nil, with a warning, if the value of ENTRY is not a schedule."
-  (read-sound #'entry-schedule (lambda (state) (string/= "" (pb:schedule-state-id state))) entry))
+  (read-sound #'entry-schedule (lambda (state) (string/= "" (pb:schedule-state-id state)))
+              :schedule-unreadable entry))
 
 (defun fetch-schedule (node id)
   "The entry of the schedule ID, or nil if the schedule does not exist."

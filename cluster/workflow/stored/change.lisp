@@ -14,12 +14,12 @@ stored form.")
   "The WorkflowState in ENTRY, or nil if ENTRY is nil."
   (and entry (protobuf:parse-message 'pb:workflow-state (etcd:entry-value entry))))
 
-(defun read-sound (function sound-p entry)
+(defun read-sound (function sound-p event entry)
   "The message that FUNCTION reads from ENTRY, or nil if it reads none. If the value of ENTRY is not
-such a message, or SOUND-P is false for it, log a warning and return nil."
+such a message, or SOUND-P is false for it, log EVENT, a warning, and return nil."
   (declare (type function function sound-p))
   (flet ((warn-of (condition)
-           (log-event :warning :workflow-unreadable :entry entry :condition condition)
+           (log-event :warning event :entry entry :condition condition)
            nil))
     (handler-case (let ((message (funcall function entry)))
                     (cond ((or (null message) (funcall sound-p message)) message)
@@ -30,7 +30,7 @@ such a message, or SOUND-P is false for it, log a warning and return nil."
   "As ENTRY-STATE, but nil, with a warning, if the value of ENTRY is not a state of a workflow."
   (read-sound #'entry-state
               (lambda (state) (plusp (length (pb:workflow-state-changes state))))
-              entry))
+              :workflow-unreadable entry))
 
 (defun entry-revision (entry)
   (if entry (etcd:entry-changed entry) 0))

@@ -9,7 +9,7 @@
 (defconstant +most-length-digits+ 10
   "The most digits of the length of a chunk.")
 
-(define-hot hex-digit ((octet octet)) (or null (integer 0 15))
+(define-hot length-digit ((octet octet)) (or null (integer 0 15))
   (cond ((<= 48 octet 57) (- octet 48))
         ((<= 97 octet 102) (- octet 87))
         ((<= 65 octet 70) (- octet 55))))
@@ -18,7 +18,7 @@
   "The length in the line from START to END, which is without its CR LF."
   (let ((at start) (length 0))
     (declare (type index at length))
-    (loop for digit = (and (< at end) (hex-digit (aref octets at)))
+    (loop for digit = (and (< at end) (length-digit (aref octets at)))
           while digit
           do (when (<= +most-length-digits+ (- at start))
                (bad-message 400 "a chunk's length is too long"))

@@ -473,7 +473,8 @@ ago."
 
 (defun tick (affair)
   "The clock of a node looks around."
-  (call-with-node affair (one-of affair '(workflow::do-due workflow::do-due workflow::do-due
+  (call-with-node affair (one-of affair '(workflow::handle-due workflow::handle-due
+                                          workflow::handle-due
                                           workflow::sweep-sessions workflow::sweep-sessions
                                           ;; in place of the watch of the index
                                           workflow::note-sessions
@@ -616,7 +617,7 @@ have."
     (loop for round below 1500
           until (or (settled-p affair) (affair-trouble affair))
           do (incf (place-now (affair-place affair)) (* 500 1000000))
-             (workflow::do-due node)
+             (workflow::handle-due node)
              (workflow::sweep-sessions node)
              (note-finals affair)
              (open-for affair crew)
@@ -642,7 +643,7 @@ have."
     ;; and is forgotten, children later than others
     (loop repeat 3
           do (incf (place-now (affair-place affair)) (* 1900 1000000000)) ; more is doubted
-             (workflow::do-due node))
+             (workflow::handle-due node))
     (end-of-leases (affair-place affair))
     (let ((left (keys-below affair "")))
       (when left (complain affair "~S is left in the store" left)))))

@@ -46,10 +46,10 @@ are deleted, and so there is room again."
         (start-workflow node (format nil "ended~D" i) '((:until 0))))
       (leave-no-room node)
       (incf now 61)
-      (handler-case (workflow::do-due node)
+      (handler-case (workflow::handle-due node)
         (etcd:space-exceeded ()))
       (is (= 20 (+ (count-by node "running") (count-by node "completed"))) "no ended one is left")
-      (finishes (workflow::do-due node))
+      (finishes (workflow::handle-due node))
       (is (= 0 (count-by node "running")))
       (is (= 20 (count-by node "completed"))))))
 
@@ -260,10 +260,10 @@ begins at that time. Neither leaves a watch to the client of the store."
 
 (test unreadable-values-are-logged
   "Values that are no message, and messages that lack what all have: of workflows and schedules."
-  (let ((levels '()))
+  (let ((levels '()) (event nil))
     (flet ((listen-to (level name &rest plist)
              (declare (ignore plist))
-             (when (eq :workflow-unreadable name) (push level levels))))
+             (when (eq event name) (push level levels))))
       (base:add-log-listener #'listen-to)
       (unwind-protect
            (without-log
@@ -273,7 +273,11 @@ begins at that time. Neither leaves a watch to the client of the store."
                         (etcd:put (workflow::node-etcd node) "x" value)
                         (list (and (funcall function (etcd:fetch (workflow::node-etcd node) "x")) t)
                               levels)))
-                 (dolist (function '(workflow::readable-state workflow::readable-schedule))
+                 (loop for (function name)
+                         in '((workflow::readable-state :workflow-unreadable)
+                              (workflow::readable-schedule :schedule-unreadable))
+                       do
+                   (setf event name)
                    (is (equal '(nil (:warning))
                               (read-of function (coerce #(255 254) 'base:octets))))
                    (is (equal '(nil (:warning)) (read-of function ""))))

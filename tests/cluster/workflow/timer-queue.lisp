@@ -61,7 +61,7 @@ its changes, and none is logged."
           (put "" "start" "")
           (put "" "other" "w10")
           (is (null (items)))
-          (workflow::do-due node)
+          (workflow::handle-due node)
           (is (null stuck))
           (put (protobuf:serialize parent) "end" "w11")
           (put "1 1000 7" "cancel" "w12")

@@ -136,9 +136,9 @@ has gone, and its parent that it was deleted."
       (signals workflow-not-found
         (call-deleting (lambda () (workflow-state node "w" :result t)) "w"))
       (start-workflow node "p" '((:parallel ("a"))))
-      (workflow::do-due node)
+      (workflow::handle-due node)
       (do-a-task node large)
-      (call-deleting (lambda () (workflow::do-due node)) "p.1.0")
+      (call-deleting (lambda () (workflow::handle-due node)) "p.1.0")
       (let ((state (state-of node "p")))
         (is (eq :failed (pb:workflow-state-status state)))
         (is (search "deleted" (pb:workflow-state-reason state)))))))

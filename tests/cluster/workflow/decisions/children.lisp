@@ -237,7 +237,7 @@ results are a transaction's."
                    do (cancel-workflow node (workflow::child-id "w" 1 place)))))
       (is-true (wait-until (lambda () (eq :joining (pb:step-state-status (step-state))))))
       ;; the node's own jobs leave their errands where they are meanwhile
-      (with-replaced (('workflow::do-errands (constantly '())))
+      (with-replaced (('workflow::handle-errands (constantly '())))
         (cancel 0 70)
         (workflow::tell-parents
          node (loop for shard below workflow::+shards+

@@ -154,7 +154,7 @@
            (dotimes (i 20)
              (incf now 60)                 ; the date runs on meanwhile, by seconds
              (flet ((due-thread (node)
-                      (sb-thread:make-thread #'workflow::do-due :arguments (list node))))
+                      (sb-thread:make-thread #'workflow::handle-due :arguments (list node))))
                (mapc #'sb-thread:join-thread (mapcar #'due-thread nodes))))
            (is-true (wait-until (lambda () (= 20 (length (scheduled-ids node))))))
            (let ((state (schedule-state node "s")))
