@@ -47,14 +47,14 @@ another time."
 
 (defun new-queue (tracing loop)
   "A queue of TRACING for LOOP or, if LOOP is nil, for the threads that run no loop."
-  (let ((clock (if loop
-                   (lambda () (loop:read-clock loop))
-                   (loop:world-clock loop:*world*))))
-    (declare (type function clock))
+  (flet ((date (ns world)
+           (declare (type nanoseconds ns))
+           (if (loop:simulated-p world) ns (max 0 (+ ns (tracing-offset-ns tracing))))))
     (make-queue :loop loop :ids (make-ids (if loop 0 (chance-seed (make-random-state t))))
-                :clock (lambda ()
-                         (max 0 (+ (the nanoseconds (funcall clock))
-                                   (tracing-offset-ns tracing)))))))
+                :clock (if loop
+                           (lambda () (date (loop:read-clock loop) (loop:event-loop-world loop)))
+                           ;; TRACING may be older than the world of the thread that asks
+                           (lambda () (date (loop:world-now) loop:*world*))))))
 
 (defun check-on-batch (function)
   (unless (typep function '(or null function))

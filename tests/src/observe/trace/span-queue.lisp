@@ -41,3 +41,15 @@
   (signals misuse (tracing :on-batch 5))
   (signals misuse (tracing :sampler 5))
   (signals misuse (grpc:make-channel "127.0.0.1:1" :max-span-events 5)))
+
+(test spans-have-the-time-of-their-threads-world
+  "Also if the tracing is older than that world: a simulated one has its own time, without a date."
+  (let* ((tracing (tracing))
+         (loop:*world* (loop:make-world :clock (constantly 5)
+                                        :wait (lambda (predicate end-ns)
+                                                (declare (ignore predicate end-ns))
+                                                nil)
+                                        :network (loop:make-network))))
+    (grpc:with-span ("work" :tracing tracing))
+    (destructuring-bind (span) (trace:drain tracing)
+      (is (equal '(5 5) (list (trace:span-start-ns span) (trace:span-end-ns span)))))))
