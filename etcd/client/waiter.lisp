@@ -206,7 +206,10 @@ Signal an ETCD-ERROR if the key cannot be removed."
     (cond ((waiter-own-lease waiter) (revoke-lease lease :timeout timeout))
           ((waiter-asked waiter)
            (remove-waiter waiter timeout)
-           (set-cleanups lease (shiftf (waiter-cleanup waiter) nil)))))
+           ;; a put without an answer may still reach the store, so the key is removed once more
+           ;; after the next renewal
+           (when (plusp (waiter-revision waiter))
+             (set-cleanups lease (shiftf (waiter-cleanup waiter) nil))))))
   nil)
 
 (defun leave-queue (waiter timeout)

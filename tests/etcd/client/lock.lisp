@@ -171,6 +171,10 @@ it."
       (lose-answers store :txn 1)
       (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))
       (is (zerop (etcd:count-entries *etcd* :prefix "")))
+      ;; and once more, in case it reaches the store after that
+      (let ((key (format nil "l/~(~X~)" (etcd:lease-id lease))))
+        (etcd:put *etcd* key "" :lease lease)
+        (is-true (wait-until (lambda () (zerop (etcd:count-entries *etcd* :prefix ""))))))
       ;; or when etcd answers again
       (let ((times 0))
         (with-hook (store name request next)
