@@ -39,8 +39,8 @@
 
 (defun begin-call-counts (call-pair)
   "Count the messages on CALL-PAIR, whose call has begun, from now on."
-  (let ((call-counts (make-call-counts
-                      :began-ns (inproc-core-now (call-inproc-core (call-pair-client call-pair))))))
+  (let* ((now (inproc-core-now (call-inproc-core (call-pair-client call-pair))))
+         (call-counts (make-call-counts :began-ns now :arrived-ns now)))
     (setf (rpc:call-value (call-pair-client call-pair) 'call-counts) call-counts
           (rpc:call-value (call-pair-server call-pair) 'call-counts) call-counts)))
 
@@ -66,6 +66,13 @@ a call has one attempt, which begins at that moment."
     (when (call-pair-callee call-pair) (rpc:observe call-begun (inproc-observer server) server))
     (when call-counts
       (mapc #'funcall (reverse (shiftf (call-counts-untold call-counts) '()))))))
+
+(defun note-arrival (call-pair)
+  "The server gets the call of CALL-PAIR now, later than its client made it."
+  (let ((client (call-pair-client call-pair)))
+    (when (call-counts-of client)
+      (setf (call-counts-arrived-ns (call-counts-of client))
+            (inproc-core-now (call-inproc-core client))))))
 
 (defun tell-begin (call-pair)
   "Report to the observers of both ends that the call of CALL-PAIR has begun."
@@ -99,7 +106,7 @@ call."
       (rpc:observe attempt-ended (inproc-observer client) client
                    (inproc-core-target (call-inproc-core client)) (call-status client) 0
                    (call-counts-requests call-counts) (call-counts-responses call-counts)
-                   (elapsed-ns client)))))
+                   (ns-since client (call-counts-arrived-ns call-counts))))))
 
 (defun traffic (call)
   "The operation TRAFFIC."
@@ -109,14 +116,17 @@ call."
            (values (call-counts-requests call-counts) (call-counts-responses call-counts)
                    (call-counts-began-ns call-counts)))
           (t (values (call-counts-responses call-counts) (call-counts-requests call-counts)
-                     (call-counts-began-ns call-counts))))))
+                     (call-counts-arrived-ns call-counts))))))
+
+(defun ns-since (call began-ns)
+  (max 0 (- (inproc-core-now (call-inproc-core call)) began-ns)))
 
 (defun elapsed-ns (call)
   "The operation ELAPSED-NS."
   (let ((call-counts (call-counts-of call)))
-    (if call-counts
-        (max 0 (- (inproc-core-now (call-inproc-core call)) (call-counts-began-ns call-counts)))
-        0)))
+    (cond ((null call-counts) 0)
+          ((rpc:client-p call) (ns-since call (call-counts-began-ns call-counts)))
+          (t (ns-since call (call-counts-arrived-ns call-counts))))))
 
 (define-hot open-call-pair
             ((inproc-core inproc-core) (callee callee) (route inproc-route) (method rpc-method)

@@ -78,6 +78,7 @@
   "The counts of the messages between the two ends of an observed call. The object is a value of
 both ends."
   (began-ns 0 :type nanoseconds)        ; when the call began
+  (arrived-ns 0 :type nanoseconds)      ; when its server got it: later if credentials had to answer
   (requests 0 :type sb-ext:word)        ; octets of messages that the client has sent
   (responses 0 :type sb-ext:word)       ; octets of messages that the handler has sent
   (attempt nil :type boolean)           ; an attempt under way was reported for the call

@@ -30,7 +30,9 @@ to now. Return true if the call's handler can begin."
                                               :ended-by :transport)
            nil)
           ((take-call callee call-pair route)
-           (when (observed-p inproc-core callee) (tell-arrived call-pair))
+           (when (observed-p inproc-core callee)
+             (note-arrival call-pair)
+             (tell-arrived call-pair))
            (cond (route (enlist call-pair))
                  (t (multiple-value-call #'end-by-server call-pair
                       (rpc:verdict :unknown-method (rpc:call-path client)))))

@@ -156,6 +156,34 @@ was to do later is forgotten."
               (is (eq :unavailable (status-of-error error)))
               (is-false (grpc:rpc-error-sent-p error)))))))))
 
+(test waits-for-credentials-are-not-the-servers-time
+  "The server's time of a call, and that of the attempt, begin when the server gets the call."
+  (let* ((ahead 0)
+         (elapsed '())
+         (loop:*world* (loop:make-world :clock (lambda () (+ ahead (monotonic-ns)))
+                                        :make-poller #'loop:make-epoll-poller
+                                        :make-random (lambda () (make-random-state t))
+                                        :network (loop:make-network))))
+    (flet ((note-elapsed (call &rest more)
+             (declare (ignore more))
+             (push (rpc:operate elapsed-ns call) elapsed))
+           (note-attempt (call target status octets sent received ns)
+             (declare (ignore call target status octets sent received))
+             (push ns elapsed)))
+      (with-inproc (channel :options (list :observer
+                                           (grpc:make-observer :call-ended #'note-elapsed))
+                            :channel-options
+                            (list :observer
+                                  (grpc:make-observer :call-ended #'note-elapsed
+                                                      :attempt-ended #'note-attempt)))
+          (:ask (handling (note) note))
+        (let* ((future (grpc:make-future)) (call (call-promised channel future)))
+          (setf ahead 1000000000000)
+          (grpc:resolve-future future '())
+          (is (= 1 (number-of (grpc:await call :timeout 20))))
+          (is-true (wait-until (lambda () (= 3 (length elapsed)))))
+          (is (= 1 (count-if (lambda (ns) (<= 1000000000000 ns)) elapsed)) "~S" elapsed))))))
+
 (test call-credentials-are-checked-before-the-call
   "Invalid credentials are refused, and no call is left behind."
   (dolist (options (list '() *retrying*))
