@@ -206,9 +206,16 @@ comment after it."
 
 ;;; Options
 
+(defconstant +most-option-parts+ 100
+  "The most names in the path of an option: each but the last is that of a message, and messages are
+nested so deep at most.")
+
 (defun parse-option-name ()
   (let ((parts '()))
     (loop
+      (when (= (length parts) +most-option-parts+)
+        (parse-refusal (this-token) "nesting is too deep: the limit is ~D levels"
+                       +most-option-parts+))
       (push (if (accept "(")
                 ;; no option has an empty name
                 (prog1 (list (if (token-is ")") "" (expect-full-name "the name of an option")))

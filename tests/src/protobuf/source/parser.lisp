@@ -72,6 +72,16 @@ message C { int32 ok = 1; }"))))
   (let ((deep (proto (format nil "~{~A~}" (loop repeat 200 collect "message M { ")))))
     (is (plusp (length (problems deep))))))
 
+(test paths-of-options-have-a-limit
+  "Options whose type contains itself may be named by paths of any length."
+  (flet ((too-deep-p (parts)
+           (find-if (lambda (problem) (search "too deep" (third problem)))
+                    (problems (proto (format nil "message M { option (o)~{~A~} = 1; }"
+                                             (loop repeat (1- parts) collect ".o")))))))
+    (is-false (too-deep-p 100))
+    (is-true (too-deep-p 101))
+    (is-true (too-deep-p 100000))))
+
 (test the-parser-survives-any-text
   (with-seed ()
     (let ((words #("message" "M" "{" "}" ";" "=" "1" "int32" "x" "oneof" "enum" "map" "<" ">" ","
