@@ -356,6 +356,7 @@ flags."
   (read-unsent 0 :type index)           ; UNSENT when it was last read; 0 after a flush
   (account nil :type (or null account)) ; charged with the memory of LEFTOVER and BUFFER,
   (kept 0 :type index)                  ; so much
+  (discarded 0 :type index)             ; the octets read and dropped while it is being closed
   (timer nil :type (or null timer))     ; ends the wait for the peer while it is being closed
   (local-text nil :type (or null string))) ; see CONNECTION-LOCAL
 

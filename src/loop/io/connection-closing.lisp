@@ -22,6 +22,11 @@ short that connections to dead peers do not pile up.")
   "How many connections of a loop may linger at once, so that rejected peers cannot make it hold
 unlimited descriptors. When descriptors run out, no connection may linger.")
 
+(defconstant +most-discarded-octets+ 33554432
+  "How many octets a connection that is being closed reads and drops, so that a peer that sends long
+messages before it reads gets our answer. Further octets stay in the kernel, which slows the peer
+down, until the connection has lingered.")
+
 (defun abort-connection (connection reason)
   "Close CONNECTION at the end of the turn, and drop its unsent output."
   (unless (member (connection-state connection) '(:aborting :closed))

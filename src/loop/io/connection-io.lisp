@@ -331,10 +331,12 @@ nothing."
 
 (define-hot discard-input ((connection connection)) null
   "Read and drop the octets that the peer still sends to CONNECTION, which we are closing."
-  (take-input connection
-              (byte-channel-read (connection-byte-channel connection)
-                                 (event-loop-input (connection-loop connection)) 0 +read-octets+)
-              +read-octets+)
+  (let ((result (byte-channel-read (connection-byte-channel connection)
+                                   (event-loop-input (connection-loop connection)) 0
+                                   +read-octets+)))
+    (declare (type fixnum result))
+    (when (take-input connection result +read-octets+)
+      (incf (connection-discarded connection) result)))
   nil)
 
 (define-hot read-connection ((connection connection)) null
@@ -360,6 +362,8 @@ nothing."
              (t (read-into-area connection)))))
     ((:closing :lingering)
      (setf (connection-postponed connection) nil)
+     (when (<= +most-discarded-octets+ (connection-discarded connection))
+       (return-from read-connection nil)) ; the rest stays in the kernel, and slows the peer down
      (discard-input connection)))
   (unless (member (connection-state connection) '(:aborting :closed))
     (read-soon connection))

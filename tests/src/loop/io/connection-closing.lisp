@@ -358,3 +358,23 @@ closing."
           (check-gone loop)
           (settle loop)
           (is (equal '((0 nil)) told)))))))
+
+(test lingering-connections-read-up-to-a-limit
+  "A peer that does not stop sending to a connection that we close is read so far and no further,
+and the loop rests then."
+  (with-still-loop (loop :clock (constantly +noon-ns+))
+    (multiple-value-bind (connection peer) (memory-connection loop 11 #'takes-all)
+      (let* ((arrived (end-arrived peer))
+             (chunk (make-octets clgrpc.loop::+read-octets+))
+             (chunks (floor clgrpc.loop::+most-discarded-octets+ (length chunk))))
+        (flet ((send ()
+                 (append-octets arrived chunk)
+                 (clgrpc.loop::note-event connection clgrpc.loop:+readable+)
+                 (make-turn-of loop)
+                 (buffer-fill arrived)))
+          (close-connection connection)
+          (make-turn-of loop)
+          (is (zerop (loop repeat chunks maximize (send))))
+          (is (= (length chunk) (send)))
+          (is (eq :lingering (connection-state connection)))
+          (is (zerop (clgrpc.loop::event-loop-ready-count loop))))))))
