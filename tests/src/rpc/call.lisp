@@ -87,3 +87,19 @@ then."
       (dolist (thread threads)
         (is (eq (if end nil :there)
                 (sb-thread:join-thread thread :timeout 20 :default :hangs)))))))
+
+(test waiters-are-woken-once-a-turn
+  (let ((loop (loop:make-event-loop :name "rings")) (rings 0) (queue (rpc::make-wait-queue)))
+    (loop:launch-event-loop loop)
+    (unwind-protect
+         (with-replaced (('rpc::ring (lambda (function queue)
+                                       (incf rings)
+                                       (funcall function queue))))
+           (loop for turns from 1 to 2
+                 do (loop:await (loop:call-in-loop loop (lambda ()
+                                                          (rpc::ring-in-turn queue)
+                                                          (rpc::ring-in-turn queue))))
+                    (loop:await (loop:call-in-loop loop (constantly nil)))
+                    (is (= turns rings))))
+      (loop:stop-event-loop loop)
+      (loop:join-event-loop loop))))

@@ -86,6 +86,14 @@
       (is (= 100000 (length (exchange-data-octets exchange))))
       (is (every (lambda (octet) (= 1 octet)) (exchange-data-octets exchange))))))
 
+(defun refuse-early-parts (request)
+  "Signal an error unless no chunk and no end can be sent before the beginning of REQUEST's
+response."
+  (dolist (function (list #'grpc:end-response
+                          (lambda (request) (grpc:send-chunk request "early"))))
+    (handler-case (progn (funcall function request) (error "~A was allowed." function))
+      (grpc:misuse ()))))
+
 (test responses-end-with-their-handler
   "A handler that returns something else than its request ends its response; one that fails cuts it
 off, so that nobody takes it for whole."
@@ -102,6 +110,7 @@ off, so that nobody takes it for whole."
                                                 (error "As asked.")))
                                       (grpc:http-handler
                                        "/twice" (lambda (request)
+                                                  (refuse-early-parts request)
                                                   (grpc:begin-response request)
                                                   (handler-case (grpc:begin-response request)
                                                     (grpc:misuse ()
