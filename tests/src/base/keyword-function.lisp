@@ -46,6 +46,8 @@ that allows others checks them itself."
   (is (equal '(1 2 :red 2) (paint-toy 1 2 :colour :red)))
   (is (equal '(1 2 nil 3) (paint-toy 1 2 :coats 3)))
   (is (eq :nothing (paint-toy nil 2)))
+  (is (equal '(1 2 nil 3) (paint-toy 1 2 :times 1 :coats 3 :allow-other-keys t)))
+  (is (equal '(1 2 nil 3) (paint-toy 1 2 :coats 3 :allow-other-keys nil)))
   (is (equal "PAINT-TOY has no keyword :COLOR (is it :colour?); it takes :colour, :coats."
              (refusal #'paint-toy 1 2 :color :red)))
   (is (equal "PAINT-TOY has no keyword :TIMES; it takes :colour, :coats."
