@@ -157,7 +157,7 @@ be several answers."
   "What FLEET's channels are told next of a service config: one, a wrong one, or nil."
   (cond ((not (fleet-updates fleet)) nil)
         ((and (not (fleet-calm fleet)) (sim:chance-p (fleet-chance fleet) 8))
-         "{\"loadBalancingConfig\":[{\"no_such_policy\":{}}]}")
+         "{\"loadBalancingConfig\":7}") ; its error does not list what is registered
         (t (service-config fleet))))
 
 (defun tell-of-addresses (fleet addresses)
