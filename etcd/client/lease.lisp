@@ -209,11 +209,9 @@ comes last."
         (funcall (the function function) condition)))))
 
 (defun lose-lease (lease condition)
-  "Note that LEASE has ended because of CONDITION, without a call of REVOKE-LEASE."
-  (when (end-lease lease condition)
-    (if (lease-job lease)
-        (loop:wake-job (lease-job lease))
-        (tell-loss lease))))
+  "Note that LEASE, which was kept alive, has ended because of CONDITION, without a call of
+REVOKE-LEASE. Its job reports that."
+  (when (end-lease lease condition) (loop:wake-job (lease-job lease))))
 
 (defun attend-lease (lease)
   "Run the job of LEASE once."

@@ -180,11 +180,10 @@ nil if SERVER could not start, which changes nothing."
 
 (defun dismiss (watcher)
   "End WATCHER's call, since the server stops."
-  (unless (rpc:call-status (watcher-call watcher))
-    (handler-case (rpc:finish (watcher-call watcher) :status :unavailable
-                                                     :message "the server is stopping")
-      ;; the call has ended meanwhile
-      (status:rpc-error ()))))
+  (handler-case (rpc:finish (watcher-call watcher) :status :unavailable
+                                                   :message "the server is stopping")
+    ;; the call has ended
+    (status:rpc-error ())))
 
 ;;; Watchers
 
