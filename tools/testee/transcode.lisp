@@ -165,9 +165,7 @@ cancelled."))
         when equals
           collect (let ((key (string-downcase (subseq pair 0 equals)))
                         (value (subseq pair (1+ equals))))
-                    (cons key (if (eql (- (length key) 4) (search "-bin" key :from-end t))
-                                  (decode-base64 value)
-                                  value)))))
+                    (cons key (if (binary-key-p key) (decode-base64 value) value)))))
 
 (defun shown-metadata (call)
   "The reported metadata of CALL, in which the values of each key are joined."
