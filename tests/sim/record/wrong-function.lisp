@@ -45,9 +45,10 @@
   (grpc:with-channel (channel "etcd://store:2379/svc")
     (ending (grpc:ensure-connected channel :timeout 2))))
 
-(defun trouble-nodes (etcd)
-  "A node whose functions fail, beside an entry that is no member; its own entry is removed. Few
-errors come from each place, since it logs only ten in a second of the machine."
+(defun trouble-nodes (etcd store)
+  "A node whose functions fail, beside an entry that is no member; its own entry is removed, and it
+loses the host STORE, and is stopped. Few errors come from each place, since it logs only ten in a
+second of the machine."
   (let ((node (cluster:start-node "n" :store etcd :cluster "c" :listen "client:50051"
                                       :lease-seconds 3 :on-join #'fails :on-loss #'fails
                                       :on-change (let ((once #'fails))
@@ -58,10 +59,14 @@ errors come from each place, since it logs only ten in a second of the machine."
     (sim:wait-for 1)
     (etcd:remove-entry etcd (clgrpc.cluster::member-key "c" "n"))
     (sim:wait-for 5)
-    (cluster:stop-node node :drain 1)))
+    (sim:partition store (sim:current-host))
+    (sim:wait-for 7)
+    (cluster:stop-node node :drain 1)
+    (sim:heal store (sim:current-host))))
 
-(defun trouble-workflows ()
-  "A watch and a worker whose functions fail; the worker's result comes after a cancellation."
+(defun trouble-workflows (store)
+  "A watch and a worker whose functions fail; the worker's result comes after a cancellation. The
+server ends without the host STORE."
   (let ((server (serve-workflows)))
     (grpc:with-channel (channel "node:50051")
       (let ((worker (workflow:start-worker
@@ -74,19 +79,21 @@ errors come from each place, since it logs only ten in a second of the machine."
         (sim:wait-for 1)
         (workflow:cancel-workflow channel "w" :reason "enough")
         (sim:wait-for 12)
+        (sim:partition store (sim:current-host))
+        (sim:wait-for 5)
         (workflow:stop-worker worker :drain 1)))
     (funcall server 1)))
 
 (define-record troubles (server client :write 'write-events :observed nil
                                        :tracers "dns_resolver,subchannel")
     "What goes wrong in functions of users, names, configs and stores is logged."
-  (let ((engine (add-store)))
+  (let ((engine (add-store)) (store (first (last (sim::simulation-hosts sim:*simulation*)))))
     (multiple-value-bind (names address) (sim-tests:add-name-server)
       (sim:on-host ((sim:add-host "server")) (trouble-server))
       (sim:on-host ((sim:add-host "client"))
         (trouble-names names address)
         (etcd:with-etcd (etcd "store:2379" :timeout 2)
           (trouble-entries etcd)
-          (trouble-nodes etcd)))
-      (sim:on-host ((sim:add-host "node")) (trouble-workflows)))
+          (trouble-nodes etcd store)))
+      (sim:on-host ((sim:add-host "node")) (trouble-workflows store)))
     (memory:close-engine engine)))
