@@ -48,7 +48,7 @@
   "End LINK if the rest of a frame, or of a header block, has been missing for too long."
   (let* ((timeout (seconds-ns (options-frame-timeout-seconds (link-options link))))
          (socket (link-socket link))
-         (since (cond ((loop:connection-output-pending-p socket) nil) ; we may not be reading
+         (since (cond ((plusp (loop:connection-unsent socket)) nil) ; we may not be reading
                       ((http2:connection-block-since-ns (link-http2 link)))
                       ((loop:connection-unread-p socket) (link-taken-ns link)))))
     (cond ((or (null since) (loop:connection-stopped-p socket)) (+ now timeout))

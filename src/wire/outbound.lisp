@@ -219,11 +219,12 @@ answers message after message."
                (not (wire-outbound-over outbound))
                (not (and compress (outgoing-encoding call)))
                (not (keeps-sent-p call)))
-      (loop:with-baton-taken-back ((wire-call-loop call))
-        (when (and (plainly-sendable-p call outbound)
-                   (write-message call message nil))
-          (incf (wire-outbound-spoken outbound))
-          t)))))
+      (loop:with-baton ((wire-call-loop call))
+          (when (and (plainly-sendable-p call outbound)
+                     (write-message call message nil))
+            (incf (wire-outbound-spoken outbound))
+            t)
+        nil))))
 
 (define-hot wire-send ((call wire-call) message wait-p compress) boolean
   "The operation SEND."

@@ -230,14 +230,6 @@ called. User code that the watchdog has found to be late loses the loop afterwar
       (:lent (values (unwind-protect (funcall function) (lend-again loop)) t))
       ((nil) (values nil nil)))))
 
-(defmacro with-baton-taken-back ((loop) &body body)
-  "If this thread runs LOOP and is in user code, evaluate BODY with the baton taken back meanwhile,
-and return its value; otherwise return nil. As WITH-BATON, without calls of functions, for what user
-code does with each message."
-  `(sb-sys:without-interrupts
-     (when (eq :lent (claim ,loop))
-       (unwind-protect (progn ,@body) (lend-again ,loop)))))
-
 (defun leave-to-others (loop)
   "Hand LOOP over to a reserve thread, if one is available. This thread's user code has taken too
 long and holds the baton of LOOP for a moment."
@@ -257,12 +249,15 @@ thread has the baton again."
 
 (defmacro with-baton ((loop) on-loop &body elsewhere)
   "If this thread runs LOOP, evaluate the form ON-LOOP, with the baton taken back meanwhile if it is
-lent; otherwise evaluate ELSEWHERE. Return the first value."
-  (let ((function (gensym "ON-LOOP")) (value (gensym "VALUE")) (done (gensym "DONE")))
-    `(flet ((,function () ,on-loop))
-       (declare (dynamic-extent #',function))
-       (multiple-value-bind (,value ,done) (call-with-baton ,loop #',function)
-         (if ,done ,value (progn ,@elsewhere))))))
+lent; otherwise evaluate ELSEWHERE. Return the first value. As CALL-WITH-BATON, without functions:
+user code may do this for each message."
+  (let ((place (gensym "LOOP")) (claimed (gensym "CLAIMED")) (value (gensym "VALUE")))
+    `(let ((,place ,loop) (,claimed nil) (,value nil))
+       (sb-sys:without-interrupts
+         (when (setf ,claimed (claim ,place))
+           (unwind-protect (setf ,value ,on-loop)
+             (when (eq :lent ,claimed) (lend-again ,place)))))
+       (if ,claimed ,value (progn ,@elsewhere)))))
 
 (defmacro with-taken-loop ((loop taking) &body body)
   "Evaluate TAKING, a form that takes the baton of LOOP for this thread. If TAKING returns true,
