@@ -14,7 +14,8 @@
 ;;;;     which may be such a loop as well, has a trial meanwhile and finds the caller awake. A peer
 ;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**), and again now and then
 ;;;;     while the caller spins.
-;;;; Trials that fail grow rare (PAUSE). A loop stops spinning after several waits longer than
+;;;; Trials that fail grow rare (PAUSE), but a caller that begins to send much less at a time than in
+;;;; the trial that failed, as after calls with long messages, makes the next trial soon. A loop stops spinning after several waits longer than
 ;;;; +SPIN-NS+, or at once when events of other sources arrive. A loop with a thread of its own also
 ;;;; stops when much more than a third of its waits are longer (BALANCE): a wait that spinning
 ;;;; shortens saves less than a wait that is too long costs. So a client that acknowledges each
@@ -63,6 +64,9 @@ by 1.")
 (defconstant +longest-driven-pause+ 8192
   "The longest pause between trials, in waits, of a loop that a caller drives; while it spins, the
 pause between trials that it makes other loops begin.")
+(defconstant +smaller+ 16
+  "After so many sendings in a row that are much smaller than those of the trial that failed last, a
+caller makes the next trial.")
 (defconstant +wins+ 256
   "How many waits spinning must have shortened so that, when it ceases to be useful, the next trial
 comes soon.")
@@ -77,6 +81,8 @@ comes soon.")
   (pause 16 :type (integer 16 8192))   ; waits between this trial and the next
   (left 16 :type (integer 0 8192))     ; waits left of the present pause
   (wins 0 :type (integer 0 256))        ; waits that spinning has shortened, up to +WINS+
+  (tried 0 :type (unsigned-byte 40))    ; octets of a sending in a caller's last trial, on average
+  (smaller 0 :type (integer 0 16))      ; sendings in a row of less than an eighth of TRIED
   (balance 0 :type (integer 0 64))      ; while the loop spins: of short and long waits
   ;; the value of **CALLERS-TRIALS** when this loop last answered a trial
   (answered 0 :type fixnum)
@@ -135,9 +141,21 @@ another processor while the peer spins for long."
            (sb-ext:atomic-incf **callers-trials**)))
   nil)
 
-(define-hot spin-time-ns ((spin-state spin-state) (driven boolean)) (integer 0 100000)
-  "The time for which the wait that begins now may spin; DRIVEN is true if a caller drives the
-loop."
+(define-hot end-long-pause ((spin-state spin-state) (octets (unsigned-byte 40))) null
+  "If OCTETS, which a caller has sent before a wait of a pause, and the sendings before it are much
+fewer than in the last trial, end the pause."
+  (cond ((<= (spin-state-tried spin-state) (* 8 octets)) (setf (spin-state-smaller spin-state) 0))
+        ((= +smaller+ (incf (spin-state-smaller spin-state)))
+         (setf (spin-state-smaller spin-state) 0
+               (spin-state-tried spin-state) 0
+               (spin-state-left spin-state) 1)))
+  nil)
+
+(define-hot spin-time-ns
+            ((spin-state spin-state) (driven boolean) (octets (unsigned-byte 40)))
+    (integer 0 100000)
+  "The time for which the wait that begins now may spin; DRIVEN is true if a caller drives the loop,
+which has sent OCTETS since the wait before."
   (cond ((= +credit+ (spin-state-credit spin-state))
          (when driven (renew-trial spin-state))
          +spin-ns+)
@@ -150,15 +168,19 @@ loop."
          +answer-ns+)
         ((and (not driven) (< 1 (spin-state-trials spin-state))) +answer-ns+)
         ((plusp (spin-state-left spin-state))
+         (when driven (end-long-pause spin-state octets))
          (decf (spin-state-left spin-state))
          0)
         ((not driven)
          (setf (spin-state-trials spin-state) 1)
          +spin-ns+)
         (t
-         (when (zerop (spin-state-trials spin-state))
-           (setf (spin-state-trials spin-state) +trials+)
-           (sb-ext:atomic-incf **callers-trials**))
+         (cond ((zerop (spin-state-trials spin-state))
+                (setf (spin-state-trials spin-state) +trials+
+                      (spin-state-tried spin-state) octets)
+                (sb-ext:atomic-incf **callers-trials**))
+               (t (setf (spin-state-tried spin-state)
+                        (ash (+ (* 7 (spin-state-tried spin-state)) octets) -3))))
          +trial-ns+)))
 
 (define-hot note-spin

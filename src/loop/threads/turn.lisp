@@ -186,10 +186,11 @@ value is so long that spinning does not look useful."
   (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
          (sent (event-loop-octets-sent loop))
-         (spin-ns (if (or (= sent (shiftf (spin-state-sent spin-state) sent)) ; no answer is due
+         (octets (- sent (shiftf (spin-state-sent spin-state) sent)))
+         (spin-ns (if (or (zerop octets)              ; no answer is due
                           (and driving (not driven))) ; for many callers
                       0
-                      (spin-time-ns spin-state driven))))
+                      (spin-time-ns spin-state driven (ldb (byte 40 0) octets)))))
     (if (or (zerop spin-ns) (<= 0 wait (* 2 spin-ns)))
         (fetch-events loop wait)
         (multiple-value-bind (count waited-ns spun-ns) (look-for-events loop spin-ns)

@@ -14,12 +14,14 @@
   (begun 0)                             ; when it began to wait
   (spin-ns 0)                           ; how long it spins at most
   (spun 0)                              ; how long it has spun, in all
-  (token 1))                            ; the source of its events
+  (token 1)                             ; the source of its events
+  (octets 100))                         ; what it sends before each wait
 
 (defun begin-to-wait (end now)
   (setf (model-end-begun end) now
         (model-end-spin-ns end) (clgrpc.loop::spin-time-ns (model-end-spin-state end)
-                                                           (model-end-driven end))))
+                                                           (model-end-driven end)
+                                                           (model-end-octets end))))
 
 (defun see-event (end at)
   "The time when END, which waits, sees what has come at AT."
@@ -93,6 +95,23 @@ one long wait in four it goes on."
     (is (= (* 2 +model-work-ns+) (average-of caller server 300)))
     (play nil server 10000)
     (is (= (* 2 +model-work-ns+) (average-of (make-model-end :driven t) server 300)))))
+
+(test a-caller-whose-messages-become-short-tries-soon
+  "After long messages, for which spinning does not pay, short ones of the same server find it within
+two hundred calls; not if only a few short ones come at a time, for which trials stay rare."
+  (let ((server (make-model-end)) (caller (make-model-end :driven t)))
+    (flet ((call (octets count &rest arguments)
+             (setf (model-end-octets caller) octets)
+             (apply #'average-of caller server count arguments)))
+      (call 100000 20000 :work-ns 300000)
+      (is (= (* 2 +model-work-ns+) (call 100 200)))
+      (call 100000 20000 :work-ns 300000)
+      (let ((spun (model-end-spun caller)))
+        (dotimes (i 20000)
+          (if (< (mod i 20) 5)
+              (call 100000 1 :work-ns 300000)
+              (call 100 1)))
+        (is (< (- (model-end-spun caller) spun) 20000000))))))
 
 (test a-caller-that-spins-has-others-try-now-and-then
   "Its peer may share its processor: then trials of the peer fail, but for long ones. A peer that
