@@ -102,11 +102,25 @@ certificates: :none, :request or :require."
 (defun pem-p (source)
   (and (stringp source) (search "-----BEGIN" source) t))
 
+(defconstant +most-file-octets+ 16777216 "The longest file of certificates or keys that is read.")
+
+(defun file-text (source)
+  "The text of the file SOURCE, in Latin-1."
+  (with-open-file (stream source :external-format :latin-1)
+    (with-output-to-string (text)
+      (loop with part = (make-string 65536)
+            with length = 0
+            for count = (read-sequence part stream)
+            while (plusp count)
+            do (when (< +most-file-octets+ (incf length count))
+                 (error "it is longer than ~D octets" +most-file-octets+))
+               (write-string part text :end count)))))
+
 (defun pem-text (source)
   "The PEM that SOURCE is or names."
   (if (pem-p source)
       source
-      (handler-case (uiop:read-file-string source :external-format :latin-1)
+      (handler-case (file-text source)
         (sb-ext:file-does-not-exist ()
           (os:tls-error "The file ~A cannot be read: it does not exist." source))
         (error (error) (os:tls-error "The file ~A cannot be read: ~A" source error)))))
@@ -118,7 +132,7 @@ clocks are set back."
   (unless (or (null source) (eq source :system) (pem-p source))
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)
-       (let ((octets (make-octets (file-length stream))) (digest 1))
+       (let ((octets (make-octets (min +most-file-octets+ (file-length stream)))) (digest 1))
          (declare (type (unsigned-byte 61) digest))
          (dotimes (i (read-sequence octets stream) digest)
            (setf digest (ldb (byte 61 0) (* #x100000001B3 (logxor digest (aref octets i)))))))))))

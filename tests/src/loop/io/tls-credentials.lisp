@@ -157,6 +157,25 @@ clients and servers; what is wrong with the file is said of it."
          (uiop:copy-file (certificate-file "server.pem") certificate)
          (is (/= second (server-context-of credentials))))))))
 
+(test long-files-are-not-read
+  "Neither at first nor when they are renewed: one as long as the heap, and an endless device."
+  (call-with-certificate-copy
+   (lambda (certificate key install)
+     (declare (ignore install))
+     (let* ((credentials (tls-credentials :certificate certificate :key key :check-seconds 0))
+            (first (server-context-of credentials)))
+       (with-open-file (stream certificate :direction :output :if-exists :overwrite
+                                           :element-type 'octet)
+         (file-position stream (* 20 (expt 2 30)))
+         (write-byte 10 stream))
+       (with-events (events)
+         (is (= first (server-context-of credentials)))
+         (is (equal '(:credentials-not-reloaded) (mapcar #'second (events))))
+         (is (search "longer" (princ-to-string (events))))))
+     (signals os:tls-error (server-context-of (tls-credentials :certificate certificate :key key)))
+     (signals os:tls-error
+       (server-context-of (tls-credentials :certificate "/dev/zero" :key key))))))
+
 (test files-that-hang-hold-no-loop-up
   "A certificate on a disk that hangs, for which a pipe stands: connections get what there was."
   (with-events (events)
