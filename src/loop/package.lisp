@@ -28,6 +28,7 @@
    #:quota #:make-quota #:quota-running
    ;; reserve.lisp
    #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:quota-open-p #:charge-thread
+   #:run-holding
    #:close-reserve #:reserve-root #:reserve-thread-count #:start-thread
    ;; poller.lisp
    #:poller #:make-poller #:make-epoll-poller #:make-poll-poller #:poller-tokens #:poller-flags

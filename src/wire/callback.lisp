@@ -106,6 +106,7 @@ not use one more thread. In that case CALL is queued until LINK may have a threa
 call that has ended never wait."
   (when (and (null (call-status call))
              (link-quota link)
+             (not (eq :granted (wire-callbacks-scheduled (call-wire-callbacks call))))
              (not (thread-free-p link)))
     (let ((place (isolate-ring (make-waiting call))))
       (enter-ring place (or (link-waiting-calls link)
@@ -119,19 +120,40 @@ call that has ended never wait."
   (or (zerop (link-late link))
       (loop:quota-open-p (loop:event-loop-reserve (link-loop link)) (link-quota link))))
 
+(defun first-waiting (link)
+  "The WAITING of the call of LINK whose callbacks have waited longest, or nil."
+  (and (link-waiting-calls link) (ring-first (link-waiting-calls link))))
+
+(defun take-waiting-call (link scheduled)
+  "The call of LINK whose callbacks have waited longest, or nil. It waits no more: its callbacks are
+SCHEDULED, t or :granted."
+  (let ((place (first-waiting link)))
+    (when place
+      (quit-ring place)
+      (setf (wire-callbacks-scheduled (call-wire-callbacks (waiting-call place))) scheduled)
+      (waiting-call place))))
+
 (defun ask-for-thread (link)
   "Queue a function for a thread of LINK's quota, unless one waits there already. When LINK may have
-a thread, the function lets the loop run waiting callbacks of LINK. On the loop."
-  (unless (link-asked link)
-    (setf (link-asked link)
-          (and (loop:run-on-reserve (loop:event-loop-reserve (link-loop link))
-                                    (lambda ()
-                                      (loop:post (link-loop link)
-                                                 (lambda ()
-                                                   (setf (link-asked link) nil)
-                                                   (run-waiting-callbacks link))))
-                                    :if-busy :insist :quota (link-quota link))
-               t))))
+a thread, the function lets the loop run the callbacks of the call that has waited longest. The
+thread is held until then; otherwise a handler that waits for a thread of LINK would get it first,
+each time. On the loop."
+  (flet ((use (give-up)
+           (setf (link-asked link) nil)
+           (let ((call (take-waiting-call link :granted)))
+             (loop:defer (link-loop link)
+                         (lambda (give-up)
+                           (funcall (the function give-up)
+                                    (lambda () (when call (run-callbacks call)))))
+                         give-up)
+             (when call (loop:defer (link-loop link) #'run-waiting-callbacks link)))))
+    (unless (link-asked link)
+      (setf (link-asked link)
+            (and (loop:run-holding (loop:event-loop-reserve (link-loop link)) (link-quota link)
+                                   (lambda (give-up)
+                                     (unless (loop:post (link-loop link) (lambda () (use give-up)))
+                                       (funcall (the function give-up) (constantly nil)))))
+                 t)))))
 
 (defun wake-callbacks (link)
   "Let the loop run callbacks of LINK that wait, since a thread that LINK was charged with is free.
@@ -140,16 +162,13 @@ From any thread."
 
 (defun run-waiting-callbacks (link)
   "If LINK may have a thread, schedule the callbacks of the call of LINK that has waited longest,
-after all functions that are due now; then do the same for the next waiting call. If LINK may not
-have a thread, ask for one."
-  (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
-    (cond ((null place))
-          ((thread-free-p link)
-           (quit-ring place)
-           (setf (wire-callbacks-scheduled (call-wire-callbacks (waiting-call place))) t)
-           (loop:defer (link-loop link) #'run-callbacks (waiting-call place))
-           (loop:defer (link-loop link) #'run-waiting-callbacks link))
-          (t (ask-for-thread link)))))
+after all functions that are due now; then do the same for the next waiting call. Otherwise ask for
+a thread."
+  (cond ((null (first-waiting link)))
+        ((thread-free-p link)
+         (loop:defer (link-loop link) #'run-callbacks (take-waiting-call link t))
+         (loop:defer (link-loop link) #'run-waiting-callbacks link))
+        (t (ask-for-thread link))))
 
 (define-hot (due-by-time :inline t) ((call wire-call) (callbacks wire-callbacks))
     (or null function)

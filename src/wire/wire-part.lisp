@@ -27,9 +27,9 @@
 
 (define-own-part callbacks (wire call)
   "The callbacks of a call on a stream of HTTP/2."
-  ;; true if the callbacks that are due will be run. T: callbacks will run soon; :RUNNING, :CHARGED,
-  ;; :RETURNED: a callback runs or has just run, see NOTE-CALLBACK-CHARGE; a ring: the call's place
-  ;; among those that wait for a thread
+  ;; true if the callbacks that are due will be run. T: soon; :GRANTED: soon, by a thread that was
+  ;; held for them; :RUNNING, :CHARGED, :RETURNED: one runs or has just run, see
+  ;; NOTE-CALLBACK-CHARGE; a ring: the call's place among those that wait for a thread
   (scheduled nil :type (or symbol ring))
   (timers '() :type list)               ; the timers of AFTER
   (due '() :type list))                 ; the loop's: functions of AFTER whose time has come

@@ -161,6 +161,25 @@ that it may have. TAKEOVER is true if FUNCTION takes a loop over. From any threa
           (start-worker reserve function quota if-busy)
           (values place reason)))))
 
+(defun run-holding (reserve quota function)
+  "Call FUNCTION on a thread of RESERVE when QUOTA may have one, and hold that thread from all
+functions that wait until the argument of FUNCTION is called: a function of a function USE. It gives
+the thread up, calls USE, and then lets waiting functions have the thread, if it is still free.
+Return false if FUNCTION will not be called. From any thread."
+  (flet ((hold (change)
+           (sb-thread:with-mutex ((reserve-lock reserve))
+             (note-running quota change)
+             (incf (reserve-busy reserve) change))))
+    (run-on-reserve reserve
+                    (lambda ()
+                      (hold 1)
+                      (funcall (the function function)
+                               (lambda (use)
+                                 (hold -1)
+                                 (funcall (the function use))
+                                 (start-waiting reserve))))
+                    :if-busy :insist :quota quota)))
+
 (defun quota-open-p (reserve quota)
   "True if QUOTA, a descendant of RESERVE's root, may have a thread more now. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
