@@ -235,7 +235,12 @@
              (,(server-credentials :roots (certificate-file "ca.pem")) ,(client-credentials)
               "certificate required (the server requires a certificate: give :certificate"
               "peer did not return a certificate"))
-      do (is-true (every #'search (list at-client at-server) (ends server client))))))
+      do (with-events (events)
+           (is-true (every #'search (list at-client at-server) (ends server client)))
+           (is (= 1 (count-if (lambda (event)
+                                (and (eq :handshake-failed (second event))
+                                     (eq :server (getf (cddr event) :role))))
+                              (events))))))))
 
 (test tls-abrupt-end
   ;; a peer that is gone without close_notify, in the handshake and after it
