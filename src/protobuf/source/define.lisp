@@ -145,6 +145,36 @@ EXTENSIONS."
                                       (mapcar #'cdr extensions))
                 collect `(setf ,reader))))
 
+;;; Large files: a thousand messages compile for half a minute, so on a terminal the user sees how
+;;; far the compiler is.
+
+(defconstant +messages-add-progress+ 200
+  "A file with so many messages reports its progress: it compiles for some seconds.")
+
+(defun note-progress (name percent
+                      &optional (stream (and (interactive-stream-p sb-sys:*stderr*)
+                                             sb-sys:*stderr*)))
+  "Say on STREAM, unless it is nil, that PERCENT of the messages of the file NAME are compiled; at
+100 erase the line."
+  (when stream
+    (format stream "~C~C[K~:[; ~A: ~D % compiled~;~]" #\Return #\Escape (= 100 percent)
+            name percent)
+    (finish-output stream)))
+
+(defun add-progress (file forms-of plans begin end)
+  "The forms that FORMS-OF returns for each of PLANS. While the compiler works on them, it reports
+from BEGIN to END percent of FILE, if that is a large one."
+  (loop with total = (length plans)
+        with last = begin
+        for plan in plans
+        for done from 1
+        for percent = (+ begin (floor (* done (- end begin)) total))
+        append (funcall forms-of plan)
+        when (and (<= +messages-add-progress+ total) (< last percent))
+          collect `(eval-when (:compile-toplevel)
+                     (note-progress ,(descriptor-name file) ,percent))
+          and do (setf last percent)))
+
 (defun file-forms (file for-file)
   "The top-level forms of FILE. With FOR-FILE return all forms, else only those for declarations
 that have changed."
@@ -160,17 +190,21 @@ that have changed."
               (proclaim '(ftype function ,@(function-names plans extensions))))))
       ,@(enum-forms file)
       ,@(loop for plan in changed collect (public-structure (plan-message plan)))
-      ,@(loop for plan in changed
-              append `(,@(when for-file
-                           `((make-way ',(plan-structure plan) ',(plan-maker plan))))
-                       ,@(unless (and (not for-file) (get (plan-structure plan) 'layout))
-                           (hidden-structure plan))))
+      ,@(add-progress file
+          (lambda (plan)
+            `(,@(when for-file
+                  `((make-way ',(plan-structure plan) ',(plan-maker plan))))
+              ,@(unless (and (not for-file) (get (plan-structure plan) 'layout))
+                  (hidden-structure plan))))
+          changed 0 50)
       ,@(let ((*plans-at-hand* (make-hash-table :test 'equal)))
           (dolist (plan plans)
             (setf (gethash (plan-full-name plan) *plans-at-hand*) plan))
-          (loop for plan in changed
-                collect (layout-form plan)
-                when (eq :speed *optimize-for*) collect (constructor-form plan)))
+          (add-progress file
+            (lambda (plan)
+              `(,(layout-form plan)
+                ,@(when (eq :speed *optimize-for*) (list (constructor-form plan)))))
+            changed 50 100))
       ,@(loop for (full-name . symbol) in extensions
               collect `(install-extension ,full-name ',symbol))
       ,@(loop for (nil . function) in **service-expanders**

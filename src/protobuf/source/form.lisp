@@ -134,11 +134,12 @@ like LOAD."
 
 (defun file-exports (file)
   "The exports of FILE's packages, as an alist from the names of packages to sorted names."
+  ;; there are ten thousand names: EQUAL is a test for which REMOVE-DUPLICATES has a hash table
   (let* ((plans (file-plans file))
          (extensions (extension-symbols file (mapcan #'public-functions plans))))
     (loop for (nil package names) in (package-forms file plans extensions)
           collect (cons package (remove-duplicates (mapcar #'string-downcase (second names))
-                                                   :test #'string=)))))
+                                                   :test #'equal)))))
 
 (defconstant +form-columns+ 98)
 

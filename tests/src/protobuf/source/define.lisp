@@ -10,6 +10,31 @@
       (is-true (external-p name "CLGRPC.TEST") "~A" name))
     (is (null (package-use-list "CLGRPC.TEST")))))
 
+(test large-files-report-progress
+  "A file with two hundred messages reports each percent while it is compiled, one with fewer
+nothing; the report is a line that is erased at the end."
+  (flet ((percents (count)
+           (let ((forms '())
+                 (package (format nil "clgrpc.test.progress~D" count)))
+             (subst-if nil (lambda (part)
+                             (when (and (consp part) (eq 'protobuf::note-progress (first part)))
+                               (push (third part) forms))
+                             nil)
+                       (protobuf::proto-expansion
+                        (format nil "~A.proto" package)
+                        :source (format nil "syntax = 'proto3'; package ~A;~%~{message M~D {}~%~}"
+                                        package (loop for i below count collect i))
+                        :for-file t))
+             (reverse forms))))
+    (is (equal (loop for percent from 1 to 100 collect percent) (percents 200)))
+    (is (null (percents 199))))
+  (flet ((text (percent)
+           (with-output-to-string (stream)
+             (protobuf::note-progress "a.proto" percent stream))))
+    (is (string= (format nil "~C~C[K; a.proto: 45 % compiled" #\Return #\Escape) (text 45)))
+    (is (string= (format nil "~C~C[K" #\Return #\Escape) (text 100))))
+  (is (null (protobuf::note-progress "a.proto" 45 nil))))
+
 (defun seconds-to (function)
   "The seconds of CPU that FUNCTION takes, the least of three."
   (loop repeat 3
