@@ -31,13 +31,14 @@ peer sends other frames first.")
   (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
     (http2:send-goaway (server-link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (server-link-http2 link) +drain-ping+)
-    (unless (permit-drain permit)
-      (setf (permit-drain permit)
-            (loop:make-lasting-timer (server-link-loop link) #'look-at-drain link)))
     (end-open-responses link)
-    (setf (permit-drain-end-ns permit) (+ now +longest-drain-ping-ns+)
-          (permit-drain-busy-ns permit) now)
-    (await-drain-ping link now)))
+    (let ((wait (or (permit-drain permit)
+                    (setf (permit-drain permit)
+                          (make-drain-wait (loop:make-lasting-timer (server-link-loop link)
+                                                                    #'look-at-drain link))))))
+      (setf (drain-wait-end-ns wait) (+ now +longest-drain-ping-ns+)
+            (drain-wait-busy-ns wait) now)
+      (await-drain-ping link wait now))))
 
 (defun end-open-responses (link)
   "End the responses on LINK that handlers write in chunks, since they may never end by themselves."
@@ -47,10 +48,9 @@ peer sends other frames first.")
                            (exchange:end-open-response (call-http-request call)))))
                      (server-link-http2 link)))
 
-(defun await-drain-ping (link now)
-  "Start the timer for a look, a while after NOW, whether the PING of DRAIN-LINK has been answered."
-  (loop:start-timer (server-link-loop link) (permit-drain (server-link-permit link))
-                    (+ now +drain-look-ns+)))
+(defun await-drain-ping (link wait now)
+  "Start the timer of WAIT for a look, a while after NOW, whether LINK's PING has been answered."
+  (loop:start-timer (server-link-loop link) (drain-wait-timer wait) (+ now +drain-look-ns+)))
 
 (defun busy-p (link now)
   "True if LINK may wait longer for the answer to the PING at NOW; see +LONGEST-DRAIN-PING-NS+."
@@ -61,16 +61,18 @@ peer sends other frames first.")
 (defun look-at-drain (link)
   "Check LINK, whose peer has not answered the PING so far; continue without the answer if the time
 for it has passed."
-  (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
-    (when (and (busy-p link now) (< now (permit-drain-end-ns permit)))
-      (setf (permit-drain-busy-ns permit) now))
-    (if (< now (+ (permit-drain-busy-ns permit) +drain-ping-ns+))
-        (await-drain-ping link now)
+  (let ((now (loop:event-loop-now (server-link-loop link)))
+        (wait (permit-drain (server-link-permit link))))
+    (when (and (busy-p link now) (< now (drain-wait-end-ns wait)))
+      (setf (drain-wait-busy-ns wait) now))
+    (if (< now (+ (drain-wait-busy-ns wait) +drain-ping-ns+))
+        (await-drain-ping link wait now)
         (drain-further link))))
 
 (defun forget-drain (link)
   "Stop waiting for the answer to the PING of DRAIN-LINK, since LINK has ended."
-  (loop:stop-timer (server-link-loop link) (permit-drain (server-link-permit link))))
+  (let ((wait (permit-drain (server-link-permit link))))
+    (when wait (loop:stop-timer (server-link-loop link) (drain-wait-timer wait)))))
 
 (defun server-ping-ack (http2 payload)
   "The sink's on-ping-ack."

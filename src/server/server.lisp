@@ -342,7 +342,7 @@ connections have not ended."
                                :observer (server-loop-observer server-loop)
                                :protocol **opening** :handler **opening-handler**
                                :make #'make-server-link)))
-    (setf (server-link-budget link) (budget-caller (peer-entry-budget (permit-entry permit))))
+    (setf (server-link-budget link) (peer-entry-budget-caller (permit-entry permit)))
     (begin-opening link)
     (trace-event :server :connection-begun :peer (server-link-peer link))
     (add-link server-loop link)

@@ -89,18 +89,23 @@
       (plusp (link-calls link))
       (options-keepalive-without-calls (link-options link))))
 
+(defun note-told (link event)
+  "Note that LINK's owner has had EVENT, and return true, unless it has had it before."
+  (unless (member event (link-told link))
+    (push event (link-told link))))
+
 (defun check-age (link now)
   (let ((grace-ns (seconds-ns (options-max-connection-age-grace-seconds (link-options link))))
         (old-ns (+ (link-born-ns link) (link-age-ns link))))
     (cond ((zerop (link-age-ns link)) nil)
           ((< now old-ns) old-ns)
-          ((not (shiftf (link-aged link) t))
+          ((note-told link :age)
            (trace-event :http-keepalive :connection-old :peer (link-peer link))
            (link-event (link-owner link) link :age)
            (and (plusp grace-ns) (+ now grace-ns)))
           ((zerop grace-ns) nil)
           ((< now (+ old-ns grace-ns)) (+ old-ns grace-ns))
-          (t (unless (shiftf (link-graced link) t)
+          (t (when (note-told link :grace)
                (link-event (link-owner link) link :grace))
              nil))))
 
@@ -114,7 +119,7 @@
                (not (http2:connection-ready-p (link-http2 link))))
            (setf (link-quiet-opened link) opened
                  (link-quiet-ns link) now
-                 (link-idled link) nil)
+                 (link-told link) (remove :idle (link-told link)))
            (+ now (ceiling limit 4)))
           ((< now (+ limit (link-quiet-ns link)))
            (http2:shrink-connection (link-http2 link))
@@ -122,7 +127,7 @@
                  (link-last-octets link) 0)
            (measure-link link)
            (+ limit (link-quiet-ns link)))
-          ((shiftf (link-idled link) t) nil)
-          (t (trace-event :http-keepalive :connection-idle :peer (link-peer link))
-             (link-event (link-owner link) link :idle)
-             nil))))
+          ((note-told link :idle)
+           (trace-event :http-keepalive :connection-idle :peer (link-peer link))
+           (link-event (link-owner link) link :idle)
+           nil))))

@@ -105,6 +105,17 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 (defconstant +default-table-octets+ 4096 "The HPACK table before SETTINGS (6.5.2).")
 (defconstant +no-goaway+ -1)
 
+(defstruct (partial-block (:constructor make-partial-block (id flags buffer since-ns))
+                          (:copier nil) (:predicate nil))
+  "A header block that waits for CONTINUATIONs."
+  (id 0 :type stream-id :read-only t)   ; its stream
+  (flags 0 :type (unsigned-byte 9) :read-only t) ; the flags of its HEADERS
+  (buffer nil :type buffer :read-only t) ; the part that has come
+  (since-ns 0 :type time-ns :read-only t)) ; the time of the first part
+
+(define-printer (block partial-block)
+  "of stream ~D" (partial-block-id block))
+
 (defstruct (connection (:constructor %make-connection
                            (server-p sink options user pool encoder decoder
                             stream-window connection-window))
@@ -159,10 +170,8 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (receive-window +default-window+ :type window) ; how much the peer may still send
   (unreturned 0 :type window)           ; octets consumed and not yet given back
   (due nil :type (or null stream))      ; streams with a due WINDOW_UPDATE
-  (block-id 0 :type stream-id)          ; the stream of the header block that is being collected
-  (block-flags 0 :type (unsigned-byte 9)) ; the flags of its HEADERS
-  (block-buffer nil :type (or null buffer)) ; the part of the block that has come
-  (block-ns 0 :type time-ns)            ; the time of the first part
+  ;; the header block that is being collected
+  (partial-block nil :type (or null partial-block))
   ;; Time; a deadline of 0 means no deadline
   (settings-deadline 0 :type time-ns)   ; the time by which the peer must acknowledge our SETTINGS
   (preface-deadline 0 :type time-ns) ; the time by which the peer's preface and SETTINGS must come
@@ -215,7 +224,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (octets-out 0 :type (unsigned-byte 62)) ; counted by the owner, if at all: octets of messages sent
   (octets-in 0 :type (unsigned-byte 62))) ; the same for messages received
 
-(declaim (sb-ext:freeze-type sink counters pool segment stream connection))
+(declaim (sb-ext:freeze-type sink counters pool segment stream partial-block connection))
 
 (define-hot (stream-flag-p :inline t) ((stream stream) (flag (unsigned-byte 8))) boolean
   (logtest flag (stream-flags stream)))

@@ -60,7 +60,8 @@ again, or NIL."
 
 (defun connection-block-since-ns (connection)
   "The time when the header block began that waits for CONTINUATIONs, or nil."
-  (and (connection-block-buffer connection) (connection-block-ns connection)))
+  (let ((block (connection-partial-block connection)))
+    (and block (partial-block-since-ns block))))
 
 (defconstant +bare-octets+ 2048
   "The memory of a connection without streams and queued octets, with its owner's structures.")
@@ -73,7 +74,7 @@ again, or NIL."
 (define-hot (kept-octets :inline t) ((connection connection)) index
   "About how many octets of memory CONNECTION keeps: its tables, its streams, the queued DATA, and
 an incomplete header block. Memory of CONNECTION's owner is not included."
-  (let ((block (connection-block-buffer connection)))
+  (let ((block (connection-partial-block connection)))
     (+ +bare-octets+
        (* +stream-octets+ (connection-stream-count connection))
        (* 8 (min +most-places+ (length (connection-table connection))))
@@ -82,7 +83,7 @@ an incomplete header block. Memory of CONNECTION's owner is not included."
        (if (connection-server-p connection)
            (counters-queued-octets (connection-counters connection))
            0)
-       (if block (length (buffer-octets block)) 0)
+       (if block (length (buffer-octets (partial-block-buffer block))) 0)
        (hpack:decoder-memory (connection-decoder connection))
        (hpack:encoder-memory (connection-encoder connection)))))
 

@@ -278,10 +278,9 @@ connection."
                               (flags flags) (id stream-id))
     null
   (setf (connection-phase connection) +in-header-block+
-        (connection-block-id connection) id
-        (connection-block-flags connection) flags
-        (connection-block-buffer connection) (make-buffer :size (* 2 (- end start)))
-        (connection-block-ns connection) (connection-last-receive-ns connection)
+        (connection-partial-block connection)
+        (make-partial-block id flags (make-buffer :size (* 2 (- end start)))
+                            (connection-last-receive-ns connection))
         (counters-block-octets (connection-counters connection)) 0)
   (collect-block connection octets start end))
 
@@ -293,13 +292,15 @@ pieces reach the limit if they are many."
            (incf (counters-block-octets counters)
                  (+ (- end start) +frame-header-octets+)))
         (fail-block connection)
-        (append-octets (the buffer (connection-block-buffer connection)) octets
-                       :start start :end end))))
+        (append-octets (partial-block-buffer
+                        (the partial-block (connection-partial-block connection)))
+                       octets :start start :end end))))
 
 (defun fail-block (connection)
   "The header block in progress is too long to be decoded, so CONNECTION must end; its stream, if it
 exists, ends with a reason that says so."
-  (let ((stream (find-stream connection (connection-block-id connection))))
+  (let ((stream (find-stream connection
+                             (partial-block-id (connection-partial-block connection)))))
     (when stream
       (setf (connection-error-text connection) "header block too large")
       (reset-finished-stream stream +reset+ +enhance-your-calm+ :local))
@@ -314,12 +315,13 @@ exists, ends with a reason that says so."
          (collect-block connection octets start end)
          (when (and (logtest flags +flag-end-headers+)
                     (not (connection-closed-p connection)))
-           (let ((buffer (the buffer (connection-block-buffer connection))))
+           (let* ((block (the partial-block (connection-partial-block connection)))
+                  (buffer (partial-block-buffer block)))
              (setf (connection-phase connection) +running+
-                   (connection-block-buffer connection) nil
+                   (connection-partial-block connection) nil
                    (counters-block-octets (connection-counters connection)) 0)
              (receive-block connection (buffer-octets buffer) (buffer-start buffer)
-                            (buffer-end buffer) (connection-block-flags connection) id)))))
+                            (buffer-end buffer) (partial-block-flags block) id)))))
   nil)
 
 ;;; The small frames
@@ -479,7 +481,9 @@ a particular frame."
        (fail-beginning connection octets at (+ at +frame-header-octets+)
                        "the first frame is not SETTINGS")))
     (#.+in-header-block+
-     (unless (and (= type +frame-continuation+) (= id (connection-block-id connection)))
+     (unless (and (= type +frame-continuation+)
+                  (= id (partial-block-id (the partial-block
+                                               (connection-partial-block connection)))))
        (fail-connection connection +protocol-error+ "a frame inside a header block"))))
   nil)
 

@@ -107,7 +107,7 @@ ended its side, since after that the rest of the client's side does not matter."
         (connection-error-text connection) text
         (connection-settings-deadline connection) 0
         (connection-preface-deadline connection) 0
-        (connection-block-buffer connection) nil)
+        (connection-partial-block connection) nil)
   (finish-all-streams connection code)
   (leave-pool connection)
   (funcall (sink-on-close (connection-sink connection)) connection code text)

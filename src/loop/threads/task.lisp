@@ -87,21 +87,39 @@ turn if no output is sent. FUNCTION as for CALL-LAST. By the thread that holds t
 each failure in a row.")
 (defconstant +longest-again-ns+ (* 64 +ns-per-second+))
 
+(defstruct (lasting-function (:copier nil) (:predicate nil))
+  "The function of a timer that runs again if it fails."
+  (loop nil :type event-loop :read-only t) ; the loop whose wheel has the timer
+  (function nil :type function :read-only t) ; the function
+  (argument nil :read-only t)           ; its argument
+  (timer nil :type (or null timer))     ; the timer
+  (again-ns +again-ns+ :type nanoseconds)) ; the wait after the next failure
+
+(declaim (sb-ext:freeze-type lasting-function))
+
+(define-printer (function lasting-function)
+  "~A" (lasting-function-function function))
+
+(defun call-lasting-function (function)
+  "Call FUNCTION, a lasting function, whose timer is due."
+  (let ((loop (lasting-function-loop function)) (timer (lasting-function-timer function)))
+    (cond ((null (nth-value 1 (guarding (:timer-function-error :loop loop)
+                                (funcall (lasting-function-function function)
+                                         (lasting-function-argument function)))))
+           (setf (lasting-function-again-ns function) +again-ns+))
+          ((timer-pending-p timer))
+          (t (let ((again-ns (lasting-function-again-ns function)))
+               (start-timer loop timer (+ (event-loop-now loop) again-ns))
+               (setf (lasting-function-again-ns function)
+                     (min +longest-again-ns+ (* 2 again-ns))))))))
+
 (defun make-lasting-timer (loop function argument)
   "Return a timer like MAKE-TIMER, for the wheel of LOOP, whose FUNCTION is called again if it
 fails; for instance, because FUNCTION starts the timer again. If FUNCTION signals an error and
 leaves the timer idle, the timer runs again after a while."
   (declare (type function function))
-  (let ((timer nil) (again-ns +again-ns+))
-    (declare (type nanoseconds again-ns))
-    (flet ((ring (argument)
-             (cond ((null (nth-value 1 (guarding (:timer-function-error :loop loop)
-                                         (funcall function argument))))
-                    (setf again-ns +again-ns+))
-                   ((timer-pending-p timer))
-                   (t (start-timer loop timer (+ (event-loop-now loop) again-ns))
-                      (setf again-ns (min +longest-again-ns+ (* 2 again-ns)))))))
-      (setf timer (make-timer #'ring argument)))))
+  (let ((lasting (make-lasting-function :loop loop :function function :argument argument)))
+    (setf (lasting-function-timer lasting) (make-timer #'call-lasting-function lasting))))
 
 (defun call-after-closing (loop function)
   "Register FUNCTION, which is called with LOOP at the end of a turn, as by CALL-LAST, for each

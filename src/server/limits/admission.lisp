@@ -12,7 +12,10 @@
 
 (in-package #:clgrpc.server)
 
-(defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name quota account))
+(defstruct (peer-entry (:include ring)
+                       (:constructor make-peer-entry
+                           (name quota account &aux (budget (make-decompression-budget))
+                            (budget-caller (budget-caller budget))))
                        (:copier nil))
   "A peer, with its connections and its quota. The entry of a peer without connections is in the
 admission's ring GONE."
@@ -21,8 +24,9 @@ admission's ring GONE."
   (quota nil :type loop:quota :read-only t)
   (account nil :type account :read-only t) ; the account of the octets that its connections hold
   ;; the budget of the time that its compressed messages take
-  (budget (make-decompression-budget) :read-only t)
-  ;; the number of the peer's connections, in the ranking of all peers
+  (budget nil :read-only t)
+  (budget-caller nil :type function :read-only t) ; the slot BUDGET of its links
+  ;; the number of its connections, in the ranking of all peers
   (connections nil :type (or null owner-usage))
   ;; the number of its connections that are not ready, in the ranking of all peers
   (handshakes nil :type (or null owner-usage))
@@ -38,6 +42,15 @@ admission's ring GONE."
   "A peer as one server loop sees it. Only that loop uses the view."
   (open 0 :type fixnum))                ; how many calls of the peer are under way
 
+(defstruct (drain-wait (:constructor make-drain-wait (timer)) (:copier nil) (:predicate nil))
+  "The wait of a connection for the answer to the PING of DRAIN-LINK."
+  (timer nil :type timer :read-only t)  ; the timer of LOOK-AT-DRAIN
+  (end-ns 0 :type nanoseconds)          ; until when it waits
+  (busy-ns 0 :type nanoseconds))        ; the last time of a reason to wait longer
+
+(define-printer (wait drain-wait)
+  "until ~,3F s" (ns-seconds (drain-wait-end-ns wait)))
+
 (defstruct (permit (:include ring) (:constructor %make-permit (entry)) (:copier nil))
   "The place of a connection among all connections of its peer."
   (entry nil :type peer-entry :read-only t) ; the peer's
@@ -46,13 +59,10 @@ admission's ring GONE."
   (ready nil :type boolean)
   ;; the connection must end, and counts among the admission's LEAVING
   (leaving nil :type boolean)
-  (octets-left 0 :type fixnum)          ; the permit's part of the admission's LEAVING-OCTETS
-  (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
-  ;; used on the loop: until when the link waits for the PING's answer
-  (drain-end-ns 0 :type nanoseconds)
-  (drain-busy-ns 0 :type nanoseconds))  ; the loop's: the last time of a reason to wait longer
+  (octets-left 0 :type fixnum)          ; its part of the admission's LEAVING-OCTETS
+  (drain nil :type (or null drain-wait))) ; the loop's: see DRAIN-LINK
 
-(declaim (sb-ext:freeze-type peer-entry peer-view permit))
+(declaim (sb-ext:freeze-type peer-entry peer-view drain-wait permit))
 
 (defstruct (admission (:constructor %make-admission) (:copier nil))
   "The peers of a server, the totals of their connections, and the limits, which are derived from

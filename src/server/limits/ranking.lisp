@@ -26,7 +26,7 @@
   "Owners ordered by the number of their places; see the head of the file."
   (total 0 :type index)                 ; how many places are taken
   (most 0 :type index)                  ; the greatest count
-  ;; indexed by count: the head of the row, or nil if no owner has had that count
+  ;; indexed by count: the head of the row, or nil if no owner has that count
   (rows (make-array 8 :initial-element nil) :type simple-vector))
 
 (declaim (sb-ext:freeze-type owner-usage ranking))
@@ -40,31 +40,42 @@
   owner-usage-count "How many places the owner of OWNER-USAGE holds."
   owner-usage-owner "The owner of OWNER-USAGE.")
 
-(defun ranking-row (ranking count)
-  "The head of the row of the owner usages with COUNT."
+(defun leave-row (ranking owner-usage)
+  "Take OWNER-USAGE out of its row. If no other is in the row, drop the row and return its head,
+which can be used again."
+  (let* ((count (owner-usage-count owner-usage))
+         (head (svref (ranking-rows ranking) count)))
+    (quit-ring owner-usage)
+    (when (and head (null (ring-first head)))
+      (setf (svref (ranking-rows ranking) count) nil)
+      head)))
+
+(defun ranking-row (ranking count head)
+  "The head of the row of the owner usages with COUNT; of a new row it is HEAD, or a new one if that
+is nil."
   (let ((rows (ranking-rows ranking)))
     (when (<= (length rows) count)
       (setf rows (replace (make-array (max (1+ count) (* 2 (length rows))) :initial-element nil)
                           rows)
             (ranking-rows ranking) rows))
     (or (svref rows count)
-        (setf (svref rows count) (make-ring)))))
+        (setf (svref rows count) (or head (make-ring))))))
 
 (defun change-owner-usage (ranking owner-usage change)
   "Change the number of places of OWNER-USAGE in RANKING by CHANGE, 1 or -1. Return the new number."
   (declare (type (member 1 -1) change))
-  (quit-ring owner-usage)
-  (incf (ranking-total ranking) change)
-  (let ((count (incf (owner-usage-count owner-usage) change))
-        (most (ranking-most ranking)))
-    (when (plusp count) (enter-ring owner-usage (ranking-row ranking count)))
-    (cond ((< most count) (setf (ranking-most ranking) count))
-          ((and (= most (- count change)) (null (ring-first (ranking-row ranking most))))
-           (setf (ranking-most ranking) count)))
+  (let* ((emptied (leave-row ranking owner-usage))
+         (before (owner-usage-count owner-usage))
+         (count (incf (owner-usage-count owner-usage) change))
+         (most (ranking-most ranking)))
+    (incf (ranking-total ranking) change)
+    (when (plusp count) (enter-ring owner-usage (ranking-row ranking count emptied)))
+    (when (or (< most count) (and (= most before) emptied))
+      (setf (ranking-most ranking) count))
     count))
 
 (defun largest-user (ranking)
   "The owner usage with the most places of RANKING; among equals, the owner usage that has had this
 number for the longest time. Nil if no owner has a place."
   (and (plusp (ranking-most ranking))
-       (ring-first (ranking-row ranking (ranking-most ranking)))))
+       (ring-first (svref (ranking-rows ranking) (ranking-most ranking)))))

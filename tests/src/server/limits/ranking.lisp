@@ -27,3 +27,11 @@
             (server::change-owner-usage ranking owner-usage -1)))
     (is (null (server::largest-user ranking)))
     (is (zerop (server::ranking-total ranking)))))
+
+(test rankings-keep-no-empty-rows
+  "An owner with a thousand places does not leave a row behind for each number that it had."
+  (let ((ranking (server::make-ranking)) (owner-usage (server::make-owner-usage 0)))
+    (loop repeat 1000 do (server::change-owner-usage ranking owner-usage 1))
+    (is (= 1 (count-if-not #'null (server::ranking-rows ranking))))
+    (loop repeat 1000 do (server::change-owner-usage ranking owner-usage -1))
+    (is (every #'null (server::ranking-rows ranking)))))
