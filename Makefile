@@ -10,9 +10,9 @@ SOURCES := $(filter-out clgrpc-tests.asd,$(wildcard *.asd)) scripts/load.lisp sc
              -o -name '*.json' -o -name 'console.*' -o -name 'page.css' -o -path 'examples/chat/*' -type f)
 TESTS := clgrpc-tests.asd $(shell find tests \( -name '*.lisp' -o -name '*.proto' -o -name '*.txt' -o -path '*/vectors/*' \) -type f)
 
-BENCH_PARTS := unary streams client matrix single mixed openloop bulk allocation protobuf tls connections \
-               live echo http web inproc cluster services scale capacity \
-               loops observed tool start
+BENCH_PARTS := unary streams client matrix single callers mixed openloop bulk allocation protobuf compiler tls connections \
+               answers idle live echo http web inproc cluster services scale capacity \
+               loops scaling observed tool start
 
 .DEFAULT_GOAL := bin/clgrpc
 .PHONY: FORCE install install-test test endurance demo demo-cluster conformance manual simulate soak storm faults bench report truth profile clean help $(BENCH_PARTS:%=bench-%)

@@ -5,16 +5,22 @@ better everywhere."""
 
 import re
 
+import answers
+import callers
 import cluster
+import compiler
 import connections
 import echo
+import idle
 import inproc
 import live
 import loops
 import mixed
 import protobuf
+import scaling
 import series
 import single
+import start
 import streams
 import unary
 import web
@@ -134,6 +140,13 @@ def protobuf_goals(results):
            judged[(len(judged) - 1) // 2])
 
 
+def compiler_goals(results):
+    first, *_, last = results["rows"]
+    yield ("CPU per MB at %s, to that at %s" % (compiler.describe(last), compiler.describe(first)),
+           1.2, last["sides"]["clgrpc"]["median"]["per_mb_s"]
+           / first["sides"]["clgrpc"]["median"]["per_mb_s"])
+
+
 def tls_goals(results):
     rows = {unary.describe(row): row for row in results["rows"]}
     yield ("server CPU at 10 × 100 over TLS, to grpc-go", 1 / 6,
@@ -194,6 +207,29 @@ def connections_goals(results):
         yield connections.describe(row) + " over three processes: lost", 0, row["lost"]
 
 
+def answers_goals(results):
+    for row in results["rows"]:
+        sides = row["sides"]
+        yield ("the last of %s answers on %s after %g s, s" % (
+                   "{:,}".format(answers.CONNECTIONS), answers.describe(row), results["delay"]),
+               results["delay"] + 0.15,
+               *(sides[side]["median"]["last_s"] for side in ("clgrpc", series.FLOOR)))
+
+
+def idle_goals(results):
+    for row, bound in zip(results["rows"], (2048, 20480)):
+        yield ("%s: resident octets each" % idle.describe(row), bound,
+               row["sides"]["clgrpc"]["median"]["octets"])
+
+
+def callers_goals(results):
+    for row in results["rows"]:
+        for key, text in (("client_cpu_us_per_call", "client CPU"), ("us_per_call", "time")):
+            yield ("%s per call at %s, the most of %d processes to the least" % (
+                       text, callers.describe(row), results["rounds"]),
+                   1.05, 1 + row["spread"][key])
+
+
 def live_goals(results):
     for row in results["rows"]:
         yield ("longest stop, calls %s, ms" % live.describe(row), 20,
@@ -211,6 +247,12 @@ def loops_goals(results):
                loops.ratio(callers, key, loops.OWN, loops.ALONE))
     yield ("calls per second of client CPU on one loop, to two", 2 / 1.7,
            loops.ratio(ahead, "client_cpu_us_per_call", loops.TWO, loops.ONE))
+
+
+def scaling_goals(results):
+    for row in results["rows"]:
+        yield ("server CPU of two loops at %s, to two processes" % scaling.describe(row), 1.05,
+               scaling.ratio(row, "cpu_us_per_call", scaling.TWO, scaling.APART))
 
 
 def echo_goals(results):
@@ -256,10 +298,9 @@ def tool_goals(results):
 
 
 def start_goals(results):
-    bounds = {"compiled and loaded, s": 15, "loaded, s": 0.4, "first call of a program, ms": 20,
-              "executable, MB": 45}
-    for row in results["rows"]:
-        yield row["what"], bounds[row["what"]], row["sides"]["clgrpc"]["median"]["figure"]
+    for row, bound in [(start.COLD, 15), (start.WARM, 0.4), (start.CALL, 20), (start.SIZE, 45)]:
+        measured = results["rows"][start.ROWS.index(row)]
+        yield row["what"], bound, measured["sides"]["clgrpc"]["median"]["figure"]
 
 
 def services_goals(_):
@@ -284,9 +325,11 @@ def capacity_goals(results):
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "single": single_goals, "mixed": mixed_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
+         "compiler": compiler_goals,
          "tls": tls_goals, "inproc": inproc_goals,
-         "connections": connections_goals, "live": live_goals, "echo": echo_goals,
+         "connections": connections_goals, "answers": answers_goals, "idle": idle_goals,
+         "callers": callers_goals, "live": live_goals, "echo": echo_goals,
          "http": http_goals, "web": web_goals, "cluster": cluster_goals,
          "services": services_goals, "scale": scale_goals, "capacity": capacity_goals,
-         "loops": loops_goals, "observed": observed_goals,
+         "loops": loops_goals, "scaling": scaling_goals, "observed": observed_goals,
          "tool": tool_goals, "start": start_goals}

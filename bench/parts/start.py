@@ -1,8 +1,9 @@
-"""What it takes until clgrpc does something: the system "clgrpc" compiled and loaded by ASDF with an
-empty cache, and loaded again; the first call of a program, from its start (`clgrpc call`); and the
-size of that program. Seconds are the processor's."""
+"""What it takes until clgrpc does something: the system "clgrpc" compiled and loaded with an empty
+cache, by scripts/load.lisp, which compiles two systems at once, and by ASDF alone; loaded again; the
+first call of a program, from its start (`clgrpc call`); and the size of that program."""
 
 import os
+import statistics
 import subprocess
 import tempfile
 import time
@@ -16,8 +17,12 @@ import support
 
 TITLE = "Loading, and the first call"
 CLGRPC = os.path.join(support.ROOT, "bin", "clgrpc")
-ROWS = [{"what": what} for what in ("compiled and loaded, s", "loaded, s",
-                                    "first call of a program, ms", "executable, MB")]
+COLD, ALONE, WARM, CALL, SIZE = ROWS = [{"what": what} for what in (
+    "compiled and loaded, two systems at once, s", "compiled and loaded by ASDF, CPU s",
+    "loaded, CPU s", "first call in a new process, ms", "executable, MB")]
+WARM_RUNS, CALLS = 3, 9
+TOGETHER = [*support.lisp_command("scripts/load.lisp"),
+            "--eval", '(clgrpc.scripts:load-strictly "clgrpc")']
 PROGRAM = [*support.lisp_command(), "--eval", "(require :asdf)",
            "--eval", "(asdf:initialize-source-registry '(:source-registry (:directory %r)"
                      " :inherit-configuration))".replace("%r", '"%s/"' % support.ROOT),
@@ -25,46 +30,62 @@ PROGRAM = [*support.lisp_command(), "--eval", "(require :asdf)",
                      " (asdf:load-system \"clgrpc\"))"]
 
 
+def run_with_cache(command, cache):
+    """Run COMMAND with compiled files in the directory CACHE."""
+    support.run(command, cwd=support.ROOT, env=dict(os.environ, XDG_CACHE_HOME=cache))
+
+
 def load_seconds(cache, core):
     """CPU seconds of a Lisp that loads the system, with its compiled files in CACHE."""
     before = machine.children_seconds()
-    support.run(machine.pinned(core, PROGRAM), cwd=support.ROOT,
-                env=dict(os.environ, XDG_CACHE_HOME=cache))
+    run_with_cache(machine.pinned(core, PROGRAM), cache)
     return machine.children_seconds() - before
 
 
+def elapsed(function, *arguments):
+    """Seconds of the clock that a call of FUNCTION takes."""
+    begin = time.monotonic()
+    function(*arguments)
+    return time.monotonic() - begin
+
+
 class Tree:
-    """This tree, whose figures are measured together, once a round."""
+    """This tree. The figures of a cache are measured together."""
 
     name = "clgrpc"
 
     def __init__(self, address, core):
         self.address, self.core, self.figures = address, core, {}
 
+    def call(self):
+        subprocess.run(machine.pinned(self.core, [
+            CLGRPC, "call", "--proto", openloop.PROTO, "-d", "{}", self.address,
+            load.METHOD.strip("/")]), cwd=support.ROOT, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, check=True)
+
     def figure(self, row):
-        if row == ROWS[0]:
+        if row == COLD:
             with tempfile.TemporaryDirectory() as cache:
-                self.figures = {row["what"]: load_seconds(cache, self.core),
-                                "loaded, s": load_seconds(cache, self.core)}
-        elif row == ROWS[2]:
-            command = machine.pinned(self.core, [
-                CLGRPC, "call", "--proto", openloop.PROTO, "-d", "{}", self.address,
-                load.METHOD.strip("/")])
-            begin = time.monotonic()
-            subprocess.run(command, cwd=support.ROOT, stdin=subprocess.DEVNULL,
-                           stdout=subprocess.DEVNULL, check=True)
-            self.figures[row["what"]] = 1e3 * (time.monotonic() - begin)
-        elif row == ROWS[3]:
-            self.figures[row["what"]] = os.path.getsize(CLGRPC) / 1e6
+                return {"figure": elapsed(run_with_cache, TOGETHER, cache)}
+        if row == ALONE:
+            with tempfile.TemporaryDirectory() as cache:
+                cold = load_seconds(cache, self.core)
+                self.figures[WARM["what"]] = statistics.median(
+                    load_seconds(cache, self.core) for _ in range(WARM_RUNS))
+            return {"figure": cold}
+        if row == CALL:
+            return {"figure": 1e3 * statistics.median(elapsed(self.call) for _ in range(CALLS))}
+        if row == SIZE:
+            return {"figure": os.path.getsize(CLGRPC) / 1e6}
         return {"figure": self.figures[row["what"]]}
 
 
 def measure(options):
     cores = machine.cores()
     with support.Server(machine.pinned(cores[1], options.ours.split())) as server:
-        rows = series.interleaved(ROWS, [Tree(server.address, cores[0])], min(options.rounds, 3),
+        rows = series.interleaved(ROWS, [Tree(server.address, cores[0])], 1,
                                   lambda row, tree: tree.figure(row))
-    return {"rounds": min(options.rounds, 3), "commands": {}, "absent": [], "rows": rows}
+    return {"rounds": 1, "commands": {}, "absent": [], "rows": rows}
 
 
 def describe(row):
@@ -79,7 +100,7 @@ def comparisons(results):
 def table(results):
     lines = [[describe(row), markdown.figure(row["sides"]["clgrpc"]["median"]["figure"])]
              for row in results["rows"]]
-    return "\n".join(["On one core; seconds are the processor's.", "",
+    return "\n".join(["CPU seconds are those of one core, the others the clock's.", "",
                       markdown.table(["", "clgrpc"], lines)])
 
 

@@ -6,17 +6,23 @@
    time. It needs less CPU than any server can that reads requests. Prints
    "listening on 127.0.0.1:PORT".
 
+   canned MILLISECONDS: a helloworld.Greeter that answers SayHello so much later, with a list of what
+   is due and the time-out of epoll_wait. All requests wait equally long, so the list is in order.
+
    The first answer of a connection puts its header fields into the dynamic table, so that the others
    are as short as a real server's. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <malloc.h>
 #include <netinet/tcp.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { ROOM = 262144, PREFACE = 24, FRAME = 9, PREFIX = 5 };
@@ -28,10 +34,27 @@ enum { A_NUMBER = 0x08, A_MESSAGE = 0x0a }; /* the first octet of a Point; of a 
 
 struct connection {
   int socket, greeted, known;  /* KNOWN: the peer's dynamic table has the fields of an answer */
+  int waiting;                 /* answers that are due later; SOCKET is -1 once the peer has gone */
   uint32_t stream, messages;   /* the stream whose messages are counted, and their number */
-  size_t in_count, out_count;
-  unsigned char in[ROOM], out[ROOM];
+  size_t in_count;
+  unsigned char in[ROOM];
 };
+
+/* The output of the connection at hand, which is sent before the next has its turn. */
+static unsigned char out[ROOM];
+static size_t out_count;
+
+struct later {
+  struct later *next;
+  struct connection *connection;
+  uint32_t stream;
+  int64_t due;
+  size_t length;
+  unsigned char name[64];
+};
+
+static struct later *first_due, **end_of_due = &first_due;
+static int64_t delay; /* ns; 0: answer at once */
 
 static void must(int good, const char *what) {
   if (!good) {
@@ -42,24 +65,24 @@ static void must(int good, const char *what) {
 
 static void flush_output(struct connection *c) {
   size_t sent = 0;
-  while (sent < c->out_count) {
-    ssize_t count = send(c->socket, c->out + sent, c->out_count - sent, MSG_NOSIGNAL);
+  while (sent < out_count) {
+    ssize_t count = send(c->socket, out + sent, out_count - sent, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) break; /* the peer has gone; recv says so too */
     sent += count;
   }
-  c->out_count = 0;
+  out_count = 0;
 }
 
 static void frame(struct connection *c, int type, int flags, uint32_t stream, const void *payload,
                   size_t length) {
-  if (c->out_count + FRAME + length > ROOM) flush_output(c);
-  unsigned char *at = c->out + c->out_count;
+  if (out_count + FRAME + length > ROOM) flush_output(c);
+  unsigned char *at = out + out_count;
   unsigned char head[FRAME] = {length >> 16, length >> 8, length, type, flags,
                                stream >> 24, stream >> 16, stream >> 8, stream};
   memcpy(at, head, FRAME);
   memcpy(at + FRAME, payload, length);
-  c->out_count += FRAME + length;
+  out_count += FRAME + length;
 }
 
 static void begin(struct connection *c, uint32_t stream) {
@@ -97,12 +120,64 @@ static void send_count(struct connection *c, uint32_t stream, uint32_t count) {
   frame(c, DATA, 0, stream, message, length);
 }
 
+static int64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* DATA is a HelloRequest, whose only field is the name. */
+static void answer_later(struct connection *c, uint32_t stream, const unsigned char *data,
+                         size_t length) {
+  struct later *one = calloc(1, sizeof *one);
+  must(one != NULL && length > PREFIX + 2 && length - PREFIX - 2 <= sizeof one->name, "a request");
+  one->connection = c, one->stream = stream, one->due = now() + delay;
+  one->length = length - PREFIX - 2;
+  memcpy(one->name, data + PREFIX + 2, one->length);
+  c->waiting++;
+  *end_of_due = one, end_of_due = &one->next;
+}
+
+static void answer_due(void) {
+  static const char hello[] = "Hello, ";
+  enum { GREETED = sizeof hello - 1 };
+  while (first_due && first_due->due <= now()) {
+    struct later *one = first_due;
+    struct connection *c = one->connection;
+    if (!(first_due = one->next)) end_of_due = &first_due;
+    c->waiting--;
+    if (c->socket >= 0) {
+      size_t text = GREETED + one->length + 1;
+      unsigned char message[PREFIX + 2 + GREETED + sizeof one->name + 1] = {
+          0, 0, 0, 0, 2 + text, A_MESSAGE, text};
+      memcpy(message + PREFIX + 2, hello, GREETED);
+      memcpy(message + PREFIX + 2 + GREETED, one->name, one->length);
+      message[PREFIX + 1 + text] = '!';
+      begin(c, one->stream);
+      frame(c, DATA, 0, one->stream, message, PREFIX + 2 + text);
+      end(c, one->stream);
+      flush_output(c);
+    } else if (c->waiting == 0) {
+      free(c);
+    }
+    free(one);
+  }
+}
+
+/* What epoll_wait may wait, in ms. */
+static int patience(void) {
+  int64_t left = first_due ? first_due->due - now() : -1;
+  return !first_due ? -1 : left <= 0 ? 0 : (int)(left / 1000000 + 1);
+}
+
 static void take_data(struct connection *c, uint32_t stream, int last, const unsigned char *data,
                       size_t length) {
   static const unsigned char place[] = "\x08\xfa\xf9\x94\xc3\x01\x10\xc6\x8a\xba\xe9\x02";
   int kind = length > PREFIX ? data[PREFIX] : 0;
   if (c->stream != stream) c->stream = stream, c->messages = 0;
-  if (last && length > 0) { /* one request, a Rectangle or a Point */
+  if (delay) {
+    if (length > 0) answer_later(c, stream, data, length);
+  } else if (last && length > 0) { /* one request, a Rectangle or a Point */
     begin(c, stream);
     if (kind == A_MESSAGE)
       send_features(c, stream, 100, place, sizeof place - 1);
@@ -149,49 +224,60 @@ static int take_input(struct connection *c) {
   if (!c->greeted && c->in_count >= PREFACE) {
     memmove(c->in, c->in + PREFACE, c->in_count -= PREFACE);
     c->greeted = 1;
+    frame(c, SETTINGS, 0, 0, "", 0);
+    frame(c, WINDOW_UPDATE, 0, 0, "\x7f\x00\x00\x00", 4); /* requests are never held back */
   }
   if (c->greeted) take_frames(c);
   flush_output(c);
   return 1;
 }
 
-static void take_connection(int poll, int listener) {
-  int yes = 1;
-  struct connection *c = calloc(1, sizeof *c);
-  struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
-  must(c != NULL, "calloc");
-  c->socket = accept(listener, NULL, NULL);
-  must(c->socket >= 0, "accept");
-  setsockopt(c->socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  must(epoll_ctl(poll, EPOLL_CTL_ADD, c->socket, &event) == 0, "epoll_ctl");
-  frame(c, SETTINGS, 0, 0, "", 0);
-  frame(c, WINDOW_UPDATE, 0, 0, "\x7f\x00\x00\x00", 4); /* requests are never held back */
-  flush_output(c);
+/* All that wait. */
+static void take_connections(int poll, int listener) {
+  int yes = 1, socket;
+  while ((socket = accept(listener, NULL, NULL)) >= 0) {
+    struct connection *c = malloc(sizeof *c);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
+    must(c != NULL, "malloc");
+    memset(c, 0, offsetof(struct connection, in));
+    c->socket = socket;
+    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    must(epoll_ctl(poll, EPOLL_CTL_ADD, socket, &event) == 0, "epoll_ctl");
+  }
+  must(errno == EAGAIN || errno == EINTR, "accept");
 }
 
-int main(void) {
+static void lose(struct connection *c) {
+  close(c->socket);
+  c->socket = -1;
+  if (c->waiting == 0) free(c);
+}
+
+int main(int count_of_arguments, char **arguments) {
   struct sockaddr_in address = {.sin_family = AF_INET,
                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t length = sizeof address;
-  int listener = socket(AF_INET, SOCK_STREAM, 0), poll = epoll_create1(0);
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), poll = epoll_create1(0);
   struct epoll_event events[64] = {{.events = EPOLLIN, .data.ptr = NULL}};
   must(bind(listener, (struct sockaddr *)&address, sizeof address) == 0, "bind");
-  must(listen(listener, 256) == 0, "listen");
+  must(listen(listener, 4096) == 0, "listen");
+  mallopt(M_MMAP_THRESHOLD, 4 * ROOM); /* no system call for each connection */
+  if (count_of_arguments > 1) delay = 1000000 * (int64_t)atoi(arguments[1]);
   must(epoll_ctl(poll, EPOLL_CTL_ADD, listener, events) == 0, "epoll_ctl");
   getsockname(listener, (struct sockaddr *)&address, &length);
   printf("listening on 127.0.0.1:%d\n", ntohs(address.sin_port));
   fflush(stdout);
   for (;;) {
-    int count = epoll_wait(poll, events, 64, -1);
+    int count = epoll_wait(poll, events, 64, patience());
     must(count >= 0 || errno == EINTR, "epoll_wait");
     for (int i = 0; i < count; i++) {
       struct connection *c = events[i].data.ptr;
       if (c == NULL) {
-        take_connection(poll, listener);
+        take_connections(poll, listener);
       } else if (!take_input(c)) {
-        close(c->socket);
-        free(c);
+        lose(c);
       }
     }
+    answer_due();
   }
 }

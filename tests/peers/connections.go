@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -119,7 +120,7 @@ func (d *greeterDialect) read(c *crowdMember, octets []byte) (reply []byte, answ
 		case http2.FrameHeaders:
 			if flags.Has(http2.FlagHeadersEndStream) {
 				if c.content != d.reply {
-					return nil, false, fmt.Errorf("an answer of %d octets, not %d", c.content, d.reply)
+					return nil, false, fmt.Errorf("an answer of %d octets, not %d: %q", c.content, d.reply, payload)
 				}
 				c.content, answered = 0, true
 			}
@@ -161,6 +162,7 @@ type crowd struct {
 	opening    int
 	slowest    time.Duration // connection to be opened
 	lateness   []time.Duration
+	begin      time.Time // of the first request, or connection
 	first      time.Time // answer
 	last       time.Time
 	lost       int
@@ -299,6 +301,7 @@ func (c *crowd) round(count int, again bool) (map[string]any, error) {
 	c.lateness, c.slowest, c.lost, c.complaints = c.lateness[:0], 0, 0, map[string]int{}
 	events := make([]syscall.EpollEvent, 1024)
 	begin := time.Now()
+	c.begin = begin
 	if again {
 		for i, member := range c.members {
 			if member.descriptor >= 0 {
@@ -347,6 +350,7 @@ func (c *crowd) figures(asked time.Duration) map[string]any {
 		figures["late_p50_ms"], figures["late_p99_ms"] = at(0.5), at(0.99)
 		figures["late_max_ms"] = at(1)
 		figures["answering_seconds"] = c.last.Sub(c.first).Seconds()
+		figures["last_answer_seconds"] = c.last.Sub(c.begin).Seconds()
 	}
 	return figures
 }
@@ -400,6 +404,113 @@ func runConnections(arguments []string) int {
 			return complain(err)
 		}
 		json.NewEncoder(os.Stdout).Encode(figures)
+	}
+	return 0
+}
+
+// An idleCrowd is connections that have made one call each and then stay, over TLS or not. A goroutine
+// opens each and ends; what comes later stays in the kernel's buffer.
+type idleCrowd struct {
+	address     string
+	security    *tls.Config // nil: none
+	dialect     *greeterDialect
+	connections []net.Conn
+}
+
+// open connects once more, makes the call and returns when it is answered.
+func (c *idleCrowd) open() (net.Conn, error) {
+	connection, err := net.Dial("tcp", c.address)
+	if err != nil {
+		return nil, err
+	}
+	if c.security != nil {
+		connection = tls.Client(connection, c.security)
+	}
+	if _, err := connection.Write(c.dialect.requests[0]); err != nil {
+		return nil, err
+	}
+	member := &crowdMember{}
+	for area := make([]byte, 4096); ; {
+		n, err := connection.Read(area)
+		if err != nil {
+			return nil, err
+		}
+		reply, answered, err := c.dialect.read(member, area[:n])
+		if err != nil {
+			return nil, err
+		}
+		if len(reply) > 0 {
+			connection.Write(reply)
+		}
+		if answered {
+			return connection, nil
+		}
+	}
+}
+
+// openUntil opens connections, some at a time, until there are count.
+func (c *idleCrowd) openUntil(count int) error {
+	const atOnce = 16
+	missing := count - len(c.connections)
+	results := make(chan error, atOnce)
+	for i := range atOnce {
+		share := (missing + i) / atOnce
+		opened := make([]net.Conn, share)
+		go func() {
+			for i := range opened {
+				connection, err := c.open()
+				if err != nil {
+					results <- err
+					return
+				}
+				opened[i] = connection
+			}
+			results <- nil
+		}()
+		defer func() { c.connections = append(c.connections, opened...) }()
+	}
+	for range atOnce {
+		if err := <-results; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runIdle holds idle connections: for each line of standard input, the number that there shall be, it
+// opens the rest and prints a line of JSON.
+func runIdle(arguments []string) int {
+	set := flag.NewFlagSet("idle", flag.ExitOnError)
+	flags := newTLSFlags(set, "tls-ca", "PEM file of what the server's certificate is verified with; without it there is no TLS")
+	set.Parse(arguments)
+	if set.NArg() != 1 {
+		usage()
+		return 2
+	}
+	dialect, err := newGreeterDialect(set.Arg(0), 0)
+	if err != nil {
+		return complain(err)
+	}
+	dialect.request(0)
+	crowd := &idleCrowd{address: set.Arg(0), dialect: dialect}
+	if *flags.roots != "" {
+		if crowd.security, err = flags.config(); err != nil {
+			return complain(err)
+		}
+		// each handshake is a whole one
+		crowd.security.ServerName, crowd.security.ClientSessionCache = "localhost", nil
+		crowd.security.NextProtos = []string{"h2"}
+	}
+	fmt.Println("ready")
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		count := 0
+		fmt.Sscan(lines.Text(), &count)
+		begin := time.Now()
+		if err := crowd.openUntil(count); err != nil {
+			return complain(err)
+		}
+		json.NewEncoder(os.Stdout).Encode(map[string]any{"held": len(crowd.connections),
+			"seconds": time.Since(begin).Seconds()})
 	}
 	return 0
 }

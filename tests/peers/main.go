@@ -39,6 +39,8 @@ func commands() []command {
 		{"connections", "[-kind grpc|plain] [-delay DURATION] [-sources ADDR,…] ADDR",
 			"hold thousands of connections whose requests are answered late; a line of JSON each",
 			runConnections},
+		{"idle", "[-tls-ca FILE] ADDR",
+			"hold connections that have made one call; the lines of standard input say how many", runIdle},
 		{"backend", "[-listen ADDR] [-late SHARE] [-delay DURATION]",
 			"serve grpc.testing.BenchmarkService as one of a fleet, a share of the answers late", serveBackend},
 		{"traced-relay", "[-listen ADDR] [-otlp ADDR] [-propagator NAME] ADDR",

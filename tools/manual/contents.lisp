@@ -26,7 +26,8 @@
                 "guides/cookbook.md"
                 "guides/coming-from.md"))
    (make-chapter-list "In production" "For programs that others depend on."
-              '("guides/deployment.md" "guides/security.md" "guides/tuning.md" "limits.md" "tls.md"
+              '("guides/deployment.md" "guides/security.md" "guides/tuning.md" "scaling.md"
+                "limits.md" "tls.md"
                 "addresses.md" "environment.md" "fleets.md" "etcd/discovery.md"
                 "cluster/production.md"
                 "observability.md" "monitoring.md" "tracing.md"

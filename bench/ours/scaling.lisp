@@ -1,0 +1,48 @@
+;;;; The servers of bench/parts/scaling.py: `clgrpc serve bench` in an image that says what its
+;;;; collector does. Loaded after scripts/load.lisp with the arguments of `serve` in CLGRPC_SERVE.
+;;;; For each line on standard input it prints a line that begins with `figures` and goes on with
+;;;; JSON: of a line `totals` the octets consed since the start, and the milliseconds in which
+;;;; threads were stopped for collections; of a line with a number the milliseconds of a collection
+;;;; of next to nothing beside so many threads that sleep, the least of a few.
+
+(in-package #:clgrpc.scripts)
+
+(load-strictly "clgrpc-tools/testee")
+
+(defpackage #:clgrpc.bench.scaling
+  (:use #:cl)
+  (:local-nicknames (#:base #:clgrpc.base)))
+
+(in-package #:clgrpc.bench.scaling)
+
+(defconstant +tries+ 15)
+
+(defun stop-ms ()
+  (loop repeat +tries+
+        minimize (let ((begin (base:monotonic-ns)))
+                   (sb-ext:gc)
+                   (/ (- (base:monotonic-ns) begin) 1d6))))
+
+(defun stop-ms-beside (count)
+  "The milliseconds of a collection beside COUNT threads that sleep."
+  (let* ((over (sb-thread:make-semaphore))
+         (threads (loop repeat count
+                        collect (sb-thread:make-thread
+                                 (lambda () (sb-thread:wait-on-semaphore over)) :name "sleeper"))))
+    (prog1 (stop-ms)
+      (loop repeat count do (sb-thread:signal-semaphore over))
+      (mapc #'sb-thread:join-thread threads))))
+
+(defun answer (line)
+  (if (string= line "totals")
+      `(("consed" . ,(sb-ext:get-bytes-consed))
+        ("stopped_ms" . ,(/ (* 1000d0 sb-ext:*gc-run-time*) internal-time-units-per-second)))
+      `(("stop_ms" . ,(stop-ms-beside (parse-integer line))))))
+
+(sb-thread:make-thread (lambda ()
+                         (loop for line = (read-line *standard-input* nil)
+                               while line
+                               do (format t "figures ~A~%" (base:write-json (answer line)))
+                                  (finish-output)))
+                       :name "figures")
+(clgrpc.tools:run-command (uiop:split-string (uiop:getenv "CLGRPC_SERVE")))
