@@ -28,7 +28,7 @@
 
 (in-package #:clgrpc.loop)
 
-(defconstant +spin-ns+ 20000
+(defconstant +spin-ns+ 24000
   "A loop that spins sleeps after this time, which is about the cost of sleeping and being woken.")
 (defconstant +trial-ns+ 50000
   "The time that a caller spins in a trial, and a loop whose last spin failed: its peer may have to

@@ -79,8 +79,8 @@ one long wait in four it goes on."
              (dotimes (i 4000 (/ (model-end-spun server) 4000))
                (begin-to-wait server now)
                (setf now (see-event server (+ now (if (zerop (mod i every)) 100000 5000))))))))
-    (is (< (spun 2) 4000) "always, it would be 12500")
-    (is (< 8000 (spun 4) 8800))))
+    (is (< (spun 2) 5000) "always, it would be 14500")
+    (is (< 9000 (spun 4) 9800))))
 
 (test a-server-of-long-ago-is-found
   "A server whose trials have failed for long is found by a new caller, as long as that calls on."
