@@ -163,7 +163,7 @@ that is not loaded (:DATA)."
                   "clgrpc-tools/testee")
    :first ("watch" "attacker" "victim" "server" "load" "limit" "memory" "peer"))
   ("whole/promise" ("clgrpc-async" "clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc/examples")
-   :first ("measure") :data ("permanent" "saving"))
+   :first ("measure") :data ("saving"))
   ("src/observe/otlp" ("clgrpc/otlp" "clgrpc-tests/server" "clgrpc/examples") :first ("collector"))
   ("etcd/client" ("clgrpc-etcd" "clgrpc-etcd/memory" "clgrpc/inproc" "sb-bsd-sockets" "alexandria")
    :first ("server" "stand-in") :name "etcd")

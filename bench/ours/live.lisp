@@ -52,16 +52,12 @@
 (defun environment-number (name)
   (parse-integer (uiop:getenv name)))
 
-(defun make-records (count)
-  (let ((records (make-hash-table :size count)))
-    (dotimes (id count records)
-      (setf (gethash id records) (new-record id)))))
-
 (defun live ()
-  (let (records)
-    (clgrpc:tune-collector
-     :load (lambda ()
-             (setf records (make-records (environment-number "CLGRPC_RECORDS")))))
+  (let* ((count (environment-number "CLGRPC_RECORDS"))
+         (records (make-hash-table :size count)))
+    (dotimes (id count)
+      (setf (gethash id records) (new-record id)))
+    (clgrpc:tune-collector)
     (push #'note-collection sb-ext:*after-gc-hooks*)
     (sb-thread:make-thread #'tell-at-each-line :name "tell")
     (renew records (environment-number "CLGRPC_RENEWALS"))))

@@ -20,11 +20,6 @@
 ;;;; for each gigabyte; long vectors are not moved. Objects that are alive when the collector is
 ;;;; tuned count as old from then on; only full collections copy them.
 ;;;;
-;;;; SBCL looks in each collection at all places by which older objects refer to younger ones. A
-;;;; large table in the oldest generation whose entries are replaced would have ever more of these
-;;;; places. So a process with much permanent data has two generations only: the survivors of two
-;;;; collections are as old as the table, and references to them are not looked at again.
-;;;;
 ;;;; A process whose peers make it hold much memory collects early (account.lisp), and living
 ;;;; objects count as old at once. Otherwise they would be copied once more, with the survivors of
 ;;;; two later collections, in a single pause. Old objects are collected in a pause of their own, if
@@ -48,14 +43,11 @@
 more before they count as old, with a nursery of +NURSERY-OCTETS+; the copying takes a fifteenth of
 a second.")
 
-(defconstant +much-live-octets+ (* 256 1024 1024)
-  "The octets of a heap with much permanent data.")
+(defconstant +much-data-octets+ (* 256 1024 1024)
+  "More octets than these make the first nursery small: if they live, collections are long.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
-
-(declaim (type (integer 1 2) **old**))
-(defglobal **old** 2)                   ; the generation whose objects count as old
 
 (defun set-release-generation (generation)
   "Restrict the return of freed memory to the system to collections of generations above GENERATION,
@@ -78,20 +70,15 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
   "The most octets that the heap allows between two collections."
   (floor (sb-ext:dynamic-space-size) 10))
 
-(defun set-aging-octets (&optional (octets (min **nursery** +young-octets+
-                                                (floor (heap-size) 16))))
-  "Have OCTETS of objects that have survived one or two collections allocated before these are
-collected; by default as many as the nursery has, up to +YOUNG-OCTETS+."
-  (setf (sb-ext:generation-bytes-consed-between-gcs 1) octets))
-
 (defun set-nursery (octets)
   "Have OCTETS consed between two collections, or a tenth of the heap if that is less, and at most
 as many survivors copied at once. The new size applies after the next collection."
   (setf **nursery** (min octets (most-nursery))
         ;; not by (SETF BYTES-CONSED-BETWEEN-GCS): with that SBCL 2.6.4 changes the next collection
         ;; as well, and signals an error if the collection would have to be in the past
-        (sb-alien:extern-alien "bytes_consed_between_gcs" sb-alien:unsigned-long) **nursery**)
-  (when (= 2 **old**) (set-aging-octets)))
+        (sb-alien:extern-alien "bytes_consed_between_gcs" sb-alien:unsigned-long) **nursery**
+        (sb-ext:generation-bytes-consed-between-gcs 1)
+        (min octets +young-octets+ (floor (sb-ext:dynamic-space-size) 16))))
 
 (defun nursery-ours-p ()
   "True unless the user has set another size."
@@ -106,70 +93,7 @@ as many survivors copied at once. The new size applies after the next collection
         (sb-ext:generation-bytes-consed-between-gcs 2)
         (floor (sb-ext:dynamic-space-size) 8)))
 
-;;; Two generations
-
-(defun set-oldest-generation (generation)
-  "Have objects of GENERATION not become older. Return nil if this SBCL cannot do that."
-  (let ((oldest (sb-sys:find-foreign-symbol-address "gencgc_oldest_gen_to_gc"))) ; signed char
-    (when oldest
-      (setf (sb-sys:signed-sap-ref-8 (sb-sys:int-sap oldest) 0) generation))))
-
-(defun old-growth (live)
-  "The octets by which LIVE octets may grow before they are collected, or nil if that is less than
-an eighth of LIVE: there must be room for the copies even if everything lives."
-  (let ((growth (min live (ash (- (heap-size) (heap-margin) (* 2 live)) -1))))
-    (when (< live (* 8 growth)) growth)))
-
-(defun set-generations (&optional growth)
-  "If GROWTH is an integer, have survivors of two collections count as old, and collect the old ones
-after they have grown by so many octets. Otherwise have objects age as set by SET-COLLECTOR. Return
-nil if this SBCL cannot do that."
-  (when (set-oldest-generation (if growth 1 sb-vm:+highest-normal-generation+))
-    (cond (growth (setf **old** 1)
-                  (set-aging-octets growth))
-          (t (setf **old** 2)
-             (set-aging-octets)))
-    t))
-
-(defun collect-permanent-data ()
-  "Make a full collection, after which living objects count as old. If they are many, begin with the
-least nursery, and have only two generations from now on; unless much is older, which no collection
-of these two would collect."
-  (let* ((generations (loop for generation to sb-vm:+highest-normal-generation+
-                            collect (sb-ext:generation-bytes-allocated generation)))
-         (most (+ (first generations) (second generations))))
-    (when (< +much-live-octets+ (reduce #'+ generations)) (set-nursery +least-nursery-octets+))
-    (when (and (< +much-live-octets+ most)
-               (<= (* 8 (reduce #'+ (nthcdr 2 generations))) most)
-               (old-growth most)
-               (set-generations (old-growth most)))
-      (sb-ext:gc :full t)
-      (when (< +much-live-octets+ (sb-ext:generation-bytes-allocated 1))
-        (return-from collect-permanent-data nil)))
-    (set-generations)
-    (sb-ext:gc :full t)))
-
-(defun fit-generations ()
-  "If there are two generations, adapt the growth of the old one; if they have become too many for
-the heap, return to the ordinary generations."
-  (when (= 1 **old**)
-    (set-generations (old-growth (sb-ext:generation-bytes-allocated 1)))))
-
-(declaim (type boolean **loading**))
-(defglobal **loading** nil)             ; true while a thread is in CALL-LOADING
-
-(defun call-loading (function)
-  "Call FUNCTION, which makes permanent data, with two generations, so that no object becomes older
-than COLLECT-PERMANENT-DATA allows."
-  (setf **loading** t)
-  (set-generations (floor (heap-size) 4))
-  (let ((done nil))
-    (unwind-protect (progn (funcall function)
-                           (setf done t))
-      (setf **loading** nil)
-      (unless done (set-generations)))))
-
-(defun tune-collector (&key load)
+(defun tune-collector ()
   "Make this process collect garbage less often, and keep its memory until a full collection. This
 is for servers, and for clients with much work; a library should not call it. Between two
 collections 64 MB are consed; or 200 MB in a process whose collections take more than a hundredth
@@ -181,28 +105,23 @@ before they are collected again. When the process has consed less than 4 MB a se
 seconds, or its event loops have had no work for eight seconds, it returns memory to the system,
 in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full collection, which
 takes half a second for each living gigabyte, so that objects that live then are not copied again:
-call it once the permanent data is loaded.
-
-LOAD  a function without arguments, which is called first and loads the permanent data. More than
-      256 MB of them, whose parts are replaced all the time, make collections shorter if LOAD loads
-      them: objects that have survived two collections are then as old as the data, and references
-      to them are not looked at again. When the old objects have grown by as much as the data, or as
-      the heap has room for, they are copied.
-
-An image that is saved afterwards begins tuned. From any thread."
+call it once the permanent data is loaded. If the heap has more than 256 MB before that, not counting
+the objects of a saved image, the first nursery has 8 MB. An image that is saved afterwards begins
+tuned. From any thread."
   (set-collector)
-  (when load (call-loading load))
-  (unless **loading**                   ; the thread that loads collects afterwards
-    (collect-permanent-data)
-    (setf **live** (heap-used)))
-  (setf **tuned** t)
+  (when (< +much-data-octets+
+           (loop for generation to sb-vm:+highest-normal-generation+
+                 sum (sb-ext:generation-bytes-allocated generation)))
+    (set-nursery +least-nursery-octets+))
+  (sb-ext:gc :full t)
+  (setf **live** (heap-used)
+        **tuned** t)
   nil)
 
 (defun set-collector-again ()
   "In a new process, whose SBCL has its own settings, make those of a tuned image. A size of the
 nursery that the user has set in the new process stays."
   (when **tuned**
-    (setf **old** 2)                    ; all objects of the image are older
     (set-collector :nursery (= (sb-ext:bytes-consed-between-gcs)
                                (floor (sb-ext:dynamic-space-size) 20))))) ; SBCL's size
 
@@ -217,15 +136,15 @@ nursery that the user has set in the new process stays."
 (defun collect-to-old (least-age)
   "Collect the young objects; the survivors are old. Collect the old generation as well if it has
 grown enough and its age is at least LEAST-AGE."
-  (setf (sb-ext:generation-minimum-age-before-gc **old**) least-age)
-  (unwind-protect (sb-ext:gc :gen **old**)
-    (setf (sb-ext:generation-minimum-age-before-gc **old**) **least-age**)))
+  (setf (sb-ext:generation-minimum-age-before-gc 2) least-age)
+  (unwind-protect (sb-ext:gc :gen 2)
+    (setf (sb-ext:generation-minimum-age-before-gc 2) **least-age**)))
 
 (defun collect-young ()
   "Collect the young objects and make the survivors old, without collecting old ones."
-  (let ((before (sb-ext:generation-bytes-allocated **old**)))
+  (let ((before (sb-ext:generation-bytes-allocated 2)))
     (collect-to-old most-positive-double-float)
-    (incf **promoted** (max 0 (- (sb-ext:generation-bytes-allocated **old**) before)))))
+    (incf **promoted** (max 0 (- (sb-ext:generation-bytes-allocated 2) before)))))
 
 (defun collect-old ()
   "Collect the objects that early collections have made old."
@@ -358,7 +277,7 @@ and for some milliseconds at a time after that."
   ;; the first work afterwards must get all memory that it uses from the system
   (when (and (nursery-ours-p) (< +nursery-octets+ **nursery**))
     (set-nursery +nursery-octets+))
-  (collect-aside :gen **old**)
+  (collect-aside :gen 2)
   (return-free-pages))
 
 (defun full-collection-due-p (&key quick)
@@ -462,7 +381,6 @@ set another size."
                (count (max 1 (floor (- consed (collector-watch-consed watch)) **nursery**)))
                (octets (min (fitting-nursery **nursery** share (/ ns count)) (most-nursery))))
           (unless (= octets **nursery**) (set-nursery octets))))
-      (fit-generations)
       (setf (collector-watch-ns watch) now
             (collector-watch-run-time watch) run-time
             (collector-watch-consed watch) consed

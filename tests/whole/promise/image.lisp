@@ -34,29 +34,3 @@
                            :old-call :misuse)
                          (cddr report))))
             (is (/= (getf (first reports) :seed) (getf (second reports) :seed)))))))))
-
-(defun permanent-data-report (megabytes &optional older)
-  "What permanent.lisp prints with a heap of so many MEGABYTES."
-  (with-standard-io-syntax
-    (read-from-string
-     (uiop:run-program
-      (append (list "env") (when older '("CLGRPC_OLDER=1"))
-              (list (namestring sb-ext:*runtime-pathname*) "--noinform"
-                    "--dynamic-space-size" (princ-to-string megabytes)
-                    "--non-interactive" "--no-sysinit" "--no-userinit"
-                    "--load" (support:root-file "scripts/load.lisp")
-                    "--eval" "(clgrpc.scripts:load-strictly \"clgrpc\")"
-                    "--load" (support:root-file "tests/whole/promise/permanent.lisp")))
-      :output :string))))
-
-(test permanent-data-is-old-at-once
-  "The survivors of two collections are as old as much permanent data, which is not copied before the
-heap has grown by as much; not if the heap has no room for that, or if data was older before."
-  (let ((two-generations '(:generation 1 :least-nursery t :new 1 :stays (t t t)
-                           :stays-while-grown nil :freed t)))
-    (is (equal two-generations (permanent-data-report 2048))))
-  (dolist (report (list (permanent-data-report 700) (permanent-data-report 2048 t)))
-    (is (= sb-vm:+highest-normal-generation+ (getf report :generation)))
-    (is (> sb-vm:+highest-normal-generation+ (getf report :new)))
-    (is (equal '(t t t) (getf report :stays)))
-    (is (eq t (getf report :freed)))))

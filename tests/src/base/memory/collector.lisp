@@ -15,7 +15,6 @@
         (times (sb-ext:generation-number-of-gcs-before-promotion 1))
         (limit (sb-sys:find-foreign-symbol-address "small_generation_limit")))
     (unwind-protect (funcall function)
-      (clgrpc.base::set-generations)
       (setf (sb-ext:bytes-consed-between-gcs) nursery
             (sb-ext:generation-bytes-consed-between-gcs 1) second
             (sb-ext:generation-bytes-consed-between-gcs 2) third
@@ -165,6 +164,13 @@ is due when there is twice as much."
     (let ((kept (resident-octets)))
       (sb-ext:gc :full t)
       (is (< (resident-octets) (- kept 50000000))))))
+
+(test the-first-nursery-beside-much-data-is-small
+  (with-tuned-collector
+    (let ((much (make-octets (+ 1000 clgrpc.base::+much-data-octets+))))
+      (tune-collector)
+      (is (= clgrpc.base::+least-nursery-octets+ (sb-ext:bytes-consed-between-gcs)))
+      (is (= 0 (aref much 0))))))
 
 (test nurseries-fit
   "A nursery is large if collections take more than a hundredth of the time, small again if they take
