@@ -20,7 +20,7 @@
    (parent :initarg :parent :initform nil :reader etcd-parent)
    ;; the options that MAKE-ETCD was given
    (options :initarg :options :initform '() :reader etcd-options)
-   (meter :initarg :meter :initform nil :reader etcd-meter) ; counts events, or nil
+   (meter :initarg :meter :initform nil :reader etcd-meter) ; a meter that counts events, or nil
    (closed :initform nil :accessor etcd-closed) ; CLOSE-ETCD was called
    ;; functions that end its leases and watches, the newest first
    (endings :initform '() :accessor etcd-endings)

@@ -25,7 +25,7 @@
   ;; a new token was requested since the last answer; the job's own slot
   (denied nil :type boolean)
   (lock (sb-thread:make-mutex :name "clgrpc lease keepalive") :read-only t) ; guards the slots below
-  ;; by number: a list of the leases kept alive
+  ;; from a lease's number to a list of the leases kept alive
   (leases (make-hash-table) :type hash-table :read-only t)
   (call nil)                            ; the stream, or nil
   (failure nil :type (or null condition))) ; the condition with which the stream has ended

@@ -210,7 +210,7 @@ comes last."
 
 (defun lose-lease (lease condition)
   "Note that LEASE, which was kept alive, has ended because of CONDITION, without a call of
-REVOKE-LEASE. Its job reports that."
+REVOKE-LEASE. The lease's job reports the end."
   (when (end-lease lease condition) (loop:wake-job (lease-job lease))))
 
 (defun attend-lease (lease)

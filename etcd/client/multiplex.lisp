@@ -196,7 +196,7 @@ requested now."
                            (misuse (error) (error error))
                            (error (error) (error (stream-error-of error)))))
               (and (enter-stream multiplex watch call)
-                   ;; later progress requests are sent after this
+                   ;; progress requests that come later are sent after the request for this watch
                    (send-request call (creation watch))))
       (when (watch-open-p watch)
         (error (if (member (rpc:call-status call) '(nil :ok))

@@ -19,7 +19,7 @@
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc lease renewals") :read-only t)
   (call nil)                            ; the stream, or nil
   (metadata '() :type list)             ; the metadata with which the stream was opened
-  ;; by number of a lease: PENDING-RENEWALs, oldest first
+  ;; from a lease's number to its PENDING-RENEWALs, oldest first
   (pending (make-hash-table) :type hash-table :read-only t))
 
 (declaim (sb-ext:freeze-type pending-renewal renewal-stream))
@@ -83,7 +83,7 @@ Return two values: the call of STREAM, and the previous one if it is not needed 
     (let ((present (renewal-stream-call stream)))
       (cond ((and present (equal metadata (renewal-stream-metadata stream)))
              (values present call))
-            (t (when present        ; its token is old
+            (t (when present        ; the token of PRESENT is old
                  (fail-pending stream (make-condition 'unavailable
                                                       :text "the stream of renewals has ended")))
                (setf (renewal-stream-metadata stream) metadata

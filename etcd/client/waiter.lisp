@@ -27,7 +27,8 @@
   (cleanup nil :type list) ; the cleanup of the lease that removes the waiter's key; see ADD-CLEANUP
   ;; a function that is called when the lease is lost
   (on-loss nil :type (or null function) :read-only t)
-  (loss-callback nil :type (or null function)) ; called at its lease's loss
+  (loss-callback nil :type (or null function)) ; the function that is called when the waiter's lease
+                                               ; is lost
   (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; guards the slots below
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; a slot has changed
   ;; :held at the head of the queue; :lost since its lease has ended; :left by its user

@@ -36,9 +36,9 @@
   (seconds 10 :type (integer 1) :read-only t) ; how long its lease lasts
   ;; time from the state :draining until the server stops
   (notice-seconds 1 :type (real 0) :read-only t)
-  (meter nil :type (or null meter) :read-only t) ; counts events, or nil
+  (meter nil :type (or null meter) :read-only t) ; a meter that counts events, or nil
   (job nil :type (or null loop:job))    ; the job that writes the entry
-  ;; between writes that fail
+  ;; the pauses between writes that fail
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
   (ending nil :type (or null function)) ; ends the job when ETCD is closed

@@ -24,7 +24,8 @@
 long.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked for the revision up to which it has sent
 changes.")
-(defconstant +answer-seconds+ 1/2 "How long etcd's answer with that revision is awaited.")
+(defconstant +answer-seconds+ 1/2 "How long etcd's answer with the revision up to which it has sent
+changes is awaited.")
 
 (defstruct (service-watcher (:constructor %make-service-watcher) (:copier nil))
   "A follower of a name in etcd."
@@ -32,7 +33,7 @@ changes.")
   (etcd nil :type etcd:etcd :read-only t) ; the client
   (world loop:*world* :read-only t)     ; the watcher's world
   (name "" :type string :read-only t)   ; the name of the service
-  (meter nil :type (or null meter) :read-only t) ; counts events, or nil
+  (meter nil :type (or null meter) :read-only t) ; a meter that counts events, or nil
   (age nil :type (or null function))    ; reports HEARD-NS to METER
   (heard-ns 0 :type nanoseconds)        ; when etcd last reported its state; 0: not yet
   (hosts nil :type (or null hosts))     ; the names in its addresses

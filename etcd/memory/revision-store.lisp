@@ -32,15 +32,15 @@
 (defstruct (store (:constructor %make-store) (:copier nil))
   "See above."
   (limits nil :type limits :read-only t) ; how much the store may contain
-  (revision 1 :type (signed-byte 64))   ; the newest
-  (compacted -1 :type (signed-byte 64)) ; the oldest that can be read; -1: all
+  (revision 1 :type (signed-byte 64))   ; the newest revision
+  (compacted -1 :type (signed-byte 64)) ; the oldest revision that can be read; -1: all of them can
   ;; the records that are kept, the oldest first
   (records nil :type (and vector (not simple-array)) :read-only t)
   (first 1 :type (signed-byte 64))      ; the revision of the first of RECORDS
   (octets 0 :type (integer 0))          ; the sum of ITEM-COST of the items in RECORDS
   (newest-octets 0 :type (integer 0))   ; the sum of octets for the items of the newest record
   (leases (make-hash-table) :type hash-table :read-only t) ; leases by number
-  (quiet-until-ns 0 :type (integer 0))  ; no lease ends before this
+  (quiet-until-ns 0 :type (integer 0))  ; no lease ends before this time
   (lease-number 7587000000000000000 :type (signed-byte 64))) ; the number of the newest lease
 
 (defstruct (clearing (:constructor make-clearing (start end leases)) (:copier nil))

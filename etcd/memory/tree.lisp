@@ -27,8 +27,8 @@
 
 (defstruct (range (:include element) (:copier nil))
   "A range of keys. A range's own key is its position in a tree of ranges, sorted by their starts."
-  (start nil :type octets :read-only t) ; the first of its keys
-  (end nil :type (or null octets) :read-only t)) ; the end of them, nil for none
+  (start nil :type octets :read-only t) ; the range's first key
+  (end nil :type (or null octets) :read-only t)) ; the key at which the range ends, nil for no end
 
 (defstruct (node (:constructor %make-node (item left right size end)) (:copier nil))
   "A tree that is not empty."
@@ -36,7 +36,7 @@
   (left nil :type (or null node) :read-only t) ; the tree of items before ITEM
   (right nil :type (or null node) :read-only t) ; the tree of items after ITEM
   (size 1 :type index :read-only t)     ; how many items there are
-  ;; in a tree of ranges, the last of their ends, nil for none
+  ;; in a tree of ranges, the last of the ranges' ends, nil for no end
   (end nil :type (or null octets) :read-only t))
 
 (declaim (sb-ext:freeze-type item node))

@@ -27,7 +27,7 @@
   (fragment nil :type boolean :read-only t) ; a revision may be sent in several responses
   (progress nil :type boolean :read-only t) ; true: send progress now and then
   (next 0 :type (signed-byte 64))       ; the watch has sent nothing from here on
-  ;; how many first changes of that revision the watch has already sent
+  ;; how many first changes of the revision NEXT the watch has already sent
   (passed 0 :type index)
   (caught-up nil :type boolean)         ; see above
   (dropped nil :type boolean)           ; the watch is no longer in the tree
