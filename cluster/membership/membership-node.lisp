@@ -40,8 +40,8 @@ requests to its own store, so that it ends soon.")
    (state :initform :joining :accessor node-%state) ; see NODE-STATE
    (generation :initform 0 :accessor node-%generation) ; the member's present or last generation
    (lease :initform nil :accessor node-%lease) ; the lease of the node while the node is a member
-   (joiner :accessor node-joiner)       ; the job that looks for its entry, and joins again
-   (pauses :initform nil :accessor node-pauses) ; the job's pauses before it tries that, or nil
+   (joiner :accessor node-joiner)       ; the job that looks for the node's entry, and joins again
+   (pauses :initform nil :accessor node-pauses) ; JOINER's pauses before it joins again, or nil
    ;; guards these slots
    (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock))
   (:documentation "A server that is a member of a cluster, see START-NODE."))

@@ -286,7 +286,7 @@ stream up."
               (values nil (take-waiting pipe))))
       (cond (call (give-up-stream peer call reason))
             (t (tell-waiting peer queued-requests reason)
-               ;; for requests that were given while functions of ended requests were called
+               ;; this sends requests that were given while functions of ended requests were called
                (pump peer))))))
 
 (defun pump-on (peer)

@@ -68,7 +68,7 @@
   peer-name "The name of the member that PEER represents."
   peer-group "The name of the group of the member that PEER represents."
   peer-sender "The name of the member that sends to PEER."
-  peer-channel "The channel of PEER, for other services of that member.")
+  peer-channel "The channel of PEER, also for other services of the member.")
 
 (define-printer (peer peer)
   "~A, ~(~A~), ~A" (peer-name peer) (calling:channel-state (peer-channel peer)) (peer-pipe peer))

@@ -22,7 +22,7 @@ operations: for its result, and for the removal of its errand.")
   (name "" :type string :read-only t)   ; the kind of errand: one of the names above
   (id "" :type string :read-only t)     ; the id of its workflow
   (key "" :type string :read-only t)    ; the key in the store, below the root
-  ;; of `end`: the parent to which the end is reported
+  ;; for an errand `end`, the parent to which the end is reported
   (parent nil :type (or null pb:parent) :read-only t)
   ;; of a `cancel` errand: the step, its children, their last origin
   (numbers '() :type list :read-only t))

@@ -10,7 +10,7 @@
   (workflows nil :read-only t)          ; workflows begun and ended, by event
   (steps nil :read-only t)              ; outcomes of steps, by outcome and kind
   (refused nil :read-only t)            ; refusals, by reason
-  (changes nil :read-only t))           ; counts of changes, and of repeated ones, by kind
+  (changes nil :read-only t))           ; counts of changes, and of repeated changes, by kind
 
 (defun namespace-sums (instruments reader)
   "For each namespace with open nodes among INSTRUMENTS, a list of the sum of READER's values for

@@ -21,7 +21,7 @@
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
   ;; octets that the store's file may have; nil: the store's own quota, or etcd's default
   (store-quota nil :type (or null (integer 1)) :read-only t)
-  ;; the share of that beyond which no workflow is started
+  ;; the share of the quota beyond which no workflow is started
   (max-store-share 7/10 :type (real (0) 1) :read-only t)
   (max-sessions 100000 :type (integer 1) :read-only t) ; the most open sessions
   ;; the most sessions of one certificate's identity

@@ -46,7 +46,7 @@ it."
   "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat and belongs to OWNER.
 Return the session's name and its duration."
   (check-session-seconds node seconds)
-  ;; before a lease is granted
+  ;; sessions are checked before a lease is granted
   (check-sessions node)
   (let ((session-lease (ensure-session-lease node seconds))
         (session (new-session node seconds owner))
@@ -184,7 +184,7 @@ the held tasks that do not belong to its session any more."
 heartbeat may come."
   (setf (heartbeat-stream-busy stream) nil)
   (handler-case (rpc:try-send (heartbeat-stream-call stream) (pb:make-heartbeat-reply :lost lost))
-    (status:rpc-error ())))             ; its worker has gone
+    (status:rpc-error ())))             ; the worker of STREAM has gone
 
 (defun do-heartbeat (node session held stream)
   "Do the heartbeat on STREAM of SESSION, which holds HELD. This may wait for the store."

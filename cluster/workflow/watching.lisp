@@ -351,7 +351,7 @@ changes."
                    (cancel))))
              (cancel ()
                (setf over t)
-               ;; which waits for the watch's thread
+               ;; stopping waits for the watch's thread
                (etcd:run-in-background (node-etcd node)
                                        (lambda () (when watch (etcd:cancel-watch watch))))))
       (setf watch (etcd:watch (node-etcd node) #'tell

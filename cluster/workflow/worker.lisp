@@ -28,7 +28,7 @@ lease.")
   (on-refused nil :type (or null function) :read-only t)
   (on-task-lost nil :type (or null function) :read-only t) ; a function of a task, or nil
   (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; guards all slots below
-  ;; notified when any of these slots has changed
+  ;; notified when any slot of the worker has changed
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t)
   ;; of its heart
   (pauses (loop:make-pauses 1/2 1/2) :read-only t)
@@ -312,9 +312,9 @@ so that another attempt is useless."
 
 ;;; A task that was lost with its worker again and again may itself end the worker. Such a task is
 ;;; done alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
-;;; meanwhile are given back. An attempt that hangs may never end. So the task is given back if it
-;;; has waited for some time, which doubles with each return. And a task whose time is over does not
-;;; count, even if its function has not returned.
+;;; meanwhile are given back. An attempt that hangs may never end. So a task that has waited for
+;;; some time to be done alone is given back; the time doubles with each return. And a task whose
+;;; time is over does not count, even if its function has not returned.
 
 (defun suspect-p (task)
   (<= +free-losses+ (task-losses task)))

@@ -131,7 +131,8 @@ WORKFLOW-ERROR. From any thread."
   ;; for a watch of all workflows: where to continue; 0: the watch has not begun
   (revision 0 :type (integer 0))
   (told '() :type list)                 ; (id . number) of changes at REVISION that FUNCTION has got
-  (end-function nil :type (or null function) :read-only t) ; called at the end, or nil
+  (end-function nil :type (or null function) :read-only t) ; the function that is called at the end,
+                                                           ; or nil
   (call nil)                            ; the call, while there is one
   (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; the pauses between two calls
   (ended nil :type boolean)             ; FUNCTION is called no more

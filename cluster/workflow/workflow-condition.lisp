@@ -20,7 +20,7 @@
   workflow-error-text "Return the description of the error, a string."
   workflow-error-cause "The RPC-ERROR that reported the error, or nil."
   workflow-error-limit "The name of the limit that was passed, a string, or nil."
-  workflow-error-most "Return the value of that limit, or nil."
+  workflow-error-most "Return the value of the limit that was passed, or nil."
   workflow-error-actual "Return the value that exceeded the limit, or nil.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -22,7 +22,7 @@ that stops waiting is removed at once."
   (idle '() :type list)                 ; jobs of claimers that have nothing to do
   (parked 0 :type index)                ; how many claims wait for a task
   (queue (make-ring) :type ring :read-only t) ; the head of the QUEUE-ENTRYs of all, first to last
-  ;; from a kind for which claims wait to the head of their QUEUE-ENTRYs
+  ;; from a kind for which claims wait to the head of the claims' QUEUE-ENTRYs
   (queues (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; from a session to the head of the QUEUE-ENTRYs of its claims without an answer, parked or not
   (sessions (make-hash-table :test 'equal) :type hash-table :read-only t)
@@ -94,10 +94,11 @@ guards the slots that change."
   ;; true: the session is in the store; false: it is being opened here
   (open nil :type boolean)
   (revision 0 :type (integer 0))        ; the revision of the last change of its key
-  (session-lease nil :type (or null session-lease)) ; the node's, with which its key ends, or nil
-  ;; on which a heartbeat came for which this node has begun to keep the session; nil after doubts
+  ;; the node's SESSION-LEASE with which the session's key ends, or nil
+  (session-lease nil :type (or null session-lease))
+  ;; the stream of the heartbeat for which this node has begun to keep the session; nil after doubts
   (stream nil :type (or null heartbeat-stream))
-  ;; the time of its worker's last heartbeat at this node, by STEADY-MS
+  ;; the time of the worker's last heartbeat at this node, by STEADY-MS
   (heard-ms 0 :type integer))
 
 (defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind revision))
@@ -155,7 +156,7 @@ change."
    (root :initarg :root :reader node-root) ; the beginning of all keys
    (limits :initarg :limits :reader node-limits) ; the limits of workflows and calls
    (dates :reader node-dates)           ; the dates of its clock, and of other nodes'
-   ;; which peers may do what
+   ;; the roles of peers: which peers may do what
    (authority :initarg :authority :initform (authority:make-authority '()) :reader node-authority)
    (health :initarg :health :reader node-health) ; a health service that shows the state, or nil
    (instruments :initform nil :accessor node-instruments) ; the instruments, or nil
@@ -181,7 +182,7 @@ change."
    (session-records :initform (make-hash-table :test 'equal) :reader node-session-records)
    ;; from the seconds of a lease to the SESSION-LEASE; under the lock
    (session-leases :initform (make-hash-table) :reader node-session-leases)
-   ;; from owners, which certificates prove, to how many of these sessions they have; under the lock
+   ;; from owners, which certificates prove, to how many sessions each has; under the lock
    (owners :initform (make-hash-table :test 'equal) :reader node-owners)
    ;; from sessions to how many tasks this node has given them since they were counted in the store
    (grants :initform (make-hash-table :test 'equal) :reader node-grants) ; under the lock
