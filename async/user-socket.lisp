@@ -25,19 +25,19 @@
   (read-cb nil :type callback)          ; gets received octets: see STREAM and IN-PLACE
   (event-cb nil :type callback)         ; called with conditions
   (connect-cb nil :type callback)       ; (socket), called once there is a connection
-  (write-cb nil :type callback)         ; called when all is written
-  (drain-cb nil :type callback)         ; called when there is room for output again
+  (write-cb nil :type callback)         ; the callback for when all output is written
+  (drain-cb nil :type callback)         ; the callback for when there is room for output again
   (in-place nil :type boolean)          ; READ-CB reads where the loop has the octets
   (stream nil :type (or null function)) ; makes READ-CB from a callback for a stream
-  (incoming nil :type boolean)          ; a server has accepted the sockets
+  (incoming nil :type boolean)          ; true if a server has accepted the sockets
   (tls nil :type (or null tls-credentials)) ; nil: the sockets do not speak TLS
   (high-water +high-water-octets+ :type index) ; more unsent octets than this are too many
   (low-water (ash +high-water-octets+ -2) :type index) ; so few unsent octets call DRAIN-CB
   ;; unsent octets past which the socket is not read
   (max-unsent (options-max-unsent-octets loop:**default-options**) :type index)
-  ;; in seconds, how long nothing may be received; nil for no limit
+  ;; how many seconds may pass without input; nil for no limit
   (read-timeout nil :type (or null real))
-  (write-timeout nil :type (or null real))) ; in seconds, how long output may wait; nil for no limit
+  (write-timeout nil :type (or null real))) ; how many seconds output may wait; nil for no limit
 
 (defstruct (timeouts (:copier nil))
   "The time-outs of a socket."

@@ -8,7 +8,7 @@
   (due 0 :type nanoseconds :read-only t) ; when the function is called
   (number 0 :type index :read-only t)   ; how many plans were added before
   (function nil :type function :read-only t) ; the function that is called
-  (argument nil :read-only t))          ; the argument of that call
+  (argument nil :read-only t))          ; the argument with which FUNCTION is called
 
 (defstruct (event-queue (:copier nil))
   "The plans of a simulation."

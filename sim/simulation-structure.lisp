@@ -64,7 +64,7 @@
   (far-host nil :type (or null host))   ; the host at the other end
   (far-port 0 :type (unsigned-byte 16)) ; the port at the other end
   (peer nil :type (or null socket))     ; the other end, once the connection has arrived there
-  (backlog '() :type list)              ; of a listening socket: sockets to accept, oldest first
+  (backlog '() :type list)              ; sockets that a listening socket may accept, oldest first
   ;; the loop's interests
   (poller nil :type (or null loop:poller))
   (token 0)                             ; the token that the poller returns to the loop
