@@ -21,7 +21,7 @@ from unwinding."
   `(progn
      (let ((sb-sys:*interrupts-enabled* nil)) ,@body)
      (when (and sb-sys:*interrupt-pending* sb-sys:*interrupts-enabled*)
-       (sb-sys:without-interrupts)))) ; its end handles the pending interrupt
+       (sb-sys:without-interrupts)))) ; the end of WITHOUT-INTERRUPTS handles the pending interrupt
 
 (defmacro with-log-guard (() &body body)
   "Do BODY, which logs or prints for the log, and return its value and NIL; if a serious condition

@@ -36,8 +36,8 @@ vectors pinned."
          ,@body))))
 
 (define-hot (prefetch-behind :inline t) (object (count index)) null
-  "Prefetch the cache line COUNT octets after the beginning of OBJECT, without waiting for it. Any
-memory may be at that place."
+  "Prefetch the cache line COUNT octets after the beginning of OBJECT, without waiting for it. The
+place may be past the end of OBJECT: any memory may be there."
   (%prefetch (+ (sb-kernel:get-lisp-obj-address object) count))
   nil)
 
@@ -179,7 +179,7 @@ may overlap the one before it."
     (declare (type octets octets) (type index index count))
     (unless (<= (+ index count) (length octets))
       (error 'simple-type-error :datum index :expected-type `(integer 0 ,(- (length octets) count))
-                                :format-control "No ~D octets at ~D of ~D."
+                                :format-control "~D octets at index ~D exceed a vector of ~D."
                                 :format-arguments (list count index (length octets)))))
   (define-accessor u16be 2 :big)
   (define-accessor u24be 3 :big)

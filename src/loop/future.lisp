@@ -62,8 +62,8 @@ were. From any thread."))
 (defstruct (promise (:include future) (:constructor make-promise (&optional value)) (:copier nil))
   "See MAKE-FUTURE."
   (completions '() :type completions)   ; functions to call, or :done
-  ;; before it is settled: nil, or the function that CANCEL calls; then (:values . VALUES), or the
-  ;; condition that stands for them
+  ;; before the future is settled: nil, or the function that CANCEL calls; afterwards (:values .
+  ;; VALUES), or the condition with which the future was rejected
   (value nil))
 
 (define-completions (promise promise) (promise-completions promise))

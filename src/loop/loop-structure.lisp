@@ -343,8 +343,9 @@ flags."
                            (&key loop byte-channel handler user account max-unsent))
                        (:copier nil))
   "See MAKE-CONNECTION."
-  (byte-channel nil :type byte-channel :read-only t) ; the byte channel that transports its octets
-  (handler nil :type handler)           ; the owner's functions for them
+  (byte-channel nil :type byte-channel :read-only t) ; the byte channel that transports the
+                                                     ; connection's octets
+  (handler nil :type handler)           ; the owner's functions for the connection's events
   (user nil)                            ; the owner's datum
   ;; how far its end has come
   (state :open :type (member :open :closing :lingering :aborting :closed))

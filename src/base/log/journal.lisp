@@ -23,13 +23,14 @@ for each entry would cost more than the entries.")
 
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."
-  (consumer nil :type function :read-only t) ; called with a list of entries, and how many were lost
+  (consumer nil :type function :read-only t) ; a function of a list of entries, and of how many were
+                                             ; lost
   (limit +journal-entries+ :type fixnum :read-only t) ; the most entries that may wait
   (lock (sb-thread:make-mutex :name "clgrpc log") :read-only t) ; held to change the slots below
   (wake (sb-thread:make-semaphore) :read-only t) ; signals the thread that it has work
   (hurry (sb-thread:make-semaphore) :read-only t) ; signals the thread to make no pause
   (entries '() :type list)              ; the entries that wait, newest first
-  (waiters '() :type list)              ; functions to be called after them, newest first
+  (waiters '() :type list)              ; functions to be called after the entries, newest first
   (count 0 :type fixnum)                ; the number of ENTRIES
   (octets 0 :type fixnum)               ; about the size of ENTRIES
   (dropped 0 :type (unsigned-byte 62))  ; the number of entries that found the journal full

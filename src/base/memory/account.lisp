@@ -125,7 +125,8 @@ collection copies 1 MB in a millisecond or two.")
 
 (declaim (type cons **fresh**) (type fixnum **fresh-most**))
 (defglobal **fresh** (list 0))          ; octets; atomic
-(defglobal **fresh-most** +early-octets+) ; with more fresh octets it is time for a collection
+(defglobal **fresh-most** +early-octets+) ; when there are more fresh octets, it is time for a
+                                          ; collection
 (defglobal **fresh-epoch** nil)         ; the collection after which FRESH counts
 
 (defun count-fresh (account told sum)

@@ -99,15 +99,15 @@ is for servers, and for clients with much work; a library should not call it. Be
 collections 64 MB are consed; or 200 MB in a process whose collections take more than a hundredth
 of its time, a fiftieth if each takes more than 10 ms; or down to 8 MB in a process whose
 collections take more than 10 ms each, but less than a hundredth of its time; never more than a
-tenth of the heap. A size that the user sets afterwards stays. Objects that have survived one or
-two collections may occupy as much more, but at most 64 MB, and older ones an eighth of the heap,
-before they are collected again. When the process has consed less than 4 MB a second for five
-seconds, or its event loops have had no work for eight seconds, it returns memory to the system,
-in steps that stop other threads for at most 10 ms. TUNE-COLLECTOR makes a full collection, which
-takes half a second for each living gigabyte, so that objects that live then are not copied again:
-call it once the permanent data is loaded. If the heap has more than 256 MB before that, not counting
-the objects of a saved image, the first nursery has 8 MB. An image that is saved afterwards begins
-tuned. From any thread."
+tenth of the heap. A size that the user sets afterwards stays. Objects that have survived one or two
+collections are collected again when they have grown by as many octets as are consed between two
+collections, but at most 64 MB; older objects, when they have grown by an eighth of the heap. When
+the process has consed less than 4 MB a second for five seconds, or its event loops have had no work
+for eight seconds, it returns memory to the system, in steps that stop other threads for at most 10
+ms. TUNE-COLLECTOR makes a full collection, which takes half a second for each living gigabyte, so
+that objects that live then are not copied again: call it once the permanent data is loaded. If the
+heap has more than 256 MB before that collection, not counting the objects of a saved image, the
+first nursery has 8 MB. An image that is saved afterwards begins tuned. From any thread."
   (set-collector)
   (when (< +much-data-octets+
            (loop for generation to sb-vm:+highest-normal-generation+
@@ -158,9 +158,10 @@ grown enough and its age is at least LEAST-AGE."
 (defconstant +quickly-copied-octets+ (* 40 1024 1024)
   "The octets that a collection copies in 20 ms.")
 
-(sb-ext:define-load-time-global **given-epoch** nil) ; of the last collection that gave back
+(sb-ext:define-load-time-global **given-epoch** nil) ; the epoch of the last collection that gave
+                                                     ; memory back
 (declaim (type heap-octets **given-used**))
-(defglobal **given-used** 0)            ; octets allocated after that collection
+(defglobal **given-used** 0)            ; octets allocated after the collection of **GIVEN-EPOCH**
 (defun memory-to-give-p ()
   "True if GIVE-MEMORY-BACK would return pages: the process was tuned, and has collected or made
 garbage since the last time."
@@ -310,7 +311,7 @@ pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
 (defconstant +quiet-ns+ (* 5 +ns-per-second+)
   "For how long a process must cons little to count as quiet.")
 (defconstant +quiet-octets+ (* 20 1024 1024)
-  "The most octets that a quiet process conses in that time.")
+  "The most octets that a quiet process conses in +QUIET-NS+.")
 
 (defstruct (quiet-period (:copier nil) (:predicate nil))
   "The time since which the process has consed little, as one thread checks now and then."
@@ -359,9 +360,9 @@ nursery at most doubles the time of a collection. So after a change the size sta
 (defstruct (collector-watch (:copier nil) (:predicate nil))
   "The data of a thread that calls RETUNE-COLLECTOR now and then."
   (quiet-period (make-quiet-period) :type quiet-period :read-only t) ; see QUIET-P
-  (ns 0 :type nanoseconds)              ; when it last found that garbage had been collected
-  (run-time 0 :type integer)            ; *GC-RUN-TIME* at that time, less **TIME-ASIDE**
-  (consed 0 :type integer)             ; the octets that the process had consed by that time
+  (ns 0 :type nanoseconds)              ; when the thread last found that garbage had been collected
+  (run-time 0 :type integer)            ; *GC-RUN-TIME* at NS, less **TIME-ASIDE**
+  (consed 0 :type integer)             ; the octets that the process had consed by NS
   (epoch nil))                          ; the epoch of the last collection before
 
 (document-functions

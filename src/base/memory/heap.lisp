@@ -229,7 +229,7 @@ thread."
 (defglobal **claimed** (list 0))        ; octets that threads allocate at this moment; atomic
 
 (declaim (type nanoseconds **next-collection**))
-(defglobal **next-collection** 0)       ; not before that time
+(defglobal **next-collection** 0)       ; COLLECT-FOR-ROOM collects nothing before this time
 
 (defglobal **reclaimers** '())          ; functions that free memory which is kept for reuse
 
@@ -275,7 +275,7 @@ copies. From any thread that holds none of our locks."
     nil))
 
 (declaim (type nanoseconds **next-search**))
-(defglobal **next-search** 0)           ; SEARCH-DUE-P is false before that time
+(defglobal **next-search** 0)           ; SEARCH-DUE-P is false before this time
 
 (defun search-due-p ()
   "True, for one thread only, if enough time has passed for another collection of all garbage."

@@ -43,7 +43,7 @@ describes the expected element."))
   (position 0 :type index)              ; the octets still to be read begin here
   (end 0 :type index)                   ; where the part that is being read ends
   (depth 0 :type index)                 ; the number of values open around POSITION
-  (max-depth 0 :type index))            ; the most that may be open
+  (max-depth 0 :type index))            ; the most values that may be open
 
 (document-functions
   json-reader-position "The position of READER in its octets. SETFable to an earlier position."

@@ -67,7 +67,7 @@ returns. ON-PROGRESS is a function that is called on LOOP with each event: (:att
 for an attempt, and (:attempt-failed :address text :reason text) for one that fails. ON-CANDIDATE is
 a function of a byte channel that is called on LOOP for each connection, which it owns; then ON-DONE
 gets conditions only. The next attempt begins DELAY-NS nanoseconds after the previous one, or when
-that fails. Return the connector. Signal MISUSE if LOOP has stopped. From any thread."
+the previous one fails. Return the connector. Signal MISUSE if LOOP has stopped. From any thread."
   (let ((connector (%make-connector
                     :loop loop :name name :on-done on-done :on-progress on-progress
                     :on-candidate on-candidate :delay-ns delay-ns

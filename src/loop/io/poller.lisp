@@ -27,7 +27,7 @@
   "A poller. A poller's functions are called by the thread that runs the loop; WAKE by any thread."
   ;; (poller descriptor token) returns a result as the kernel's calls do
   (add nil :type function :read-only t)
-  ;; (poller descriptor), likewise
+  ;; (poller descriptor) returns a result as the kernel's calls do
   (remove nil :type function :read-only t)
   ;; (poller timeout-ns) waits until there are events, WAKE is called or TIMEOUT-NS have passed (-1:
   ;; without limit; it may take up to a millisecond longer), leaves the events in TOKENS and FLAGS

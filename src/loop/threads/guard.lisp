@@ -19,9 +19,10 @@
 (defstruct (errors (:constructor make-errors ()) (:copier nil))
   "The errors that a place has logged lately. If several threads change this structure at once, a
 count may be lost."
-  (since-ns 0 :type nanoseconds)        ; when the second began
-  (logged 0 :type fixnum)               ; how many conditions were logged in that second
-  (unlogged 0 :type fixnum))            ; how many were not logged since the last logged one
+  (since-ns 0 :type nanoseconds)        ; the beginning of the second in which LOGGED counts
+  (logged 0 :type fixnum)               ; how many conditions were logged since SINCE-NS
+  (unlogged 0 :type fixnum))            ; how many conditions were not logged since the last logged
+                                        ; one
 
 (declaim (sb-ext:freeze-type errors))
 

@@ -33,10 +33,10 @@
                     (:copier nil))
   "See MAKE-RESERVE."
   (world *world* :type world :read-only t) ; the world to which its threads belong
-  ;; of its threads; more are started only with :EXCEED, and for RUNNERS
+  ;; how many threads the reserve may have; more are started only with :EXCEED, and for RUNNERS
   (limit 0 :type index :read-only t)
   (max-queue 0 :type index :read-only t) ; how many functions may wait
-  (idle-seconds 0 :type real :read-only t) ; after how many seconds an idle thread ends
+  (idle-seconds 0 :type real :read-only t) ; the seconds after which an idle thread ends
   (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; guards all slots below
   ;; notified when a thread ends
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)

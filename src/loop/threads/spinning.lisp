@@ -73,7 +73,7 @@ comes soon.")
 
 (defstruct (spin-state (:copier nil))
   "The data of a loop about its waits."
-  ;; of the source whose event ended the last wait, alone; else 0
+  ;; the token of the source whose event alone ended the last wait; else 0
   (token 0 :type os:event-token)
   (streak 0 :type (integer 0 8))        ; waits in a row that ended by TOKEN, up to +STEADY+
   (credit 0 :type (integer 0 4))        ; failures left until the loop stops spinning
