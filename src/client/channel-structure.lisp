@@ -125,12 +125,12 @@ number; see stream-queue.lisp."
   (subchannel-pool nil :type (or null subchannel-pool) :read-only t)
   ;; the queue of calls without a stream
   (stream-queue (make-stream-queue) :type stream-queue :read-only t)
-  (on-stream nil :type (or null function)) ; called with the core and a subchannel that may have a
-                                        ; free stream, see core.lisp
+  (on-stream nil :type (or null function)) ; the function that is called with the core and a
+                                        ; subchannel that may have a free stream, see core.lisp
   (clock (make-wait-clock) :type wait-clock :read-only t) ; measures how long its calls wait
   ;; the keepalive time of new links, once a server has complained of PINGs
   (keepalive-ns nil :type (or null nanoseconds))
-  ;; after which links send a PING, see LIMIT-CHANNEL-SILENCE
+  ;; the silence after which links send a PING, see LIMIT-CHANNEL-SILENCE
   (silence-ns nil :type (or null nanoseconds))
   (last-error nil :type (or null string)) ; why the last attempt to connect failed
   ;; failed attempts to resolve its target, or to connect to a server
@@ -298,7 +298,8 @@ connection-set.lisp."
   ;; the state that follows from LINK-STATE and VETOES, which its balancer sees
   (state :idle :type connectivity)
   (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
-  (listener nil :type (or null function)) ; called at each attempt's end, see ADD-LISTENER
+  (listener nil :type (or null function)) ; the function that is called at each attempt's end, see
+                                          ; ADD-LISTENER
   (breaker nil :type (or null breaker)) ; the circuit breaker, if the channel is guarded
   ;; the channel's own calls on its links, see internal-call.lisp
   (internal-calls '() :type list)
@@ -387,7 +388,8 @@ call."
   (metadata '() :type list :read-only t) ; the other metadata of the attempts, an alist
   (asked nil :type boolean)             ; the metadata of the next attempt are known
   (awaited nil :type boolean)           ; CREDENTIALS have not answered yet, or have failed
-  ;; of the next attempt, once it has a stream, since CREDENTIALS have failed for it
+  ;; the failure of the next attempt once it has a stream, since CREDENTIALS have failed for the
+  ;; attempt
   (failure nil :type (or null client-failure)))
 
 (declaim (sb-ext:freeze-type caller-identity))

@@ -143,7 +143,7 @@ since the channel was closed, end CALL."
       (setf (client-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (rpc:observe call-begun (core-observer (client-call-core call)) call)
     (when (core-methods (client-call-core call)) (limit-time call))
-    (cond ((rpc:overdue-p call)          ; its answer might be faster than the timer
+    (cond ((rpc:overdue-p call)          ; the answer might be faster than the timer of the deadline
            (rpc:abort-as call :deadline-passed))
           (t (wire:start-deadline call)
              (submit call request))))

@@ -154,7 +154,7 @@ subchannels there is passed once for each."
 
 (defun serve-owners (connection-set)
   "Serve calls that wait, since a stream of CONNECTION-SET may be free. The channels that share
-CONNECTION-SET come first in turn."
+CONNECTION-SET take turns at being served first."
   (let ((owners (connection-set-owners connection-set))
         (pool (connection-set-pool connection-set)))
     (cond ((null owners))

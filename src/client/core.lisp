@@ -253,7 +253,7 @@ example that a server does not serve, or that of the last failure to connect. Fr
 (defun wake (core)
   "Connect the channel of CORE if it is idle."
   (cond ((not (eq :idle (core-state core))))
-        ((core-picker core) (exit-idle (core-balancer core))) ; which decides call by call
+        ((core-picker core) (exit-idle (core-balancer core))) ; the balancer decides call by call
         (t (leave-idle core))))
 
 (defun leave-idle (core)

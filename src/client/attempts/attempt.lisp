@@ -40,7 +40,7 @@ many attempts it allows; or nil."
           (current-throttle (core-throttle core) (core-config core)))))
 
 (defun plain-p (call)
-  "True if CALL has no policy, nor other attempts: one failure ends it."
+  "True if CALL has neither a policy nor other attempts: one failure ends the call."
   (and (null (call-retries call))
        (null (core-methods (client-call-core call)))))
 
@@ -341,7 +341,7 @@ without it."
 
 (define-hot committed-call ((stream http2:stream)) (or null client-call)
   "The call for which an answer begins on STREAM; the attempt on STREAM is its only one from now on.
-Return nil if no call waits for that answer."
+Return nil if no call waits for the answer."
   (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
          (call (and attempt (attempt-call attempt)))
          (retries (and call (call-retries call))))

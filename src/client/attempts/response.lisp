@@ -17,7 +17,7 @@ response."
         (let ((problem (if (simple-vector-p memo) nil (response-problem list))))
           (cond (problem (destructuring-bind (status text) problem
                            (refuse-answer stream list status text)))
-                ;; its only headers count as trailers
+                ;; the only headers of an ended stream count as trailers
                 (ended (take-only-trailers stream list))
                 (t (begin-answer stream list nil)))))))
 

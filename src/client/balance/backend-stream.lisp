@@ -17,7 +17,7 @@
   (subchannel nil :type subchannel :read-only t) ; the subchannel that the stream is on
   (method nil :read-only t)             ; an RPC-METHOD that streams responses
   (request nil :read-only t)            ; the stream's request, a message
-  ;; called with an event and a message or a text, see START-BACKEND-STREAM
+  ;; a function of an event and of a message or a text, see START-BACKEND-STREAM
   (tell nil :type function :read-only t)
   ;; the backend stream's function among the watchers of the subchannel
   (watcher nil :type (or null function))

@@ -88,7 +88,7 @@ time; or to T once the time is over."))
   (case state
     ((:ready :idle) (end-time parent child))
     (:transient-failure (end-time parent child t))
-    ;; it was ready, so it has 10 seconds again
+    ;; a child that was ready or idle has 10 seconds again
     (:connecting (when (member (branch-state child) '(:ready :idle)) (give-time parent child)))))
 
 (defun begin-branch (tree name)

@@ -19,7 +19,7 @@
   (blackout-ns 0 :type nanoseconds :read-only t)
   ;; time from the last report until the weight expires
   (expiration-ns 0 :type nanoseconds :read-only t)
-  (update-ns 0 :type nanoseconds :read-only t) ; between two renewals of the weights
+  (update-ns 0 :type nanoseconds :read-only t) ; the time between two renewals of the weights
   ;; the utilization added by an error per call
   (penalty 1d0 :type (double-float 0d0 #.+most-load+) :read-only t))
 

@@ -18,7 +18,7 @@
   "The rules for retries after a failed attempt."
   (initial-ns 0 :type nanoseconds :read-only t) ; the longest wait before the second attempt
   (maximum-ns 0 :type nanoseconds :read-only t) ; the longest wait of all
-  ;; by which the wait grows
+  ;; the factor by which the wait grows
   (multiplier 1 :type (rational (0) #.(expt 10 6)) :read-only t))
 
 (defstruct (hedging-policy (:include attempt-policy) (:copier nil))

@@ -7,7 +7,7 @@
   "The limits by which calls are not retried while too many fail (gRFC A6)."
   ;; in thousandths of a token
   (max-tokens 1000 :type (integer 1000 1000000) :read-only t) ; the initial number of tokens
-  ;; what a call that ends with :ok adds, in thousandths of a token
+  ;; the thousandths of a token that a call that ends with :ok adds
   (token-ratio 1 :type (integer 1 1000000) :read-only t))
 
 (defstruct (service-config (:copier nil))

@@ -66,7 +66,8 @@ clients; see choice.lisp."))
 
 (defmethod begin-resolving ((resolver name-resolver))
   (setf (resolver-told resolver) nil)
-  (cond ((resolver-asking resolver) (limit-wait resolver)) ; since before the channel was idle
+  (cond ((resolver-asking resolver) (limit-wait resolver)) ; the resolver has been asking since
+                                                           ; before the channel was idle
         ((due-p resolver) (begin-lookup resolver))
         (t (deliver-known resolver)     ; the last answer is new enough
            (resolve-again resolver))))

@@ -8,7 +8,7 @@
 ;;;; a deadline at a server that hangs would last for ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
-;;;; counts are of the last nine to ten tenths of the window.
+;;;; counts are those of the last nine or ten tenths of the time of a window.
 ;;;;
 ;;;; A cancelled call does not count. But if a later attempt of the call was answered, the server of
 ;;;; an earlier attempt has failed: that server had more time, and a server that hangs would

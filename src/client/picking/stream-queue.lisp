@@ -20,7 +20,8 @@
                            (:copier nil))
   "The place of an attempt of a call in a queue of attempts that wait for a stream."
   (call nil :type client-call :read-only t) ; the attempt is of
-  (taker nil :type function :read-only t) ; called with the stream, see core.lisp
+  (taker nil :type function :read-only t) ; the function that is called with the stream, see
+                                          ; core.lisp
   (number 0 :type (unsigned-byte 62) :read-only t) ; how many calls came to the channel before
   (server nil :type (or null subchannel)) ; the attempt's last pick
   (sibling nil :type (or null queued-attempt))) ; another place of CALL

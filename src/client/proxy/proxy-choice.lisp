@@ -11,7 +11,7 @@
   (kind :http :type (member :http :socks5)) ; how to talk with the proxy: by CONNECT, or by RFC 1928
   (target nil :type loop:target)        ; the proxy's address
   (user nil :type (or null string))     ; our name at the proxy, or nil
-  (password "" :type string)            ; the password of that user
+  (password "" :type string)            ; the password of USER
   (host "" :type string)                ; the host of the channel's target, without brackets
   (port 0 :type (unsigned-byte 16)))    ; the port of the channel's target
 

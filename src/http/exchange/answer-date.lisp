@@ -6,8 +6,8 @@
 (defstruct (answer-date (:constructor make-answer-date (seconds text field)) (:copier nil))
   "A second, and its text for answers."
   (seconds 0 :type fixnum :read-only t) ; the time in seconds since 1970
-  (text "" :type string :read-only t)   ; as HTTP writes it
-  (field nil :type hpack:field :read-only t)) ; the header field with that text
+  (text "" :type string :read-only t)   ; the time as HTTP writes it
+  (field nil :type hpack:field :read-only t)) ; the header field with TEXT as its value
 
 (declaim (sb-ext:freeze-type answer-date))
 

@@ -6,7 +6,7 @@
 (defstruct (plain-answer (:constructor make-plain-answer (http-status headers body &optional head))
                          (:copier nil))
   "The answer to a request."
-  (http-status 200 :type (integer 200 599) :read-only t) ; as in RFC 9110
+  (http-status 200 :type (integer 200 599) :read-only t) ; the status code, as in RFC 9110
   (headers '() :type list :read-only t) ; an alist, checked, without content-length
   (body (make-octets 0) :type octets :read-only t) ; the body; empty for none
   ;; of one that is given again and again: its head over HTTP/1.1 up to date, the last field
@@ -14,7 +14,7 @@
 
 (defstruct (answer-head (:constructor %make-answer-head (http-status fields lines)) (:copier nil))
   "The head of answers that are sent repeatedly, with other bodies and perhaps more headers."
-  (http-status 200 :type (integer 200 599) :read-only t) ; as in RFC 9110
+  (http-status 200 :type (integer 200 599) :read-only t) ; the status code, as in RFC 9110
   (fields #() :type simple-vector :read-only t) ; the header fields over HTTP/2, HPACK's
   (lines (make-octets 0) :type octets :read-only t)) ; over HTTP/1.1, without later lines
 

@@ -77,7 +77,7 @@ the memo of MESSAGE. A known head belongs to its connection."
   (claimed nil :type boolean :read-only t) ; ROUTE is what the router's CLAIM has returned
   ;; the answer of CLAIM, if that has refused the request
   (refusal nil :type (or null plain-answer) :read-only t)
-  (epoch (router-epoch router) :type fixnum :read-only t)) ; the router's at that time
+  (epoch (router-epoch router) :type fixnum :read-only t)) ; the epoch of ROUTER when it found ROUTE
 
 (defstruct (http-request (:constructor nil) (:copier nil))
   "A request of HTTP: see HTTP-HANDLER."
@@ -88,7 +88,7 @@ the memo of MESSAGE. A known head belongs to its connection."
   (target "" :type string)              ; the path, with the query, as it came
   (source '() :type (or list known-head)) ; the request's headers, an alist, or their source
   (body (make-octets 0) :type octets)   ; the part that has come, up to FILL
-  (fill 0 :type index)                  ; the length of that part
+  (fill 0 :type index)                  ; the length of the part of BODY that has come
   (whole nil :type boolean)             ; true once all of the body has come
   (claimed nil :type boolean)           ; the owner takes its body and writes its answer
   (route nil)                           ; the route of its handler, or nil

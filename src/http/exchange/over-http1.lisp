@@ -168,7 +168,7 @@
 
 (defun connection-option (state)
   "The value of the header connection in an answer of STATE, nil for no such header. If the value is
-\"close\", the connection ends with that answer (RFC 9112 section 9.6)."
+\"close\", the connection ends with the answer (RFC 9112 section 9.6)."
   (cond ((not (stays-p state))
          (setf (state-last state) t)
          "close")

@@ -252,9 +252,9 @@ not change."
 (defstruct (encoded (:constructor make-encoded (fields octets inserted count)) (:copier nil))
   "The encoding of FIELDS, valid while the dynamic table is in the state noted here."
   (fields #() :type simple-vector :read-only t) ; a vector that callers give repeatedly
-  (octets (make-octets 0) :type octets :read-only t) ; their encoded form
-  (inserted 0 :type index :read-only t) ; TABLE-INSERTED in that state
-  (count 0 :type index :read-only t))   ; TABLE-COUNT in that state
+  (octets (make-octets 0) :type octets :read-only t) ; the encoded form of FIELDS
+  (inserted 0 :type index :read-only t) ; the dynamic table's TABLE-INSERTED then
+  (count 0 :type index :read-only t))   ; the dynamic table's TABLE-COUNT then
 (declaim (freeze-type encoded))
 
 (define-hot (current-p :inline t) ((encoded encoded) (encoder encoder)) boolean

@@ -8,7 +8,7 @@
 (defconstant +static-count+ 61 "The last index of the static table; the dynamic table follows.")
 
 (defconstant +static-name-only+ 128
-  "STATIC-MATCH adds this to the index that it returns if only the name is equal to that entry's.")
+  "STATIC-MATCH adds this to the index of an entry of which only the name is equal.")
 
 (declaim (type simple-vector **static-fields** **static-names**))
 

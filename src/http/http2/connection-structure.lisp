@@ -148,7 +148,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (resets (load-time-value (make-array 0 :element-type '(unsigned-byte 32)))
    :type (simple-array (unsigned-byte 32) (*)))
   (reset-count 0 :type index)           ; how many of RESETS are in use
-  (reset-forgotten 0 :type stream-id)   ; the highest one that is no longer among them
+  (reset-forgotten 0 :type stream-id)   ; the highest stream that was dropped from RESETS
   (goaway-sent +no-goaway+ :type (signed-byte 32)) ; the last stream that our GOAWAY named
   (goaway-received +no-goaway+ :type (signed-byte 32)) ; the last one in the peer's GOAWAY
   ;; Sending
@@ -194,7 +194,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
                     (:predicate nil))
   "Octets queued on a stream."
   (octets (make-octets 0) :type octets) ; the vector that holds the octets
-  (start 0 :type index)                 ; the first that is not sent yet
+  (start 0 :type index)                 ; the index of the first octet that is not sent yet
   (end 0 :type index)                   ; the end of the octets in the buffer
   (storable nil :type boolean)          ; whether OCTETS go back to the store of clgrpc.base
   (next nil :type (or null segment)))   ; the next segment in the stream's queue

@@ -115,7 +115,7 @@ connection."
         (stream (find-stream connection id)))
     (when (logtest flags +flag-padded+)
       (let ((padding (if (< start end) (aref octets start) 0)))
-        ;; this also holds if the octet with the length of the padding is missing
+        ;; the test also fails a frame without the octet for the length of the padding
         (when (<= length padding)
           (return-from receive-data
             (fail-connection connection +protocol-error+ "DATA with more padding than payload")))
