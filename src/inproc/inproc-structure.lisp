@@ -49,9 +49,9 @@
   (former '() :type list)               ; earlier callees of NAME that have open calls; atomic
   (name nil :type (or null string))     ; inproc:NAME, if the channel was made for a name
   (options nil :type options)           ; the channel's limits
-  (observer nil :type (or null rpc:observer)) ; the channel's
-  (share nil :type boolean)             ; messages are passed without copying where handlers run: on
-  ;; their callers' threads, on threads of their own, or on this loop
+  (observer nil :type (or null rpc:observer)) ; the channel's observer
+  (share nil :type boolean)             ; messages are passed without copying
+  ;; where handlers run: on their callers' threads, on threads of their own, or on this loop
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
   (open t :type boolean)                ; true until CLOSE-CHANNEL
   ;; the channel serves direct calls of a service: no user closes it
@@ -106,7 +106,7 @@ which that function runs."
   "A word for two threads, between unused words, so that its cache line has nothing else."
   '(simple-vector 24))
 
-(defconstant +mailbox-index+ 12 "The index of that word.")
+(defconstant +mailbox-index+ 12 "The index of the word of a mailbox that is used.")
 
 (defconstant +cache-line-octets+ 64)
 

@@ -81,18 +81,20 @@ The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
   ;; the waiting thread on which attempts run, if there is one
   (caller nil :type (or null sb-thread:thread) :read-only t)
   (call nil :type (or null call))       ; the handler's end of the call, once it has begun
-  (attempt nil :type (or null call))    ; the client's end of the last that was begun or has failed
+  ;; the client's end of the last attempt that was begun or has failed
+  (attempt nil :type (or null call))
   ;; t while a thread runs ADVANCE; :again if that thread must check again
   (state nil)
-  (kept nil :type list)                 ; a cons before the first request, nil once committed
-  (newest nil :type list)               ; the last cons of that list
+  (kept nil :type list)                 ; a cons before the requests kept for further attempts; nil
+                                        ; once committed
+  (newest nil :type list)               ; the last cons of KEPT
   (closed nil :type boolean)            ; no more requests will come
   (uncharged nil :type boolean :read-only t) ; kept requests are not charged
   (replay nil :type (or null replay))   ; the charged requests; nil once not all are kept
-  (begun nil :type boolean)             ; the first attempt has
+  (begun nil :type boolean)             ; the first attempt has begun
   (committed nil :type (or null relayed-attempt)) ; the attempt whose answer is the call's
   (here nil :type (or null call))       ; the client's end of the attempt that runs within ADVANCE
-  ;; of the next attempt: its car is true when the attempt is due
+  ;; the timer of the next attempt; the car is true when the attempt is due
   (timer nil :type list))
 
 (defun make-relay (requests over &rest arguments &key channel plan &allow-other-keys)

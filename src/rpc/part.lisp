@@ -41,7 +41,7 @@ messages is limited too.")
   (cause nil)                           ; the frame, code or errno that caused the end, or nil
   (sent t)                              ; false if the request certainly never reached the peer
   (stage nil :type symbol)              ; the stage of the call when it ended, see CALL-STAGE
-  (last-error nil :type (or null string)) ; the last failure in that stage
+  (last-error nil :type (or null string)) ; the last failure in STAGE
   (unsent 0 :type index))               ; octets that the peer had not received
 
 (declaim (sb-ext:freeze-type outcome))
@@ -90,7 +90,8 @@ runs of the callbacks."
   "The settings that the user of a call has made."
   (metadata '() :type list)             ; metadata to send with the headers, an alist
   (send-limit nil :type (or null index)) ; the most octets of a request, if not the channel's limit
-  (receive-limit nil :type (or null index))) ; the most octets of a response, likewise
+  (receive-limit nil :type (or null index))) ; the most octets of a response, if not the channel's
+                                             ; limit
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."

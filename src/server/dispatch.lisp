@@ -158,7 +158,7 @@ block, LIST remembers the REQUEST."
             (setf (request-expects request) (expects-p list))
             (when (server-loop-claimers server-loop)
               (claim-from-list request (server-loop-claimers server-loop) list)))
-          ;; a compression or a codec of that name may be registered later
+          ;; a compression or a codec that is unknown now may be registered later
           (unless (or (eq :unknown (request-incoming request)) (request-passing request))
             (setf (hpack:field-list-memo list) request))
           request))))
@@ -359,7 +359,7 @@ request has been answered."
         (http2:release-stream stream)
         (let ((plain (call-http-request call)))
           (when plain (exchange:leave-stream plain))
-          (unless (and plain (null (call-claim call))) ; which is not a call
+          (unless (and plain (null (call-claim call))) ; a plain request is not a call
             (count-end (server-link-owner link) call)))
         (when (and (zerop (server-link-calls link)) (server-link-draining link))
           (wire:close-link link "drained"))))))

@@ -11,9 +11,10 @@
 (defconstant +drain-ping+ #x647261696E
   "The payload of the PING whose answer shows that the peer has seen our first GOAWAY.")
 (defconstant +drain-ping-ns+ 1000000000
-  "How long that answer may take, in nanoseconds.")
+  "How long the answer to the drain's PING may take, in nanoseconds.")
 (defconstant +drain-look-ns+ (ash +drain-ping-ns+ -2)
-  "The interval, in nanoseconds, at which a connection that waits for that answer is checked.")
+  "The interval, in nanoseconds, at which a connection that waits for the answer to the drain's PING
+is checked.")
 (defconstant +longest-drain-ping-ns+ (* 10 +drain-ping-ns+)
   "How long the answer may take, in nanoseconds, while one of these is true: calls are under way,
 for which the connection stays open in any case; output, perhaps with the PING, is unsent; or the

@@ -8,7 +8,7 @@
   (fields #() :type simple-vector)      ; the metadata, a value of WIRE:LIST-CUSTOM-FIELDS
   (charge 0 :type index)                ; octets that the call is charged with for FIELDS
   (route nil :type (or null server-route)) ; the route to which the path leads; NIL without a path
-  ;; of the messages, if the content type names one
+  ;; the codec of the messages, if the content type names one
   (codec nil :type (or null encoding:message-codec))
   (passing nil :type boolean)           ; the request names a codec that is not registered yet
   (timeout nil :type (or null (unsigned-byte 62))) ; the time-out in nanoseconds

@@ -18,7 +18,8 @@ wait.")
                         (:copier nil))
   "The place of a call among the calls of its loop that wait for room."
   (call nil :type server-call :read-only t) ; the call that waits
-  (resume nil :type function :read-only t) ; called with CALL when there may be room
+  (resume nil :type function :read-only t) ; the function that is called with CALL when there may be
+                                           ; room
   (due-ns 0 :type nanoseconds :read-only t)) ; the time when the wait of CALL ends
 
 (declaim (sb-ext:freeze-type room-waiter))

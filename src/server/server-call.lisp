@@ -13,7 +13,8 @@ or of a call that is not gRPC's."
   (ticket '() :type list)
   ;; when the timer rings, the call has waited too long for a thread
   (timer nil :type (or null timer))
-  (place nil :type (or null ring))      ; among the calls of its loop that wait for room
+  (place nil :type (or null ring))      ; the call's place among the calls of its loop that wait for
+                                        ; room
   (undecoded nil :type (or null wire:byte-buffer)) ; the call's request, if it is long
   (long nil :type boolean)              ; UNDECODED may be long once it is decompressed
   ;; T: the handler has returned the call, to answer later; :ANSWERED: REPLY was called. Atomic
@@ -21,7 +22,7 @@ or of a call that is not gRPC's."
   ;; the plain request whose handler the call runs
   (http-request nil :type (or null exchange:http-request))
   (claim nil)                           ; the claim of a protocol other than gRPC, or nil
-  (notes nil)                           ; the data of that protocol for this call
+  (notes nil)                           ; the data of the claim's protocol for the call
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
@@ -33,7 +34,7 @@ or of a call that is not gRPC's."
   (request nil)                         ; the decoded request for the call's handler
   (accepted '() :type list)             ; the encodings that the client can read
   (began-ns 0 :type nanoseconds)        ; the time when the call's handler began; 0 before that
-  ;; made when one of the slots of DEFERRED-START is needed
+  ;; the rarely needed slots of the call, made when one of them is needed
   (deferred-start nil :type (or null deferred-start)))
 
 (declaim (sb-ext:freeze-type server-call))

@@ -20,7 +20,7 @@
   (claimers :initform '() :accessor server-claimers)
   (router :initform nil :accessor server-router) ; the router of plain requests, or nil
    (loop-count :initarg :loop-count :reader server-loop-count) ; the number of its loops
-   ;; of the octets that all links hold
+   ;; the account of the octets that all links hold
    (account :initform (make-account **process-account**) :reader server-account)
    (admission :accessor server-admission) ; admits connections of peers: see admission.lisp
    ;; a list of T while the server has been asked to give way, else of NIL
@@ -31,7 +31,7 @@
    ;; the server's number and its events in channelz
    (channel-trace :initarg :channel-trace :reader server-channel-trace)
    (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
-   ;; of CALL-BEFORE-STOP; the lock's
+   ;; the functions of CALL-BEFORE-STOP; under the lock
    (stop-functions :initform '() :accessor server-stop-functions)
    ;; guards the routes, the state and STOP-FUNCTIONS
    (routes-lock :initform (sb-thread:make-mutex :name "clgrpc server routes")

@@ -44,7 +44,7 @@ watches.")
   "A call of Watch, in the list of its name's watchers."
   (call nil :type rpc:call :read-only t) ; the watching call
   (name "" :type string :read-only t)   ; the name of the watched service
-  (entry nil :type (or null entry))     ; the entry of that name; nil while the name is not known
+  (entry nil :type (or null entry))     ; the entry of NAME; nil while NAME is not known
   (leaving nil :type boolean)           ; the watcher's call must end, since the server stops
   (wanted 0 :type sb-ext:word)          ; how often TELL-WATCHER has been called; atomic
   (told nil :type symbol))              ; the last status sent to the watcher
@@ -220,7 +220,7 @@ watcher for which FUNCTION has returned true, so that others get the lock."
                   (when (string= name (watcher-name watcher))
                     (quit-ring watcher)
                     (join-list watcher entry service))
-                  nil)                  ; the watchers of ENTRY are notified after this
+                  nil)                  ; the watchers of ENTRY are notified afterwards
                 service (service-strangers service)))
 
 (defun join-list (watcher entry service)

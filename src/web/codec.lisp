@@ -13,7 +13,7 @@
   ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread
   (encode nil :type function :read-only t)
   (text nil :type boolean :read-only t) ; decoding takes long: threads do it, not the loop
-  ;; of errors: the words before the text of an error that DECODE signals
+  ;; the words before the text of an error that DECODE signals
   (preface "the message cannot be parsed: " :type string :read-only t))
 
 (declaim (sb-ext:freeze-type codec))

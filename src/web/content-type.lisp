@@ -6,7 +6,7 @@
 (defstruct (form (:copier nil))
   "One of the content types of a protocol."
   (codec nil :type codec :read-only t)  ; the codec of its messages
-  (kind :plain :type keyword :read-only t) ; which of the protocol's kinds of body this is
+  (kind :plain :type keyword :read-only t) ; the kind of the body, one of the protocol's kinds
   (heads nil :type heads :read-only t)) ; how its answers begin
 
 (declaim (sb-ext:freeze-type form))

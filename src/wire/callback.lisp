@@ -39,7 +39,7 @@ the baton was lost; then nothing of the loop may be used."
            (cond ((eq baton :lost) (resume-callbacks call condition) nil)
                  (t (when condition (abort-as call condition))
                     t)))
-      (when abandoned                   ; its thread is ended by force
+      (when abandoned                   ; the callback's thread is ended by force
         (resume-callbacks call (verdict-error :callback-left '()))))))
 
 (defun resume-callbacks (call condition)
@@ -68,7 +68,7 @@ that the watchdog does not mistake many quick calls of the callback for one that
 (define-hot run-with-messages ((call wire-call) (callbacks wire-callbacks)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
 RUN-CALLBACK."
-  ;; kept until its callback returns, since the callback may be run once more
+  ;; the message is kept until its callback returns, since the callback may be run once more
   (let ((message nil))
     (flet ((run ()
              (loop repeat +messages-at-once+

@@ -31,7 +31,7 @@
         (due nil))
     (dolist (check (if (link-http2 link)
                        '(advance-core keep-alive check-frame check-output check-age check-idle)
-                       '(check-age)))   ; another protocol makes the others
+                       '(check-age)))   ; the code of another protocol makes the other checks
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))

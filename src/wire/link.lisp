@@ -55,9 +55,10 @@ protocol. All functions run on the link's loop. A server includes this structure
   (pinged-ns 0 :type (unsigned-byte 62)) ; when the last PING was sent
   (taken-ns 0 :type (unsigned-byte 62)) ; when the incomplete frame at hand began to arrive
   (filled-ns 0 :type (unsigned-byte 62)) ; when output was last offered to the peer
-  (told '() :type list)                 ; those of the events :AGE, :GRACE, :IDLE the owner has had
+  (told '() :type list)                 ; those of the events :AGE, :GRACE and :IDLE that the owner
+                                        ; has received
   (quiet-opened -1 :type fixnum)        ; how many calls the link had had when last seen idle
-  (quiet-ns 0 :type (unsigned-byte 62)) ; since when the link is idle
+  (quiet-ns 0 :type (unsigned-byte 62)) ; the time since which the link is idle
   (goaway nil :type (or null string))   ; the error in a GOAWAY of the peer, or nil
   (protocol nil :type (or null connection-protocol)) ; nil for HTTP/2
   ;; for channelz; a time of 0 means that there was no such event

@@ -23,7 +23,8 @@
   (documentation "" :type string)       ; the text for the help
   (parameters '() :type list)           ; the parameters, ARGUMENTs
   (options '() :type list)              ; the options, ARGUMENTs
-  (function #'identity :type function)) ; called with the keyword arguments of the line
+  (function #'identity :type function)) ; the function that is called with the keyword arguments of
+                                        ; the line
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defvar *shared-options* '() "A plist from a name to its rows.")

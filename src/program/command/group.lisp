@@ -7,7 +7,8 @@
   "Options that a system defines."
   (system "" :type string)              ; the system's name
   (options '() :type list)              ; the options, ARGUMENTs
-  ;; called before the server starts, with the plist of the command line; returns observers for it
+  ;; a function that is called before the server starts, with the plist of the command line, and
+  ;; returns observers for the server
   (observers nil :type (or symbol function))
   ;; called with a server, the plist of the command line and a function of a list of lines, which it
   ;; calls while the server has the requested features

@@ -19,7 +19,7 @@
   (headers '() :type list)              ; metadata to be sent, an alist
   (begun nil :type boolean)             ; the metadata have been sent
   (status nil :type symbol)             ; the status that the attempt ended with, once it has ended
-  (message "" :type string)             ; the text of that status
+  (message "" :type string)             ; the text of STATUS
   (fields #() :type simple-vector)      ; the server's initial metadata, in the transport's form
   (trailer-fields #() :type simple-vector) ; likewise the trailing
   (functions '() :type list))           ; functions of ON-ATTEMPT-END, newest first

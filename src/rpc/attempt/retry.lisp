@@ -161,7 +161,8 @@ structure."
   (resent 0 :type index)                ; how often a server had not seen the call
   (resent-ns nil :type (or null nanoseconds)) ; when a server had first not seen the call
   (last nil :type (or null attempt-failure)) ; the failure of the attempt that failed last
-  (since-ns 0 :type nanoseconds)        ; since when no attempt runs, or the last such time
+  (since-ns 0 :type nanoseconds)        ; the time since which no attempt runs or, while one runs,
+                                        ; the last such time
   (idle-ns 0 :type nanoseconds))        ; how long no attempt ran while a time was awaited
 
 (define-printer (retries retries)

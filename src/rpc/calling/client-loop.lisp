@@ -19,8 +19,8 @@
 that drives a loop of its own saves two thread switches per call.")
 
 (defconstant +most-client-loops+ 16
-  "That default on a machine with many. An idle loop costs 0.1 MB and a sleeping thread, which makes
-each garbage collection 30 µs longer.")
+  "The default of MAX-CLIENT-LOOPS on a machine with many processors. An idle loop costs 0.1 MB and
+a sleeping thread, which makes each garbage collection 30 µs longer.")
 
 (defstruct (group (:constructor make-group (key pool)) (:copier nil))
   "The channels of one KEY, which are on one loop."

@@ -9,13 +9,14 @@
   "A way to compress messages."
   (name :gzip :type keyword :read-only t) ; the name in code
   (text "" :type simple-string :read-only t) ; the name in headers
-  ;; without arguments: return true if the functions below may be called, else nil and the reason
+  ;; a function without arguments that returns true if the functions below may be called, else nil
+  ;; and the reason
   (opener (constantly t) :type function)
   ;; (level octets start end room): the values of OS:DEFLATE-OCTETS
   (compressor #'identity :type function)
   ;; (octets start end limit): the values of OS:INFLATE-OCTETS
   (expander #'identity :type function)
-  ;; as EXPANDER, but return the beginning of a result that is too long or damaged
+  ;; a function like EXPANDER that returns the beginning of a result that is too long or damaged
   (beginner #'identity :type function))
 
 (declaim (sb-ext:freeze-type encoding))

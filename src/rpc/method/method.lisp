@@ -20,7 +20,7 @@
   (path-field nil)
   (route nil)                           ; the last route of PATH within the image
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
-  ;; nil for a request that is not gRPC's
+  ;; nil for a request that is not one of gRPC
   (descriptor nil)                      ; the method's descriptor, if the image has none of its name
   (request-type nil :type (or null protobuf:message-type)) ; the type of the messages to the handler
   (response-type nil :type (or null protobuf:message-type)) ; the type of the messages to the client
@@ -45,7 +45,8 @@
   "~A ~(~A~)" (rpc-method-path method) (rpc-method-kind method))
 
 (defclass service ()
-  ((direct-channel :initform nil :accessor direct-channel)) ; its channel for calls without a server
+  ((direct-channel :initform nil :accessor direct-channel)) ; the service's channel for calls
+                                                            ; without a server
   (:documentation "The root of all service classes. define-proto makes one for each service of a
 file. START-SERVER takes instances of subclasses, whose methods are the handlers."))
 

@@ -59,7 +59,7 @@ admission's ring GONE."
   (ready nil :type boolean)
   ;; the connection must end, and counts among the admission's LEAVING
   (leaving nil :type boolean)
-  (octets-left 0 :type fixnum)          ; its part of the admission's LEAVING-OCTETS
+  (octets-left 0 :type fixnum)          ; the permit's part of the admission's LEAVING-OCTETS
   (drain nil :type (or null drain-wait))) ; the loop's: see DRAIN-LINK
 
 (declaim (sb-ext:freeze-type peer-entry peer-view drain-wait permit))

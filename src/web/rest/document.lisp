@@ -14,7 +14,7 @@
   "The OpenAPI document for SERVICES; if CONNECT is true, it also has their methods as the Connect
 protocol calls them."
   (let ((methods (service-entries services)))
-    ;; a router, since that finds shadows
+    ;; a router is made, since its making finds routes that hide others
     (openapi-document (router-routes (make-router (make-routes methods :rules (rules-for methods))))
                       :title title :version version :methods (and connect methods))))
 
