@@ -139,8 +139,8 @@ its calls, MORE, and LAST-NS: the time by LOOP's clock at which the last call be
 (defun link-number (link) (particular link :number))
 
 (defconstant +refs-at-once+ 100
-  "The most references of sockets that are requested from a loop at once. So many references take
-the loop 0.3 ms.")
+  "The most references of sockets that are requested from a loop at once. 100 references take 0.3 ms
+of the loop's time.")
 
 (defun link-refs (links)
   "The SocketRefs of LINKS, in the order of their numbers."

@@ -173,7 +173,7 @@ together.")
   "The part of STAGES, a value of CALL-STAGES, that shows where the time went."
   (loop for (name value) on stages by #'cddr
         unless (or (member name *counted-stages*)
-                   ;; these are attempts to connect, unlike the event's :attempts
+                   ;; :ATTEMPTS of STAGES are attempts to connect, unlike :attempts of the event
                    (member name '(:total :attempts :remaining :requests-open)))
           ;; the log writes a list of keywords alone as a list, and the stages must always be an
           ;; object

@@ -21,7 +21,7 @@
 (defstruct (entry-file (:constructor %make-entry-file) (:copier nil))
   "The file to which entries are written."
   (name "" :type string :read-only t)   ; the path, for people
-  (max-octets 1 :type (integer 1) :read-only t) ; the most that a file may have
+  (max-octets 1 :type (integer 1) :read-only t) ; the most octets that a file may have
   (kept 0 :type unsigned-byte :read-only t) ; how many older files are kept
   (write #'os:write-octets :type function) ; as that
   (rotating nil :type boolean)          ; true if the file is a regular file

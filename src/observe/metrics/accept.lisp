@@ -11,7 +11,8 @@
                    (string/= "1." text :start2 8 :end2 (min 10 (length text))))))
 
 (defun open-metrics-wanted-p (accept)
-  "True if ACCEPT, the value of that header or nil, prefers OpenMetrics to Prometheus's own format."
+  "True if ACCEPT, the value of the header accept or nil, prefers OpenMetrics to Prometheus's own
+format."
   (let ((open 0) (plain 0))
     (http1:do-preferences (type parameters weight accept)
       (cond ((string-equal type "application/openmetrics-text")
@@ -21,7 +22,8 @@
     (and (plusp open) (>= open plain))))
 
 (defun gzip-wanted-p (accept-encoding)
-  "True if ACCEPT-ENCODING, the value of that header or nil, prefers gzip to no compression."
+  "True if ACCEPT-ENCODING, the value of the header accept-encoding or nil, prefers gzip to no
+compression."
   (let ((gzip nil) (identity nil) (others 0))
     (http1:do-preferences (name parameters weight accept-encoding)
       (cond ((member name '("gzip" "x-gzip") :test #'string-equal)

@@ -51,7 +51,8 @@
   ;; of a batch's contents, a list, returns those items that can be encoded; nil if a batch cannot
   ;; be divided
   (sift nil :type (or null function) :read-only t)
-  ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
+  ;; a function of CHANNEL, a request and options of a stub that returns how many items were
+  ;; rejected, and why
   (export nil :type function :read-only t)
   (overflow nil :type function :read-only t) ; returns how many items have found no room
   (queued (constantly 0) :type function :read-only t) ; returns how many items remain to be taken
@@ -299,7 +300,7 @@ requested flush; nil if the thread must end."
 that is past."
   (let ((next (+ due-ns interval-ns))
         (now (loop:world-now)))
-    (cond ((< now due-ns) due-ns)       ; this round was early
+    (cond ((< now due-ns) due-ns)       ; DUE-NS is not past: the round came early
           ((< now next) next)
           (t (+ now interval-ns)))))
 

@@ -10,10 +10,12 @@
 
 (defclass otlp-exporter ()
   ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two EXPORT-PIPELINEs
-   (metrics :initarg :metrics :reader exporter-metrics) ; the exporter counts in them, or nil
+   ;; the METRICS in which the exporter counts, or nil
+   (metrics :initarg :metrics :reader exporter-metrics)
    ;; the tracing whose spans are exported, or nil
    (tracing :initarg :tracing :reader exporter-tracing)
-   (ring :initform nil :accessor exporter-ring)) ; its function as the ON-BATCH of TRACING, or nil
+   (ring :initform nil :accessor exporter-ring)) ; the exporter's function as the ON-BATCH of
+                                                 ; TRACING, or nil
   (:documentation "A sender of metrics and spans to a collector: see MAKE-OTLP-EXPORTER."))
 
 (define-printer (exporter otlp-exporter)

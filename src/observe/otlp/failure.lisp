@@ -37,7 +37,7 @@ it does not ask us to wait."
   "True if a request that has failed with ERROR, an RPC-ERROR, should be sent again."
   (let ((status (status:rpc-error-status error)))
     (or (and (member status *retryable*) t)
-        ;; only if the collector asks us to wait
+        ;; this status is retried only if the collector asks us to wait
         (and (eq :resource-exhausted status)
              (told-delay error)
              t))))

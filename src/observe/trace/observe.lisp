@@ -220,7 +220,7 @@ PLAIN is the value of TOLD-SIZE for the message."
                       (acons "sequence-number" number sizes))))
     (case plain
       ((nil) (event nil (cons "message-size" octets)))
-      ;; its length is unknown before it is decompressed, which may be after its span
+      ;; the message's length is unknown until it is decompressed, perhaps after the span has ended
       ((t) (event t (cons "message-size-compressed" octets)))
       (t (event nil (cons "message-size" plain) (cons "message-size-compressed" octets))))))
 
