@@ -67,7 +67,7 @@ the error."))
   protobuf-error-text "The error in the octets, as text.")
 
 (define-condition required-field-missing (protobuf-error)
-  (;; from the message to the field, as text
+  (;; the path from the message to the field, as text
    (path :initarg :path :reader required-field-missing-path))
   (:default-initargs :text "a required field is missing")
   (:report (lambda (condition stream)
@@ -84,7 +84,7 @@ checked."))
   ((format :initarg :format :reader message-text-error-format) ; the text's, :json or :text
    (line :initarg :line :reader message-text-error-line) ; the line of the fault, from 1
    (column :initarg :column :reader message-text-error-column) ; the column of the fault, from 1
-   ;; of the field that was being read, as text
+   ;; the path of the field that was being read, as text
    (path :initarg :path :initform "" :reader message-text-error-path))
   (:report (lambda (condition stream)
              (format stream "Cannot read ~:[a message~;~:*~A~] from ~A at line ~D, column ~

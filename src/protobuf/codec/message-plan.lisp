@@ -41,8 +41,8 @@
   (descriptor nil)                      ; the descriptor of the oneof
   ;; the place of the number of the field that is present, 0 for none
   (case nil :type (or symbol index))
-  (value nil :type (or symbol index))   ; the place of that field's value
-  (reader nil :type symbol)             ; the symbol of its accessor
+  (value nil :type (or symbol index))   ; the place of the value of the field that is present
+  (reader nil :type symbol)             ; the symbol of the oneof's accessor
   (slots '() :type list))               ; the oneof's fields
 
 (defstruct (plan (:copier nil))

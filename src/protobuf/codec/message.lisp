@@ -35,7 +35,7 @@
                             (:constructor make-dynamic-message (layout contents)))
   "A message of a type that is known from its descriptor alone (dynamic.lisp)."
   (layout nil)                          ; the message's LAYOUT
-  (contents #() :type simple-vector))   ; the values of its slots
+  (contents #() :type simple-vector))   ; the values of the message's slots
 (declaim (sb-ext:freeze-type dynamic-message))
 
 (defstruct (layout (:copier nil))
@@ -104,14 +104,16 @@ overwrite up to nine octets after the end, if the vector has them.")
 (defstruct (reading (:constructor make-reading (depth allowance deferred-p spare)) (:copier nil))
   "The state of reading one message with all that is in it."
   (depth 0 :type fixnum)                ; how many levels may still be entered
-  (allowance 0 :type fixnum)            ; how many octets of memory its messages may still take
+  ;; how many octets of memory the messages being read may still take
+  (allowance 0 :type fixnum)
   ;; whether sub-messages are read after their parents (decoder.lisp)
   (deferred-p nil :type boolean)
   ;; octets that are not needed afterwards: a field of bytes that is at least half of these octets
   ;; is not copied but gets them as its value
   (spare nil :type (or null octets))
-  (kept-start 0 :type index)            ; the part of SPARE for that value begins here
-  (kept-stop 0 :type index))            ; the end of that part; 0 while no field has it
+  (kept-start 0 :type index)            ; the part of SPARE that becomes a value begins here
+  (kept-stop 0 :type index))            ; the end of the part of SPARE that becomes a value; 0 while
+                                        ; no field has it
 
 (declaim (sb-ext:freeze-type reading))
 

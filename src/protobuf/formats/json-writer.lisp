@@ -9,7 +9,8 @@
 
 (defstruct (json-output (:include writing (format :json)) (:conc-name output-) (:copier nil))
   "The output of JSON, and its form."
-  (proto-names nil)                     ; these are the arguments of MESSAGE-JSON
+  (proto-names nil)                     ; whether fields have their names of the .proto file; an
+                                        ; argument of MESSAGE-JSON
   (enum-numbers nil)                    ; whether enums are written as numbers
   ;; whether fields without presence are written even if they are zero
   (defaults nil)

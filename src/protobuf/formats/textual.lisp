@@ -17,7 +17,7 @@
 (defstruct (text-layout (:constructor make-text-layout (ordered indices)) (:copier nil))
   "The data of a layout for text formats."
   (ordered #() :type simple-vector)     ; the layout's slots by number
-  ;; from the names of a field to its index among them
+  ;; from the names of a field to the index of the field's slot in ORDERED
   (indices (make-hash-table) :type hash-table)
   (keys #() :type simple-vector)        ; for JSON, the text before the value of each field
   (proto-keys #() :type simple-vector)  ; the same with the names of the .proto file
@@ -84,7 +84,8 @@ declared in the same place."
     (if (and known (eq descriptor (enum-names-descriptor known)))
         known
         (let ((fresh (make-enum-names descriptor)))
-          (dolist (value (reverse (enum-descriptor-values descriptor))) ; of aliases the first stays
+          (dolist (value (reverse (enum-descriptor-values descriptor))) ; of several names for a
+                                                                        ; number the first stays
             (let ((name (descriptor-name value)) (number (enum-value-descriptor-number value)))
               (setf (gethash name (enum-names-numbers fresh)) number
                     (gethash number (enum-names-names fresh)) name)))
@@ -109,7 +110,7 @@ declared in the same place."
   ;; from the full name of a type in an Any to that type, or nil
   (finder #'find-message-type :type function)
   (type-name nil)                       ; the type of the outermost message, for errors
-  ;; to the value being read, the innermost first: slots, indices and keys
+  ;; the path to the value being read, the innermost first: slots, indices and keys
   (path '() :type list)
   (depth 0 :type index)                 ; the number of open messages
   (max-depth **max-message-depth** :type index) ; the most below the outermost

@@ -162,8 +162,8 @@ EXTENSIONS."
     (finish-output stream)))
 
 (defun add-progress (file forms-of plans begin end)
-  "The forms that FORMS-OF returns for each of PLANS. While the compiler works on them, it reports
-from BEGIN to END percent of FILE, if that is a large one."
+  "The forms that FORMS-OF returns for each of PLANS. While the compiler works on the forms, they
+report from BEGIN to END percent of FILE, if FILE is large."
   (loop with total = (length plans)
         with last = begin
         for plan in plans

@@ -14,10 +14,10 @@
   (full-name "" :type string)           ; the name with the package and the enclosing messages
   (comment nil :type (or null string))  ; the text of the declaration's comment, or nil
   (options '() :type list)              ; the options as written: a list of OPTIONs
-  ;; their meaning: a serialized google.protobuf.…Options message, without the options that are for
-  ;; the source only; nil if it is empty
+  ;; the meaning of the options: a serialized google.protobuf.…Options message, without the options
+  ;; that are for the source only; nil if the message is empty
   (option-octets nil :type (or null octets))
-  (source-option-octets nil :type (or null octets)) ; the serialized options, all of them
+  (source-option-octets nil :type (or null octets)) ; all of the options, serialized
   (features nil :type list)             ; the resolved features, as a plist
   (line 1 :type index)                  ; the declaration's line, from 1
   (column 1 :type index))               ; the declaration's column, from 1
@@ -41,9 +41,12 @@
   (option-dependencies '() :type list)  ; files that are imported for their options only
   ;; where each part of a declaration stands, until the file is linked; see NOTE-AT
   (places nil :type (or null hash-table))
-  (messages '() :type list)             ; declared in the file, not in one of its messages
-  (enums '() :type list)                ; declared in the file, not in one of its messages
-  (extensions '() :type list)           ; declared in the file, not in one of its messages
+  (messages '() :type list)             ; messages declared in the file, not in one of the file's
+                                        ; messages
+  (enums '() :type list)                ; enums declared in the file, not in one of the file's
+                                        ; messages
+  (extensions '() :type list)           ; extensions declared in the file, not in one of the file's
+                                        ; messages
   (services '() :type list)             ; services that the file declares
   (fingerprint "" :type string)         ; a hash of the source
   ;; the native name of the file on disk that it was read from, or nil
@@ -53,7 +56,8 @@
   "A message type."
   (fields '() :type list)               ; fields in the order of the source
   (oneofs '() :type list)               ; oneofs in the order of the source
-  (messages '() :type list)             ; declared inside the message, map entries among them
+  (messages '() :type list)             ; messages declared inside this message, with its map
+                                        ; entries
   (enums '() :type list)                ; enums that are declared inside the message
   (extensions '() :type list)           ; extensions that are declared inside the message
   (extension-ranges '() :type list)     ; the ranges of extension numbers, EXTENSION-RANGEs

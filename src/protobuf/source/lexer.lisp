@@ -12,7 +12,7 @@
 (defstruct (token (:copier nil))
   "A token of a .proto source."
   (kind :end :type (member :identifier :integer :float :string :symbol :end)) ; the token's kind
-  ;; of an identifier or symbol a string, of a number a number, of a string octets
+  ;; the value: for an identifier or symbol a string, for a number a number, for a string octets
   (value nil)
   (radix 10 :type (member 8 10 16))     ; the radix of an integer
   (line 1 :type index)                  ; the line where the token begins, from 1
@@ -32,8 +32,8 @@
   (text "" :type (simple-array character (*))) ; the source
   (file "" :type string)                ; the file's name, for errors
   (at 0 :type index)                    ; the index of the next character
-  (line 1 :type index)                  ; the line of that character, from 1
-  (column 1 :type index)                ; the column of that character, from 1
+  (line 1 :type index)                  ; the line of the next character, from 1
+  (column 1 :type index)                ; the column of the next character, from 1
   (name-end 0 :type index)              ; the end of the last identifier
   (problems '() :type list))            ; the errors so far, the latest first
 

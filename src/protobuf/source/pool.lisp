@@ -53,12 +53,12 @@ public imports: N of them can make N × N files visible.")
   (records (make-hash-table :test 'eq) :type hash-table) ; descriptor to the RECORD of its options
   (problems '() :type list)             ; the errors so far, the latest first
   (problem-count 0 :type index)         ; the number of errors, including errors that were not kept
-  ;; those with an error, or that need such a thing
+  ;; descriptors with an error, or that need a faulty descriptor
   (faulty (make-hash-table :test 'eq) :type hash-table)
   ;; true if an import is missing, so that its declarations are unknown
   (missing-p nil :type boolean)
   (read-p nil :type boolean)            ; whether the file comes from a descriptor set
-  ;; of the last look-up that failed: the file that has the name but is not imported
+  ;; after a look-up that failed, the file that has the name but is not imported
   (hidden nil :type (or null file-descriptor))
   (nearest nil :type (or null string))) ; the name in the scope that decided
 
