@@ -90,7 +90,8 @@ SECONDS. If FILE is not nil, signal a FAILURE if it cannot be read now."
       them.")
       (behind-key "FILE" #'identity nil
                   "The private key of --behind-cert; by default the key is in the same file.")
-      (behind-name "NAME" #'identity nil "The name that must be in that server's certificate.")
+      (behind-name "NAME" #'identity nil
+                   "The name that must be in the certificate of the server behind.")
       balancing-options
       :serving))
     "Speak gRPC, gRPC-Web, Connect and REST (google.api.http) in front of a gRPC server, and forward

@@ -355,7 +355,7 @@ the run, print the reason on standard error and return the RUN without it."
       (concurrency-step-duration "DURATION" #'parse-seconds 1 "How long a step of the
       number of workers is.")
       (concurrency-max-duration "DURATION" #'parse-duration nil "The time after which the number
-      stays the same.")
+      of workers stays the same.")
       (async "[BOOLEAN]" #'parse-boolean nil
              "With --rps, begin calls when they are due even if -c are under way.")
       (poisson "[BOOLEAN]" #'parse-boolean nil

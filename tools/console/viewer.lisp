@@ -22,8 +22,8 @@ last.")
   "A viewer of the console."
   ;; the viewer's response, of events, stays open
   (request nil :type exchange:http-request :read-only t)
-  ;; it has got all updates until now, except those that wait for it; the thread's, as are the slots
-  ;; below
+  ;; the viewer has got all updates until now, except those that wait; only the console's thread
+  ;; uses this slot and the slots below
   (current nil :type boolean)
   ;; the texts of updates that wait for the viewer, newest first
   (waiting '() :type list))

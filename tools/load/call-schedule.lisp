@@ -53,7 +53,7 @@
   (group-ns 0 :type (unsigned-byte 40)) ; calls due within this time begin together
   (group-above 0d0 :type double-float)  ; if the rate of all generators is above this
   (group 1 :type (and quantity (integer 1))) ; how many calls begin together, at a constant rate
-  (interval-ns 0d0 :type double-float)  ; between two calls, if the rate is constant
+  (interval-ns 0d0 :type double-float)  ; the time between two calls, if the rate is constant
   ;; the offset of this generator's calls among those of all generators
   (offset-ns 0d0 :type double-float)
   (count 0 :type quantity) ; calls so far

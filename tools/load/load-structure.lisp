@@ -35,14 +35,14 @@
   (response-ns 0 :type nanoseconds)
   (encoded nil :type boolean)           ; the call's response has a grpc-encoding
   (timer nil :type (or null timer)) ; the timer of a stream's pace or end; made when first needed
-  ;; ended; it is used again once neither QUEUED nor CHAINED is true
+  ;; the call has ended; the object is used again once neither QUEUED nor CHAINED is true
   (ended nil :type boolean)
   (queued nil :type boolean)            ; the call is in its connection slot's queue
-  (chained nil :type boolean)           ; among the UNFLUSHED of its connection
-  (later nil :type (or null load-call)) ; the next call in that queue or list
+  (chained nil :type boolean)           ; the call is among the UNFLUSHED of its connection
+  (later nil :type (or null load-call)) ; the next call in the slot's queue or among the UNFLUSHED
   ;; the next call of the generator by MADE-NS, or of the calls to be used again
   (next nil :type (or null load-call))
-  (previous nil :type (or null load-call))) ; among the generator's
+  (previous nil :type (or null load-call))) ; the previous call among the generator's
 
 (defstruct (connection (:copier nil))
   "A connection of a connection slot."

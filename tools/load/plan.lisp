@@ -76,7 +76,7 @@ evenly as possible. Calls take their requests from the mix in turn."
   (skip-first 0 :type quantity)
   ;; streams of requests per call; nil for the requests of the payload, once each
   (messages nil :type (or null (and quantity (integer 1))))
-  (interval-ns 0 :type nanoseconds)     ; between two messages of a call
+  (interval-ns 0 :type nanoseconds)     ; the time between two messages of a call
   ;; the time for which a call sends or receives; 0 for no limit
   (call-duration-ns 0 :type nanoseconds)
   (fresh-messages nil :type boolean))   ; templates are expanded for each message, not each call

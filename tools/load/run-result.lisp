@@ -14,13 +14,13 @@
   "The calls that one address answered or, in a mix, the calls of one method."
   (name "" :type string)                ; the address, "" if none was reached; or the method
   (count 0 :type quantity)         ; calls that ended
-  (errors 0 :type quantity)        ; those calls that did not end with OK
+  (errors 0 :type quantity)        ; calls that ended with another status than OK
   (latency (make-histogram) :type histogram)) ; the latency of calls that ended with OK
 
 (defstruct (second-row (:copier nil))
   "The counts of one second of the run."
   (count 0 :type quantity)         ; calls that ended
-  (errors 0 :type quantity)        ; those calls that did not end with OK
+  (errors 0 :type quantity)        ; calls that ended with another status than OK
   (latency (make-histogram) :type histogram) ; the latency of calls that ended with OK
   (sent-octets 0 :type quantity)   ; octets given to the sockets
   (received-octets 0 :type quantity) ; octets received from the sockets
@@ -64,7 +64,8 @@ end of the last, without a warm-up."
   (interval-seconds 1 :type (integer 1))
   (stages '() :type list)               ; alist from "queue", "connect", "send", "wait" to HISTOGRAM
   (lateness (make-histogram) :type histogram) ; how late the tool began calls, of an open loop
-  ;; of streams of responses: from the begin to the first, and from each to the next
+  ;; for streams of responses: the time from the begin of the call to the first response, and from
+  ;; each response to the next
   (message-latency (make-histogram) :type histogram)
   ;; the server's own counts of these calls meanwhile: an alist from "count", "p50", "p90", "p99" to
   ;; a number, times in ns; nil if it was not asked

@@ -6,7 +6,7 @@
 (defstruct (chapter-list (:copier nil) (:constructor make-chapter-list (title lead paths)))
   "Chapters for one reader."
   (title "" :type string)
-  (lead "" :type string)                ; for which readers the part is
+  (lead "" :type string)                ; the readers for whom the part is
   (paths '() :type list))               ; paths of files below doc/, in the order of reading
 
 (defstruct (subject (:copier nil) (:constructor make-subject (file title packages chapters)))

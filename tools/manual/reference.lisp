@@ -53,7 +53,7 @@
   (ecase (first block)
     (:prose `(:p () ,@(text-nodes (second block))))
     (:lines `(:pre () ,(format nil "~{~A~^~%~}" (rest block))))
-    (:rows nil)))                       ; these are in the table of keywords
+    (:rows nil)))                       ; the rows are in the table of keywords
 
 (defun facts-node (docstring)
   "The sentences of DOCSTRING about values, conditions, threads and sources, as a list."

@@ -461,7 +461,7 @@ PERF is true."
          (events (follow-events subject (min 1 seconds) directory perf))
          (allocation (allocation subject (min 1 seconds) directory))
          (heap-histogram (ask subject "heap-histogram 1000" :seconds 60))
-         ;; made last, so that it includes code that was compiled meanwhile
+         ;; the symbolizer is made last, so that it includes code that was compiled meanwhile
          (symbolizer (subject-symbolizer subject directory))
          (cpu (funcall cpu symbolizer))
          (events (and events (funcall events symbolizer))))

@@ -24,7 +24,7 @@
 
 (defstruct (bound (:copier nil))
   "A condition under which a run is a failure: a relation of a figure to a limit."
-  (text "" :type string :read-only t)   ; as the user wrote it
+  (text "" :type string :read-only t)   ; the condition as the user wrote it
   (figure nil :type figure :read-only t) ; the figure that the condition is about
   (relation #'> :type function :read-only t) ; a function of its value and LIMIT
   (limit 0 :type rational :read-only t)) ; the limit, in nanoseconds if the figure is a time
@@ -48,8 +48,8 @@
                                    <=), not ~S" text)))
 
 (defun split-number (text whole)
-  "Two values: the number at the beginning of TEXT, which is the end of the condition WHOLE, and the
-unit after the number."
+  "Two values: the number at the beginning of TEXT, and the unit after the number. TEXT is the end
+of WHOLE, the text of a condition."
   (let* ((end (or (position-if-not (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
                   (length text)))
          (number (subseq text 0 end))

@@ -226,7 +226,8 @@ suite starts one, or if that is nil of ours."
                (write-framed (grpc:serialize
                               (connect:make-server-compat-request
                                :protocol :protocol-grpc :http-version :http-version-2
-                               :message-receive-limit (expt 2 24))) ; without this option it is 0
+                               :message-receive-limit (expt 2 24))) ; without this option the limit
+                                                                    ; is 0
                              input #'(setf u32be))
                (finish-output input)
                (let ((response (protobuf:parse-message

@@ -20,7 +20,7 @@
   (observer nil :read-only t)           ; the observer of the channels that it makes, or nil
   (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; guards OUTPUT and CHANNELS
   (channels (make-hash-table :test #'equal) :type hash-table :read-only t) ; channels by their names
-  ;; counts the places for further operations
+  ;; a semaphore that counts the places for further operations
   (places (sb-thread:make-semaphore :count +most-ops+) :read-only t))
 
 ;;; Ops, alists as PARSE-JSON makes them

@@ -43,7 +43,8 @@ cancelled."))
 ;;; Errors
 
 (defun lab-details (number)
-  "The details that a request for NUMBER asks for."
+  "The error details of the case NUMBER of a request: 1 is one detail, 2 two, 3 an Any of an unknown
+type; nil for others."
   (let ((reason (google.rpc:make-error-info :reason "LAB" :domain "lab.example"
                                             :metadata '(("k" . "v")))))
     (case number

@@ -102,7 +102,7 @@ stopped. Latencies count from when a call was due."
           for worker-channel = (first worker-channels)
           until (load-client-stopped client)
           do (incf due (floor (* +ns-per-second+ (- (log (- 1d0 (random 1d0 random))))) rate))
-             ;; in pieces, since the client may be stopped meanwhile
+             ;; the wait is in pieces, since the client may be stopped meanwhile
              (loop for ahead = (- due (monotonic-ns))
                    while (and (> ahead 50000) (not (load-client-stopped client)))
                    do (sleep (ns-seconds (min ahead 100000000))))
