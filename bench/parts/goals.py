@@ -235,7 +235,7 @@ def live_goals(results):
         yield ("longest stop, calls %s, ms" % live.describe(row), 20,
                row["sides"]["clgrpc"]["median"]["stopped_ms"])
     first, last = (row["sides"]["clgrpc"]["median"]["resident_mb"] for row in results["rest"])
-    yield "resident after a rest, to what it was at first", 2, last / first
+    yield "resident memory after a rest, relative to that at first", 2, last / first
 
 
 def loops_goals(results):
