@@ -57,7 +57,7 @@ a simulation, on any of its threads."
     (or (socket-ended socket) (plusp (socket-failure socket)))))
 
 (defun hang-up (peer)
-  "Close PEER's end. Doing so again does nothing. In a simulation, on any of its threads."
+  "Close PEER's end. Closing a closed end does nothing. In a simulation, on any of its threads."
   (hear peer)
   (unless (eq :closed (socket-state (peer-socket peer))) (close-socket (peer-socket peer))))
 

@@ -140,7 +140,7 @@ end."
 
 (defun end-processes (host drain)
   "Stop HOST's servers, give running calls DRAIN seconds (none if it is nil), and close its
-channels. Wait until all of them have ended."
+channels. Wait until all servers, calls and channels have ended."
   (let ((loop:*world* (host-world host)))
     (dolist (process (shiftf (host-processes host) '()))
       (typecase process

@@ -243,7 +243,7 @@ this revision only now."
 
 (defun attend-membership (node)
   "Run the job that looks for NODE's entry while it is a member, and makes it join again after a
-loss, if NODE may do so. Return the seconds until it runs again, or nil."
+loss, if NODE may do so. Return the seconds until the job runs again, or nil."
   (ecase (node-state node)
     (:member (look-for-entry node)
      (member-lease-seconds (node-asked node)))

@@ -59,9 +59,9 @@ kept, and INSTALLED."
       (unless known (setf (local-member-snapshot-receiver member) nil)))))
 
 (defun begin-snapshot-receiver (member header snapshot-delivery max-octets)
-  "Ask the state machine of MEMBER whether it wants the snapshot of HEADER. If it does, make
-SNAPSHOT-DELIVERY the only delivery that receives the snapshot. Return the snapshot receiver, the
-response, and whether the snapshot is wanted."
+  "Ask the state machine of MEMBER whether it wants the snapshot of HEADER. If the state machine
+wants the snapshot, make SNAPSHOT-DELIVERY the only delivery that receives it. Return the snapshot
+receiver, the response, and whether the snapshot is wanted."
   (when (> (v1:snapshot-header-octets header) max-octets)
     (refuse-address :resource-exhausted :snapshot-too-long (v1:snapshot-header-group header)
                     (v1:snapshot-header-sender header) (v1:snapshot-header-receiver header)

@@ -179,7 +179,7 @@ full."
                (when again (note-due node shard again))))))
 
 (defun run-timers (node)
-  "Run a job of the timers once. Return the seconds until it runs again."
+  "Run a job of the timers once. Return the seconds until the job runs again."
   (handler-case (progn (handle-own-shards node)
                        (sleep-seconds node))
     ((or etcd:etcd-error workflow-error) ()

@@ -210,8 +210,8 @@ half of the session's time."
   (/ (worker-seconds worker) 3))
 
 (defun keep-session (worker)
-  "Run the job that opens sessions of WORKER and keeps them alive. Return the seconds until it runs
-again."
+  "Run the job that opens sessions of WORKER and keeps them alive. Return the seconds until the job
+runs again."
   (handler-case (progn (beat worker)
                        (if (worker-session worker) (beat-seconds worker) 0))
     ;; every error, such as one of the channel's interceptor, is caught: without this job the worker

@@ -258,7 +258,7 @@ lease becomes overdue later."
     (ns-seconds (max 0 (- next (loop:world-now))))))
 
 (defun keep-leases (keepalive)
-  "Run the job of KEEPALIVE once. Return the seconds until it runs again."
+  "Run the job of KEEPALIVE once. Return the seconds until the job runs again."
   (let ((leases (kept-leases keepalive)) (now (loop:world-now)))
     (cond ((keepalive-failure keepalive) (give-stream-up keepalive (keepalive-failure keepalive)))
           ((some (lambda (lease) (overdue-p lease now)) leases)

@@ -177,7 +177,7 @@ unwound."
 
 (defun remove-waiter (waiter timeout)
   "Remove the key of WAITER, whose lease belongs to its user. If it is unknown whether the key was
-put, remove the key only if it has that lease; leave a key that another place shares."
+put, remove the key only if the key has WAITER's lease; leave a key that another place shares."
   (let ((condition (cond ((plusp (waiter-revision waiter)) (waiter-guard waiter))
                          ((not (shared-key-p waiter))
                           `(:lease ,(waiter-key waiter) = ,(waiter-lease waiter))))))

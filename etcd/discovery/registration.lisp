@@ -219,7 +219,7 @@ has ended."
                    :state (endpoint-state endpoint))))))
 
 (defun keep-registered (registration)
-  "Run the job of REGISTRATION once. Return the seconds until it runs again."
+  "Run the job of REGISTRATION once. Return the seconds until the job runs again."
   (handler-case (progn (write-registration registration)
                        (loop:forget-failures (registration-pauses registration))
                        (loop:tell-recovery (registration-job registration) :server-registered-again

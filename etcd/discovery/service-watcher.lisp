@@ -250,7 +250,7 @@ again."
 
 (defun follow-name (service-watcher)
   "Run the job of SERVICE-WATCHER once: pass its news on, and begin the look-ups that are due.
-Return the seconds until it runs again."
+Return the seconds until the job runs again."
   (let ((known (= 2 (length (service-watcher-begun service-watcher)))))
     (when (and known (service-watcher-news service-watcher)
                (<= (service-watcher-settled-ns service-watcher) (loop:world-now)))

@@ -156,7 +156,7 @@ until it is woken."
                                            (engine-now engine))))))))
 
 (defun attend-engine (engine)
-  "Run the job of ENGINE once. Return the seconds until it runs again, or nil."
+  "Run the job of ENGINE once. Return the seconds until the job runs again, or nil."
   (setf (engine-attendant engine) sb-thread:*current-thread*)
   (loop
     (let ((called nil))

@@ -75,7 +75,8 @@ end of all keys conflicts with none: there the last operation wins."
 
 (defun check-key-overlaps (operations)
   "Refuse OPERATIONS, of a transaction, if they change a key twice by a put. Return the keys that
-they put, and their DeleteRangeRequests, with those of the transactions among OPERATIONS."
+OPERATIONS put, and the DeleteRangeRequests among OPERATIONS, with the keys and requests of the
+transactions among OPERATIONS."
   (let ((removals (requests-of :request-delete-range operations)) (keys '()))
     (flet ((add (key excused)
              (when (or (and (member key keys :test #'octets-equal)
