@@ -95,8 +95,8 @@ NOW is 0, it begins when its loop starts it."
 
 (define-hot (encode-unless-short :inline t) ((call client-call) request) t
   "Return nil if WIRE:WRITE-MESSAGE is sure to write REQUEST, CALL's only one, at once. Otherwise
-encode it and return the value of WIRE:ENCODE-MESSAGE, or signal its RPC-ERROR if REQUEST is too
-long."
+encode REQUEST and return the value of WIRE:ENCODE-MESSAGE, or signal its RPC-ERROR if REQUEST is
+too long."
   (let ((limit (min wire:+byte-buffer-octets+ (wire:send-limit call)))
         (size (protobuf:measure (rpc:outgoing-type call) request)))
     (declare (type index size))

@@ -43,7 +43,7 @@
 
 (declaim (inline open-zlib))
 (defun open-zlib ()
-  "Open libz unless it is open. Return true if it is open, else nil and the reason of the failure,
+  "Open libz unless it is open. Return true if libz is open, else nil and the reason of the failure,
 as text. From any thread."
   (if (library-addresses **libz**) (values t nil) (open-library **libz**)))
 

@@ -14,7 +14,7 @@
   (%zstd-error-code "ZSTD_getErrorCode" int (result (unsigned 64))))
 
 (defun open-zstd ()
-  "Open libzstd unless it is open. Return true if it is open, else nil and the reason of the
+  "Open libzstd unless it is open. Return true if libzstd is open, else nil and the reason of the
 failure, as text. From any thread."
   (open-library **libzstd**))
 

@@ -176,8 +176,9 @@ METHOD. Signal MISUSE if METHOD has no codec."
         (eq kind (if (client-p call) :server-streaming :client-streaming)))))
 
 (define-hot may-send-p ((call call) (over boolean)) boolean
-  "True if a message may be sent on CALL, false if CALL has ended with :ok. If it may not, signal
-the reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
+  "True if a message may be sent on CALL, false if CALL has ended with :ok. If a message must not be
+sent for another reason, signal the reason. OVER is true if CALL's user has closed its side by
+CLOSE-SEND."
   (when (sends-one-p call)
     (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
              stub~]." call (client-p call)))

@@ -399,7 +399,7 @@ takes much memory, is decoded in room for its objects."
 (defun decode-with-room (call octets start end consume decode text)
   "The values of DECODE, called with these arguments, MOST and BEYOND. DECODE and TEXT are as of
 DECODE-ITEM. The length of a text bounds the memory of its messages, and reading it twice would take
-long. So it is decoded at once in the most room that it may need, unless that is little."
+long. So a text is decoded at once in the most room that it may need, unless that room is little."
   (declare (type function decode) (type index start end))
   (let ((size (- end start)) (type (incoming-type call)))
     (declare (type index size))

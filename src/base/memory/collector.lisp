@@ -320,7 +320,7 @@ pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
   (epoch nil))                          ; the epoch of the collection before
 
 (defun quiet-p (quiet-period)
-  "True if little was consed for +QUIET-NS+. If so, the next period begins."
+  "True if little was consed for +QUIET-NS+. When the value is true, the next period begins."
   (let ((now (monotonic-ns)) (used (heap-used)))
     (flet ((begin ()
              (setf (quiet-period-since-ns quiet-period) now

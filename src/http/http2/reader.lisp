@@ -528,8 +528,8 @@ a particular frame."
                                  line-end line-end))))
 
 (defun read-preface (connection octets start end)
-  "Check the client's preface, which begins at START. Return the position after it, or START if it
-is incomplete."
+  "Check the client's preface, which begins at START. Return the position after the preface, or
+START if the preface is incomplete."
   (let* ((length (length **preface**))
          (count (min length (- end start))))
     (cond ((mismatch **preface** octets :end1 count :start2 start :end2 (+ start count))

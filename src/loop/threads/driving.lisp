@@ -176,8 +176,8 @@ the candidate does."
 
 (define-hot drive ((loop event-loop) (done-p function) argument) boolean
   "Run LOOP if it is caller-driven, no thread runs it, its only call is this thread's, and this
-thread runs no other loop. Run it until (DONE-P ARGUMENT) is true, another thread needs it, or user
-code of ARGUMENT, a call, loses it. Return false if none of this was done. An interrupt (C-c) is
+thread runs no other loop. Run LOOP until (DONE-P ARGUMENT) is true, another thread needs LOOP, or
+user code of ARGUMENT, a call, loses LOOP. Return false if LOOP was not run. An interrupt (C-c) is
 handled only in user code and while waiting for events. When LOOP is lost a reserve thread runs it,
 and this thread, if it continues, waits in another way."
   (and (drivable-p loop)

@@ -186,9 +186,9 @@ Return false if FUNCTION will not be called. From any thread."
     (may-have-p quota #'quota-running (free-threads reserve))))
 
 (defun charge-thread (reserve change function)
-  "Call FUNCTION with the lock held. If it returns a quota, charge that quota with a thread, for
-user code that began on a loop and has lost the loop. CHANGE is 1; or it is -1 if that user code has
-returned, to undo the charge. From any thread."
+  "Call FUNCTION with the lock held. If FUNCTION returns a quota, charge that quota with a thread,
+for user code that began on a loop and has lost the loop. CHANGE is 1; or it is -1 if that user code
+has returned, to undo the charge. From any thread."
   (declare (type function function))
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((quota (funcall function)))

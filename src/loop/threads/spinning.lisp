@@ -65,8 +65,8 @@ by 1.")
   "The longest pause between trials, in waits, of a loop that a caller drives; while it spins, the
 pause between trials that it makes other loops begin.")
 (defconstant +smaller+ 16
-  "After so many sendings in a row that are much smaller than those of the trial that failed last, a
-caller makes the next trial.")
+  "How many sendings in a row, much smaller than those of the trial that failed last, make a caller
+begin the next trial.")
 (defconstant +wins+ 256
   "How many waits spinning must have shortened so that, when it ceases to be useful, the next trial
 comes soon.")

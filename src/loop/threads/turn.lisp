@@ -56,7 +56,7 @@ the admission has taken if that is longer.")
 
 (define-hot wait-time-ns ((loop event-loop)) (signed-byte 62)
   "How long the turn that begins now may wait for events: 0 if there is work, -1 if nothing is due.
-Unless it is 0, the inbox counts as asleep."
+Unless the value is 0, the inbox counts as asleep."
   (if (or (plusp (event-loop-ready-count loop))
           (plusp (event-loop-dirty-count loop))
           (plusp (event-loop-ring-count loop)))

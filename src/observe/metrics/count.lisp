@@ -95,7 +95,7 @@ to stop and the duration must be counted now."
   (getf (operate particulars call) :plain))
 
 (define-hot (plain-request-p :inline t) (call) t
-  "True if CALL is a request of HTTP and no call."
+  "True if CALL stands for a plain request of HTTP, not for a call."
   (let ((method (call-rpc-method call)))
     (and (or (null method) (zerop (method:rpc-method-number (the method:rpc-method method))))
          (says-plain-p call))))

@@ -75,7 +75,7 @@ is not read as 0.10000000149011612."
     (sb-thread:with-mutex ((metrics-lock metrics))
       (when (or (find name **instruments** :key #'instrument-name :test #'string-equal)
                 (find name (metrics-customs metrics) :key #'custom-name :test #'string-equal))
-        (misuse "There is an instrument ~S." name))
+        (misuse "An instrument ~S exists already." name))
       (push custom (metrics-customs metrics)))
     custom))
 

@@ -18,7 +18,7 @@ itself instead of being a forwarder."
         (not (message-p (message-extra (truly-the message ,message))))))
 
 (defmacro by-storage ((structure place) form)
-  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored. In it (STORED) is the
+  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored. In FORM, (STORED) is the
 stored value at PLACE of MESSAGE, an instance of STRUCTURE."
   `(multiple-value-bind (index storage) (place-storage ,structure ,place)
      (declare (type index index))

@@ -149,7 +149,8 @@ EXTENSIONS."
 ;;; far the compiler is.
 
 (defconstant +messages-add-progress+ 200
-  "A file with so many messages reports its progress: it compiles for some seconds.")
+  "How many messages a file has at least whose compilation reports its progress, since it takes some
+seconds.")
 
 (defun note-progress (name percent
                       &optional (stream (and (interactive-stream-p sb-sys:*stderr*)

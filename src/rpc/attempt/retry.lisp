@@ -367,8 +367,8 @@ further attempt begins. Return the other attempts under way."
 ;;; Performing decisions
 
 (defstruct (retry-operations (:conc-name operation-) (:copier nil))
-  "The operations of a transport for the machine: functions of CALL, the transport's own object for
-a call that may be tried more than once."
+  "The operations of a transport for the state machine: functions of CALL, the transport's own
+object for a call that may be tried more than once."
   ;; the machine's questions
   (retries nil :type function :read-only t) ; (call): its RETRIES
   (throttle nil :type function :read-only t) ; (call): the throttle of its channel, or nil
@@ -404,16 +404,16 @@ a call that may be tried more than once."
   nil)
 
 (defun tell-begun (operations call)
-  "Report to the machine that the first attempt of CALL begins, before anything is sent."
+  "Report to the state machine that the first attempt of CALL begins, before anything is sent."
   (let ((retries (funcall (operation-retries operations) call)))
     (multiple-value-call #'carry-out operations call
       (first-begun retries (and (retries-hedged-p retries)
                                 (funcall (operation-keep operations) call))))))
 
 (defun tell-failed (operations call attempt number failure &optional going-ns)
-  "Report to the machine that ATTEMPT of CALL, which runs, has failed with FAILURE. ATTEMPT is nil
-if the attempt could not begin. NUMBER other attempts came before it. GOING-NS is the time when the
-attempt's connection began, if a GOAWAY was received on that connection, else nil."
+  "Report to the state machine that ATTEMPT of CALL, which runs, has failed with FAILURE. ATTEMPT is
+nil if the attempt could not begin. NUMBER other attempts came before it. GOING-NS is the time when
+the attempt's connection began, if a GOAWAY was received on that connection, else nil."
   (multiple-value-call #'carry-out operations call
     (attempt-failed (funcall (operation-retries operations) call) attempt number failure
                     (funcall (operation-now operations) call)
@@ -424,7 +424,7 @@ attempt's connection began, if a GOAWAY was received on that connection, else ni
                     :keep (lambda () (funcall (operation-keep operations) call)))))
 
 (defun tell-due (operations call)
-  "Report to the machine that the time awaited for CALL, which runs, has come."
+  "Report to the state machine that the time awaited for CALL, which runs, has come."
   (multiple-value-call #'carry-out operations call
     (attempt-due (funcall (operation-retries operations) call)
                  (funcall (operation-now operations) call)
