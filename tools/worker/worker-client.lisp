@@ -142,7 +142,8 @@ the arithmetic can handle."
             ((and (eq :unary kind)) (in-each-slot #'call-again-and-again))
             ((and (eq :streaming kind) (not rate)) (in-each-slot #'talk))
             (t (grpc:fail :unimplemented
-                          "There are unary calls, and round trips in a closed loop."))))))
+                          "This worker makes unary calls, and round trips in a closed loop
+only."))))))
 
 (defun start-load-client (config credentials)
   "A LOAD-CLIENT with the settings of CONFIG, over TLS if CONFIG asks for it, by CREDENTIALS."
@@ -152,7 +153,7 @@ the arithmetic can handle."
     (when (or (zerop (length targets)) (> channels +most-worker-channels+)
               (> (* channels (testing:client-config-outstanding-rpcs-per-channel config))
                  +most-worker-calls+))
-      (grpc:fail :invalid-argument "There is no target, or there are too many channels or calls."))
+      (grpc:fail :invalid-argument "The setup has no target, or too many channels or calls."))
     (setf (load-client-worker-channels client)
           (loop for i below channels
                 collect (make-worker-channel :channel

@@ -41,7 +41,7 @@ object. STOP ends the server or client."
                     (when worker (funcall stop (shiftf worker nil)))
                     (setf worker (funcall start setup)))
                    ((not (and mark worker))
-                    (grpc:fail :invalid-argument "There is nothing set up.")))
+                    (grpc:fail :invalid-argument "No setup has come before this message.")))
              (grpc:send call (funcall report worker
                                       (and mark (testing:mark-reset mark))))))
       (when worker (funcall stop worker)))))
