@@ -458,7 +458,7 @@ status 415"
    "base" "interceptors-take-their-arguments"
    "src/base/arity.lisp" "(check-arity function arguments \"An interceptor\")"
    "(list function arguments)")
-  ("Servers and channels take a list of them; the first is the outermost"
+  ("Servers and channels take a list of interceptors; the first is the outermost"
    "calling" "the-first-interceptor-is-the-outermost"
    "src/rpc/serving/handler-answer.lisp" "(funcall (first interceptors) call request"
    "(funcall (first (last interceptors)) call request")

@@ -142,8 +142,7 @@ the arithmetic can handle."
             ((and (eq :unary kind)) (in-each-slot #'call-again-and-again))
             ((and (eq :streaming kind) (not rate)) (in-each-slot #'talk))
             (t (grpc:fail :unimplemented
-                          "This worker makes unary calls, and round trips in a closed loop
-only."))))))
+                          "This worker makes unary calls, or round trips without a rate."))))))
 
 (defun start-load-client (config credentials)
   "A LOAD-CLIENT with the settings of CONFIG, over TLS if CONFIG asks for it, by CREDENTIALS."
