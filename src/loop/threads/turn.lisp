@@ -40,8 +40,8 @@ next turn during the next +APART-TIMES+ of that time: finished output would wait
 wait for the next turn. So finished output waits for them at most a twentieth of the time, and a
 thread that was interrupted once for 100 µs sends separately for 2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
-  "The longest time for which functions that others have deferred wait for the next turn; and the
-time, until they have returned, of those that run.")
+  "The longest time for which functions that others have deferred wait for the next turn; they count
+as taking this long until they have returned.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
