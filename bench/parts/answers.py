@@ -16,7 +16,7 @@ CONNECTIONS = 5000
 TITLE = "5,000 answers that are due at once"
 ROWS = [{"connections": "new"}, {"connections": "open"}]
 FIGURES = [("last_s", "last answer after s", True), ("late_p50_ms", "p50 late ms", True),
-           ("late_p99_ms", "p99 late ms", True)]
+           ("late_p99_ms", "p99 late ms", True), ("lost", "without answer", True)]
 
 
 class Asked:
@@ -34,7 +34,12 @@ class Asked:
                     crowd.asked()
                     self.figures[one["connections"]] = crowd.figures()
         found = self.figures[row["connections"]]
-        return {"last_s": found["last_answer_seconds"], "lost": found["lost"],
+        lost = CONNECTIONS - found["answers"]
+        # times without all answers of C, or without any, would say nothing
+        if lost == CONNECTIONS or (lost and self.name == series.FLOOR):
+            raise SystemExit("%s has not answered %d of %d calls: %s" % (
+                self.name, lost, CONNECTIONS, found["complaints"]))
+        return {"last_s": found["last_answer_seconds"], "lost": lost,
                 "late_p50_ms": found["late_p50_ms"], "late_p99_ms": found["late_p99_ms"]}
 
 
