@@ -7,12 +7,14 @@
    "listening on 127.0.0.1:PORT".
 
    canned MILLISECONDS: a helloworld.Greeter that answers SayHello so much later, with a list of what
-   is due and the time-out of epoll_wait. All requests wait equally long, so the list is in order.
+   is due and the time-out of epoll_pwait2, in nanoseconds. All requests wait equally long, so the list
+   is in order.
 
    The first answer of a connection puts its header fields into the dynamic table, so that the others
    are as short as a real server's. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <malloc.h>
 #include <netinet/tcp.h>
 #include <stddef.h>
@@ -164,10 +166,14 @@ static void answer_due(void) {
   }
 }
 
-/* What epoll_wait may wait, in ms. */
-static int patience(void) {
-  int64_t left = first_due ? first_due->due - now() : -1;
-  return !first_due ? -1 : left <= 0 ? 0 : (int)(left / 1000000 + 1);
+/* What epoll_pwait2 may wait: until the first answer is due; for ever, NULL, if there is none. */
+static struct timespec *patience(void) {
+  static struct timespec time;
+  if (!first_due) return NULL;
+  int64_t left = first_due->due - now();
+  if (left < 0) left = 0;
+  time.tv_sec = left / 1000000000, time.tv_nsec = left % 1000000000;
+  return &time;
 }
 
 static void take_data(struct connection *c, uint32_t stream, int last, const unsigned char *data,
@@ -261,15 +267,17 @@ int main(int count_of_arguments, char **arguments) {
   struct epoll_event events[64] = {{.events = EPOLLIN, .data.ptr = NULL}};
   must(bind(listener, (struct sockaddr *)&address, sizeof address) == 0, "bind");
   must(listen(listener, 4096) == 0, "listen");
-  mallopt(M_MMAP_THRESHOLD, 4 * ROOM); /* no system call for each connection */
+  mallopt(M_MMAP_THRESHOLD, 4 * ROOM); /* connections are in the heap, */
+  mallopt(M_TOP_PAD, 256 * ROOM);      /* which grows by 64 MB with one system call */
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);  /* and does not shrink */
   if (count_of_arguments > 1) delay = 1000000 * (int64_t)atoi(arguments[1]);
   must(epoll_ctl(poll, EPOLL_CTL_ADD, listener, events) == 0, "epoll_ctl");
   getsockname(listener, (struct sockaddr *)&address, &length);
   printf("listening on 127.0.0.1:%d\n", ntohs(address.sin_port));
   fflush(stdout);
   for (;;) {
-    int count = epoll_wait(poll, events, 64, patience());
-    must(count >= 0 || errno == EINTR, "epoll_wait");
+    int count = epoll_pwait2(poll, events, 64, patience(), NULL);
+    must(count >= 0 || errno == EINTR, "epoll_pwait2");
     for (int i = 0; i < count; i++) {
       struct connection *c = events[i].data.ptr;
       if (c == NULL) {
