@@ -408,17 +408,25 @@ func runConnections(arguments []string) int {
 	return 0
 }
 
-// An idleCrowd is connections that have made one call each and then stay, over TLS or not. A goroutine
-// opens each and ends; what comes later stays in the kernel's buffer.
+// An idleCrowd is connections that have made one call each and then stay, over TLS or not. Goroutines
+// open them and end; what comes later stays in the kernel's buffer.
 type idleCrowd struct {
-	address     string
-	security    *tls.Config // nil: none
-	dialect     *greeterDialect
-	connections []net.Conn
+	address  string
+	security *tls.Config // nil: none
+	dialect  *greeterDialect
+	members  []*idleMember
 }
 
-// open connects once more, makes the call and returns when it is answered.
-func (c *idleCrowd) open() (net.Conn, error) {
+// An idleMember is one connection, with what its calls have left of a read.
+type idleMember struct {
+	connection net.Conn
+	state      crowdMember
+}
+
+const idlePatience = 20 * time.Second // for one call
+
+// open connects once more and makes the first call.
+func (c *idleCrowd) open() (*idleMember, error) {
 	connection, err := net.Dial("tcp", c.address)
 	if err != nil {
 		return nil, err
@@ -426,59 +434,77 @@ func (c *idleCrowd) open() (net.Conn, error) {
 	if c.security != nil {
 		connection = tls.Client(connection, c.security)
 	}
-	if _, err := connection.Write(c.dialect.requests[0]); err != nil {
-		return nil, err
-	}
-	member := &crowdMember{}
-	for area := make([]byte, 4096); ; {
-		n, err := connection.Read(area)
-		if err != nil {
-			return nil, err
-		}
-		reply, answered, err := c.dialect.read(member, area[:n])
-		if err != nil {
-			return nil, err
-		}
-		if len(reply) > 0 {
-			connection.Write(reply)
-		}
-		if answered {
-			return connection, nil
-		}
-	}
+	m := &idleMember{connection: connection}
+	return m, c.call(m)
 }
 
-// openUntil opens connections, some at a time, until there are count.
-func (c *idleCrowd) openUntil(count int) error {
-	const atOnce = 16
-	missing := count - len(c.connections)
-	results := make(chan error, atOnce)
-	for i := range atOnce {
-		share := (missing + i) / atOnce
-		opened := make([]net.Conn, share)
-		go func() {
-			for i := range opened {
-				connection, err := c.open()
-				if err != nil {
-					results <- err
-					return
-				}
-				opened[i] = connection
-			}
-			results <- nil
-		}()
-		defer func() { c.connections = append(c.connections, opened...) }()
+// call makes the next call of a connection and returns when it is answered. Its request has been made
+// before, since several goroutines read the list of requests.
+func (c *idleCrowd) call(m *idleMember) error {
+	m.connection.SetDeadline(time.Now().Add(idlePatience))
+	if _, err := m.connection.Write(c.dialect.requests[m.state.asked]); err != nil {
+		return err
 	}
-	for range atOnce {
-		if err := <-results; err != nil {
+	m.state.asked++
+	for area := make([]byte, 4096); ; {
+		n, err := m.connection.Read(area)
+		if err != nil {
 			return err
 		}
+		reply, answered, err := c.dialect.read(&m.state, area[:n])
+		if err != nil {
+			return err
+		}
+		if len(reply) > 0 {
+			if _, err := m.connection.Write(reply); err != nil {
+				return err
+			}
+		}
+		if answered {
+			return nil
+		}
 	}
-	return nil
 }
 
-// runIdle holds idle connections: for each line of standard input, the number that there shall be, it
-// opens the rest and prints a line of JSON.
+// someAtOnce calls act with the numbers from 0 below count, by several goroutines, and returns the
+// first error when all have ended. A goroutine ends with its first error.
+func someAtOnce(count int, act func(int) error) error {
+	const atOnce = 16
+	results := make(chan error, atOnce)
+	for first := range atOnce {
+		go func() {
+			var err error
+			for i := first; i < count && err == nil; i += atOnce {
+				err = act(i)
+			}
+			results <- err
+		}()
+	}
+	var first error
+	for range atOnce {
+		if err := <-results; first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// openUntil opens connections until there are count.
+func (c *idleCrowd) openUntil(count int) error {
+	opened := make([]*idleMember, max(0, count-len(c.members)))
+	err := someAtOnce(len(opened), func(i int) (err error) {
+		opened[i], err = c.open()
+		return err
+	})
+	if err == nil {
+		c.members = append(c.members, opened...)
+	}
+	return err
+}
+
+// runIdle holds idle connections. For each line of standard input, `open N` (open connections until
+// there are N) or `ask` (all make their second call), it prints a line of JSON once all calls have been
+// answered. It fails if a connection does.
 func runIdle(arguments []string) int {
 	set := flag.NewFlagSet("idle", flag.ExitOnError)
 	flags := newTLSFlags(set, "tls-ca", "PEM file of what the server's certificate is verified with; without it there is no TLS")
@@ -491,7 +517,7 @@ func runIdle(arguments []string) int {
 	if err != nil {
 		return complain(err)
 	}
-	dialect.request(0)
+	dialect.request(1)
 	crowd := &idleCrowd{address: set.Arg(0), dialect: dialect}
 	if *flags.roots != "" {
 		if crowd.security, err = flags.config(); err != nil {
@@ -504,12 +530,16 @@ func runIdle(arguments []string) int {
 	fmt.Println("ready")
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		count := 0
-		fmt.Sscan(lines.Text(), &count)
 		begin := time.Now()
-		if err := crowd.openUntil(count); err != nil {
+		if _, scanned := fmt.Sscanf(lines.Text(), "open %d", &count); scanned == nil {
+			err = crowd.openUntil(count)
+		} else {
+			err = someAtOnce(len(crowd.members), func(i int) error { return crowd.call(crowd.members[i]) })
+		}
+		if err != nil {
 			return complain(err)
 		}
-		json.NewEncoder(os.Stdout).Encode(map[string]any{"held": len(crowd.connections),
+		json.NewEncoder(os.Stdout).Encode(map[string]any{"held": len(crowd.members),
 			"seconds": time.Since(begin).Seconds()})
 	}
 	return 0
