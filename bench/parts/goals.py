@@ -214,7 +214,8 @@ def answers_goals(results):
                    "{:,}".format(answers.CONNECTIONS), answers.describe(row), results["delay"]),
                results["delay"] + 0.15,
                *(sides[side]["median"]["last_s"] for side in ("clgrpc", series.FLOOR)))
-        yield "calls on %s without answer" % answers.describe(row), 0, sides["clgrpc"]["median"]["lost"]
+        yield ("calls on %s without answer" % answers.describe(row), 0,
+               sides["clgrpc"]["median"]["lost"])
 
 
 def idle_goals(results):
