@@ -1,9 +1,11 @@
 ;;;; The servers of bench/parts/scaling.py: `clgrpc serve bench` in an image that says what its
 ;;;; collector does. Loaded after scripts/load.lisp with the arguments of `serve` in CLGRPC_SERVE.
 ;;;; For each line on standard input it prints a line that begins with `figures` and goes on with
-;;;; JSON: of a line `totals` the octets consed since the start, and the milliseconds in which
-;;;; threads were stopped for collections; of a line with a number the milliseconds of a collection
-;;;; of next to nothing beside so many threads that sleep, the least of a few.
+;;;; JSON. The answer to a line `totals` is, since the start, the octets consed, the milliseconds of
+;;;; CPU of all collections (SBCL 2.2.9 counts neither collections nor their time by the clock), and
+;;;; the context switches of all threads, ended ones included; and the octets of the nursery now. The
+;;;; answer to a line with a number is the clock's milliseconds of a collection of next to nothing
+;;;; beside so many threads that sleep, the least of a few.
 
 (in-package #:clgrpc.scripts)
 
@@ -33,10 +35,17 @@
       (loop repeat count do (sb-thread:signal-semaphore over))
       (mapc #'sb-thread:join-thread threads))))
 
+(defun context-switches ()
+  "How often threads of this process have left a core."
+  (let ((usage (multiple-value-list (sb-unix:unix-getrusage sb-unix:rusage_self))))
+    (reduce #'+ (last usage 2))))       ; voluntary and not
+
 (defun answer (line)
   (if (string= line "totals")
       `(("consed" . ,(sb-ext:get-bytes-consed))
-        ("stopped_ms" . ,(/ (* 1000d0 sb-ext:*gc-run-time*) internal-time-units-per-second)))
+        ("collector_ms" . ,(/ (* 1000d0 sb-ext:*gc-run-time*) internal-time-units-per-second))
+        ("switches" . ,(context-switches))
+        ("nursery" . ,(sb-ext:bytes-consed-between-gcs)))
       `(("stop_ms" . ,(stop-ms-beside (parse-integer line))))))
 
 (sb-thread:make-thread (lambda ()

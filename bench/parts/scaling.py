@@ -1,13 +1,11 @@
 """Server loops on two cores, and what follows for more. Two loops of one process beside one loop, and
 beside two processes with a loop each, which share nothing but the machine: the difference is the cost
-of what loops share. Counted beside the processor's time are the futex calls, in which threads wait
-for locks, the context switches, and the time for which the collector stops all loops. From these a
-model computes the throughput of more loops than there are cores here."""
+of what loops share. Counted beside the processor's time are the context switches, the collector's
+part, and, in a run of their own, the futex calls, in which threads wait for locks. From these a model
+computes the throughput of more loops than there are cores here."""
 
 import contextlib
 import json
-import os
-import re
 import subprocess
 import tempfile
 import time
@@ -28,6 +26,8 @@ CONNECTIONS = 5  # of each of two loads
 FIGURES = [("cpu_us_per_call", "server CPU µs/call"), ("calls_per_second", "calls/s"),
            ("switches_per_call", "context switches a call"), ("futex_per_call", "futex calls a call"),
            ("consed_per_call", "octets consed a call")]
+FEW_REQUESTS = 20000  # of loads that are not timed
+COLLECTIONS = 10  # of which the mean time is taken
 THREADS = (0, 64)
 LOOPS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -45,16 +45,6 @@ class Server(support.Server):
         self.process.stdin.write("%s\n" % line)
         self.process.stdin.flush()
         return json.loads(self.line_with("figures ", 60))
-
-
-def switches(pid):
-    """How often the threads of PID have left a core."""
-    count = 0
-    for task in os.listdir("/proc/%d/task" % pid):
-        with contextlib.suppress(OSError), open("/proc/%d/task/%s/status" % (pid, task),
-                                                encoding="ascii") as file:
-            count += sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", file.read())))
-    return count
 
 
 class FutexCounter:
@@ -87,7 +77,6 @@ class Side:
         self.name = name
         processes, loops = SIDES[name]
         self.servers = [stack.enter_context(Server(loops)) for _ in range(processes)]
-        self.requests, self.stopped_ms = 0, 0  # of all runs
 
     def load(self, call, streams, requests):
         """Two loads at once, of half the REQUESTS each, with a server each if there are two."""
@@ -104,31 +93,39 @@ class Side:
         answers = [server.ask("totals") for server in self.servers]
         return {key: sum(answer[key] for answer in answers) for key in answers[0]}
 
-    def stopped_ns_per_call(self):
-        """What the collector has taken of each call in all runs; one is too short for many collections."""
-        return 1e6 * self.stopped_ms / self.requests
+    def counted(self, before):
+        return {key: value - before[key] for key, value in self.totals().items()}
+
+    def collector(self, call, row):
+        """The milliseconds of CPU of a collection, the mean of some, and the octets of the nursery."""
+        before = self.totals()
+        collections = 0
+        while collections < COLLECTIONS:
+            self.load(call, row["streams"], 10 * FEW_REQUESTS)
+            counted, nursery = self.counted(before), self.totals()["nursery"]
+            collections = counted["consed"] / nursery
+        return counted["collector_ms"] / collections, nursery
 
     def figures(self, call, row, seconds):
-        self.load(call, row["streams"], 20000)
+        self.load(call, row["streams"], FEW_REQUESTS)
         begin = time.monotonic()
-        self.load(call, row["streams"], 20000)
-        requests = 2 * int(10000 * max(1, seconds / (time.monotonic() - begin)))
+        self.load(call, row["streams"], FEW_REQUESTS)
+        requests = 2 * int(FEW_REQUESTS / 2 * max(1, seconds / (time.monotonic() - begin)))
         pids = [server.pid for server in self.servers]
-        before, left = self.totals(), sum(map(switches, pids))
+        before = self.totals()
         meters = [machine.CpuMeter(pid) for pid in pids]
-        with FutexCounter(pids) as futex:
-            begin = time.monotonic()
-            self.load(call, row["streams"], requests)
-            took = time.monotonic() - begin
+        begin = time.monotonic()
+        self.load(call, row["streams"], requests)
+        took = time.monotonic() - begin
         cpu = sum(meter.seconds() for meter in meters)
-        after, left = self.totals(), sum(map(switches, pids)) - left
-        self.requests += requests
-        self.stopped_ms += after["stopped_ms"] - before["stopped_ms"]
+        counted = self.counted(before)
         figures = {"cpu_us_per_call": 1e6 * cpu / requests, "calls_per_second": requests / took,
-                   "switches_per_call": left / requests,
-                   "consed_per_call": (after["consed"] - before["consed"]) / requests}
+                   "switches_per_call": counted["switches"] / requests,
+                   "consed_per_call": counted["consed"] / requests}
+        with FutexCounter(pids) as futex:  # the tracepoint takes time, so in no other figure
+            self.load(call, row["streams"], FEW_REQUESTS)
         if futex.count is not None:
-            figures["futex_per_call"] = futex.count / requests
+            figures["futex_per_call"] = futex.count / FEW_REQUESTS
         return figures
 
 
@@ -139,40 +136,33 @@ def measure(options):
         sides = [Side(name, stack) for name in SIDES]
         rows = series.interleaved(ROWS, sides, rounds,
                                   lambda row, side: side.figures(call, row, options.seconds))
-        stopped = next(side for side in sides if side.name == TWO).stopped_ns_per_call()
+        collection_ms, nursery = sides[list(SIDES).index(TWO)].collector(call, ROWS[0])
         stops = {count: sides[0].servers[0].ask(count)["stop_ms"] for count in THREADS}
         command = " ".join(call.command("ADDRESS", CONNECTIONS, "S", "N")).replace(call.body, "BODY")
-    return {"rounds": rounds, "rows": rows, "absent": [], "stopped_ns_per_call": stopped,
-            "stop_ms": [stops[count] for count in THREADS], "commands": {
+    return {"rounds": rounds, "rows": rows, "absent": [], "collection_ms": collection_ms,
+            "nursery": nursery, "stop_ms": [stops[count] for count in THREADS], "commands": {
                 "server": "CLGRPC_SERVE='serve bench --loops N --listen 127.0.0.1:0' " + " ".join(LISP),
                 "load, twice": command}}
 
 
 # The model
 
-NURSERY = 64e6
-
-
 def model(results):
-    """The terms of the model, in microseconds: the work of a call on its own loop; the part of the
-    collections that a call causes; and the stop of one more thread for that part."""
+    """The terms of the model, in microseconds: the work of a call on its own loop; the collector's CPU
+    for a call; and the wait for one more thread to stop, for the part of a collection that a call
+    causes. The last is 0 where other things hide it."""
     figures = results["rows"][0]["sides"][TWO]["median"]
     few, many = results["stop_ms"]
-    share = figures["consed_per_call"] / NURSERY  # the part of a collection that a call causes
-    # short runs may have had no collection
-    stopped = max(results["stopped_ns_per_call"] / 1000, 1000 * few * share)
-    each = 1000 * (many - few) / (THREADS[1] - THREADS[0]) * share
-    return {"work": figures["cpu_us_per_call"] - stopped, "stopped": stopped, "each": each}
+    collections = figures["consed_per_call"] / results["nursery"]  # that a call causes
+    collector = 1000 * results["collection_ms"] * collections
+    stop = max(0, 1000 * (many - few) / (THREADS[1] - THREADS[0]))
+    return {"work": figures["cpu_us_per_call"] - collector, "collector": collector,
+            "each": stop * collections}
 
 
 def throughput(terms, loops):
     """Calls a microsecond of LOOPS loops with a core each: while one of them collects all stop."""
-    return 1 / (terms["work"] / loops + terms["stopped"] + terms["each"] * loops)
-
-
-def best(terms):
-    """With how many loops the throughput is highest."""
-    return (terms["work"] / terms["each"]) ** 0.5 if terms["each"] > 0 else float("inf")
+    return 1 / (terms["work"] / loops + terms["collector"] + terms["each"] * loops)
 
 
 def describe(row):
@@ -195,22 +185,26 @@ def table(results):
     terms = model(results)
     alone = throughput(terms, 1)
     few, many = results["stop_ms"]
-    computed = [["%d" % loops, "%.1f" % (throughput(terms, loops) / alone),
-                 "%.0f %%" % (100 * throughput(terms, loops) / alone / loops)] for loops in LOOPS]
+    measured = {SIDES[name][1]: 1e6 / row["cpu_us_per_call"] for name, row in (
+        (name, results["rows"][0]["sides"][name]["median"]) for name in (ONE, TWO))}
+    computed = [["%d" % loops, "%.2f" % (throughput(terms, loops) / alone),
+                 markdown.figure(1e6 * throughput(terms, loops) / loops),
+                 markdown.figure(measured.get(loops))] for loops in LOOPS]
     return "\n".join([
         "GetFeature; two loads of %d connections, connections × calls at once on each; neither "
         "loads nor servers are held to a core. Two processes have a load each." % CONNECTIONS, "",
         markdown.table(["connections × streams", ""] + [name for _, name in FIGURES], lines,
                        text_columns=2),
-        "A collection of next to nothing takes %.2f ms, beside %d threads that sleep %.2f ms." % (
-            few, THREADS[1], many), "",
-        "Computed, not measured: a call is %.2f µs of work on its own loop, %.4f µs of collections, "
-        "for which all loops stop, and %.6f µs more of these for each loop that has to be stopped; "
-        "so the collector is a serial part of %.2f %%. [Scaling](scaling.md) explains the model." % (
-            terms["work"], terms["stopped"], terms["each"],
-            100 * terms["stopped"] / (terms["work"] + terms["stopped"])), "",
-        markdown.table(["loops, each with a core", "throughput, to one loop", "of as many loops"],
-                       computed, text_columns=0)])
+        "With two loops, %.0f MB of garbage are collected at once, in %.2f ms of CPU. A collection of "
+        "next to nothing takes %.2f ms of the clock, beside %d threads that sleep %.2f ms." % (
+            results["nursery"] / 1e6, results["collection_ms"], few, THREADS[1], many), "",
+        "Computed from these, of %s: a call is %.2f µs of work on its own loop, %.4f µs of the "
+        "collector's CPU, in which no loop works, and %.6f µs for each loop that has to be stopped. "
+        "Nothing else is in the model, which [scaling](scaling.md) explains. Beside its calls a second "
+        "of each loop stand those a second of the server's CPU that were measured." % (
+            describe(results["rows"][0]), terms["work"], terms["collector"], terms["each"]), "",
+        markdown.table(["loops, each with a core", "computed throughput, to one loop",
+                        "computed calls/s of each", "measured"], computed, text_columns=0)])
 
 
 def plots(results):
