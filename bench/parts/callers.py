@@ -1,8 +1,9 @@
 """Whether a client is as fast each time it starts: threads that make one blocking call after the
 other on one connection. A process may settle into one manner of gathering calls or another for as
-long as it lives, so each run is a process of its own, and what counts is how far the runs lie
-apart."""
+long as it lives, so each run is a process of its own, and what counts is how far the runs lie apart.
+The machine moves them apart too: how far is seen of grpc-go's client, in turn with ours."""
 
+import client
 import driven
 import machine
 import markdown
@@ -11,44 +12,39 @@ import servers
 import svg
 
 TITLE = "Blocking callers, from one process to the next"
-ROWS = [{"callers": 100}, {"callers": 10}, {"callers": 1}]
-PROCESSES = 7
+ROWS = [{"manner": "threads", "in_flight": count} for count in (100, 10, 1)]
+PROCESSES = 7  # fewer say nothing of a spread
+SECONDS = 1  # of a run at most
 KEYS = [("client_cpu_us_per_call", "client CPU µs/call"), ("us_per_call", "µs/call")]
-
-
-class Client:
-    """The client whose processes are compared."""
-
-    name = "clgrpc"
 
 
 def measure(options):
     core = machine.cores()[0]
-    milliseconds = int(options.seconds * 1000)
+    milliseconds = int(min(SECONDS, options.seconds) * 1000)
     runs = PROCESSES if options.rounds > 2 else options.rounds
-    program = options.ours.split()[0]
 
-    def command(callers):
-        return [program, "bench-client", "--manner", "threads", "--in-flight", str(callers),
-                "--milliseconds", str(milliseconds)]
+    clients = client.sides(servers.peer(), options.ours.split()[0])
 
     with servers.Contenders(options) as contenders:
         contenders.add_ours()
         server = contenders.members[0]
 
-        def run(row, _):
-            with driven.Load([*command(row["callers"]), server.address], core) as load:
+        def run(row, side):
+            command = [*side.command(row, milliseconds), server.address]
+            with driven.Load(command, core, side.environment) as load:
                 figures = driven.measured(load, server)
             return {"client_cpu_us_per_call": figures["client_cpu_us_per_call"],
                     "us_per_call": 1e6 / figures["calls_per_second"]}
 
-        rows = series.interleaved(ROWS, [Client], runs, run)
+        rows = series.interleaved(ROWS, clients, runs, run)
         for row in rows:
-            row["spread"] = {key: spread([one[key] for one in row["sides"]["clgrpc"]["runs"]])
-                             for key, _ in KEYS}
+            for side in row["sides"].values():
+                side["spread"] = {key: spread([one[key] for one in side["runs"]]) for key, _ in KEYS}
+        shown = [side.command(ROWS[0], milliseconds) for side in client.sides("peer", "clgrpc")]
         return {"rounds": runs, "absent": [], "rows": rows, "commands": {
             "server": server.command,
-            "client": " ".join(machine.pinned(core, command("CALLERS"))) + " ADDRESS"}}
+            **{side.name: " ".join(machine.pinned(core, words)) + " ADDRESS"
+               for side, words in zip(clients, shown)}}}
 
 
 def spread(values):
@@ -57,7 +53,7 @@ def spread(values):
 
 
 def describe(row):
-    return "1 × %(callers)d" % row
+    return "1 × %(in_flight)d" % row
 
 
 def comparisons(results):
@@ -66,23 +62,21 @@ def comparisons(results):
 
 
 def table(results):
-    titles, lines = ["connections × callers"], []
-    for key, name in KEYS:
-        titles += [name, "least", "most", "apart"]
+    titles, lines = ["connections × callers", ""], []
+    for _, name in KEYS:
+        titles += [name, "most to least"]
     for row in results["rows"]:
-        line = [describe(row)]
-        for key, _ in KEYS:
-            side = row["sides"]["clgrpc"]
-            values = ([run[key] for run in side["runs"]] if "runs" in side
-                      else [side["least"][key], side["most"][key]])
-            line += [markdown.figure(figure) for figure in (
-                side["median"][key], min(values), max(values))]
-            line.append("%.1f %%" % (100 * row["spread"][key]))
-        lines.append(line)
+        for position, (name, side) in enumerate(row["sides"].items()):
+            line = ["" if position else describe(row), name]
+            for key, _ in KEYS:
+                line += [markdown.figure(side["median"][key]),
+                         "+%.1f %%" % (100 * side["spread"][key])]
+            lines.append(line)
     return "\n".join([
         "GetFeature on one connection; the client on one core, our server on the other. Each of %d "
-        "runs is a process of its own; the least and the greatest of them stand beside the "
-        "median." % results["rounds"], "", markdown.table(titles, lines)])
+        "runs is a process of its own; beside the median stands by how much the greatest of them "
+        "exceeds the least. grpc-go's client shows how much of that is the machine's." % (
+            results["rounds"]), "", markdown.table(titles, lines, text_columns=2)])
 
 
 def plots(results):
