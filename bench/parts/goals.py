@@ -304,7 +304,8 @@ def tool_goals(results):
 
 
 def start_goals(results):
-    for row, bound in [(start.COLD, 15), (start.WARM, 0.4), (start.CALL, 20), (start.SIZE, 45)]:
+    for row, bound in [(start.COLD, 15), (start.ALONE, 0.7 * start.ALONE_BEFORE),
+                       (start.WARM, 0.4), (start.CALL, 20), (start.SIZE, 45)]:
         measured = results["rows"][start.ROWS.index(row)]
         yield row["what"], bound, measured["sides"]["clgrpc"]["median"]["figure"]
 
