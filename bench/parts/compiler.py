@@ -1,6 +1,8 @@
-"""The time from a large .proto file to compiled code: `clgrpc gen` and SBCL's compiler, beside protoc
+"""The time from a large .proto file to compiled code: our generator and SBCL's compiler, beside protoc
 with its plug-ins for Go and Go's compiler. The files are like the largest of googleapis
-(large_proto.py), of half a megabyte to two: the time must grow with the size and no faster."""
+(large_proto.py), of half a megabyte and of two: the time must grow with the size and no faster. What is
+compared is the CPU of all processes from their start to their end; ours is one, which loads clgrpc
+first."""
 
 import os
 import shutil
@@ -15,10 +17,9 @@ import svg
 from answerer import Answerer
 
 TITLE = "Compiling a large .proto file"
-SIZES = [512000, 1024000, 2048000]
-FIGURES = [("total_s", "CPU s", True), ("per_mb_s", "CPU s/MB", None),
-           ("parse_s", "parsing", None), ("generate_s", "parsing and generating", None),
-           ("compile_s", "compiling", None)]
+SIZES = [512000, 2048000]
+FIGURES = [("total_s", "CPU s", True), ("generate_s", "parsing and generating", None),
+           ("compile_s", "compiling", None), ("per_mb_s", "these two, CPU s/MB", None)]
 LISP = support.lisp_command("scripts/load.lisp", "bench/ours/compiler.lisp", heap_mb=4096)
 GRPC_PLUGIN = "google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0"
 
@@ -30,10 +31,14 @@ class Sbcl:
 
     def __init__(self, folder):
         self.folder = folder
+        with Answerer(LISP, 1):  # so that clgrpc is compiled
+            pass
 
     def figures(self, proto):
+        begin = machine.children_seconds()
         with Answerer(LISP, 1) as program:
-            return program.ask(proto=proto, lisp=os.path.join(self.folder, "generated.lisp"))
+            figures = program.ask(proto=proto, lisp=os.path.join(self.folder, "generated.lisp"))
+        return {**figures, "total_s": machine.children_seconds() - begin}
 
 
 class Go:
@@ -67,8 +72,9 @@ class Go:
         generated = machine.children_seconds()
         support.run(machine.pinned(core, ["go", "build", "-mod=mod", "./generated"]),
                     cwd=self.folder, env=dict(os.environ, GOFLAGS="", GOMAXPROCS="1"))
-        return {"generate_s": generated - begin,
-                "compile_s": machine.children_seconds() - generated}
+        end = machine.children_seconds()
+        return {"generate_s": generated - begin, "compile_s": end - generated,
+                "total_s": end - begin}
 
 
 def write(path, octets, seed):
@@ -90,8 +96,8 @@ def measure(options):
 
         def run(row, side):
             figures = side.figures(row["path"])
-            total = figures["generate_s"] + figures["compile_s"]
-            return {**figures, "total_s": total, "per_mb_s": 1e6 * total / row["octets"]}
+            return {**figures, "per_mb_s": 1e6 * (figures["generate_s"] + figures["compile_s"])
+                                           / row["octets"]}
 
         results = series.interleaved(rows, [Sbcl(folder), Go(folder)], 1, run)
     for row in results:
@@ -109,7 +115,9 @@ def comparisons(results):
 
 def table(results):
     return "\n".join([
-        "Files like googleapis' compute.proto, made from the seed %(seed)d; CPU seconds on one core. "
+        "Files like googleapis' compute.proto, made from the seed %(seed)d; CPU seconds of all "
+        "processes on one core. Ours include the start of SBCL and the loading of clgrpc, which are "
+        "in neither of the steps; Go's steps are all that its processes do. "
         "Messages that are rarely used compile in a tenth of the time with :OPTIMIZE-FOR "
         ":CODE-SIZE, see [Protocol Buffers](protobuf.md)." % results, "",
         markdown.comparison(results["rows"], "file", describe, FIGURES)])
