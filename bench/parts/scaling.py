@@ -24,7 +24,8 @@ SIDES = {ONE: (1, 1), TWO: (1, 2), APART: (2, 1)}  # processes, loops of each
 ROWS = [{"streams": 100}, {"streams": 1}]
 CONNECTIONS = 5  # of each of two loads
 FIGURES = [("cpu_us_per_call", "server CPU µs/call"), ("calls_per_second", "calls/s"),
-           ("switches_per_call", "context switches a call"), ("futex_per_call", "futex calls a call"),
+           ("switches_per_1000", "context switches in 1,000 calls"),
+           ("futex_per_1000", "futex calls in 1,000 calls"),
            ("consed_per_call", "octets consed a call")]
 FEW_REQUESTS = 20000  # of loads that are not timed
 COLLECTIONS = 10  # of which the mean time is taken
@@ -120,12 +121,12 @@ class Side:
         cpu = sum(meter.seconds() for meter in meters)
         counted = self.counted(before)
         figures = {"cpu_us_per_call": 1e6 * cpu / requests, "calls_per_second": requests / took,
-                   "switches_per_call": counted["switches"] / requests,
+                   "switches_per_1000": 1000 * counted["switches"] / requests,
                    "consed_per_call": counted["consed"] / requests}
         with FutexCounter(pids) as futex:  # the tracepoint takes time, so in no other figure
             self.load(call, row["streams"], FEW_REQUESTS)
         if futex.count is not None:
-            figures["futex_per_call"] = futex.count / FEW_REQUESTS
+            figures["futex_per_1000"] = 1000 * futex.count / FEW_REQUESTS
         return figures
 
 
