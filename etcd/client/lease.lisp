@@ -30,7 +30,8 @@
   (seconds 0 :type (integer 0) :read-only t)
   (until-ns 0 :type nanoseconds) ; when the lease has ended unless it is renewed, by LEASE-NOW-NS
   (loss-callbacks '() :type list)       ; functions that are called when the lease is lost
-  (waiters '() :type list)              ; the waiters that are known to be bound to it
+  (waiters '() :type list)              ; its user's places whose keys may exist
+  (removals '() :type list)             ; its user's places whose keys are being removed
   (cleanups '() :type list)             ; functions by key that are called until they succeed
   (loss nil :type (or null condition))  ; why the lease has ended, unless the lease was revoked
   (ended nil :type boolean)             ; the lease was revoked or lost, or is not renewed any more

@@ -119,23 +119,48 @@ it is lost."
 
 ;;; Joining the queue, and leaving it
 
+(defun shared-key-p (waiter places)
+  "True if PLACES contain another place with the lease and name of WAITER, and so with its key."
+  (some (lambda (other)
+          (and (not (eq other waiter)) (string= (waiter-key other) (waiter-key waiter))))
+        places))
+
 (defun note-waiter (waiter)
-  "Note that the key of WAITER belongs to its lease."
+  "Note that the key of WAITER, whose lease belongs to its user, may exist from now on. While the
+same key is being removed for another place, note nothing and return false."
   (let ((lease (waiter-lease waiter)))
     (with-lease (lease)
-      (pushnew waiter (lease-waiters lease)))))
+      (unless (shared-key-p waiter (lease-removals lease))
+        (pushnew waiter (lease-waiters lease))
+        t))))
 
 (defun forget-waiter (waiter)
-  "Note that the key of WAITER does not belong to its lease any more, or is about to be removed."
+  "Note that the key of WAITER is about to be removed."
   (let ((lease (waiter-lease waiter)))
     (with-lease (lease)
       (setf (lease-waiters lease) (remove waiter (lease-waiters lease))))))
 
-(defun shared-key-p (waiter)
-  "True if another place has the same lease and name, and so the same key."
-  (some (lambda (other)
-          (and (not (eq other waiter)) (string= (waiter-key other) (waiter-key waiter))))
-        (lease-waiters (waiter-lease waiter))))
+(defun begin-removal (waiter)
+  "Note that the key of WAITER is being removed, until END-REMOVAL. Return false, and note nothing,
+if another place shares the key."
+  (let ((lease (waiter-lease waiter)))
+    (with-lease (lease)
+      (unless (shared-key-p waiter (lease-waiters lease))
+        (push waiter (lease-removals lease))
+        t))))
+
+(defun end-removal (waiter)
+  (let ((lease (waiter-lease waiter)))
+    (with-lease (lease)
+      (setf (lease-removals lease) (remove waiter (lease-removals lease))))))
+
+(defun join-places (waiter end-ns)
+  "Note WAITER as a place of its lease, which belongs to its user; wait, at most until END-NS, while
+the same key is being removed for another place. What would remove the key later is forgotten."
+  (loop until (note-waiter waiter)
+        do (check-waiting waiter end-ns)
+           (pause-waiter waiter (min end-ns (loop:notice-end +waiter-pause-seconds+))))
+  (forget-cleanup (waiter-lease waiter) (waiter-key waiter)))
 
 (defun enter-queue (waiter value end-ns)
   "Put WAITER's key with VALUE, until END-NS. If the key exists, because its lease has this place
@@ -147,7 +172,7 @@ is noticed."
   (on-lease-loss (waiter-lease waiter) (waiter-loss-callback waiter))
   (if (waiter-own-lease waiter)
       (begin-keeping (waiter-lease waiter))
-      (forget-cleanup (waiter-lease waiter) (waiter-key waiter)))
+      (join-places waiter end-ns))      ; before the put, so that no removal of the key follows it
   (call-patiently
    waiter end-ns
    (lambda (timeout)
@@ -159,7 +184,6 @@ is noticed."
                    :timeout timeout)
        (let ((entry (first results)))
          (setf (waiter-revision waiter) (if new revision (entry-created entry)))
-         (note-waiter waiter)
          (or new (equalp (text-octets value) (entry-value entry))))))))
 
 (defun make-waiter (constructor etcd name lease seconds on-loss end-ns)
@@ -178,12 +202,15 @@ unwound."
 (defun remove-waiter (waiter timeout)
   "Remove the key of WAITER, whose lease belongs to its user. If it is unknown whether the key was
 put, remove the key only if the key has WAITER's lease; leave a key that another place shares."
-  (let ((condition (cond ((plusp (waiter-revision waiter)) (waiter-guard waiter))
-                         ((not (shared-key-p waiter))
-                          `(:lease ,(waiter-key waiter) = ,(waiter-lease waiter))))))
-    (when condition
-      (transact (waiter-etcd waiter) :when (list condition)
-                                     :then `((:remove ,(waiter-key waiter))) :timeout timeout))))
+  (flet ((remove-key-if (condition)
+           (transact (waiter-etcd waiter) :when (list condition)
+                                          :then `((:remove ,(waiter-key waiter)))
+                                          :timeout timeout)))
+    (if (plusp (waiter-revision waiter))
+        (remove-key-if (waiter-guard waiter))
+        (unwind-protect (when (begin-removal waiter)
+                          (remove-key-if `(:lease ,(waiter-key waiter) = ,(waiter-lease waiter))))
+          (end-removal waiter)))))
 
 (defun leave-place (waiter)
   "Make WAITER leave its queue, without waiting. If WAITER has a lease of its own, this lease runs

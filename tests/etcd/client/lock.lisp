@@ -171,10 +171,21 @@ it."
       (lose-answers store :txn 1)
       (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))
       (is (zerop (etcd:count-entries *etcd* :prefix "")))
-      ;; and once more, in case it reaches the store after that
-      (let ((key (format nil "l/~(~X~)" (etcd:lease-id lease))))
-        (etcd:put *etcd* key "" :lease lease)
-        (is-true (wait-until (lambda () (zerop (etcd:count-entries *etcd* :prefix ""))))))
+      ;; and once more, in case it reaches the store after that, before any further transaction
+      (let ((mutex (sb-thread:make-mutex :name "transactions"))
+            (key (format nil "l/~(~X~)" (etcd:lease-id lease)))
+            (times 0))
+        (with-hook (store name request next)
+          (if (eq :txn name)
+              (sb-thread:with-mutex (mutex)
+                (multiple-value-prog1 (next)
+                  (case (incf times)
+                    (1 (status:fail :unavailable "the answer is lost"))
+                    (2 (etcd:put other key "" :lease lease)))))
+              (next)))
+        (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))
+        (is-true (wait-until (lambda () (zerop (etcd:count-entries *etcd* :prefix "")))))
+        (is (<= 3 times)))
       ;; or when etcd answers again
       (let ((times 0))
         (with-hook (store name request next)
@@ -205,6 +216,46 @@ it."
           (is-true (etcd:transact *etcd* :when (list (etcd:lock-guard again))))
           (etcd:release-lock again)
           (is (zerop (etcd:count-entries *etcd* :prefix ""))))))))
+
+(defun acquire-in-thread (etcd lease)
+  "A thread that acquires the lock l of ETCD with LEASE, and returns it or the error."
+  (sb-thread:make-thread (lambda ()
+                           (handler-case (etcd:acquire-lock etcd "l" :lease lease
+                                                                     :timeout +patience+)
+                             (etcd:etcd-error (error) error)))))
+
+(test failed-requests-leave-the-locks-of-others
+  "A request whose answer is lost does not remove the key of a later one of the same lease and lock,
+neither of one that is under way already nor of one that begins during the removal."
+  (dolist (put-first '(t nil))
+    (with-stand-in (store other)
+      (let ((etcd *etcd*) (lease (etcd:grant-lease *etcd* 60)) (thread nil) (times 0)
+            (put (sb-thread:make-semaphore)) (failed (sb-thread:make-semaphore)))
+        (with-hook (store name request next)
+          (multiple-value-prog1 (progn
+                                  ;; the lock is requested while its key is being removed
+                                  (when (and (eq :txn name) (= 2 (incf times)) (not put-first))
+                                    (setf thread (acquire-in-thread etcd lease))
+                                    (wait-until (lambda () (<= 3 times)) :seconds 0.3))
+                                  (next))
+            (when (eq :txn name)
+              (cond ((= 1 times)
+                     (when put-first
+                       (setf thread (acquire-in-thread etcd lease))
+                       (sb-thread:wait-on-semaphore put :timeout +patience+))
+                     (status:fail :data-loss "the answer is lost"))
+                    ((and put-first (= 2 times))
+                     (sb-thread:signal-semaphore put)
+                     (sb-thread:wait-on-semaphore failed :timeout +patience+))))))
+        (signals etcd:etcd-error
+          (etcd:acquire-lock *etcd* "l" :lease lease :timeout +patience+))
+        (sb-thread:signal-semaphore failed)
+        (let ((lock (sb-thread:join-thread thread)))
+          (is (typep lock 'etcd:lock) "~A" lock)
+          (when (typep lock 'etcd:lock)
+            (is-true (etcd:transact *etcd* :when (list (etcd:lock-guard lock))))
+            (etcd:release-lock lock)))
+        (is (zerop (etcd:count-entries *etcd* :prefix "")))))))
 
 (test locks-whose-wait-is-compacted
   "What somebody who waits for a lock would be told next is compacted before he can watch it."
