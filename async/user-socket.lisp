@@ -32,7 +32,8 @@
   (incoming nil :type boolean)          ; true if a server has accepted the sockets
   (tls nil :type (or null tls-credentials)) ; nil: the sockets do not speak TLS
   (high-water +high-water-octets+ :type index) ; more unsent octets than this are too many
-  (low-water (ash +high-water-octets+ -2) :type index) ; so few unsent octets call DRAIN-CB
+  ;; after HIGH-WATER was passed, DRAIN-CB is called at so few unsent octets
+  (low-water (ash +high-water-octets+ -2) :type index)
   ;; unsent octets past which the socket is not read
   (max-unsent (options-max-unsent-octets loop:**default-options**) :type index)
   ;; how many seconds may pass without input; nil for no limit

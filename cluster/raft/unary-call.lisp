@@ -119,8 +119,8 @@ this thread runs a loop that no other thread can run meanwhile. PIPE's lock is h
       (sb-thread:condition-broadcast (pipe-waitqueue pipe)))))
 
 (defmacro with-turn ((peer message end-ns) &body body)
-  "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way; wait for such a time until
-END-NS at most."
+  "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way. If one is under way, wait
+until it is answered, at most until END-NS."
   `(progn (take-turn ,peer ,message ,end-ns)
           (unwind-protect (progn ,@body)
             (end-turn ,peer ,message))))

@@ -50,7 +50,8 @@
   (written 0 :type (integer 0))         ; the version that the store has; 0: no version
   (lease nil :type (or null etcd:lease)) ; the lease with which the key is put
   (leases 0 :type (integer 0))          ; how many leases the registration has requested
-  (own '() :type list)                  ; leases, by number, that the key may have; () before a put
+  ;; leases, by number, that the key may have; () before the first put that has succeeded
+  (own '() :type list)
   (failure nil :type (or null condition)) ; why the last attempt to write the entry has failed
   (standing nil :type boolean)          ; true while the server is counted as present in the store
   (ended nil :type boolean))            ; true once the entry must not be kept any longer

@@ -47,8 +47,8 @@ time NOW, make a new stream."
 
 (defun send-waiting (viewer text)
   "Send VIEWER, which is current, the updates that wait for it, and then TEXT, the next one. If the
-connection has no room these texts wait. If too many wait then, drop them, and VIEWER is not current
-any more."
+connection has no room, these texts wait. If too many texts wait then, drop them; VIEWER is not
+current any more."
   (let ((updates (cons text (viewer-waiting viewer))))
     (cond ((exchange:send-chunk (viewer-request viewer)
                               (apply #'concatenate 'string (reverse updates)))

@@ -138,8 +138,7 @@ definitions."
       (coerce (sort rows #'> :key (lambda (row) (cdr (second row)))) 'vector))))
 
 (defconstant +histogram-octets+ (* 40 1024 1024)
-  "The most octets that are allocated between two heap histograms. The octets consed for a
-histogram: more would cause a collection.")
+  "The most octets that are allocated between two heap histograms. More would cause a collection.")
 
 (defun heap-histogram (seconds)
   "The objects that were allocated in SECONDS, or until they had +HISTOGRAM-OCTETS+, and still

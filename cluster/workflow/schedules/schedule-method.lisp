@@ -13,8 +13,8 @@
 
 (defun schedule-page (node after limit)
   "Two values: the entries of the next schedules after the id AFTER, at most LIMIT; and the id after
-which the next page begins, or \"\". A page of
-nothing but entries of other programs, which have no ids, is left out."
+which the next page begins, or \"\". If more entries follow, a page of nothing but entries of other
+programs, which have no ids, is skipped."
   (let* ((prefix (node-key node "schedules" ""))
          (from (if (string= "" after)
                    prefix

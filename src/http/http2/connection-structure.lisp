@@ -140,7 +140,8 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (seed (hash-seed) :type (unsigned-byte 62)) ; the seed for the choice of chains
   (stream-count 0 :type index)          ; the number of streams in the table
   (highest-id -1 :type (signed-byte 32)) ; the last identifier that the client has used
-  (skipped-low 0 :type stream-id)       ; the newest gap of identifiers below: its first identifier
+  ;; the newest gap of identifiers that the client left below HIGHEST-ID: its first identifier
+  (skipped-low 0 :type stream-id)
   (skipped-high 0 :type stream-id)      ; and its last
   (opening nil :type (or null stream))  ; the client's new stream, until its headers are sent
   (current nil :type (or null stream))  ; the stream for which a sink function runs

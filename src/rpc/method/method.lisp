@@ -87,8 +87,8 @@ options and the errors are those of stubs, see doc/calls.md. From any thread."))
 deadline.")
 
 (defun current-call ()
-  "The call whose handler, interceptor or callback runs on this thread, or nil. Calls that a handler
-makes inherit the deadline of its call. From any thread."
+  "The call whose handler, interceptor or callback runs on this thread, or nil. Calls that this
+thread makes meanwhile inherit the deadline of that call. From any thread."
   *call*)
 
 (defgeneric service-target (service)

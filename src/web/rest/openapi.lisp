@@ -1,7 +1,8 @@
 ;;;; The OpenAPI 3.1 document of routes, made from descriptors and their comments. Messages are
 ;;;; schemas of ProtoJSON, by their full names. A variable of several segments is a parameter for
 ;;;; each "*", since no parameter of OpenAPI has a slash. Methods of HTTP that OpenAPI does not know
-;;;; are omitted, and so is an operation that would need a second path for the same request.
+;;;; are omitted, and so is an operation whose path and method the document already has, from an
+;;;; earlier route.
 
 (in-package #:clgrpc.rest)
 
