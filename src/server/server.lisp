@@ -237,23 +237,53 @@ same names in another package."
                                  (method:rpc-method-function-name
                                   (first (method:service-methods service))))))))
 
+(defun scheme-name-p (text)
+  "True if TEXT is the scheme of a URL, in lower case."
+  (flet ((letter-p (char) (char<= #\a char #\z)))
+    (and (string/= "" text)
+         (letter-p (char text 0))
+         (every (lambda (char) (or (letter-p char) (char<= #\0 char #\9) (find char "+-.")))
+                text))))
+
+(defun host-name-p (text)
+  "True if TEXT may be the host of an origin, in lower case: a name, an IPv4 address, or an IPv6
+address in brackets."
+  (let ((last (1- (length text))))
+    (cond ((minusp last) nil)
+          ((char= #\[ (char text 0))
+           (and (char= #\] (char text last))
+                (loop for char across (subseq text 1 last)
+                      always (find char "0123456789abcdef:."))))
+          (t (loop for char across text
+                   never (or (find char "/*?#@,\\\"[]:") (char<= #\A char #\Z)
+                             (not (char< #\Space char #\Rubout))))))))
+
+(defun port-named-p (text scheme)
+  "True if browsers name the port TEXT in an origin with SCHEME: they omit the scheme's own."
+  (and (<= 1 (length text) 5)
+       (loop for char across text always (char<= #\0 char #\9))
+       (char/= #\0 (char text 0))
+       (<= (parse-integer text) 65535)
+       (not (member (cons scheme text) '(("http" . "80") ("https" . "443")) :test #'equal))))
+
 (defun origin-p (thing)
-  "True if THING is an origin as browsers send it: a scheme, \"://\", a host and perhaps a port, in
-lower case."
-  (let ((colon (and (stringp thing) (search "://" thing))))
-    (and colon
-         (plusp colon)
-         (< (+ colon 3) (length thing))
-         (string= thing (string-downcase thing))
-         (loop for char across (subseq thing (+ colon 3))
-               never (or (find char "/*?#@,\\\"") (not (char< #\Space char #\Rubout)))))))
+  "True if THING is an origin as browsers send it: a scheme, \"://\", a host and, unless it is the
+scheme's own, a port, in lower case."
+  (let ((end (and (stringp thing) (search "://" thing))))
+    (when end
+      (let* ((scheme (subseq thing 0 end)) (place (subseq thing (+ end 3)))
+             (colon (position #\: place :start (or (position #\] place) 0))))
+        (and (scheme-name-p scheme)
+             (host-name-p (subseq place 0 colon))
+             (or (null colon) (port-named-p (subseq place (1+ colon)) scheme)))))))
 
 (defun check-origins (origins)
   "Return ORIGINS if it is valid for START-SERVER; else signal MISUSE."
   (unless (or (eq :any origins)
               (and (listp origins) (every #'origin-p origins)))
     (misuse ":origins is :any, or a list of origins such as \"https://app.example\", each in lower ~
-             case, without a path and without wildcards, not ~S." origins))
+             case, without a path, without wildcards and without the port that its scheme has ~
+             anyway, not ~S." origins))
   origins)
 
 (defun add-server-loop (server routes number)

@@ -56,9 +56,21 @@
 (test wrong-origins-are-misuse
   (dolist (origins '("https://a.example" :all ("a.example") ("https://a.example/") (5)
                      ("https://a.example" "b.example") ("https://*.example") ("https://a.example/b")
-                     ("https://A.example") ("https://") ("://a") ("https://a.example b") ("*")))
+                     ("https://A.example") ("https://") ("://a") ("https://a.example b") ("*")
+                     ("https://a.example:443") ("http://a.example:80") ("https://a.example:")
+                     ("https://:8080") ("https://a.example:08080") ("https://a.example:65536")
+                     ("https://a.example:8o") ("https://a.example:1:2") ("https://[::1]:443")
+                     ("https://[::1") ("https://::1") ("https://[a]b") ("a b://c") ("1a://c")))
     (signals grpc:misuse (grpc:start-server '() :listen "127.0.0.1:0" :origins origins)
       "~S" origins)))
+
+(test origins-that-browsers-send-are-valid
+  (let ((origins '("https://a.example" "http://a.example:443" "https://a.example:80"
+                   "https://a.example:65535" "http://localhost:1" "http://127.0.0.1:8080"
+                   "https://[2001:db8::1]" "http://[::1]:8080" "https://a_b.example"
+                   "chrome-extension://abcdef" "app+x.1://localhost")))
+    (is-true (grpc:stop-server (grpc:start-server '() :listen "127.0.0.1:0" :origins origins)
+                               :drain 0))))
 
 (test any-origin-has-no-credentials
   (with-web-probe (server :origins :any) (:ask #'double)
