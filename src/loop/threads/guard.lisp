@@ -6,7 +6,8 @@
 ;;;;
 ;;;; A peer may cause the same error with each message. So each use of GUARDING logs at most
 ;;;; +LOGGED-ERRORS+ errors in a second; the next logged error says how many were not logged
-;;;; (:unlogged).
+;;;; (:unlogged). In a simulated world each error is logged: those seconds are of the machine, and the
+;;;; history of a seed must not depend on the machine's speed.
 
 (in-package #:clgrpc.loop)
 
@@ -31,17 +32,18 @@ count may be lost."
 
 (defun log-guarded (errors event condition plist)
   "Log EVENT with CONDITION and PLIST, unless the place of ERRORS has logged enough."
-  (let ((now (monotonic-ns)))
-    (when (>= now (+ (errors-since-ns errors) +ns-per-second+))
-      (setf (errors-since-ns errors) now
-            (errors-logged errors) 0))
-    (cond ((< (errors-logged errors) +logged-errors+)
-           (incf (errors-logged errors))
-           (let ((unlogged (shiftf (errors-unlogged errors) 0)))
-             (apply #'log-condition :error event condition
-                    (if (zerop unlogged) plist (list* :unlogged unlogged plist)))))
-          (t (incf (errors-unlogged errors))))
-    nil))
+  (flet ((note (plist) (apply #'log-condition :error event condition plist)))
+    (let ((now (monotonic-ns)))
+      (when (>= now (+ (errors-since-ns errors) +ns-per-second+))
+        (setf (errors-since-ns errors) now
+              (errors-logged errors) 0))
+      (cond ((simulated-p) (note plist))
+            ((< (errors-logged errors) +logged-errors+)
+             (incf (errors-logged errors))
+             (let ((unlogged (shiftf (errors-unlogged errors) 0)))
+               (note (if (zerop unlogged) plist (list* :unlogged unlogged plist)))))
+            (t (incf (errors-unlogged errors))))
+      nil)))
 
 (defun guarded-p (condition)
   "True if a guard against errors handles CONDITION. A guard does not handle C-c, which is for the

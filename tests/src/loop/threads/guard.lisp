@@ -17,6 +17,13 @@
       (is-true (getf (cddr (first (events))) :backtrace)))
     (is (null (nth-value 1 (clgrpc.loop:guarding (:test-error) 1))))))
 
+(test a-simulated-place-logs-all-errors
+  (let ((*world* (make-world :clock #'monotonic-ns :wait (constantly nil)
+                             :network (clgrpc.loop::world-network *world*))))
+    (with-events (events)
+      (dotimes (i 100) (clgrpc.loop:guarding (:simulated-error) (error 'mishap)))
+      (is (= 100 (length (events)))))))
+
 (test what-is-not-logged-is-counted
   (with-events (events)
     (let ((errors (clgrpc.loop::make-errors)))
