@@ -40,6 +40,18 @@ none. From any thread."
       (values nil "the key is too long")
       (parse-endpoint (etcd:entry-value entry))))
 
+(defun parse-address (endpoint)
+  "The target of the address of ENDPOINT; or, if the address is not valid, nil and the reason."
+  (handler-case (loop:parse-target (endpoint-address endpoint))
+    (misuse (error) (values nil (bounded-text error)))))
+
+(defun warn-of-address (key endpoint)
+  "Log if the address of ENDPOINT, which has just been put at KEY, is not valid."
+  (multiple-value-bind (target why) (parse-address endpoint)
+    (unless target
+      (log-event :warning :discovery-ignored :key key :address (endpoint-address endpoint)
+                                             :reason why))))
+
 (defun note-put (endpoint-table entry)
   "ENTRY of the store is of ENDPOINT-TABLE's name. An entry that does not describe a server removes
 the endpoint of its key; then return false."
@@ -50,6 +62,7 @@ the endpoint of its key; then return false."
              (log-event :warning :discovery-ignored :key key :reason why)
              nil)
             ((or (gethash key table-entries) (< (hash-table-count table-entries) +most-endpoints+))
+             (warn-of-address key endpoint)
              (setf (gethash key table-entries)
                    (make-table-entry endpoint (etcd:entry-changed entry)))
              t)

@@ -92,14 +92,6 @@ Return true if TOLD is new."
           (setf (service-watcher-told service-watcher) before)))
       news)))
 
-(defun parse-address (endpoint)
-  "The target of the address of ENDPOINT, or nil if the address is not valid."
-  (handler-case (loop:parse-target (endpoint-address endpoint))
-    (misuse (error)
-      (log-event :warning :discovery-ignored :address (endpoint-address endpoint)
-                                             :reason (bounded-text error))
-      nil)))
-
 (defun backend-items (service-watcher endpoints)
   "The argument of PUSH-ADDRESSES for ENDPOINTS, without endpoints that cannot be used, or cannot be
 used yet."

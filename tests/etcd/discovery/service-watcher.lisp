@@ -95,6 +95,28 @@ used, leave it its servers and the changes of these."
         (is-true (answers-p channel '(0 1 2)))
         (is (= 3 (length (discovery:list-endpoints "greeter" :etcd *etcd*))))))))
 
+(test wrong-addresses-are-logged-once
+  "When they are put, not each time that other servers change."
+  (with-memory (engine)
+    (with-servers (servers 2)
+      (let ((logged '()))
+        (flet ((listen-to (level event &key address &allow-other-keys)
+                 (declare (ignore level))
+                 (when (eq :discovery-ignored event) (push address logged))))
+          (clgrpc.base:add-log-listener #'listen-to)
+          (unwind-protect
+               (let ((clgrpc.base:*log-function* nil))
+                 (put-server (first servers))
+                 (etcd:put *etcd* "greeter/wrong" "{\"Op\":0,\"Addr\":\"no address\"}")
+                 (with-name (channel :balance :round-robin)
+                   (is (= 0 (who channel)))
+                   (put-server (second servers))
+                   (is-true (answers-p channel '(0 1)))
+                   (is (equal '("no address") logged))
+                   (etcd:put *etcd* "greeter/wrong" "{\"Op\":0,\"Addr\":\"nor this\"}")
+                   (is-true (wait-until (lambda () (equal '("nor this" "no address") logged))))))
+            (clgrpc.base:remove-log-listener #'listen-to)))))))
+
 (defclass narrow-engine (memory:engine) ()
   (:documentation "An engine that answers no more than ten entries at a time."))
 
