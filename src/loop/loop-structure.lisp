@@ -354,7 +354,8 @@ flags."
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
   (max-unsent 0 :type index)            ; with more unsent octets the connection is not read
-  (read-unsent 0 :type index)           ; UNSENT when it was last read; 0 after a flush
+  ;; UNSENT after the last read, unless there was other output before it; 0 after a flush
+  (read-unsent 0 :type index)
   (account nil :type (or null account)) ; charged with the memory of LEFTOVER and BUFFER,
   (kept 0 :type index)                  ; so much
   (discarded 0 :type index)             ; the octets read and dropped while it is being closed

@@ -57,13 +57,15 @@ loop any more: let the loop continue with CALL."
 that the watchdog does not mistake many quick calls of the callback for one that takes too long.")
 
 (define-hot (next-message-due-p :inline t) ((call wire-call) (callbacks wire-callbacks)) boolean
-  "As MESSAGE-DUE-P, of a CALL with a callback for messages, without calls while CALL runs."
+  "As MESSAGE-DUE-P, of a CALL with a callback for messages, without calls while CALL runs. Over
+HTTP/1.1, where CALL has no stream, the operation ROOM counts what is unsent."
   (let ((inbound (call-wire-inbound call)))
     (and inbound
          (or (wire-inbound-received inbound) (wire-inbound-incoming inbound))
          (if (call-status call)
              (message-due-p call callbacks)
-             (or (client-p call) (plusp (unsent-room call)))))))
+             (or (client-p call)
+                 (if (wire-call-stream call) (plusp (unsent-room call)) (room-p call)))))))
 
 (define-hot run-with-messages ((call wire-call) (callbacks wire-callbacks)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of

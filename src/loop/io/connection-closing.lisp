@@ -25,7 +25,7 @@ unlimited descriptors. When descriptors run out, no connection may linger.")
 (defconstant +most-discarded-octets+ 33554432
   "How many octets a connection that is being closed reads and drops, so that a peer that sends long
 messages before it reads gets our answer. Further octets stay in the kernel, which slows the peer
-down, until the connection has lingered.")
+down, until the peer has ended its side, or the connection has lingered.")
 
 (defun abort-connection (connection reason)
   "Close CONNECTION at the end of the turn, and drop its unsent output."

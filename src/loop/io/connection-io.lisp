@@ -160,6 +160,7 @@ Return true if more may come."
                  (when (or (zerop after) (= before after))
                    (release-output connection)
                    (return nil)))))
+      (setf (connection-read-unsent connection) 0)
       (wake-throttled connection))))
 
 (define-hot wake-throttled ((connection connection)) null
@@ -189,7 +190,6 @@ turn. The handler's FILL must not call this. On the loop."
   "Send the output of a dirty CONNECTION and close CONNECTION if it must be closed, as part of the
 flush phase."
   (let ((more (flush-connection connection)))
-    (setf (connection-read-unsent connection) 0)
     ;; only now, so that FILL's asking for the output does not put it on the list again
     (setf (connection-dirty connection) nil)
     (when more (mark-dirty connection))
@@ -339,39 +339,47 @@ nothing."
       (incf (connection-discarded connection) result)))
   nil)
 
+(define-hot (answers-nothing-p :inline t) ((connection connection)) boolean
+  "True if reading has caused all unsent output of CONNECTION, such as the answer to a PING: no
+function has added to that."
+  (= (connection-unsent connection) (connection-read-unsent connection)))
+
 (define-hot read-connection ((connection connection)) null
   "Read CONNECTION once; schedule another read in the next turn if there may be more."
-  (case (connection-state connection)
-    (:open
-     (cond ((connection-stopped connection)
-            (when (connection-broken connection)
-              (abort-connection connection (connection-reason connection)))
-            (return-from read-connection nil))
-           ((and (> (connection-unsent connection) (connection-max-unsent connection))
-                 ;; nothing leaves before the handshake is over
-                 (not (byte-channel-handshaking-p (connection-byte-channel connection))))
-            (if (connection-broken connection) ; the connection's output will never leave
-                (abort-connection connection (connection-reason connection))
-                (setf (connection-throttled connection) t))
-            (return-from read-connection nil)))
-     (let ((leftover (connection-leftover connection)))
-       (cond ((null leftover) (read-into-area connection))
-             ((connection-postponed connection) (go-on-with-leftover connection leftover))
-             ((> (buffer-fill leftover) +copied-leftover-octets+)
-              (read-behind-leftover connection leftover))
-             (t (read-into-area connection)))))
-    ((:closing :lingering)
-     (setf (connection-postponed connection) nil)
-     (when (<= +most-discarded-octets+ (connection-discarded connection))
-       (return-from read-connection nil)) ; the rest stays in the kernel, and slows the peer down
-     (discard-input connection)))
-  (unless (member (connection-state connection) '(:aborting :closed))
-    (read-soon connection))
-  (setf (connection-read-unsent connection) (connection-unsent connection))
-  (when (connection-write-wants-read connection) (go-on-writing connection))
-  ;; output that is sent by the end of the turn does not count
-  (when (or (connection-leftover connection) (plusp (connection-kept connection)))
-    (charge-kept connection))
+  (let ((answers-nothing (answers-nothing-p connection)))
+    (case (connection-state connection)
+      (:open
+       (cond ((connection-stopped connection)
+              (when (connection-broken connection)
+                (abort-connection connection (connection-reason connection)))
+              (return-from read-connection nil))
+             ((and (> (connection-unsent connection) (connection-max-unsent connection))
+                   ;; nothing leaves before the handshake is over
+                   (not (byte-channel-handshaking-p (connection-byte-channel connection))))
+              (if (connection-broken connection) ; the connection's output will never leave
+                  (abort-connection connection (connection-reason connection))
+                  (setf (connection-throttled connection) t))
+              (return-from read-connection nil)))
+       (let ((leftover (connection-leftover connection)))
+         (cond ((null leftover) (read-into-area connection))
+               ((connection-postponed connection) (go-on-with-leftover connection leftover))
+               ((> (buffer-fill leftover) +copied-leftover-octets+)
+                (read-behind-leftover connection leftover))
+               (t (read-into-area connection)))))
+      ((:closing :lingering)
+       (setf (connection-postponed connection) nil)
+       (when (and (<= +most-discarded-octets+ (connection-discarded connection))
+                  (not (connection-ended connection)))
+         (return-from read-connection nil)) ; the rest stays in the kernel, and slows the peer down
+       (discard-input connection)))
+    (unless (member (connection-state connection) '(:aborting :closed))
+      (read-soon connection))
+    (when answers-nothing
+      (setf (connection-read-unsent connection) (connection-unsent connection)))
+    (when (connection-write-wants-read connection) (go-on-writing connection))
+    ;; output that is sent by the end of the turn does not count
+    (when (or (connection-leftover connection) (plusp (connection-kept connection)))
+      (charge-kept connection)))
   nil)
 
 (define-hot write-again ((connection connection)) null

@@ -314,21 +314,28 @@ to the places before the postponed ones."
       (flush-and-close connection)))
   nil)
 
-(define-hot (answers-nothing-p :inline t) ((connection connection)) boolean
-  "True if no function has added to the output of CONNECTION since CONNECTION was read: reading has
-caused all of it, such as the answer to a PING."
-  (and (= (connection-unsent connection) (connection-read-unsent connection))
-       (eq :open (connection-state connection))))
+(define-hot answer-may-follow-p ((connection connection)) boolean
+  "True if CONNECTION has output, none of which answers a message yet, and its owner has nothing to
+add: what waited for the window that was just read is an answer."
+  (and (plusp (connection-unsent connection))
+       (answers-nothing-p connection)
+       (eq :open (connection-state connection))
+       (not (connection-blocked connection))
+       (progn (funcall (handler-fill (connection-handler connection)) connection)
+              (answers-nothing-p connection))))
 
 (define-hot flush-answers ((loop event-loop)) null
   "As FLUSH-PHASE, but a connection whose output answers no message yet stays in the list: functions
 that are due in this turn may answer, and both need only one send."
   (run-early-functions loop)
   (do-work (connection loop event-loop-dirty event-loop-dirty-count event-loop-dirty-spare)
-    (cond ((answers-nothing-p connection)
+    (cond ((answer-may-follow-p connection)
            (setf (connection-dirty connection) nil)
            (mark-dirty connection))
           (t (flush-and-close connection))))
+  (let ((driving (event-loop-driving loop)))
+    (when (and driving (zerop (event-loop-dirty-count loop)))
+      (setf (driving-coalesced-ns driving) 0)))
   nil)
 
 (define-hot flush-large ((loop event-loop)) nanoseconds

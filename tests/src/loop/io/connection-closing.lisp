@@ -378,3 +378,23 @@ and the loop rests then."
           (is (= (length chunk) (send)))
           (is (eq :lingering (connection-state connection)))
           (is (zerop (clgrpc.loop::event-loop-ready-count loop))))))))
+
+(test lingering-connections-beyond-the-limit-end-with-their-peer
+  "Once the peer has ended its side, or has failed, what it has sent is read to the end, and the
+connection is closed before it has lingered."
+  (loop for (over flag) in `((t ,clgrpc.loop:+ended+) (-104 ,clgrpc.loop:+failed+))
+        do (with-still-loop (loop :clock (constantly +noon-ns+))
+             (multiple-value-bind (connection peer) (memory-connection loop 11 #'takes-all)
+               (close-connection connection)
+               (make-turn-of loop)
+               (setf (clgrpc.loop::connection-discarded connection)
+                     clgrpc.loop::+most-discarded-octets+)
+               (append-octets (end-arrived peer) (make-octets 10))
+               (clgrpc.loop::note-event connection clgrpc.loop:+readable+)
+               (make-turn-of loop)
+               (is (= 10 (buffer-fill (end-arrived peer))))
+               (setf (end-over peer) over)
+               (clgrpc.loop::note-event connection flag)
+               (loop repeat 3 do (make-turn-of loop))
+               (is (zerop (buffer-fill (end-arrived peer))))
+               (is (eq :closed (connection-state connection)) "~A" over)))))

@@ -133,6 +133,62 @@ but it does not wait for long."
     (let ((sent (sent-after-functions 1000000)))
       (is (eql 5 (position 17 sent)) "~A" sent))))
 
+(defun sent-of-a-long-turn (input &key (fill #'identity) (first (constantly nil)))
+  "The octets sent before each of 20 deferred functions, which take 100 µs each, of a turn that reads
+an octet; and those sent by its end. INPUT is called with the connection when the octet is read,
+FILL as a handler's FILL, and FIRST, with the connection and its end, before the 20."
+  (let ((now +noon-ns+) (connection nil) (end (make-end)) (sent '()))
+    (with-still-loop (loop :clock (lambda () now))
+      (flet ((work (argument)
+               (declare (ignore argument))
+               (push (buffer-fill (end-sent end)) sent)
+               (incf now 100000)))
+        (defer loop
+          (lambda (descriptor)
+            (setf connection
+                  (make-connection loop (make-byte-channel **memory** descriptor "memory" end)
+                                   (make-handler :fill fill
+                                                 :input (lambda (connection octets start end)
+                                                          (declare (ignore octets start))
+                                                          (funcall input connection)
+                                                          end)))))
+          1000001)
+        (make-turn-of loop)
+        (defer loop (lambda (end) (funcall first connection end)) end)
+        (loop repeat 20 do (defer loop #'work nil))
+        (append-octets (end-arrived end) (octets-of 1))
+        (clgrpc.loop::mark-ready connection)
+        (make-turn-of loop)
+        (values (reverse sent) (buffer-fill (end-sent end)))))))
+
+(test data-that-a-window-lets-go-do-not-wait
+  "What reading lets FILL write is an answer that has waited for long enough, also beside the answer
+to a PING."
+  (loop for ping in '(0 17)
+        do (let ((waiting 0))
+             (multiple-value-bind (sent all)
+                 (sent-of-a-long-turn
+                  (lambda (connection)
+                    (append-octets (connection-output connection) (make-octets ping))
+                    (setf waiting 1000))
+                  :fill (lambda (connection)
+                          (when (plusp waiting)
+                            (append-octets (connection-output connection)
+                                           (make-octets (shiftf waiting 0))))))
+               (is (= (+ 1000 ping) all))
+               (is (> 8 (or (position all sent) 20)) "~A" sent)))))
+
+(test answers-leave-soon-although-their-connection-is-read-again
+  (multiple-value-bind (sent all)
+      (sent-of-a-long-turn (lambda (connection)
+                             (append-octets (connection-output connection) (make-octets 17)))
+                           :first (lambda (connection end)
+                                    (append-octets (connection-output connection) (make-octets 3))
+                                    (append-octets (end-arrived end) (octets-of 1))
+                                    (clgrpc.loop::read-connection connection)))
+    (is (= 37 all))
+    (is (> 8 (or (position all sent) 20)) "~A" sent)))
+
 (test a-turn-calls-some-of-what-was-posted
   "Other threads can post faster than the loop calls; connections and timers have their turns."
   (let ((now +noon-ns+) (called '()) (waits '()))

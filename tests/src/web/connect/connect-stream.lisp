@@ -90,6 +90,26 @@ when the peer takes it."
                      (post server "/lab.Bench/Watch" "application/connect+json" file version
                            "-o" "/dev/null" "-w" " %{size_download}")))))))
 
+(test callbacks-of-connect-wait-for-room
+  "A callback gets the next message only while the answers leave, also within one read: it never
+finds that there is no room for its answer."
+  (let ((sent '()))
+    (with-web-probe (server :execution :inline)
+        (:chat (lambda (stream call)
+                 (grpc:on-message stream
+                                  (lambda (message)
+                                    (declare (ignore message))
+                                    (push (grpc:try-send call (note 1 :body (make-octets 30000)))
+                                          sent)))
+                 (grpc:on-half-close stream (lambda () (grpc:finish call)))
+                 call))
+      (with-raw-client (peer (grpc:server-address server))
+        (ask-raw peer "/lab.Bench/Chat"
+                 :content-type "application/connect+json"
+                 :data (apply #'concatenate 'octets
+                              (make-list 20 :initial-element (enveloped 0 "{}")))))
+      (is (equal (make-list 20 :initial-element t) sent)))))
+
 (defun paused-p (server)
   "True if the connection of SERVER, over HTTP/1.1, reads no more of a body for now."
   (let ((http1 (and (server-links server)
