@@ -46,6 +46,7 @@
   (runners 0 :type index)               ; threads beyond LIMIT, for the loops that some of them run
   (count 0 :type index)                 ; the number of threads, including those about to start
   (busy 0 :type index)                  ; how many threads are not IDLE
+  (held 0 :type index)                  ; how many threads RUN-HOLDING holds
   ;; running threads or, once the reserve is closed, all that have run
   (threads '() :type list)
   (closed nil :type boolean))           ; the reserve takes no more functions
@@ -92,7 +93,8 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
 
 (defun free-threads (reserve)
   "The number of threads that quotas may still get; zero or less means that they get none."
-  (- (max-threads reserve) (ash (reserve-limit reserve) -4) (reserve-busy reserve)))
+  (- (max-threads reserve) (ash (reserve-limit reserve) -4) (reserve-busy reserve)
+     (reserve-held reserve)))
 
 (defun free-places (reserve)
   "The number of further functions that may wait."
@@ -164,21 +166,33 @@ that it may have. TAKEOVER is true if FUNCTION takes a loop over. From any threa
 (defun run-holding (reserve quota function)
   "Call FUNCTION on a thread of RESERVE when QUOTA may have one, and hold that thread from all
 functions that wait until the argument of FUNCTION is called: a function of a function USE. It gives
-the thread up, calls USE, and then lets waiting functions have the thread, if it is still free.
-Return false if FUNCTION will not be called. From any thread."
-  (flet ((hold (change)
-           (sb-thread:with-mutex ((reserve-lock reserve))
-             (note-running quota change)
-             (incf (reserve-busy reserve) change))))
-    (run-on-reserve reserve
-                    (lambda ()
-                      (hold 1)
-                      (funcall (the function function)
-                               (lambda (use)
-                                 (hold -1)
-                                 (funcall (the function use))
-                                 (start-waiting reserve))))
-                    :if-busy :insist :quota quota)))
+the thread up, calls USE, and then, even if USE unwinds, lets waiting functions have the thread, if
+it is still free. If FUNCTION unwinds, the thread is given up. Return false if FUNCTION will not be
+called. From any thread."
+  (let ((held nil))                     ; guarded by the lock
+    (flet ((hold ()
+             (sb-thread:with-mutex ((reserve-lock reserve))
+               ;; beside the thread of FUNCTION, which will return soon
+               (note-running quota 1)
+               (incf (reserve-held reserve))
+               (setf held t)))
+           (give-up ()
+             (sb-thread:with-mutex ((reserve-lock reserve))
+               (when (shiftf held nil)
+                 (note-running quota -1)
+                 (decf (reserve-held reserve))))))
+      (flet ((use-thread (use)
+               (give-up)
+               (unwind-protect (funcall (the function use))
+                 (start-waiting reserve))))
+        (run-on-reserve reserve
+                        (lambda ()
+                          (let ((done nil))
+                            (unwind-protect (progn (hold)
+                                                   (funcall (the function function) #'use-thread)
+                                                   (setf done t))
+                              (unless done (give-up)))))
+                        :if-busy :insist :quota quota)))))
 
 (defun quota-open-p (reserve quota)
   "True if QUOTA, a descendant of RESERVE's root, may have a thread more now. From any thread."

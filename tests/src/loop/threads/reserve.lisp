@@ -62,6 +62,42 @@
     (is (= 0 (reserve-thread-count reserve)))
     (is (= 0 (clgrpc.loop::reserve-busy reserve)))))
 
+(test a-held-thread-is-given-up-though-functions-unwind
+  "A thread is held, and not busy, until its function USE is called; if that unwinds, what waits gets
+the thread. A function that unwinds before holds nothing."
+  (with-events (events)
+    (let* ((reserve (make-reserve :threads 1 :idle-seconds 30))
+           (quota (make-quota :parent (clgrpc.loop::reserve-root reserve)))
+           (ran (sb-thread:make-semaphore))
+           (give-up nil))
+      (flet ((idle-p ()
+               (loop repeat 20000
+                     thereis (and (clgrpc.loop::reserve-idle reserve)
+                                  (zerop (clgrpc.loop::reserve-busy reserve)))
+                     do (sb-thread:thread-yield)))
+             (ask () (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore ran))
+                                     :if-busy :insist :quota quota)))
+        (is-true (clgrpc.loop:run-holding reserve quota
+                                          (lambda (function)
+                                            (declare (ignore function))
+                                            (error 'mishap))))
+        (is-true (idle-p))
+        (is (zerop (quota-running quota)))
+        (is-true (clgrpc.loop:run-holding reserve quota
+                                          (lambda (function)
+                                            (setf give-up function)
+                                            (sb-thread:signal-semaphore ran))))
+        (is-true (await ran))
+        (is-true (idle-p))
+        (is (= 1 (quota-running quota)))
+        (is (eq :queued (ask)))
+        (catch 'left (funcall give-up (lambda () (throw 'left nil))))
+        (is-true (await ran))
+        (is-true (idle-p))
+        (is (zerop (quota-running quota))))
+      (is-true (close-reserve reserve 10)))
+    (is (equal '(:reserve-function-error) (mapcar #'second (events))))))
+
 (defun world-without-threads (fails-p)
   "A world in which no thread can be made while FAILS-P, a function, returns true."
   (make-world :clock #'monotonic-ns :network (clgrpc.loop::world-network *world*)
