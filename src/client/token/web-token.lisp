@@ -73,14 +73,8 @@ SELF-SIGNED-TOKEN."))
 
 (defun key-text (key)
   "The text of KEY, PEM as a string or the name of a file; and a name of KEY for errors."
-  (if (and (stringp key) (search "-----BEGIN" key))
-      (values key "the key")
-      (values (handler-case (alexandria:read-file-into-string key :external-format :latin-1)
-                (sb-ext:file-does-not-exist ()
-                  (os:tls-error "The key ~A cannot be read: it does not exist." key))
-                (error (error)
-                  (os:tls-error "The key ~A cannot be read: ~A." key error)))
-              (princ-to-string key))))
+  (values (loop:pem-text key "key")
+          (if (loop:pem-p key) "the key" (princ-to-string key))))
 
 (define-keyword-function self-signed-token
     (&key key password key-id issuer (subject issuer) (audience :service)

@@ -102,28 +102,31 @@ certificates: :none, :request or :require."
 (defun pem-p (source)
   (and (stringp source) (search "-----BEGIN" source) t))
 
-(defconstant +most-file-octets+ 16777216 "The longest file of certificates or keys that is read.")
+(defconstant +most-file-octets+ 4194304 "The longest file of certificates or keys that is read.")
 
 (defun file-text (source)
   "The text of the file SOURCE, in Latin-1."
-  (with-open-file (stream source :external-format :latin-1)
-    (with-output-to-string (text)
-      (loop with part = (make-string 65536)
-            with length = 0
-            for count = (read-sequence part stream)
-            while (plusp count)
-            do (when (< +most-file-octets+ (incf length count))
-                 (error "it is longer than ~D octets" +most-file-octets+))
-               (write-string part text :end count)))))
+  (with-open-file (stream source :element-type 'octet)
+    (loop with buffer = (make-buffer)
+          with part = (make-octets 65536)
+          for count = (read-sequence part stream)
+          while (plusp count)
+          do (append-octets buffer part :end count)
+             (when (< +most-file-octets+ (buffer-fill buffer))
+               (error "it is longer than ~D octets" +most-file-octets+))
+          finally (return (sb-ext:octets-to-string (buffer-octets buffer)
+                                                   :external-format :latin-1
+                                                   :start (buffer-start buffer)
+                                                   :end (buffer-end buffer))))))
 
-(defun pem-text (source)
-  "The PEM that SOURCE is or names."
+(defun pem-text (source &optional (kind "file"))
+  "The PEM that SOURCE is or names. KIND is the noun for SOURCE in errors."
   (if (pem-p source)
       source
       (handler-case (file-text source)
         (sb-ext:file-does-not-exist ()
-          (os:tls-error "The file ~A cannot be read: it does not exist." source))
-        (error (error) (os:tls-error "The file ~A cannot be read: ~A" source error)))))
+          (os:tls-error "The ~A ~A cannot be read: it does not exist." kind source))
+        (error (error) (os:tls-error "The ~A ~A cannot be read: ~A" kind source error)))))
 
 (defun file-digest (source)
   "A number that changes with the contents of the file SOURCE; NIL if it is not a file that can be
@@ -132,7 +135,9 @@ clocks are set back."
   (unless (or (null source) (eq source :system) (pem-p source))
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)
-       (let ((octets (make-octets (min +most-file-octets+ (file-length stream)))) (digest 1))
+       (let* ((length (file-length stream))
+              (octets (make-octets (min +most-file-octets+ length)))
+              (digest (ldb (byte 61 0) (1+ length))))
          (declare (type (unsigned-byte 61) digest))
          (dotimes (i (read-sequence octets stream) digest)
            (setf digest (ldb (byte 61 0) (* #x100000001B3 (logxor digest (aref octets i)))))))))))

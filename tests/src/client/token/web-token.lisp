@@ -74,6 +74,11 @@ PUBLIC."
              (handler-case (grpc:self-signed-token :key "/nowhere/jwt.key" :issuer "me")
                (grpc:tls-error (error) (princ-to-string error))))))
 
+(test a-key-without-end-is-refused
+  (is (search "The key /dev/zero cannot be read: it is longer than"
+              (handler-case (grpc:self-signed-token :key "/dev/zero" :issuer "me")
+                (grpc:tls-error (error) (princ-to-string error))))))
+
 (test self-signed-tokens-are-kept
   "One for each audience, until it is late; a bounded number of them."
   (support:with-folder (directory)

@@ -42,6 +42,24 @@
   (signals misuse (check-credentials (tls-credentials) :server))
   (check-credentials (tls-credentials) :client))
 
+(test files-of-credentials-have-a-limit
+  "A longer file is refused, and is still noticed when it changes; each octet is a character."
+  (support:with-folder (directory)
+    (let ((path (merge-pathnames "long.pem" directory))
+          (most clgrpc.loop::+most-file-octets+))
+      (flet ((fill-file (length)
+               (with-open-file (stream path :direction :output :if-exists :supersede
+                                            :element-type 'octet)
+                 (write-sequence (fill (make-octets length) 233) stream))
+               (clgrpc.loop::file-digest path)))
+        (let ((digest (fill-file most)) (text (clgrpc.loop:pem-text path)))
+          (is (= most (length text)))
+          (is (eql #\LATIN_SMALL_LETTER_E_WITH_ACUTE (char text (1- most))))
+          (is-true digest)
+          (is (not (eql digest (fill-file (1+ most))))))
+        (is (search (format nil "The key ~A cannot be read: it is longer than ~D octets" path most)
+                    (tls-complaint (clgrpc.loop:pem-text path "key"))))))))
+
 (test credentials-that-cannot-be-used
   (flet ((complaint (role &rest arguments)
            (tls-complaint (check-credentials (apply #'tls-credentials arguments) role))))
