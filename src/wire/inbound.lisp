@@ -220,7 +220,8 @@ case."
 (define-hot receive-more ((call wire-call) (octets octets) (start index) (end index)) index
   "Take the whole short messages at START that need nothing but a place in CALL's batch: the batch
 was begun in this read, so DELIVER has done everything else that a message of the read causes, and
-no observer is told. Return the position after these messages."
+no observer is told. The batch also shows that short messages of CALL are not to be kept, and that
+its link speaks HTTP/2: others seal each batch at once. Return the position after these messages."
   (let ((inbound (call-wire-inbound call))
         (at start))
     (declare (type index at))

@@ -208,11 +208,11 @@ CALL's. On the loop."
        (zerop (the index (wire-outbound-unsent-octets outbound)))
        (plusp (unsent-room call))))
 
-(define-hot send-at-once ((call wire-call) message compress) boolean
-  "Send MESSAGE and return true if this thread, in user code, runs CALL's loop, the message can be
-written at once, and a message was sent before. Otherwise do nothing and return false: then
-SEND-IN-ROOM sends it, waits or signals the reason. This is the path of a callback or handler that
-answers message after message."
+(define-hot send-at-once ((call wire-call) message compress) (member t :long nil)
+  "Send MESSAGE and return t if this thread runs CALL's loop, the message can be written at once, and
+a message was sent before. Otherwise do nothing and return nil, or :LONG if only the length of
+MESSAGE is the reason: then SEND-IN-ROOM sends it, waits or signals the reason. This is the path of
+a callback or handler that answers message after message."
   (let ((outbound (call-wire-outbound call)))
     (when (and outbound
                (plusp (wire-outbound-spoken outbound))
@@ -220,18 +220,23 @@ answers message after message."
                (not (and compress (outgoing-encoding call)))
                (not (keeps-sent-p call)))
       (loop:with-baton ((wire-call-loop call))
-          (when (and (plainly-sendable-p call outbound)
-                     (write-message call message nil))
-            (incf (wire-outbound-spoken outbound))
-            t)
+          (when (plainly-sendable-p call outbound)
+            (cond ((write-message call message nil)
+                   (incf (wire-outbound-spoken outbound))
+                   t)
+                  (t :long)))
         nil))))
 
 (define-hot wire-send ((call wire-call) message wait-p compress) boolean
   "The operation SEND."
-  (or (send-at-once call message compress)
-      (flet ((send-it () (send-message call message compress)))
-        (declare (dynamic-extent #'send-it))
-        (send-in-room call wait-p #'send-it))))
+  (let ((outcome (send-at-once call message compress)))
+    (or (eq t outcome)
+        (flet ((send-it ()
+                 (if outcome
+                     (encode-and-send call message compress)
+                     (send-message call message compress))))
+          (declare (dynamic-extent #'send-it))
+          (send-in-room call wait-p #'send-it)))))
 
 (defun sending-begun-p (call)
   "True if CALL's user has sent something, even if only metadata. SETFable."
@@ -265,23 +270,28 @@ SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
         ((zerop size) (loop:post (wire-call-loop call) function))
         (t (post-charged call size function))))
 
+(define-hot encode-and-send ((call wire-call) message compress) null
+  "Send MESSAGE from user code. This thread encodes MESSAGE, so that the loop need not encode it.
+COMPRESS is as for SEND."
+  (let ((encoded (encode-message call message compress)))
+    (flet ((send-it ()
+             (when (zerop (posted-octets call))
+               (send-encoded call encoded)
+               t)))
+      (declare (dynamic-extent #'send-it))
+      (unless (values (loop:run-to-send (wire-call-loop call) #'send-it))
+        (post-encoded call encoded))))
+  nil)
+
 (define-hot send-message ((call wire-call) message compress) null
-  "Send MESSAGE from user code. If this thread may run the loop and MESSAGE is short, it is written
-straight into the output. Otherwise this thread encodes MESSAGE first, so that the loop need not
-encode it. COMPRESS is as for SEND."
+  "As ENCODE-AND-SEND, but if this thread may run the loop and MESSAGE is short, it is written
+straight into the output."
   (flet ((write-it () (and (zerop (posted-octets call)) (send-on-loop call message))))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (and compress (outgoing-encoding call)))
                  (not (keeps-sent-p call))
                  (values (loop:run-to-send (wire-call-loop call) #'write-it)))
-      (let ((encoded (encode-message call message compress)))
-        (flet ((send-it ()
-                 (when (zerop (posted-octets call))
-                   (send-encoded call encoded)
-                   t)))
-          (declare (dynamic-extent #'send-it))
-          (unless (values (loop:run-to-send (wire-call-loop call) #'send-it))
-            (post-encoded call encoded))))))
+      (encode-and-send call message compress)))
   nil)
 
 (define-hot refuse-to-send ((call wire-call)) null

@@ -69,6 +69,35 @@ a limit or flag that refuses a message refuses it in any of them."
                    (memory:hears (frame octets) (frame (concatenate 'octets octets bad)))
                    (is (eq status (rpc:call-status call)))))))))
 
+(test frames-of-a-read-cause-what-they-cause-alone
+  "The outcome is the same whether frames come with one read or with a read each, with an observer
+and without, also if a message in the middle is refused."
+  (flet ((outcome (observed alone frames)
+           (with-link (link :options '(:max-receive-octets 1000))
+             (let ((call (calls 1)) (sizes '()))
+               (when observed
+                 (setf (wire::endpoint-observer *station*)
+                       (rpc:make-observer :message-received (lambda (call size)
+                                                              (declare (ignore call))
+                                                              (push size sizes)))))
+               (if alone
+                   (mapc #'memory:hears frames)
+                   (apply #'memory:hears frames))
+               (list (rpc:call-status call)
+                     (wire::wire-inbound-arrived (wire::call-wire-inbound call))
+                     (wire::link-messages-received link)
+                     sizes
+                     (ignore-errors (received call)))))))
+    (dolist (middle (list (letter-octets 4) (letter-octets 997) (letter-octets 998)
+                          (octets-of 1 0 0 0 1 0) (octets-of 2 0 0 0 1 0)))
+      (let ((frames (list `(:data 1 ,(letter-octets 1 2))
+                          `(:data 1 ,(concatenate 'octets (letter-octets 3) middle
+                                                  (letter-octets 5)))
+                          `(:data 1 ,(letter-octets 6)))))
+        (dolist (observed '(nil t))
+          (let ((together (outcome observed nil frames)))
+            (is (equal (outcome observed t frames) together) "~A" together)))))))
+
 (test observers-see-the-messages-of-each-frame
   (with-link (link)
     (let ((call (calls 1)) (sizes '()))
