@@ -14,14 +14,14 @@
 ;;;;     which may be such a loop as well, has a trial meanwhile and finds the caller awake. A peer
 ;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**), and again now and then
 ;;;;     while the caller spins.
-;;;; Trials that fail grow rare (PAUSE), but a caller that begins to send much less at a time than in
-;;;; the trial that failed, as after calls with long messages, makes the next trial soon. A loop stops spinning after several waits longer than
-;;;; +SPIN-NS+, or at once when events of other sources arrive. A loop with a thread of its own also
-;;;; stops when about a third of its waits, or more, are longer (BALANCE): a wait that spinning
-;;;; shortens saves less than a wait that is too long costs. So a client that acknowledges each
-;;;; answer at once, and works for long on it, does not make its server spin in vain. With fewer
-;;;; than two processors the peer cannot run meanwhile, or spinning uses up a quota; so no loop
-;;;; spins there, and none does in a simulated world.
+;;;; Trials that fail grow rare (PAUSE), but a caller that begins to send much less at a time than
+;;;; in the trial that failed, as after calls with long messages, makes the next trial soon. A loop
+;;;; stops spinning after several waits longer than +SPIN-NS+, or at once when events of other
+;;;; sources arrive. A loop with a thread of its own also stops when about a third of its waits, or
+;;;; more, are longer (BALANCE): a wait that spinning shortens saves less than a wait that is too
+;;;; long costs. So a client that acknowledges each answer at once, and works for long on it, does
+;;;; not make its server spin in vain. With fewer than two processors the peer cannot run meanwhile,
+;;;; or spinning uses up a quota; so no loop spins there, and none does in a simulated world.
 ;;;;
 ;;;; Spinning fetches the same events as a wait: the inbox is marked as asleep, and a thread that
 ;;;; posts wakes the poller. So no event can be missed.
