@@ -209,8 +209,8 @@ CALL's. On the loop."
        (plusp (unsent-room call))))
 
 (define-hot send-at-once ((call wire-call) message compress) (member t :long nil)
-  "Send MESSAGE and return t if this thread runs CALL's loop, the message can be written at once, and
-a message was sent before. Otherwise do nothing and return nil, or :LONG if only the length of
+  "Send MESSAGE and return t if this thread runs CALL's loop, the message can be written at once,
+and a message was sent before. Otherwise do nothing and return nil, or :LONG if only the length of
 MESSAGE is the reason: then SEND-IN-ROOM sends it, waits or signals the reason. This is the path of
 a callback or handler that answers message after message."
   (let ((outbound (call-wire-outbound call)))

@@ -63,8 +63,8 @@
     (is (= 0 (clgrpc.loop::reserve-busy reserve)))))
 
 (test a-held-thread-is-given-up-though-functions-unwind
-  "A thread is held, and not busy, until its function USE is called; if that unwinds, what waits gets
-the thread. A function that unwinds before holds nothing."
+  "A thread is held, and not busy, until its function USE is called; if that unwinds, what waits
+gets the thread. A function that unwinds before holds nothing."
   (with-events (events)
     (let* ((reserve (make-reserve :threads 1 :idle-seconds 30))
            (quota (make-quota :parent (clgrpc.loop::reserve-root reserve)))

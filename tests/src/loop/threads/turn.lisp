@@ -134,9 +134,9 @@ but it does not wait for long."
       (is (eql 5 (position 17 sent)) "~A" sent))))
 
 (defun sent-of-a-long-turn (input &key (fill #'identity) (first (constantly nil)))
-  "The octets sent before each of 20 deferred functions, which take 100 µs each, of a turn that reads
-an octet; and those sent by its end. INPUT is called with the connection when the octet is read,
-FILL as a handler's FILL, and FIRST, with the connection and its end, before the 20."
+  "The octets sent before each of 20 deferred functions, which take 100 µs each, of a turn that
+reads an octet; and those sent by its end. INPUT is called with the connection when the octet is
+read, FILL as a handler's FILL, and FIRST, with the connection and its end, before the 20."
   (let ((now +noon-ns+) (connection nil) (end (make-end)) (sent '()))
     (with-still-loop (loop :clock (lambda () now))
       (flet ((work (argument)
