@@ -56,7 +56,7 @@
    #:connection-peer #:connection-local #:connection-security #:connection-state
    ;; tls-credentials.lisp
    #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify
-   #:tls-credentials-client-certificates #:check-credentials #:pem-p #:pem-text
+   #:tls-credentials-client-certificates #:check-credentials #:pem-text
    #:reload-credentials
    ;; tls-channel.lisp
    #:tls-credentials-alpn #:security-alpn #:make-tls-byte-channel #:byte-channel-handshaking-p

@@ -71,11 +71,6 @@ SELF-SIGNED-TOKEN."))
 (define-printer (signer self-signed-credentials)
   "issuer ~A, key ~A" (signer-issuer signer) (signer-what signer))
 
-(defun key-text (key)
-  "The text of KEY, PEM as a string or the name of a file; and a name of KEY for errors."
-  (values (loop:pem-text key "key")
-          (if (loop:pem-p key) "the key" (princ-to-string key))))
-
 (define-keyword-function self-signed-token
     (&key key password key-id issuer (subject issuer) (audience :service)
        claims (seconds 3600))
@@ -107,7 +102,7 @@ Signal MISUSE for a wrong argument, TLS-ERROR if KEY cannot be used. From any th
     (check audience '(or string (eql :service)) :audience)
     (check claims 'list :claims)
     (check seconds '(real 60 86400) :seconds))
-  (multiple-value-bind (text what) (key-text key)
+  (multiple-value-bind (text what) (loop:pem-text key "key")
     (os:private-key-kind text what password)
     (make-instance 'self-signed-credentials
                    :key text :what what :password password :key-id key-id :issuer issuer

@@ -120,10 +120,11 @@ certificates: :none, :request or :require."
                                                    :end (buffer-end buffer))))))
 
 (defun pem-text (source &optional (kind "file"))
-  "The PEM that SOURCE is or names. KIND is the noun for SOURCE in errors."
+  "Two values: the PEM that SOURCE is or names; and a name of SOURCE for errors. KIND is the noun for
+SOURCE."
   (if (pem-p source)
-      source
-      (handler-case (file-text source)
+      (values source (format nil "the ~A" kind))
+      (handler-case (values (file-text source) (princ-to-string source))
         (sb-ext:file-does-not-exist ()
           (os:tls-error "The ~A ~A cannot be read: it does not exist." kind source))
         (error (error) (os:tls-error "The ~A ~A cannot be read: ~A" kind source error)))))
