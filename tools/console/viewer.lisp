@@ -38,8 +38,8 @@ last.")
   (exchange:response-open-p (viewer-request viewer)))
 
 (defun fresh-update-stream (console now)
-  "The update stream of CONSOLE. If the last update of CONSOLE's update stream is too old at the
-time NOW, make a new stream."
+  "The update stream of CONSOLE, or a new one in its place if the last update of that stream is too
+old at the time NOW."
   (let ((update-stream (console-update-stream console)))
     (if (and update-stream (< now (+ (update-stream-taken-ns update-stream) +update-stream-ns+)))
         update-stream
