@@ -6,8 +6,8 @@
 ;;;;
 ;;;; A peer may cause the same error with each message. So each use of GUARDING logs at most
 ;;;; +LOGGED-ERRORS+ errors in a second; the next logged error says how many were not logged
-;;;; (:unlogged). In a simulated world each error is logged: those seconds are of the machine, and the
-;;;; history of a seed must not depend on the machine's speed.
+;;;; (:unlogged). In a simulated world each error is logged: those seconds are of the machine, on
+;;;; whose speed the history of a seed must not depend.
 
 (in-package #:clgrpc.loop)
 
