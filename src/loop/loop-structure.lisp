@@ -350,7 +350,7 @@ flags."
   ;; how far its end has come
   (state :open :type (member :open :closing :lingering :aborting :closed))
   (reason nil)                          ; why the connection is aborted, or was broken
-  (flags 0 :type (unsigned-byte 12))    ; see DEFINE-FLAGS
+  (flags 0 :type (unsigned-byte 13))    ; see DEFINE-FLAGS
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
   (max-unsent 0 :type index)            ; with more unsent octets the connection is not read
@@ -376,7 +376,8 @@ flags."
   blocked                               ; the last write would block, or was taken in part
   read-wants-write                      ; reading goes on once the descriptor can be written
   broken                                ; a write has failed; octets that came before are read
-  write-wants-read)                     ; writing goes on once the descriptor can be read
+  write-wants-read                      ; writing goes on once the descriptor can be read
+  filled)                               ; FILL was called since READ-UNSENT was set
 
 (document-functions
   make-handler "Return a handler with the functions given; INPUT is needed. See the type HANDLER."

@@ -375,7 +375,8 @@ function has added to that."
     (unless (member (connection-state connection) '(:aborting :closed))
       (read-soon connection))
     (when answers-nothing
-      (setf (connection-read-unsent connection) (connection-unsent connection)))
+      (setf (connection-read-unsent connection) (connection-unsent connection))
+      (when (connection-filled connection) (setf (connection-filled connection) nil)))
     (when (connection-write-wants-read connection) (go-on-writing connection))
     ;; output that is sent by the end of the turn does not count
     (when (or (connection-leftover connection) (plusp (connection-kept connection)))

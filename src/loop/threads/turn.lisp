@@ -321,8 +321,10 @@ add: what waited for the window that was just read is an answer."
        (answers-nothing-p connection)
        (eq :open (connection-state connection))
        (not (connection-blocked connection))
-       (progn (funcall (handler-fill (connection-handler connection)) connection)
-              (answers-nothing-p connection))))
+       (or (connection-filled connection)
+           (progn (funcall (handler-fill (connection-handler connection)) connection)
+                  (setf (connection-filled connection) t)
+                  (answers-nothing-p connection)))))
 
 (define-hot flush-answers ((loop event-loop)) null
   "As FLUSH-PHASE, but a connection whose output answers no message yet stays in the list: functions

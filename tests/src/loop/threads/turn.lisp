@@ -178,6 +178,20 @@ to a PING."
                (is (= (+ 1000 ping) all))
                (is (> 8 (or (position all sent) 20)) "~A" sent)))))
 
+(test the-owner-of-waiting-output-is-asked-once
+  "FILL is called once, however often the loop looks, and again before the output is sent."
+  (let ((count 0))
+    (multiple-value-bind (sent all)
+        (sent-of-a-long-turn (lambda (connection)
+                               (setf count 0)
+                               (append-octets (connection-output connection) (make-octets 17)))
+                             :fill (lambda (connection)
+                                     (declare (ignore connection))
+                                     (incf count)))
+      (is (every #'zerop sent))
+      (is (= 17 all))
+      (is (= 2 count)))))
+
 (test answers-leave-soon-although-their-connection-is-read-again
   (multiple-value-bind (sent all)
       (sent-of-a-long-turn (lambda (connection)
