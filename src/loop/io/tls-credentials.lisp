@@ -120,8 +120,8 @@ certificates: :none, :request or :require."
                                                    :end (buffer-end buffer))))))
 
 (defun pem-text (source &optional (kind "file"))
-  "Two values: the PEM that SOURCE is or names; and a name of SOURCE for errors. KIND is the noun for
-SOURCE."
+  "Two values: the PEM that SOURCE is or names; and a name of SOURCE for errors. KIND is the noun
+for SOURCE."
   (if (pem-p source)
       (values source (format nil "the ~A" kind))
       (handler-case (values (file-text source) (princ-to-string source))
