@@ -271,6 +271,12 @@ many mutants were killed and how many were not. Only in an image without further
     "doc/platforms.md" "doc/scaling.md" "doc/guides/coming-from.md")
   "Chapters that draw, explain, measure or compare, and promise nothing that others do not.")
 
+(defun inline-form-p (form)
+  "True if FORM defines what the compiler copies into callers."
+  (and (consp form)
+       (or (member (first form) '(defmacro defconstant))
+           (and (consp (second form)) (member :inline (second form)) t))))
+
 (defun complaint (promise)
   "What is wrong with the row of PROMISE, a text, or nil."
   (let ((count (and (probe-file (support:root-file (promise-file promise)))
@@ -282,6 +288,9 @@ many mutants were killed and how many were not. Only in an image without further
           ((and source (not (search (flattened (promise-text promise))
                                     (flattened (file-text source)))))
            (format nil "~A does not say so" source))
+          ((inline-form-p (form-at (search (promise-old promise) (file-text (promise-file promise)))
+                                   (file-text (promise-file promise))))
+           "callers have copies of what the mutant changes")
           ((null (test-of promise)) (format nil "there is no test ~A in ~A" (promise-test promise)
                                             (promise-suite promise))))))
 

@@ -806,7 +806,7 @@ read between two of them"
    "src/inproc/inproc-callback.lisp" "(lambda () (schedule call))" "(lambda () (run-due call))")
   ("a server stream of a service called directly starts no timer unless it has a deadline"
    "inproc" "streams-of-services-need-no-timer"
-   "src/inproc/waiting.lisp" "(plusp (call-deadline (call-pair-client call-pair)))" "t")
+   "src/inproc/waiting.lisp" "(watched (watched-p call-pair))" "(watched t)")
   ("the function of an outer interceptor sees an incoming message first, and an outgoing one last"
    "rpc" "filters-are-in-the-order-of-interceptors"
    "src/rpc/messaging.lisp" "(combined outgoing (outbound-filter outbound))"

@@ -44,7 +44,7 @@ more before they count as old, with a nursery of +NURSERY-OCTETS+; the copying t
 a second.")
 
 (defconstant +much-data-octets+ (* 256 1024 1024)
-  "More octets than these make the first nursery small: if they live, collections are long.")
+  "More living octets than these make the first nursery small, since collections are long.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
@@ -105,15 +105,16 @@ collections, but at most 64 MB; older objects, when they have grown by an eighth
 the process has consed less than 4 MB a second for five seconds, or its event loops have had no work
 for eight seconds, it returns memory to the system, in steps that stop other threads for at most 10
 ms. TUNE-COLLECTOR makes a full collection, which takes half a second for each living gigabyte, so
-that objects that live then are not copied again: call it once the permanent data is loaded. If the
-heap has more than 256 MB before that collection, not counting the objects of a saved image, the
-first nursery has 8 MB. An image that is saved afterwards begins tuned. From any thread."
+that objects that live then are not copied again: call it once the permanent data is loaded. If more
+than 256 MB live after that collection, not counting the objects of a saved image, the first nursery
+has 8 MB. An image that is saved afterwards begins tuned. From any thread."
   (set-collector)
+  (sb-ext:gc :full t)
   (when (< +much-data-octets+
            (loop for generation to sb-vm:+highest-normal-generation+
                  sum (sb-ext:generation-bytes-allocated generation)))
-    (set-nursery +least-nursery-octets+))
-  (sb-ext:gc :full t)
+    (set-nursery +least-nursery-octets+)
+    (sb-ext:gc))                        ; it finds next to nothing; after it the size applies
   (setf **live** (heap-used)
         **tuned** t)
   nil)
