@@ -32,7 +32,7 @@ the pollers of the world agree."
   (open-datagram 'no-datagrams :type operation :read-only t) ; (family): a descriptor
   (send 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
   (receive 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
-  ;; (host port): a list of addresses and, if there are none, the reason as text
+  ;; (host port): a list of addresses; and, if the list is empty, the reason as text
   (resolve nil :type operation :read-only t))
 
 (defun no-limit (descriptor seconds)

@@ -195,8 +195,8 @@ SERVICE signal a FAILURE that lists its services."
         (enter-all (protobuf:file-descriptor-extensions file))))))
 
 (defun need-symbol (index full-name)
-  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX. Signal a FAILURE if there is no symbol of
-this name."
+  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX. Signal a FAILURE if INDEX has no
+symbol of this name."
   (or (gethash full-name index)
       ;; the files of every image
       (protobuf:find-descriptor full-name)
