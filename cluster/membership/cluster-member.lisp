@@ -41,8 +41,8 @@ alist of strings, :lease-seconds, 10 by default, :instance, the name of its proc
 seconds of Unix time."
   cluster-member-p "True of members of a cluster."
   member-name "The name of MEMBER, a string. At any time only one member has a given name."
-  member-generation "The generation of MEMBER, an integer that is greater than that of each earlier
-member of its name."
+  member-generation "The generation of MEMBER, an integer greater than the generation of every
+  earlier member of the same name."
   member-address "The address at which MEMBER serves, a string such as \"10.0.0.7:50051\"."
   member-state ":serving, or :draining once MEMBER has announced that it leaves."
   member-labels "Return the labels that MEMBER has given itself, an alist of strings."

@@ -48,12 +48,12 @@ would not end while its node hangs."
 (defun follow-cluster (function channel &key (revision 0) (patience-seconds 60))
   "Follow the cluster of the node at CHANNEL: call FUNCTION, in this thread, with :members, a list
 of all members by name, and their revision; or with :changes, a list of changes of one revision, and
-that revision. With REVISION 0 the members come first; otherwise changes from that revision on. When
-the node ends, the next node that CHANNEL reaches continues from there, so each change is reported
-once, in order. If the store has compacted the next changes, or has gone back to older data,
-FUNCTION gets all members again. FOLLOW-CLUSTER returns only by a non-local exit of FUNCTION, an
-error in FUNCTION, or an RPC-ERROR. The RPC-ERROR is a permanent one, or the last error after
-PATIENCE-SECONDS (60) without an answer of any node, UNAVAILABLE if none came. Only the
+that revision. With REVISION 0 FUNCTION gets the members first; otherwise the changes from that
+revision on. When the node ends, the next node that CHANNEL reaches continues from there, so each
+change is reported once, in order. If the store has compacted the next changes, or has gone back to
+older data, FUNCTION gets all members again. FOLLOW-CLUSTER ends only by a non-local exit of
+FUNCTION, an error in FUNCTION, or an RPC-ERROR: a permanent one, or, when no node has answered for
+PATIENCE-SECONDS (60), the last error, or UNAVAILABLE if there was no error. Only the
 keepalive-seconds of CHANNEL detect a node that hangs later. From any thread but a loop's."
   (let ((end nil)                       ; the time when patience ends; nil while a node answers
         (pauses (loop:make-pauses +follow-pause-seconds+ +follow-pause-seconds+)))

@@ -15,9 +15,9 @@ member of its name or nil; KNOWN is the last generation of the process that join
 
 (defun decide-join (existing asked if-taken &optional (known 0))
   "Decide whether ASKED, a member, may join where there is EXISTING, a member of its name or nil.
-Return :enter, its entry may replace the present one; :same, EXISTING is the same instance; :taken,
-another member has the name; or :superseded, EXISTING has a later generation than KNOWN, the
-generation that the asking process had; 0: it had none. IF-TAKEN is :take-over or :refuse."
+Return :enter if its entry may replace the present one; :same if EXISTING is the same instance;
+:taken if another member has the name; or :superseded if EXISTING has a later generation than KNOWN,
+the generation that the asking process had, or 0. IF-TAKEN is :take-over or :refuse."
   (let ((same (and existing
                    (plusp (length (member-instance asked)))
                    (string= (member-instance asked) (member-instance existing)))))

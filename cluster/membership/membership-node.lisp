@@ -14,8 +14,8 @@
 (in-package #:clgrpc.cluster)
 
 (defconstant +leaving-seconds+ 2
-  "How long a node that stops waits for its store, which may hang: once before its calls drain, and
-once after.")
+  "The time for which a node that stops waits for its store, which may hang: this long before its
+calls drain, and this long afterwards.")
 
 (defconstant +disconnecting-seconds+ 1
   "Seconds after the end of draining. This many seconds after the drain a stopping node stops making
@@ -147,7 +147,7 @@ if that is not in FROM; and its former lease, if any. NODE keeps the lease only 
     t))
 
 (defun give-back (node lease &optional timeout)
-  "End LEASE, or nil, which NODE does not need any more: no thread renews it, and its entries are
+  "End LEASE, a lease or nil, which NODE no longer needs: no thread renews it, and its entries are
 deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
   (when lease
     (handler-case (etcd:revoke-lease lease :timeout timeout)
@@ -352,21 +352,21 @@ strings. By default ADDRESS is LISTEN, which must then be an address of its own,
 node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed by a thread. If the
 node dies, or is cut off from the store, it is no longer a member after LEASE-SECONDS and at most
 one second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile. IF-TAKEN
-decides what happens if another member has the name: with :take-over the later process gets it, with
-:refuse NAME-TAKEN is signalled. If the lease is lost, the node joins again, as a new generation,
-unless REJOIN is nil. ON-CHANGE is called first with all present members, as changes, then with each
-list of changes of the cluster, in order. If the store has compacted changes that the node has not
-received, ON-CHANGE gets the differences. ON-LOSS is called with a CLUSTER-ERROR, MEMBERSHIP-LOST or
-SUPERSEDED, when the node has ceased to be a member; ON-JOIN with the node each time it has become a
-member. ON-CHANGE, ON-LOSS and ON-JOIN run on threads of the node, which do nothing else meanwhile.
-METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most
-MAX-MEMBERS may join through this node. ALLOW is a list of permissions, (ROLE . PATTERN), for calls
-of the service; :read and :join are its roles. PATTERN is a string: a DNS name or a SPIFFE identity
-of a certificate, in which * stands for one label or one segment of the path and {name} for the name
-of the member that the call joins, renews or leaves; \"*\" for every identity; \"anyone\" for peers
-without a certificate, too. Without permissions no call may join, and with TLS no call may read.
-Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or a condition of
-START-SERVER. From any thread; end it with STOP-NODE."
+decides what happens if another member has the name: with :take-over this process gets the name;
+with :refuse NAME-TAKEN is signalled. If the lease is lost, the node joins again, as a new
+generation, unless REJOIN is nil. ON-CHANGE is called first with all present members, as changes,
+then with each list of changes of the cluster, in order. If the store has compacted changes that the
+node has not received, ON-CHANGE gets the differences. ON-LOSS is called with a CLUSTER-ERROR,
+MEMBERSHIP-LOST or SUPERSEDED, when the node has ceased to be a member; ON-JOIN with the node each
+time it has become a member. ON-CHANGE, ON-LOSS and ON-JOIN run on threads of the node, which wait
+until these functions return. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is
+for the server. At most MAX-MEMBERS may join through this node. ALLOW is a list of permissions,
+(ROLE . PATTERN), for calls of the service; :read and :join are its roles. PATTERN is a string: a
+DNS name or a SPIFFE identity of a certificate, in which * stands for one label or one segment of
+the path and {name} for the name of the member that the call joins, renews or leaves; \"*\" for
+every identity; \"anyone\" for peers without a certificate, too. Without permissions no call may
+join, and with TLS no call may read. Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for
+wrong arguments, or a condition of START-SERVER. From any thread; end it with STOP-NODE."
   (check-name name "member")
   (let* ((own-store (stringp store))
          (store (if own-store (open-store store) store))
@@ -409,8 +409,8 @@ START-SERVER. From any thread; end it with STOP-NODE."
   "End NODE: announce that it is leaving, give the calls under way DRAIN seconds to end, leave, and
 close its server, its service and the client of the store that it has opened itself. Return true if
 all calls ended by themselves. If the store cannot be reached, or does not answer, NODE still stops,
-within DRAIN and two seconds; the others see it as a member until its lease ends. From any thread
-but the node's own."
+within DRAIN plus two seconds; the other nodes see NODE as a member until its lease ends. From any
+thread but the node's own."
   (multiple-value-bind (before lease)
       (change-state node '(:joining :member :lost :superseded) :draining)
     (if (null before)

@@ -60,9 +60,10 @@ store."
       0))
 
 (defun write-member (store cluster member entry lease &key when then timeout)
-  "Put MEMBER in place of ENTRY (nil: there must be no entry), under LEASE (nil: under no lease),
-and do the operations THEN in the same transaction. Write only if WHEN is true, and within TIMEOUT
-seconds. Return the revision, or nil if ENTRY has changed or WHEN is false."
+  "Put MEMBER in place of ENTRY, under LEASE, and do the operations THEN in the same transaction. If
+ENTRY is nil, there must be no entry; if LEASE is nil, the entry has no lease. Write only if WHEN is
+true, and within TIMEOUT seconds. Return the revision, or nil if ENTRY has changed or WHEN is
+false."
   (let ((key (member-key cluster (member-name member))))
     (multiple-value-bind (done values revision)
         (etcd:transact store
@@ -145,12 +146,12 @@ revision, and true if it was a member already."
 (defun join-cluster (store cluster member &key (if-taken :take-over) (known 0) (max-members 1000)
                                             (keep-alive t) on-loss)
   "Enter MEMBER, of MAKE-CLUSTER-MEMBER, into CLUSTER in STORE. Return three values: the resulting
-member, with its generation; the revision of the store at which it was entered; and its lease, which
-is kept alive, and calls ON-LOSS, as GRANT-LEASE says. If there is another member of its name,
-IF-TAKEN decides: :take-over or :refuse. KNOWN is the generation that the caller had, 0 for none: a
-member with a later one remains. If a member with the instance of MEMBER exists, nothing is changed,
-and there is no lease. Signal NAME-TAKEN, SUPERSEDED, CLUSTER-FULL, an ETCD-ERROR, or MISUSE for a
-wrong description in MEMBER. From any thread."
+member, with its generation; the revision of the store at which it was entered; and its lease, for
+which KEEP-ALIVE and ON-LOSS have the same meaning as in GRANT-LEASE. If there is another member of
+its name, IF-TAKEN decides: :take-over or :refuse. KNOWN is the generation that the caller had, or
+0: a member with a later generation is not replaced. If a member with the instance of MEMBER exists,
+nothing is changed, and there is no lease. Signal NAME-TAKEN, SUPERSEDED, CLUSTER-FULL, an
+ETCD-ERROR, or MISUSE for a wrong description in MEMBER. From any thread."
   (check-type if-taken (member :take-over :refuse))
   (check-name cluster "cluster")
   (check-member member)

@@ -17,11 +17,11 @@
 
 (document-functions
   change-p "True of changes of a cluster."
-  change-kind "Return the kind of CHANGE: :joined; :updated, the member has changed its description;
-:left, it has announced that it leaves; or :lost, it has ended without an announcement, since its
-lease has ended or another process has taken its name."
-  change-member "Return the member as it is after CHANGE or, if it is not a member any more, as it
-was last.")
+  change-kind "Return the kind of CHANGE: :joined; :updated if the member has changed its
+  description; :left if the member has announced that it leaves; or :lost if its membership has
+  ended without an announcement, because its lease has ended or another process has taken its name."
+  change-member "Return the member as it is after CHANGE or, if its membership has ended, as it was
+  before.")
 
 (defmethod print-object ((change change) stream)
   (print-unreadable-object (change stream)

@@ -6,9 +6,8 @@
 (in-package #:clgrpc.raft)
 
 (defun checked-name (name)
-  "NAME, of a group or a member, in the form that requests have: a string of base characters if
-possible, which can be compared and written without a test of each character. Signal MISUSE if NAME
-is not a valid name."
+  "NAME, the name of a group or a member, as a string of base characters if possible, which can be
+compared and written without a test of each character. Signal MISUSE if NAME is not a valid name."
   (unless (and (stringp name) (string/= "" name))
     (misuse "The name of a group or a member is a string of at least one character, not ~S." name))
   (coerce name (if (every (lambda (char) (< (char-code char) 128)) name)

@@ -156,9 +156,9 @@ or one with a term above that of HEADER, which refuses it. HEADER is a SnapshotH
 address and length, and its check sum unless it has one, are filled in. SOURCE is octets, a
 pathname, or any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. The snapshot is sent in
 chunks of CHUNK-OCTETS. When the connection is lost, or PEER is overloaded, another stream continues
-after the octets that PEER has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of the
-last stream then, or if PEER refuses. Snapshots that several threads send to PEER are sent one after
-the other. From any thread but a loop's."
+after the octets that PEER has kept, until TIMEOUT seconds are over. When they are over, or if PEER
+refuses, signal the RPC-ERROR of the last stream. Snapshots that several threads send to PEER are
+sent one after the other. From any thread but a loop's."
   (check-type chunk-octets (integer 1 16777216))
   (check-type timeout (real (0)))
   (let* ((began-ns (loop:world-now))

@@ -41,7 +41,8 @@ thread."
   (mapcar #'cdr (router-groups router)))
 
 (defun worker-group-weight (name id)
-  "How much the workflow ID is that of the group NAME."
+  "A number for the workflow ID and the group NAME: the workflow belongs to the group with the
+greatest."
   (loop with weight = 0
         for octet across (sb-md5:md5sum-string (format nil "~A/~A" name id)
                                                :external-format :utf-8)

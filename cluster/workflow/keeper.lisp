@@ -207,8 +207,8 @@ nodes."
     (wake-keeper node (lambda (wakeup) (setf (wakeup-newcomer wakeup) t)))))
 
 (defun note-node-change (node name put entry)
-  "The ENTRY of the node NAME was PUT or removed. An entry that was put without the node's lease, as
-when a store is restored, does not end with the node, so it counts as removed."
+  "Note that the ENTRY of the node NAME was PUT or, if PUT is false, removed. An entry without the
+node's lease, as in a restored store, does not end with the node, so it counts as removed."
   (note-node node name (and put (node-entry-p entry name) entry)))
 
 (defun note-nodes (node)
@@ -223,9 +223,9 @@ when a store is restored, does not end with the node, so it counts as removed."
           when name do (note-node node name entry))))
 
 (defun drop-lease (node seconds)
-  "End the lease of NODE's entry, if it has one; at once if the store answers within SECONDS. A
-lease that seems to have ended may have been renewed: then its entry would remain for a node that
-does not exist, to which a share of the timers would belong."
+  "End the lease of NODE's entry, if it has one; at once if the store answers within SECONDS. Do so
+even if the lease seems to have ended: if it was renewed after all, the entry of a node that does
+not exist would remain, and would get a share of the timers."
   (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
     (when lease
       (handler-case (etcd:revoke-lease lease :timeout seconds)
@@ -263,8 +263,9 @@ date."
           (membership-told-steady-ms membership) (steady-ms))))
 
 (defun keep-membership (node)
-  "Enter NODE among the nodes, and report its date to them when that is due. If a report fails, the
-next is due at once: until then NODE may have no entry, and a new node would not learn its date."
+  "Enter NODE among the nodes, and report its date to them when that is due. After a failed report
+the next is due at once: until it succeeds, NODE may have no entry, and a new node would not learn
+NODE's date."
   (let* ((wakeup (node-wakeup node))
          (newcomer (sb-thread:with-mutex ((wakeup-lock wakeup))
                      (shiftf (wakeup-newcomer wakeup) nil))))
@@ -363,29 +364,29 @@ that the store does not do now is done when it answers again."
                               &allow-other-keys)
   "Return a service of workflows, for START-SERVER, whose store is ETCD, a value of MAKE-ETCD. Any
 number of nodes serve the workflows of one NAMESPACE, a string that is part of every key. METRICS, a
-value of MAKE-METRICS, count its events; HEALTH is a HEALTH-SERVICE, which shows whether the store
-answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default the
-machine's; timers and deadlines follow it. ALLOW is a list of permissions, (ROLE . PATTERN): a peer
-whose identity matches PATTERN, see START-NODE, may :start workflows, signal them and create
-schedules, :work, :read, or :operate, which is to cancel and delete workflows, and to pause and
-delete schedules; the role (:work KIND) is for tasks of the kind KIND. If no permissions are given,
-a peer may do all of this without TLS, and nothing with TLS. Calls within the image may do all.
-Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
-(256), :max-changes (5000), :max-state-octets (400000), of its steps with their states, and
-:max-signals (100) that wait, for a workflow, or for each of its runs; :max-children (100) of a step
-and :max-depth (8) of children of children; :max-schedules (1000); :max-running (1000000) workflows,
-whose children run beyond that; :max-store-share (7/10) of the store's quota, above which no
-workflow is started; :store-quota octets (2 GB) is the quota if the store does not report it;
-:max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
-:max-session-seconds (120) that one lasts without a heartbeat; :max-held (1000) tasks of a session;
-:max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
+value of MAKE-METRICS, counts the service's events; HEALTH is a HEALTH-SERVICE, in which the service
+reports whether the store answers. CLOCK is a function that returns the time in nanoseconds since
+1970, by default the machine's; timers and deadlines follow it. ALLOW is a list of permissions,
+(ROLE . PATTERN): a peer whose identity matches PATTERN, see START-NODE, may :start workflows,
+signal them and create schedules, :work, :read, or :operate, which is to cancel and delete
+workflows, and to pause and delete schedules; the role (:work KIND) is for tasks of the kind KIND.
+If no permissions are given, a peer may do all of this without TLS, and nothing with TLS. Calls
+within the image may do everything. Limits, for this node: :max-payload-octets (1000000) of inputs,
+a result, a signal; :max-steps (256), :max-changes (5000), :max-state-octets (400000), of its steps
+with their states, and :max-signals (100) that wait, for a workflow, or for each of its runs;
+:max-children (100) of a step and :max-depth (8) of children of children; :max-schedules (1000);
+:max-running (1000000) workflows, whose children run beyond that; :max-store-share (7/10) of the
+store's quota, above which no workflow is started; :store-quota octets (2 GB) is the quota if the
+store does not report it; :max-sessions (100000), and :max-sessions-per-identity (1000) of one
+certificate's; :max-session-seconds (120) that one lasts without a heartbeat; :max-held (1000) tasks
+of a session; :max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
 :max-waiting-claims-per-identity (5000); :max-watches (20000), and :max-watches-per-peer (10000) of
 one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for no limit), the time of
 an attempt whose step gives none, exact to some seconds; :retention-seconds (a week; nil for ever),
 for which an ended workflow is kept, and :retention-octets (nil), about the most octets of all ended
-workflows; the oldest are deleted first. The service has threads from now on; end them with
-CLOSE-WORKFLOW-SERVICE, or stop its server, which does so. ETCD need not be reachable yet. Signal
-MISUSE for a wrong namespace. From any thread."
+workflows; the oldest are deleted first. The service has threads from now on, which
+CLOSE-WORKFLOW-SERVICE ends, and so does STOP-SERVER of the service's server. ETCD need not be
+reachable yet. Signal MISUSE for a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service
                               :etcd etcd :namespace namespace :root (root-of namespace)
                               :health health

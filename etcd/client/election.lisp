@@ -32,11 +32,11 @@ clock. From any thread."
     (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Become a candidate for the leadership of NAME, a string, and return it when this client leads.
 VALUE, a string or octets, is the leader's value, see LEADER. The leadership is bound to LEASE or,
-if that is nil, to a lease of its own, which ends SECONDS after the last renewal. If LEASE is a
-candidate already, return the same leadership, with this VALUE. If the lease is lost ON-LOSS is
-called with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT
+if that is nil, to a lease of its own, which ends SECONDS after the last renewal. If there is a
+candidate with LEASE already, return its leadership, with this VALUE. If the lease is lost ON-LOSS
+is called with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT
 seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends meanwhile, or another
-ETCD-ERROR; then this client is not a candidate any more. From any thread; end it with RESIGN."
+ETCD-ERROR; then this client is no longer a candidate. From any thread; end it with RESIGN."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (leadership (make-waiter #'%make-leadership etcd name lease seconds on-loss end)))
     (with-waiter-kept (leadership)
@@ -46,7 +46,7 @@ ETCD-ERROR; then this client is not a candidate any more. From any thread; end i
 
 (define-keyword-function proclaim-value (leadership value &key timeout)
   "Publish VALUE, a string or octets, in place of the leader's value. Signal OWNERSHIP-LOST if this
-client does not lead any more, or another ETCD-ERROR. From any thread."
+client no longer leads, or another ETCD-ERROR. From any thread."
   (unless (transact (leadership-etcd leadership)
                     :when (list (leadership-guard leadership))
                     :then `((:put ,(leadership-key leadership) ,value
@@ -59,8 +59,8 @@ client does not lead any more, or another ETCD-ERROR. From any thread."
 
 (define-keyword-function resign (leadership &key timeout)
   "Give LEADERSHIP up; the next candidate leads. A lost leadership is not an error. Signal an
-ETCD-ERROR if etcd does not answer; then LEADERSHIP ends with its lease, and a lease of its own is
-not renewed any more. From any thread."
+ETCD-ERROR if etcd does not answer; then LEADERSHIP ends with its lease, which is no longer renewed
+if it is LEADERSHIP's own. From any thread."
   (leave-queue leadership timeout))
 
 (define-keyword-function leader (etcd name &key timeout)
@@ -93,9 +93,9 @@ there is no leader. Signal an ETCD-ERROR. From any thread."
              (remhash (entry-key-octets (change-entry change)) standing)))))))
 
 (defun identity-of (entry)
-  "A value to compare by EQUALP: it differs for different entries, and for the same entry with
-another value, even if the store has lost its data meanwhile and numbers its revisions from 1 again.
-ENTRY may be NIL."
+  "A value that identifies ENTRY, for EQUALP: different entries have different values, and so has
+one entry before and after a change, even if the store has lost its data meanwhile and counts
+revisions from 1 again. ENTRY may be NIL."
   (and entry
        (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
              (entry-value entry))))

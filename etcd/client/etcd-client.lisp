@@ -143,7 +143,7 @@ out of an ending, the next call runs that ending again."
     ending))
 
 (defun close-etcd (etcd)
-  "End ETCD: its watches end, its leases are not renewed any more and end by themselves, its
+  "End ETCD: its watches end, its leases are no longer renewed and so end by themselves, its
 connections are closed. From any thread but that of a watch or a lease."
   (loop while (run-next-ending etcd))
   (if (etcd-parent etcd)
@@ -216,7 +216,7 @@ that uses the channel. ENDING is called at once if ETCD was closed before. From 
   nil)
 
 (defun remove-ending (etcd ending)
-  "Remove ENDING, a function given to ADD-ENDING, which is not called any more. From any thread."
+  "Remove ENDING, a function given to ADD-ENDING, so that it is not called. From any thread."
   (sb-thread:with-mutex ((etcd-lock etcd))
     (setf (etcd-endings etcd) (remove ending (etcd-endings etcd)))))
 

@@ -46,10 +46,10 @@ thirds of its time certainly remain. Signal an ETCD-ERROR if LEASE may have ende
 (define-keyword-function grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
   "Return a new lease of at least SECONDS, an integer; etcd's own minimum is 2 by default. ID is the
 lease's number, by default a random number. If KEEP-ALIVE is true, the default, the lease is renewed
-until it is revoked or ETCD is closed. If renewal fails for so long that the lease may have ended,
-or if etcd reports its end, ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an
-ETCD-ERROR, LEASE-EXISTS if another lease has this ID. If a request with ID gets no answer,
-ETCD-ERROR-PERHAPS-DONE-P returns true if the lease may exist. From any thread."
+until it is revoked or ETCD is closed. ON-LOSS is called with an ETCD-ERROR if etcd reports the end
+of the lease, or if renewal fails for so long that the lease may have ended; see ON-LEASE-LOSS.
+Signal an ETCD-ERROR, LEASE-EXISTS if another lease has this ID. If a request with ID gets no
+answer, ETCD-ERROR-PERHAPS-DONE-P returns true if the lease may exist. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)

@@ -76,8 +76,8 @@
 ;;; Which leases
 
 (defun begin-keeping (lease)
-  "Keep LEASE alive until it ends. This is not interrupted: a lease that only some of the structures
-know would be kept alive without an owner."
+  "Keep LEASE alive until it ends. Interrupts are off meanwhile: a lease that only some of the
+structures know would be kept alive without an owner."
   (sb-sys:without-interrupts
     (let* ((etcd (lease-etcd lease)) (keepalive (keepalive-of etcd)))
       (setf (lease-ending lease) (lambda () (stop-keeping lease))
@@ -102,8 +102,8 @@ know would be kept alive without an owner."
       (loop:wake-job (keepalive-job keepalive)))))
 
 (defun abandon-lease (lease)
-  "Keep LEASE alive no longer. This does not wait and is not interrupted; the lease's job may still
-be at work when it returns."
+  "Stop keeping LEASE alive. This function does not wait and is not interrupted; when it returns,
+the lease's job may still be running."
   (sb-sys:without-interrupts
     (end-lease lease)
     (end-cancellation-token (lease-cancellation-token lease))

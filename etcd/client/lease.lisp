@@ -98,7 +98,7 @@ on a thread for the lease, and may wait, but must not call CLOSE-ETCD. From any 
     nil))
 
 (defun forget-loss-callback (lease function)
-  "FUNCTION of ON-LEASE-LOSS is not to be called any more."
+  "Forget FUNCTION, an argument of ON-LEASE-LOSS."
   (with-lease (lease)
     (setf (lease-loss-callbacks lease) (remove function (lease-loss-callbacks lease)))))
 

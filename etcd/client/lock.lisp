@@ -62,7 +62,7 @@ then LOCK stays in the queue, until RELEASE-LOCK. From any thread."
     (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Return the lock NAME, a string, when this client holds it. Signal NOT-OBTAINED if others hold the
 lock for TIMEOUT seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends
-meanwhile, or another ETCD-ERROR; then the request is cancelled. The other arguments are those of
+meanwhile, or another ETCD-ERROR; then the request is cancelled. For the other arguments see
 REQUEST-LOCK. From any thread; end it with RELEASE-LOCK, or use WITH-LOCK."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
@@ -71,7 +71,7 @@ REQUEST-LOCK. From any thread; end it with RELEASE-LOCK, or use WITH-LOCK."
 (define-keyword-function release-lock (lock &key timeout)
   "Give LOCK up, or stop waiting for it: AWAIT-LOCK then signals NOT-OBTAINED. A lock that is lost,
 or was released, is not an error. Signal an ETCD-ERROR if etcd does not answer; then the lock ends
-with its lease, which is not renewed any more if it belongs to the lock. From any thread."
+with its lease, which is no longer renewed if it is the lock's own. From any thread."
   (leave-queue lock timeout))
 
 (defun call-with-lock (function etcd name
@@ -90,9 +90,9 @@ with its lease, which is not renewed any more if it belongs to the lock. From an
 (defmacro with-lock ((variable etcd name &rest options) &body body)
   "Evaluate BODY under the lock NAME, with VARIABLE bound to it; OPTIONS are those of ACQUIRE-LOCK.
 The lock is released when BODY is left, if etcd can be reached. Signal the conditions of
-ACQUIRE-LOCK; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile. Even if the lock was
-lost, transactions of BODY with LOCK-GUARD are safe; other actions of BODY may have overlapped with
-those of another owner."
+ACQUIRE-LOCK; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile. Transactions in BODY
+that compare LOCK-GUARD are safe even if the lock was lost; other actions of BODY may then have
+overlapped with those of another owner."
   `(call-with-lock (lambda (,variable)
                      (declare (ignorable ,variable))
                      ,@body)

@@ -7,14 +7,15 @@
   "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any member if that is nil. The
 state is a plist:
  :MEMBER, the member's number;
- :LEADER, the number of the leader, or nil if it knows none;
+ :LEADER, the number of the leader, or nil if the member knows none;
  :VERSION, a string;
  :OCTETS, the size of its file, and :OCTETS-IN-USE, the size after defragmentation;
- :QUOTA, the octets that the file may have, or nil if it does not report it (before etcd 3.6);
+ :QUOTA, the most octets that the file may have, or nil if the member does not report that (before
+   etcd 3.6);
  :REVISION, of the store;
  :TERM, :INDEX and :APPLIED, of Raft's log;
- :LEARNER, true if it has no vote;
- :ERRORS, texts.
+ :LEARNER, true if the member has no vote;
+ :ERRORS, a list of texts.
 Signal an ETCD-ERROR if the member does not answer. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout
@@ -45,9 +46,9 @@ other. Signal an ETCD-ERROR. From any thread."
 
 (define-keyword-function hash-entries (etcd &key revision endpoint timeout)
   "Return a hash of the entries up to REVISION, by default the newest, of the member at ENDPOINT, or
-any member: members with the same entries have the same hash. As second and third value return that
-revision and that of the last compaction, which must be equal, too. Signal an ETCD-ERROR. From any
-thread."
+any member: members with the same entries have the same hash. The second and third values are that
+revision and the revision of the last compaction; these must be equal, too, for hashes to be
+compared. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (let ((response (ask etcd #'maintenance:hash-kv
                          (pb:make-hash-kv-request :revision (or revision 0)) timeout

@@ -144,12 +144,12 @@ its entries, at most MOST, and their revision; then, for each revision that chan
 with :changes, a list of these changes, and the revision. If the next changes are compacted, because
 no member could be reached for so long, or if the store has lost its data, all this begins again
 with :entries. Return the mirror. When this returns the first call of FUNCTION has returned; later
-calls come one at a time on a thread of its own. If the mirror ends without CANCEL-MIRROR or
-CLOSE-ETCD, because FUNCTION has failed or the user has lost the rights, ON-END is called on that
-thread with the condition. Signal an ETCD-ERROR if it cannot begin within TIMEOUT seconds for each
-request, by default those of ETCD. If ON-ERROR, a function of a condition, is given, this returns at
-once, and the mirror begins when it can. ON-ERROR is called with each error, after which the mirror
-continues. From any thread."
+calls follow one at a time, on a thread of the mirror's own. If the mirror ends without
+CANCEL-MIRROR or CLOSE-ETCD, because FUNCTION has failed or the user has lost the rights, ON-END is
+called on that thread with the condition. Signal an ETCD-ERROR if it cannot begin within TIMEOUT
+seconds for each request, by default those of ETCD. If ON-ERROR, a function of a condition, is
+given, this returns at once, and the mirror begins when it can. ON-ERROR is called with each error,
+after which the mirror continues. From any thread."
   (let ((mirror (%make-mirror etcd function
                               (append (when key
                                         (let ((octets (key-octets key)))
@@ -192,8 +192,8 @@ This is not interrupted, and waits for nothing that takes long."
       watch)))
 
 (defun cancel-mirror (mirror)
-  "End MIRROR, whose function is called no more once this has returned. From any thread; within the
-mirror's function, the present call of the function is the last."
+  "End MIRROR: once this has returned, MIRROR's function is not called again. From any thread;
+within the mirror's function, the present call of the function is the last."
   (let ((watch (detach-mirror mirror)))
     (when watch (cancel-watch watch))
     (loop:end-job (mirror-job mirror))

@@ -135,10 +135,10 @@ lists of operations: (:get KEY), which returns an entry or nil; (:get-all :prefi
 :min-created and so on); (:count :prefix PREFIX), how many there are; (:put KEY VALUE) with :lease,
 :keep-lease, :keep-value and :previous as for PUT, nil or the previous entry; (:remove KEY) and
 (:remove-all :prefix PREFIX), how many entries that removed; (:transact :when … :then … :else …),
-another transaction, done at its place, which returns a list of a boolean, true if its comparisons
-were, and the list of its operations' values. No key may be put twice. A transaction that only reads
-is repeated if no answer arrives, as FETCH is. Signal MISUSE for other forms, or an ETCD-ERROR, see
-ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+another transaction, done at this place; its value is a list of a boolean, true if its comparisons
+were true, and the list of its operations' values. No key may be put twice. A transaction that only
+reads is repeated if no answer arrives, as FETCH is. Signal MISUSE for other forms, or an
+ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:txn (txn-request :when when :then then :else else) timeout
                        :twice (reads-only-p then else))))
     (multiple-value-bind (succeeded results) (txn-values response :then then :else else)

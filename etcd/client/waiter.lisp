@@ -156,7 +156,8 @@ if another place shares the key."
 
 (defun join-places (waiter end-ns)
   "Note WAITER as a place of its lease, which belongs to its user; wait, at most until END-NS, while
-the same key is being removed for another place. What would remove the key later is forgotten."
+the same key is being removed for another place. Then forget a removal of the key that is planned
+for later."
   (loop until (note-waiter waiter)
         do (check-waiting waiter end-ns)
            (pause-waiter waiter (min end-ns (loop:notice-end +waiter-pause-seconds+))))
@@ -213,9 +214,9 @@ put, remove the key only if the key has WAITER's lease; leave a key that another
           (end-removal waiter)))))
 
 (defun leave-place (waiter)
-  "Make WAITER leave its queue, without waiting. If WAITER has a lease of its own, this lease runs
-out from now on; with another lease the key is removed when etcd can be reached, if that lease is
-kept alive here. This is not interrupted; REMOVE-PLACE follows."
+  "Make WAITER leave its queue, without waiting. If WAITER has a lease of its own, stop renewing
+that lease. With another lease, if this client keeps it alive, the key is removed when etcd can be
+reached. Interrupts are off meanwhile; REMOVE-PLACE follows."
   (sb-sys:without-interrupts
     (let ((lease (waiter-lease waiter)))
       (set-waiter waiter :left)

@@ -73,7 +73,7 @@ WATCH would miss changes, or wait until the store has as many revisions again."
 
 (defun suspicious-p (watch header)
   "True if etcd may not be the same store as before for WATCH, or for its user, who has given it a
-mark; HEADER is that of the response with which the watch continues."
+mark; HEADER is the header of the response with which the watch continues."
   (or (< (header-revision header) (watch-seen watch))
       (watch-mark watch)
       (and (watch-begun watch)
@@ -194,7 +194,7 @@ meanwhile, by WITH-TIMEOUT for example, no program has WATCH, and it ends."
     watch))
 
 (defun new-watch (etcd function &key key prefix from to revision after mark only previous on-end)
-  "A watch that has not been started; the arguments are those of WATCH."
+  "A watch that is not started yet; the arguments are those of WATCH."
   (check-type only (member nil :puts :removals))
   (check-type revision (or null (signed-byte 64)))
   (check-type after (or null (integer 0)))
@@ -217,22 +217,23 @@ meanwhile, by WITH-TIMEOUT for example, no program has WATCH, and it ends."
      &key key prefix from to revision after mark only previous on-end timeout)
   "Watch KEY, or a range of keys (see MAP-ENTRIES). For each revision in order call FUNCTION once
 with a list of its changes and the revision, even if connections break and members fail meanwhile.
-The changes are those from now on, from REVISION on, or after the past revision AFTER. With AFTER,
-MARK is an entry of that revision by which the store is recognized after a break, or nil. Return the
-watch when etcd has begun it. ONLY, :puts or :removals, omits changes of the other kind. If PREVIOUS
-is true, each change has the former entry. FUNCTION runs on a thread for the watch and may wait,
-which delays no other watch. An error in FUNCTION ends the watch. If the watch ends without
-CANCEL-WATCH or CLOSE-ETCD, ON-END is called on that thread with the condition, perhaps before WATCH
-returns: COMPACTED if the next changes are no longer in the store, FUTURE-REVISION if the store has
-lost its data, has older data, or is another one. Signal an ETCD-ERROR if etcd has not begun the
-watch within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
+The watch reports changes from now on, from REVISION on, or after the past revision AFTER. With
+AFTER, MARK is nil or an entry of that revision, by which the watch recognizes the store after a
+break. Return the watch when etcd has begun it. ONLY, :puts or :removals, omits changes of the other
+kind. If PREVIOUS is true, each change has the former entry. FUNCTION runs on a thread for the watch
+and may wait, which delays no other watch. An error in FUNCTION ends the watch. If the watch ends
+without CANCEL-WATCH or CLOSE-ETCD, ON-END is called on that thread with the condition, perhaps
+before WATCH returns: COMPACTED if the next changes are no longer in the store, FUTURE-REVISION if
+the store has lost its data, has older data, or is another one. Signal an ETCD-ERROR if etcd has not
+begun the watch within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From
+any thread."
   (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
 
 (defun detach-watch (watch)
-  "End WATCH, whose function may still be running when this returns. This is not interrupted, and
-does not wait long."
+  "End WATCH, whose function may still be running when this returns. Interrupts are off meanwhile,
+and the wait is short."
   (sb-sys:without-interrupts
     (end-watch watch nil)
     (when (watch-ending watch) (remove-ending (watch-etcd watch) (watch-ending watch)))
@@ -241,8 +242,8 @@ does not wait long."
     (when (watch-job watch) (loop:end-job (watch-job watch) :seconds 0))))
 
 (defun cancel-watch (watch)
-  "End WATCH, whose function is called no more once this has returned. From any thread; in its
-function, that call is the last."
+  "End WATCH: once this has returned, WATCH's function is not called again. From any thread; if that
+function itself calls this, the present call of it is the last."
   (detach-watch watch)
   (when (watch-job watch) (loop:end-job (watch-job watch)))
   nil)

@@ -84,8 +84,9 @@ entry is not compacted; nil if it did not exist.")
 (declaim (sb-ext:freeze-type watch))
 
 (document-functions
-  watch-next-revision "Return a revision at or before that of the next change of WATCH; the user has
-got all earlier changes. Another watch that begins there misses nothing.")
+  watch-next-revision "Return a revision from which another watch can begin without missing a
+  change: that of the next change of WATCH, or an earlier one. The user has got all changes before
+  that revision.")
 
 (defmethod print-object ((watch watch) stream)
   (print-unreadable-object (watch stream :type t)

@@ -120,5 +120,5 @@ address only the one that was written last."
             collect endpoint)))
 
 (defun serving-endpoints (all)
-  "The endpoints of ALL that channels use: draining ones only if there are no others."
+  "Those endpoints of ALL that channels use: draining ones only if all are draining."
   (or (remove :draining all :key #'endpoint-state) all))

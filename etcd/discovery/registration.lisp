@@ -64,7 +64,7 @@
   registration-endpoint "Return the description of REGISTRATION's server, an endpoint.")
 
 (defun registration-state (registration)
-  "Return the state of REGISTRATION's entry, as far as the store has answered: :registering while
+  "Return the state of REGISTRATION's entry according to the store's last answer: :registering while
 the entry is missing, because etcd has not accepted it yet or has lost it; :serving; :draining;
 :withdrawn. From any thread."
   (sb-thread:with-mutex ((registration-lock registration))
@@ -168,10 +168,10 @@ since they have ended."
     (setf (registration-own registration) (subseq all 0 (min +own-leases+ (length all))))))
 
 (defun put-text (registration text lease written)
-  "Give the key of REGISTRATION the value TEXT under LEASE; WRITTEN is true if it had that value at
-the last check. Return the outcome: :standing if the key has the value already; :put; :renewed if it
-had disappeared and was put again; :left if the key belongs to another server; nil if REGISTRATION
-has ended."
+  "Give the key of REGISTRATION the value TEXT under LEASE; WRITTEN is true if the key had that
+value at the last check. Return the outcome: :standing if the key has the value already; :put;
+:renewed if it had disappeared and was put again; :left if the key belongs to another server; nil if
+REGISTRATION has ended."
   (cond ((registration-ended registration) nil)
         ((null (registration-own registration))
          (etcd:put (registration-etcd registration) (registration-key registration) text

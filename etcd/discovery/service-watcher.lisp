@@ -9,9 +9,9 @@
 ;;;;    there are many servers, are passed on together. A change that leaves everything as it was is
 ;;;;    not passed on.
 ;;;; 4. While etcd is unreachable, resolvers keep their last addresses. Channels also keep their
-;;;;    addresses when no server is registered any more: such channels get a failure, which removes
-;;;;    nothing from a channel that has servers.
-;;;; 5. The host in an address may be a name, which is looked up meanwhile (host-addresses.lisp).
+;;;; addresses when the last registered server has gone: the channels then get a failure, and a
+;;;; failure removes no servers from a channel. 5. The host in an address may be a name, which is
+;;;; looked up meanwhile (host-addresses.lisp).
 ;;;;    Resolvers get the other servers, and this server is omitted until its name has an answer.
 
 (in-package #:clgrpc.discovery)
@@ -61,7 +61,8 @@ changes is awaited.")
   (length (service-watcher-resolvers service-watcher)))
 
 (defmacro with-service-watcher ((service-watcher) &body body)
-  "Evaluate BODY, which changes SERVICE-WATCHER, under its lock; then its job handles the change."
+  "Evaluate BODY, which changes SERVICE-WATCHER, under SERVICE-WATCHER's lock; then
+SERVICE-WATCHER's job handles the change."
   (let ((it (gensym "SERVICE-WATCHER")))
     `(let ((,it ,service-watcher))
        (multiple-value-prog1 (sb-thread:with-mutex ((service-watcher-lock ,it)) ,@body)
@@ -154,8 +155,8 @@ anything."
         (service-watcher-name service-watcher) kind))
 
 (defmacro taking-news ((service-watcher what) &body body)
-  "Evaluate BODY, which changes SERVICE-WATCHER's endpoint table, under its lock; from then on its
-part WHAT, :servers or :config, is known."
+  "Evaluate BODY, which changes SERVICE-WATCHER's endpoint table, under SERVICE-WATCHER's lock. From
+then on WHAT, :servers or :config, counts as known."
   (alexandria:once-only (service-watcher)
     `(with-service-watcher (,service-watcher)
        (setf (service-watcher-news ,service-watcher) t
@@ -315,7 +316,8 @@ Return the seconds until the job runs again."
 
 (defun attach-resolver (resolver place name)
   "Inform RESOLVER of NAME in PLACE, at once if something is known of NAME. Return the service
-watcher. This is not interrupted and does not wait: each service watcher of NAME has a resolver."
+watcher. Interrupts are off meanwhile, and the function does not wait, so that each service watcher
+of NAME has a resolver."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex (**service-watchers-lock**)
       (let ((service-watcher (or (present-service-watcher place name)

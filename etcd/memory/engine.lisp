@@ -131,8 +131,8 @@ a user's thread, and half a revision would remain."
 (defconstant +tick-ns+ 500000000 "The job checks the clock at least this often.")
 
 (defun leave-due-calls (engine now)
-  "The listeners that are due at NOW, or have something to send, are left to the job of ENGINE,
-whose lock is held: the thread that was to call them may have been interrupted."
+  "Let the job of ENGINE call the listeners that are due at NOW or have something to send: the
+thread that was to call them may have been interrupted. ENGINE's lock is held."
   (loop for listener being the hash-keys of (engine-listeners engine)
         do (when (or (<= (listener-due-ns listener) now)
                      (fifo-items (listener-ready listener)))
@@ -148,8 +148,8 @@ whose lock is held: the thread that was to call them may have been interrupted."
       (leave-due-calls engine now))))
 
 (defun seconds-to-wait (engine)
-  "The seconds until the job of ENGINE, whose lock is held, has something to do; nil if it may wait
-until it is woken."
+  "The seconds until ENGINE's job has something to do; nil if the job may wait until it is woken.
+ENGINE's lock is held."
   (let ((look (next-look-ns (engine-store engine))))
     (when (or look (plusp (hash-table-count (engine-listeners engine))))
       (ns-seconds (max 0 (min +tick-ns+ (- (or look most-positive-fixnum)
@@ -184,8 +184,9 @@ ENGINE is closed."
   (with-engine (engine) (remhash listener (engine-listeners engine))))
 
 (defun add-watch (engine watch)
-  "Add WATCH to those of ENGINE, whose lock is held. Return false if the engine or WATCH's listener
-has too many watches: a listener may have another watch if it has fewer watches than are free."
+  "Add WATCH to the watches of ENGINE, whose lock is held. Return false if the engine or WATCH's
+listener has too many watches: a listener may have another watch if it has fewer watches than are
+free."
   (let* ((listener (watch-listener watch))
          (free (- (engine-max-watches engine) (tree-size (engine-watches engine)))))
     (when (< (listener-watch-count listener) free)

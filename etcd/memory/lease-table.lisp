@@ -147,9 +147,9 @@ removes the others. Return how many items were removed."
 (defconstant +ended-at-once+ 1000 "How many leases are ended at once.")
 
 (defun end-leases (store now-ns)
-  "End the leases of STORE whose time is over at NOW-NS, each at a revision of its own, at most
-+ENDED-AT-ONCE+ of them and +REMOVED-AT-ONCE+ items, since this delays all requests. Return true if
-there were any."
+  "End the leases of STORE whose time is over at NOW-NS, each at a revision of its own. End at most
++ENDED-AT-ONCE+ leases, with +REMOVED-AT-ONCE+ items, since this delays all requests. Return true if
+any lease was due."
   (unless (< now-ns (store-quiet-until-ns store))
     (let ((over (in-order-of-end (loop for lease being the hash-values of (store-leases store)
                                        when (<= (lease-end-ns lease) now-ns) collect lease)))

@@ -100,8 +100,8 @@ transactions among OPERATIONS."
 ;;; Costs of requests
 
 (defun items-read (tree key end &key limit (more 0))
-  "How many items a read of the range of KEY and END in TREE returns at most, if up to MORE items
-are added to TREE first; with LIMIT at most LIMIT."
+  "The most items, up to LIMIT if given, that a read of the range from KEY to END in TREE can return
+after up to MORE items were added to TREE."
   (if (zerop (length end))
       1
       (multiple-value-bind (start end) (range-bounds key end)
@@ -190,8 +190,8 @@ many operations, or reads or removes too much of STORE."
       (:less (= -1 sign)))))
 
 (defun so-p (comparison tree)
-  "True if COMPARISON, a Compare, holds in TREE: for all items of its range or, if there are none,
-for a missing item, whose revisions are 0 and whose value differs from every value."
+  "True if COMPARISON, a Compare, holds in TREE: for all items of its range or, if the range is
+empty, for a missing item, whose revisions are 0 and whose value differs from every value."
   (let ((items (range-items tree (pb:compare-key comparison) (pb:compare-range-end comparison))))
     (cond (items (every (lambda (item) (item-so-p comparison item)) items))
           ((eq :value (pb:compare-target comparison)) nil)

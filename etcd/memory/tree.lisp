@@ -94,7 +94,8 @@
                    (make-node item (node-right inner) right)))))
 
 (defun balanced (item left right)
-  "The tree of ITEM and the trees LEFT and RIGHT, one of which may have one item too many."
+  "A balanced tree of ITEM, the items of LEFT before it, and those of RIGHT after it. One of these
+trees may have one item more than balance allows."
   (let ((a (tree-size left)) (b (tree-size right)))
     (cond ((<= (+ a b) 1) (make-node item left right))
           ((> b (* +delta+ a)) (turn-left item left right))
@@ -111,7 +112,7 @@
                    (t (return item))))))
 
 (defun tree-with (tree item)
-  "TREE with ITEM, which replaces the one with its key, if any."
+  "TREE with ITEM, which replaces the item with the same key, if there is one."
   (if (null tree)
       (make-node item nil nil)
       (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
@@ -166,7 +167,8 @@
           (joined item (tree-from (node-left tree) key) (node-right tree))))))
 
 (defun tree-outside (tree start end)
-  "TREE without the items whose keys are not before START and, unless END is nil, before END."
+  "TREE without the items whose keys are at or after START and before END, or, if END is nil, at or
+after START."
   (let ((left (tree-before tree start))
         (right (and end (tree-from tree end))))
     (cond ((and end (not (before-p start end))) tree)

@@ -107,7 +107,8 @@ scans only the first ones, or none."
 (defun next-records (watch engine)
   "Three values. The first is a list of the records that WATCH must scan next; or :CAUGHT-UP if
 there are none, or :COMPACTED if its next changes are compacted. The second is the revision of
-ENGINE. The third is the revision of the first record, or the one up to which ENGINE is compacted."
+ENGINE. The third is the revision of the first record, or, with :COMPACTED, the revision up to which
+ENGINE is compacted."
   (with-engine (engine)
     (let* ((store (engine-store engine))
            (revision (store-revision store))

@@ -24,8 +24,8 @@ from unwinding."
        (sb-sys:without-interrupts)))) ; the end of WITHOUT-INTERRUPTS handles the pending interrupt
 
 (defmacro with-log-guard (() &body body)
-  "Do BODY, which logs or prints for the log, and return its value and NIL; if a serious condition
-is signalled and not handled in it, leave BODY and return NIL and the condition. C-c is for the
+  "Do BODY, which logs or prints for the log, and return two values: that of BODY and NIL; or, if
+BODY signals a serious condition and does not handle it, NIL and the condition. C-c is for the
 debugger; and since the time of a user's WITH-TIMEOUT may be over while its thread logs, the
 handlers outside get a timeout first."
   (let ((block-name (gensym "GUARDED")))

@@ -7,10 +7,10 @@
 (in-package #:clgrpc.base)
 
 (defun check-keywords (function arguments required hint known)
-  "Signal MISUSE unless ARGUMENTS, those of the function named FUNCTION after its REQUIRED first
-ones, are keywords and values by turns, and the keywords are KNOWN, a list, or :any; with
-:ALLOW-OTHER-KEYS any may be given, as to other functions. HINT, a text or nil, explains where a
-value given in place of a keyword belongs."
+  "Signal MISUSE unless ARGUMENTS are alternately keywords and values, and each keyword is in the
+list KNOWN. They are the arguments of the function named FUNCTION after its REQUIRED first ones. If
+KNOWN is :any, or :ALLOW-OTHER-KEYS is given, every keyword is valid. HINT, a text or nil, explains
+where a value given in place of a keyword belongs."
   (loop for (name . values) on arguments by #'cddr
         do (cond ((not (keywordp name))
                   (misuse "~A takes keywords and their values~[~; after its first argument~:;~:* ~

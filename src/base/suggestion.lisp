@@ -18,8 +18,8 @@
     (first (last row))))
 
 (defun suggested-name (name names)
-  "The element of NAMES, strings, that NAME probably means, or nil: the only element that begins
-with NAME, or the one nearest to NAME."
+  "The element of NAMES, a list of strings, that the user probably meant by NAME, or nil: the only
+element that begins with NAME, or the one that differs least from it."
   (when (notany (lambda (known) (<= (length name) (* 2 (length known)))) names)
     (return-from suggested-name nil))   ; a peer may have sent a name of a megabyte
   (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))

@@ -63,8 +63,8 @@ due."
 
 (document-functions
   make-timer-wheel "Return an empty wheel. One thread at a time may use it."
-  timer-wheel-earliest-ns "A time before which no timer of WHEEL is due; the largest there is
-without timers. From any thread, as TIMERS-DUE-P.")
+  timer-wheel-earliest-ns "A time before which no timer of WHEEL is due; the largest possible time
+  if WHEEL has no timers. From any thread, as TIMERS-DUE-P.")
 
 (define-hot (wheel-count :inline t) ((wheel timer-wheel)) index
   "The number of timers in WHEEL."
@@ -212,8 +212,8 @@ timers."
 
 (define-hot (next-due-ns :inline t) ((wheel timer-wheel)) (or null nanoseconds)
   "The time at which ADVANCE-WHEEL should be called next: never later than the first timer is due;
-NIL without timers. The time may be earlier than the first timer's if more than +EXACT-SCAN+ timers
-share a slot above level 0: then it is the time when that slot's timers move down."
+NIL without timers. If more than +EXACT-SCAN+ timers share a slot above level 0, the time may be
+earlier than the first timer's: it is the time when that slot's timers move down."
   (unless (timer-wheel-earliest-known wheel) (renew-earliest wheel))
   (let ((due (timer-wheel-earliest-ns wheel)))
     (if (= due most-positive-fixnum) nil due)))

@@ -109,9 +109,9 @@ when a peer's SETTINGS come."
         byte-channel)))
 
 (defun server-name (connection-set peer)
-  "The name that the certificate of CONNECTION-SET's server at PEER, an address as text, must have,
-unless credentials name it: the host of the channel's own :authority, the attribute :server-name of
-this server from the resolver, or the host of the target."
+  "The name that the certificate of CONNECTION-SET's server at PEER, an address as text, must have
+if the credentials give no name: the host of the channel's own :authority, else the attribute
+:server-name that the resolver gave this server, else the host of the target."
   (let ((address (find-address (connection-set-addresses connection-set) peer))
         (owner (first (connection-set-owners connection-set)))
         (core (connection-set-core connection-set)))

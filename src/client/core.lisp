@@ -210,8 +210,9 @@ of CORE wait in line, until a call finds no stream."
 ;;; States
 
 (defun unready-text (core)
-  "The reason why CORE is not ready, a text, or nil. The text is the reason of CORE's picker, for
-example that a server does not serve, or that of the last failure to connect. From any thread."
+  "The reason why CORE is not ready, a text, or nil. The text says why CORE's picker picks no
+server, for example because a server does not serve, or why the last attempt to connect failed. From
+any thread."
   (let ((picker (core-picker core)))
     (if (failure-p picker) (failure-text picker) (core-last-error core))))
 

@@ -21,6 +21,6 @@
                  (end-if-unused core)))))
 
 (defun end-if-unused (core)
-  "Close CORE, which is dropped, if it has no calls any more. On its loop."
+  "Close CORE, which is dropped, if its last call has ended. On its loop."
   (unless (or (eq :shutdown (core-state core)) (busy-p core))
     (end-elsewhere (lambda () (close-core core)))))

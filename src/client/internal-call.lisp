@@ -4,9 +4,9 @@
 ;;;; the channel's users: observers do not see them, and they do not make a connection useful. An
 ;;;; internal call ends when its link is left, so that it does not delay the end of the link.
 ;;;;
-;;;; The messages of internal calls are reports, each of which makes the earlier ones obsolete. The
-;;;; loop gets the newest report; earlier reports that it has not handled yet are skipped, since a
-;;;; server can send reports faster than balancers can use them.
+;;;; The messages of internal calls are reports, and each report makes the earlier ones obsolete.
+;;;; The loop gets the newest report; earlier reports that it has not handled yet are skipped, since
+;;;; a server can send reports faster than balancers can use them.
 ;;;;
 ;;;; Internal calls carry the channel's call credentials, as gRFC A17 asks. The credentials may have
 ;;;; to fetch a token. A function of a user among the credentials may wait, so a thread of the
@@ -102,4 +102,4 @@ the status; both on the loop. Return the call, or nil if no link has a stream no
 (defun close-internal-call (call)
   "End CALL, an internal call; after this only its end is reported."
   (unless (call-status call)
-    (client-abort call :cancelled "it is not needed any more" :local)))
+    (client-abort call :cancelled "the channel no longer needs this call" :local)))

@@ -48,14 +48,14 @@ INTERCEPTORS           a list of functions (method request options next), the fi
                        each called around every stub, in the caller's thread. METHOD is an
                        RPC-METHOD, OPTIONS a plist of the stub's keywords. (funcall next request
                        options) makes the call; the interceptor's values are those of the stub
-CALL-CREDENTIALS       metadata that identify the caller, asked for before each attempt of a call:
-                       a value of BEARER-TOKEN, TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN,
+CALL-CREDENTIALS       the source of metadata that identify the caller, asked before each attempt of
+                       a call: a value of BEARER-TOKEN, TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN,
                        EXCHANGED-TOKEN or COMPOSE-CREDENTIALS, an instance of a subclass of
-                       CALL-CREDENTIALS, or a function of a method's path that returns metadata.
-                       The function may wait: it is called in the caller's thread for the first
-                       attempt, on another for further ones. The :call-credentials of a stub are
-                       sent in addition. On a channel without TLS, or with TLS that verifies
-                       nothing, calls with credentials are refused with :unauthenticated
+                       CALL-CREDENTIALS, or a function of a method's path that returns metadata. The
+                       function may wait: it is called in the caller's thread for the first attempt,
+                       on another for further ones. The :call-credentials of a stub are sent in
+                       addition. On a channel without TLS, or with TLS that verifies nothing, calls
+                       with credentials are refused with :unauthenticated
 PLAINTEXT-CREDENTIALS  true to send call credentials on such a channel too
 BALANCE                the balancing policy, in place of a service config's: :pick-first, the
                        default, uses the address to which the channel is connected; :round-robin

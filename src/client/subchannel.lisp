@@ -74,9 +74,9 @@ channel already has the most subchannels that it may have. On the channel's loop
          (min (or wanted 1) (options-max-connections-per-subchannel options)))))
 
 (defun ask-for-link (subchannel)
-  "Begin another link of SUBCHANNEL, on which a call finds no stream, unless SUBCHANNEL has as many
-links as it may, or a link is under way, or the last attempt failed a short while ago. Return true
-if a link is under way now."
+  "Begin another link of SUBCHANNEL, whose links have no stream for a call, unless SUBCHANNEL has as
+many links as it may, or a link is under way, or the last attempt to connect failed a short while
+ago. Return true if a link is under way now."
   (let* ((connection-set (subchannel-connection-set subchannel))
          (count (length (connection-set-links connection-set))))
     (when (and (< count (most-links subchannel))
@@ -235,7 +235,7 @@ loop."
            (eq :shutdown (connection-set-link-state connection-set)))))
 
 (defun link-streams (link)
-  "How many streams LINK has had, other than those of internal calls."
+  "How many streams LINK has had, not counting those of internal calls."
   (- (http2:counters-streams-opened (http2:connection-counters (client-link-http2 link)))
      (client-link-internal-streams link)))
 

@@ -13,8 +13,8 @@ once there is a connection, a stream on it.")
 (defstruct (wait-clock (:copier nil))
   "How long a channel has been in each of *WAITING-STAGES*, and how often it has tried to connect. A
 call that waits has a clock of its own, with only TOTALS, ATTEMPTS and DONE. TOTALS and ATTEMPTS are
-the values of the channel's clock when the call began to wait; once DONE is true, they are the
-differences to the values at the end of the wait."
+the values of the channel's clock when the call began to wait; once DONE is true, they are what the
+wait has added to those values."
   (stage :queue :type symbol)           ; one of *WAITING-STAGES*
   (since-ns 0 :type nanoseconds)        ; when the call came to STAGE
   ;; nanoseconds in each stage until then

@@ -56,9 +56,9 @@ METADATA, or ERROR. Before that call TAKE, a function or nil, with all metadata 
   (compare-and-swap (call-pair-phase call-pair) :waiting :asking))
 
 (defun ask-credentials (call-pair channel credentials take)
-  "Let the handler of CALL-PAIR begin when CREDENTIALS have answered. CHANNEL is that of the call,
-whose client does not wait; for TAKE see BEGIN-ASKED. Functions among CREDENTIALS are called here;
-if one fails, signal its error."
+  "Let the handler of CALL-PAIR begin when CREDENTIALS have answered. Its call is on CHANNEL, and
+its client does not wait; for TAKE see BEGIN-ASKED. Functions among CREDENTIALS are called here; if
+one fails, signal its error."
   (let ((client (call-pair-client call-pair)) (called nil) (failure nil))
     (unless (call-status client)
       (open-mailboxes call-pair)

@@ -27,8 +27,9 @@ first."
       (plusp (sending-room call))))
 
 (define-hot may-wait-p ((call inproc-call)) boolean
-  "False if this thread, which sends on CALL, runs both ends of CALL, or a callback of CALL, which
-may run on the thread of the other end: while the thread waited, no thread would make room."
+  "True if this thread, which sends on CALL, may wait for room. It may not if it runs both ends of
+CALL, or a callback of CALL, which may run on the other end's thread: then no thread would make
+room."
   (let ((callbacks (call-inproc-callbacks call)))
     (not (or (eq (call-pair-phase (call-call-pair call)) sb-thread:*current-thread*)
              (and callbacks

@@ -99,7 +99,7 @@ The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
 
 (defun make-relay (requests over &rest arguments &key channel plan &allow-other-keys)
   "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are available already; if OVER is
-true, there are no more. The other ARGUMENTS are values of the relay's slots."
+true, no more follow. The other ARGUMENTS are values of the relay's slots."
   (let ((kept (cons nil requests))
         (uncharged (and over (one-by-one-p plan))))
     (apply #'%make-relay
@@ -202,8 +202,8 @@ nil."
                      (list (cons "grpc-previous-rpc-attempts" (princ-to-string number)))))))
 
 (defun attempt-options (client observer)
-  "The options of an attempt of the call whose client's end is CLIENT, which is reported to
-OBSERVER, or nil: the limits for messages of the call; and, if it is observed, the call as a value."
+  "The options of an attempt of the call whose client's end is CLIENT: the call's limits for
+messages; and, if the attempt is reported to an OBSERVER, which may be nil, the call as a value."
   (multiple-value-bind (send receive) (rpc:own-limits client)
     (append (and observer (list :values (list 'attempt:attempt-of client)))
             (and send (list :max-send-octets send))

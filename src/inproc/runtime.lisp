@@ -25,7 +25,7 @@ channel is closed."
                      (setf (inproc-core-loop inproc-core) event-loop))))))))
 
 (defun release-inproc-core (inproc-core)
-  "Release the client loop of INPROC-CORE, which needs no timers and threads any more."
+  "Release the client loop of INPROC-CORE, which no longer needs timers and threads."
   (sb-sys:without-interrupts            ; a loop that is taken out must be released
     (let ((event-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
                         ;; also the finalizer of an ENSURE-LOOP

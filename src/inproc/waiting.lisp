@@ -33,8 +33,8 @@ time, or when its server stops."
       (and (callee-server (call-pair-callee call-pair)) t)))
 
 (define-hot look-after ((call-pair call-pair)) null
-  "Make sure that the handler of CALL-PAIR begins soon, or that the call ends in time if it is a
-server stream: the client has opened the call and does not wait for it."
+  "Make sure that the handler of CALL-PAIR, whose client has opened the call and does not wait for
+it, begins soon; or, if the call streams responses, that it ends in time."
   (let ((inproc-core (call-inproc-core (call-pair-client call-pair))))
     (when (waiting-p call-pair)
       (let ((watched (watched-p call-pair)))

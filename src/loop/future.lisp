@@ -235,7 +235,7 @@ arguments. From any thread."
     (add-completion future function)))
 
 (defun sweep-attached (future counts)
-  "Drop the ATTACHED-FUNCTIONs of FUTURE, which have COUNTS, that are not needed any more."
+  "Drop those ATTACHED-FUNCTIONs of FUTURE that are no longer needed; their COUNTS are updated."
   (flet ((left-p (completion)
            (and (attached-function-p completion) (null (attached-function completion)))))
     (loop for old = (future-completions future)
@@ -246,8 +246,8 @@ arguments. From any thread."
                           (cdr counts) 0)))))
 
 (defgeneric leave-future (giver future attached)
-  (:documentation "ATTACHED, which ATTACH-FOR has attached to FUTURE, an answer of GIVER, is not
-needed any more. From any thread.")
+  (:documentation "Release ATTACHED, which ATTACH-FOR has attached to FUTURE, an answer of GIVER,
+and which is no longer needed. From any thread.")
   ;; FUTURE may have very many functions, all of which are removed: so each removal only empties a
   ;; place, and the empty places are removed together when half of the places are empty
   (:method (giver future attached)

@@ -409,7 +409,7 @@ flags."
   (byte-channel-peer (connection-byte-channel connection)))
 
 (defun connection-local (connection)
-  "The address of CONNECTION's own end, as text; empty if it is not known any more. On the loop."
+  "The address of CONNECTION's own end, as text; empty if it is no longer known. On the loop."
   (or (connection-local-text connection)
       (let ((address (and (plusp (connection-token connection))
                           (funcall (network-local-address (event-loop-network

@@ -15,8 +15,8 @@ good.")
   "Return a loop of this thread's world that does not run yet. NAME is shown to people. CLOCK, a
 function that returns nanoseconds, POLLER and RANDOM, a random-state for random choices, are by
 default those of the world. With a RESERVE, its threads take the loop over when user code takes too
-long or is about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no thread of
-its own: callers run it in turn (see DRIVE), and a reserve thread when no caller does. In a
+long or is about to wait. With CALLER-DRIVEN, which needs a RESERVE, the loop has no thread of its
+own: callers run it in turn (see DRIVE), and a reserve thread runs it when no caller does. In a
 simulated world both are ignored: the simulator runs the loop. STOP-EVENT-LOOP must be called at
 some time, even if it was never started."
   (let ((loop (if (simulated-p)
@@ -275,8 +275,8 @@ The counts are read while they change. From any thread."
 (defun on-signal (loop signal function)
   "Call FUNCTION, without arguments, on LOOP whenever the process gets SIGNAL, a number such as
 OS:+SIGTERM+; NIL for FUNCTION ends these calls. Other loops may take the same signal too, and each
-loop gets it. When no loop takes SIGNAL any more, SIGNAL has its former function of OS:HANDLE-SIGNAL
-again, or its default action. From any thread."
+loop gets it. When the last loop has stopped taking SIGNAL, SIGNAL again has its former function of
+OS:HANDLE-SIGNAL, or its default action. From any thread."
   (sb-thread:with-mutex (**signal-lock**)
     (let ((taken (find signal **signal-takers** :key #'first))
           (others (remove-if (lambda (taker)

@@ -20,8 +20,8 @@ encryption or without ephemeral keys, and suites with a separate MAC, that is, w
   "All suites of TLS 1.3 (RFC 8446 appendix B.4). For OpenSSL other names mean no suite.")
 
 (defun tls-1.3-name-p (name)
-  "True if NAME, of a cipher suite, is one of TLS 1.3's and not of the form TLS_…_WITH_…, which is
-that of the registry's names for earlier suites."
+  "True if NAME is the name of a cipher suite of TLS 1.3, not one of the form TLS_…_WITH_…, which
+names earlier suites in the registry."
   (and (uiop:string-prefix-p "TLS_" name) (not (search "_WITH_" name))))
 
 (defun use-cipher-suites (context text source)

@@ -122,8 +122,8 @@ umask."
   (logand +file-type-mask+ (u32le status +statx-mode+)))
 
 (defun socket-file-identity (path)
-  "The identity of the socket at PATH, a list that differs from those of all other files, now and
-later; NIL if PATH is not a socket."
+  "The identity of the socket at PATH: a list that no other file has, now or later; NIL if PATH is
+not a socket."
   (let ((status (file-status path)))
     (and status
          (= +file-type-socket+ (status-type status))

@@ -22,8 +22,8 @@
 (declaim (inline wait-for-word wake-at-word))
 
 (defun wait-for-word (sap value)
-  "Sleep until WAKE-AT-WORD is called for the four octets at SAP; return at once if they are not
-VALUE any more. This may also return earlier, so check the octets again after any result."
+  "Sleep until WAKE-AT-WORD is called for the four octets at SAP; return at once if their value is
+no longer VALUE. This may also return earlier, so check the octets again after any result."
   (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
            (int +futex-wait-private+) ((unsigned 32) value)
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
@@ -38,8 +38,8 @@ VALUE any more. This may also return earlier, so check the octets again after an
          (ftype (function (futex) (values result &optional)) wake-futex))
 
 (defun wait-for-futex (futex value)
-  "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is not VALUE any more.
-This may also return earlier, so check the value again after any result."
+  "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is no longer VALUE. This
+may also return earlier, so check the value again after any result."
   (with-pinned-objects (futex)
     (wait-for-word (vector-sap futex) (ldb (byte 32 0) value))))
 

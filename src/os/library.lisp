@@ -83,9 +83,10 @@ reason as text. A process tries to open LIBRARY only once. From any thread."
            (values (and (library-addresses library) t) (library-failure library)))))
 
 (defmacro define-library (name (&rest files) (&key on-forget) &body functions)
-  "Define the global NAME as the library of one of FILES, and a Lisp function for each of FUNCTIONS,
-rows of the form (name \"c_name\" result (variable type)…), to be called while NAME is open. A list
-of C names has the names of a function in different versions."
+  "Define the global NAME as the library in the first of FILES that can be opened, and a Lisp
+function for each of FUNCTIONS, rows of the form (name \"c_name\" result (variable type)…). Call
+these functions only while NAME is open. A list of C names has the names of a function in different
+versions."
   `(progn
      (declaim (type library ,name))
      (defglobal ,name (make-library :files ',files :functions ',(mapcar #'second functions)

@@ -44,8 +44,8 @@
       (and end (words (subseq line (+ 2 end)))))))
 
 (defun processor-ticks ()
-  "The number of ticks of all processors since the machine was started, and the number of idle ones;
-nil if the kernel does not give them."
+  "Two values: the ticks of all processors since the machine was started, and how many of these were
+idle; nil if the kernel does not give them."
   (with-open-file (stream "/proc/stat" :external-format :latin-1 :if-does-not-exist nil)
     (let ((line (and stream (read-line stream nil))))
       (when (eql 5 (mismatch "cpu  " line))

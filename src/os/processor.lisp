@@ -50,9 +50,9 @@ CGROUPS, the text of /proc/self/cgroup; nil if it has none."
             (return (subseq line (1+ second)))))))))
 
 (defun cpu-mount (mounts version)
-  "Two values about the mount of the control groups for processor time, of VERSION, 1 or 2, from
-MOUNTS, the text of /proc/self/mountinfo: the directory, and the path of the group that it shows;
-nil if they are not mounted."
+  "Two values about the mount of the control groups of VERSION, 1 or 2, that limit processor time:
+the directory, and the path of the group that it shows; nil if they are not mounted. MOUNTS is the
+text of /proc/self/mountinfo."
   (dolist (line (text-lines mounts))
     (let* ((fields (uiop:split-string line :separator " "))
            (rest (rest (member "-" fields :test #'string=))))

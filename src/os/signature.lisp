@@ -74,10 +74,10 @@ position of its end."
         (evp-md-ctx-free context)))))
 
 (defun sign-octets (octets text what &optional password)
-  "Return two values: the signature of OCTETS over SHA-256 by the private key in TEXT, PEM, perhaps
-encrypted with PASSWORD; and the kind of the key, :rsa, or :ec, whose signature is r and s, 32
-octets each. Signal TLS-ERROR, in which WHAT names the text, if the key cannot be used. From any
-thread."
+  "Sign the SHA-256 digest of OCTETS with the private key in TEXT, PEM, perhaps encrypted with
+PASSWORD. Return two values: the signature; and the kind of the key, :rsa, or :ec, whose signature
+is r and s, 32 octets each. Signal TLS-ERROR, in which WHAT names the text, if the key cannot be
+used. From any thread."
   (open-openssl)
   (call-with-private-key (lambda (key)
                            (let ((kind (key-kind key what))

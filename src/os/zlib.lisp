@@ -110,7 +110,7 @@ as text. From any thread."
                nil)))))
 
 (defun take-stream (kind level)
-  "A stream of KIND, fresh or reset, which now belongs to the caller; nil if there is no memory."
+  "A stream of KIND, fresh or reset, which the caller owns from now on; nil if there is no memory."
   (let ((stream (take-idle-stream kind)))
     (cond ((null stream) (open-stream kind level))
           ((< kind 2)

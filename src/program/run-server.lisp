@@ -93,17 +93,17 @@ RELOAD      a function without arguments, called at SIGHUP, on a thread of its o
             program's own files again; an error in it is logged. Signals that arrive during a reload
             cause one more reload after it. Certificates are read again, and a binary log is begun
             again, even if this is nil. nil by default
-Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value
-counts if ARGUMENTS do not have it; all others are START-SERVER's. The server listens on
-127.0.0.1:50051 by default. The log goes to the standard error, from :info on, unless *LOG-FUNCTION*
-has been set. Prints \"listening on ADDRESS\" for each address once it serves. A second signal ends
-the process at once, with the code 128 and the signal's number; so does, with 1, an end that takes
-ten seconds longer than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs
-SB-EXT:*EXIT-HOOKS*, unless the last output cannot be written since its reader has stopped reading.
-An error of START-SERVER, such as a port in use, is a line on the standard error and exit code 1.
-Where the environment has NOTIFY_SOCKET (systemd's Type=notify), the service manager is notified
-when this serves, reloads and ends. Signal MISUSE if RELOAD is not a function. Call this in the main
-thread."
+Each option of the command line is also a keyword argument, such as :LOG-LEVEL :WARNING, whose value
+applies if ARGUMENTS do not have that option; all other keywords are START-SERVER's. The server
+listens on 127.0.0.1:50051 by default. The log goes to the standard error, from :info on, unless
+*LOG-FUNCTION* has been set. Prints \"listening on ADDRESS\" for each address once it serves. A
+second signal ends the process at once, with the code 128 and the signal's number; so does, with 1,
+an end that takes ten seconds longer than :DRAIN-SECONDS. Exiting unwinds the calling thread and
+runs SB-EXT:*EXIT-HOOKS*, unless the last output cannot be written since its reader has stopped
+reading. An error of START-SERVER, such as a port in use, is a line on the standard error and exit
+code 1. Where the environment has NOTIFY_SOCKET (systemd's Type=notify), the service manager is
+notified when this serves, reloads and ends. Signal MISUSE if RELOAD is not a function. Call this in
+the main thread."
   (unless (typep reload '(or null function)) (misuse ":RELOAD is a function, not ~S." reload))
   (let* ((written nil)
          (code (unwind-protect (run-as-asked services arguments options)

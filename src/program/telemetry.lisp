@@ -31,8 +31,8 @@ is nil, the log is not changed."
       (setf *log-function* (log-writer :level level :format format)))))
 
 (defun call-with-web (addresses credentials handlers url function)
-  "Start a server on ADDRESSES that answers HTTP by HANDLERS, over TLS if there are CREDENTIALS, and
-call FUNCTION with the value of URL, a function of that server; if ADDRESSES are nil, only call
+  "Start a server on ADDRESSES that answers HTTP by HANDLERS, over TLS if CREDENTIALS are given;
+then call FUNCTION with the value of URL, a function of that server. If ADDRESSES are nil, only call
 FUNCTION with nil."
   (if (null addresses)
       (funcall function nil)

@@ -8,14 +8,15 @@
 (in-package #:clgrpc.rpc)
 
 (defun call-stages (call)
-  "Return the times of the stages of CALL so far, as a plist. Times are in seconds, taken at the
-loop's turns. Stages that were too short to measure are omitted. Stages of a client's call:
- :RESOLVE, the name was looked up;
- :CONNECT;
+  "Return the times that CALL has spent in its stages so far, as a plist. Times are in seconds,
+measured at the loop's turns. Stages that were too short to measure are omitted. Stages of a
+client's call:
+ :RESOLVE, for the look-up of the name;
+ :CONNECT, for a connection;
  :HANDSHAKE, of TLS and HTTP/2;
  :BACK-OFF, until the next attempt to connect;
  :RETRY, until its last attempt began, if others have failed before;
- :QUEUE, for a stream of the connection, past the server's limit;
+ :QUEUE, for a stream, while the connection had as many as the server allows;
  :WAIT, from the request's headers to the first of the response;
  :RECEIVE, the rest of the response.
 Stages of a handler's call:
@@ -24,19 +25,18 @@ Stages of a handler's call:
  :ANSWER, from the start of the handler to the beginning of its answer;
  :SEND, the rest.
 Other entries:
- :TOTAL, from its beginning to its end, or to now;
+ :TOTAL, from the beginning of CALL to its end, or to now;
  :STAGE, the stage that CALL has reached, or had reached when CALL ended with another status than
    :ok. The stage may also be :SEND if the peer does not receive the data to send; :BEGIN if the
    call's deadline had passed before it waited for anything; :CREDENTIALS if its call credentials
    have not answered yet, or have failed;
- :ATTEMPTS, to connect, for which CALL has waited;
- :MESSAGES-SENT and :MESSAGES-RECEIVED;
+ :ATTEMPTS, the number of attempts to connect for which CALL has waited;
+ :MESSAGES-SENT and :MESSAGES-RECEIVED, numbers of messages;
  :UNSENT-OCTETS, of messages that the peer has not received;
  :REMAINING, the seconds until the deadline, negative after it;
  :REQUESTS-OPEN, true if the stage is :WAIT and the caller has not ended its requests by CLOSE-SEND.
-A call within the image has only its
-:STAGE, :QUEUE or :ANSWER, since reading the clock would cost more than the rest of the call. From
-any thread."
+A call within the image has only :STAGE, with the value :QUEUE or :ANSWER, since reading the clock
+would cost more than the rest of the call. From any thread."
   (let ((unsent (call-unsent-octets call)))
     (append (operate stages call)
             (unless (eq :ok (call-status call)) (list :stage (call-stage call)))

@@ -314,8 +314,8 @@ return false if OCTETS do not fit."
 
 (define-hot open-batch ((call call) (full (or null batch)) (need index) (longest index)) batch
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
-long as its message. Each further one is about twice as long as the one before, FULL, which is
-queued, but not longer than LONGEST, unless its message is."
+long as its message. Each further batch is about twice as long as the one before, FULL, which is
+queued; but it is not longer than LONGEST, unless its message is."
   (let* ((length (if full
                      (max need +shortest-batch+
                           (min longest (* 2 (- (batch-size full) +batch-octets+))))

@@ -64,8 +64,8 @@ handler's thread. See *DEBUG-ON-ERROR*."
       (eq one (operate other-end other))))
 
 (defun of-another-call-p (error call)
-  "True if ERROR, an RPC-ERROR, neither ended CALL nor was signalled by FAIL in CALL's handler: then
-it ended another call, or a channel could not make a call because of it."
+  "True if ERROR, an RPC-ERROR, comes from another call than CALL: it ended that call, or a channel
+could not make that call. False if it ended CALL, or if FAIL signalled it in CALL's handler."
   (let ((other (rpc-error-call error)))
     (if other
         (not (same-call-p other call))

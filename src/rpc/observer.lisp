@@ -81,10 +81,10 @@ guard observers' functions for it."
              (loop:guarding (:observer-error) (funcall function ,@arguments))))))))
 
 (define-observations
-    "Functions for the events of a server or a channel; each is nil or for a row of the table."
+    "Functions for the events of a server or a channel: one for each row of the table, or nil."
   (call-made (call) nil
-    "This thread, which called the stub, has made CALL, a client's; CALL's loop does not have it
-yet.")
+    "CALL, a client's, was made by this thread, which called the stub; CALL's loop does not know of
+it yet.")
   (call-begun (call) :call
     "CALL has begun, at this end.")
   (call-ended (call) :call
@@ -117,8 +117,8 @@ a single request again, but not the messages of a stream.")
   (content-received (call octets start end encoding) nil
     "A message for CALL was received; the arguments are as in CONTENT-SENT.")
   (half-closed (call) nil
-    "CALL's client sends no more messages: reported for handlers' calls, and for clients' calls
-whose requests are sent one by one.")
+    "CALL's client will send no more messages. The event occurs for handlers' calls, and for
+clients' calls whose requests are sent one by one.")
   (connection-begun (peer) nil
     "A connection with PEER, an address, has been made.")
   (connection-ended (peer reason) nil
@@ -132,8 +132,8 @@ whose requests are sent one by one.")
     "An attempt of a subchannel to connect to one address has failed because of REASON, a text.")
   (weights-updated (weights stale fallback) nil
     "A weighted_round_robin policy has computed WEIGHTS, a vector of a number for each ready
-endpoint, 0 without a valid weight. The load reports of STALE of them are too old. FALLBACK is true
-if too few endpoints have a weight, so that they get calls in turn.")
+endpoint, 0 without a valid weight. STALE is the number of endpoints whose load reports are too old.
+FALLBACK is true if too few endpoints have a weight, so that they get calls in turn.")
   (refused (option peer) nil
     "A call or connection of PEER was refused or ended because of OPTION, a keyword of the options
 table."))

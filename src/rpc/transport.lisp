@@ -190,12 +190,12 @@ true then; false if this thread may not run the loop, or only for a part of that
   (observer (call) (:default #'nothing)
     "The OBSERVER of the call's channel or server, or nil.")
   (traffic (call) (:thread :loop :default #'no-traffic)
-    "Return the octets of messages that the call has sent and received, as its observer was told;
-for a client's call on the wire, in its present attempt. A third value is the time when it began,
-for a call on the wire by its loop's clock.")
+    "Return how many octets of messages the call has sent and received, as reported to its observer;
+for a client's call on the wire, in its present attempt. A third value is the time when the call
+began, by its loop's clock if it is on the wire.")
   (told-size (call) (:thread :loop :default #'nothing)
-    "While an observer is called for a message: the octets of the message if it is compressed on the
-wire, t if that number is not known yet; nil if the message is not compressed.")
+    "While an observer is called for a message: the message's octets on the wire if it is
+compressed, or t if that number is not known yet; nil if the message is not compressed.")
   (receive-limit (call) (:default #'no-limit)
     "The most octets that a message for the call may have.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)

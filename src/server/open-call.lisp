@@ -34,7 +34,7 @@
     (rpc:schedule-callbacks call)))
 
 (define-hot (retire-call :inline t) ((call server-call) (link server-link)) null
-  "Do not count CALL of LINK any more, since it is over and nothing more of it will be sent."
+  "Stop counting CALL of LINK, since it has ended and nothing more of it will be sent."
   (forget-unstarted call)
   (wire:release-call call)
   (decf (server-loop-open (the server-loop (server-link-owner link))))

@@ -5,7 +5,7 @@
 ;;;; No header list is larger than the client's limit (SETTINGS_MAX_HEADER_LIST_SIZE), nor larger
 ;;;; than our own limit. A status is always sent; its text, details and trailers are sent as far as
 ;;;; there is room. Flow control does not count header blocks, so without this limit a handler could
-;;;; send headers without end.
+;;;; queue any number of headers.
 
 (in-package #:clgrpc.server)
 

@@ -6,8 +6,8 @@
 (in-package #:clgrpc.server)
 
 (defstruct (deferred-start (:copier nil))
-  "The data of a call whose handler does not run on the loop at once, of a call with a long request,
-or of a call that is not gRPC's."
+  "Data that only some calls need: a call whose handler does not run on the loop at once, a call
+with a long request, or a call of another protocol than gRPC."
   ;; for a reserve thread: a list of the call, or NIL once the ticket is used, and of the function
   ;; that waits; NIL without a ticket
   (ticket '() :type list)

@@ -75,8 +75,8 @@ server hangs. Called by START-SERVER on its thread.")
   (:method (service) (declare (ignore service)) nil))
 
 (defun allow-pings (options services)
-  "Change OPTIONS, those of a server with SERVICES, so that the PINGs are allowed that these
-services allow; return OPTIONS."
+  "Change OPTIONS, those of a server with SERVICES, so that they allow the PINGs that any of these
+services allows; return OPTIONS."
   (dolist (service services options)
     (let ((seconds (min-ping-seconds service)))
       (when seconds
@@ -129,20 +129,20 @@ INTERCEPTORS  a list of functions (call request next), the first the outermost. 
               (WHERE . functions) of the list is for some methods only: WHERE is the full name of
               a service, a string, or the symbol of one method
 HTTP          a handler or a list of handlers, see HTTP-HANDLER, for requests that are not gRPC;
-              each handler is for its path
+              each handler answers the requests for its path
 FALLBACK      answers other requests that are not gRPC: a function (http-method path headers body)
               of two strings, an alist of strings, and octets, :max-fallback-body-octets at most.
               The fallback returns an HTTP status, an alist of headers, and a body: a string, octets
               or nil. The fallback runs as handlers do, on the thread that EXECUTION requires unless
-              that is an alist. After an error in the fallback the answer is 500, and the error goes
-              to the log; after FAIL it is the closest HTTP status. With FALLBACK or HTTP, the
+              that is an alist. After an error in the fallback the answer is 500, and the error is
+              logged; after FAIL the answer is the closest HTTP status. With FALLBACK or HTTP, the
               server speaks HTTP/1.1 on the same addresses (see the option :http1). Without both, it
               answers such requests with 415 or 405
-PROTOCOLS     a list of keywords, the protocols for calls beside gRPC, which is always served; on
-              the same addresses, over HTTP/1.1 and HTTP/2
-ORIGINS       the origins whose web pages may call by these protocols from another origin (CORS):
-              a list of strings such as \"https://app.example\", exactly as browsers send them; or
-              :any, for all pages, but without credentials such as cookies; empty by default
+PROTOCOLS     a list of keywords: further protocols for calls, on the same addresses, over HTTP/1.1
+              and HTTP/2; gRPC is always served
+ORIGINS       the origins of web pages that may call this server by these protocols (CORS): a list
+              of strings such as \"https://app.example\", exactly as browsers send them; or :any,
+              for all pages, but without credentials such as cookies; empty by default
 OBSERVER      a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
               MAKE-CONSOLE, or a list of these, which receives the events of the server's calls,
               messages, connections and refusals
@@ -446,8 +446,8 @@ end, end the others with :unavailable, close every connection and thread. Return
 ended by themselves. This always returns, shortly after DRAIN at the latest, unless a function given
 to CALL-BEFORE-STOP takes longer. Stopping again does nothing. Saving the image stops all servers,
 with a DRAIN of 0. In a handler, interceptor or callback of one of SERVER's own calls, return nil at
-once: another thread then stops SERVER, and gives that call time to end like all others. Signal
-MISUSE for another object than a server. From any thread."
+once: another thread then stops SERVER, and gives that call DRAIN seconds, as it does all others.
+Signal MISUSE for another object than a server. From any thread."
   (unless (typep drain '(real 0))
     (misuse "DRAIN is a number of seconds, 0 or more, not ~S." drain))
   (cond ((in-call-of-p (checked-server server))
@@ -525,7 +525,7 @@ returned, at most one second: a working loop needs less."
     (when (plusp count) (loop:await-semaphore done :count count :timeout-seconds 1))))
 
 (defun wait-for-peers (server seconds)
-  "Wait, at most SECONDS, until the peers of SERVER, which has no links any more, have closed their
+  "Wait, at most SECONDS, until the peers of SERVER, whose links have all ended, have closed their
 side. Closing a connection earlier might destroy answers that are on their way."
   (await-emptied server seconds
                  (lambda ()

@@ -3,8 +3,8 @@
 ;;;; for the whole server, is :serving until SET-HEALTH-STATUS changes it or the server stops.
 ;;;;
 ;;;; A watcher occupies no thread: its call is kept, and a message is sent on it when the status
-;;;; changes. Nothing is queued for a slow watcher; when there is room again it gets the then
-;;;; current status. LOCK orders the changes; nothing waits while it is held. While LOCK is held no
+;;;; changes. Nothing is queued for a slow watcher: when its call has room again, it gets the status
+;;;; of that moment. LOCK orders the changes; nothing waits while it is held. While LOCK is held no
 ;;;; message is sent and no call is ended either: within the image both would run the other end's
 ;;;; callbacks on this thread. One thread at a time sends to a watcher; it also sends the status
 ;;;; that other threads set meanwhile.

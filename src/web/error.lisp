@@ -16,8 +16,8 @@ nil, and trailers, an alist."
 
 (defun call-end-in-head (call)
   "As CALL-END, for a call whose trailers are sent in the head of its answer: they are returned as
-headers, and omitted if they are more than a header list of CALL may have. A body whose compression
-is not the announced one is the client's mistake in these protocols."
+headers, and omitted if they would exceed the limit for CALL's header lists. A body whose
+compression is not the announced one is the client's mistake in these protocols."
   (multiple-value-bind (status text details trailers) (call-end call)
     (let ((size (+ (wire:metadata-octets (rpc:outgoing-metadata call))
                    (wire:metadata-octets trailers)

@@ -43,8 +43,8 @@ the baton was lost; then nothing of the loop may be used."
         (resume-callbacks call (verdict-error :callback-left '()))))))
 
 (defun resume-callbacks (call condition)
-  "CALL's callback has returned, or ended with CONDITION, on this thread, which does not run the
-loop any more: let the loop continue with CALL."
+  "Let the loop continue with CALL. Its callback has returned, or ended with CONDITION, on this
+thread, which has lost the loop."
   (operate callback-returned call)
   (loop:post (wire-call-loop call)
              (lambda ()
@@ -127,8 +127,8 @@ call that has ended never wait."
   (and (link-waiting-calls link) (ring-first (link-waiting-calls link))))
 
 (defun take-waiting-call (link scheduled)
-  "The call of LINK whose callbacks have waited longest, or nil. It waits no more: its callbacks are
-SCHEDULED, t or :granted."
+  "The call of LINK whose callbacks have waited longest, or nil. The call has then stopped waiting:
+its callbacks are SCHEDULED, t or :granted."
   (let ((place (first-waiting link)))
     (when place
       (quit-ring place)

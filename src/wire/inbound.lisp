@@ -197,9 +197,9 @@ half of that limit, below which the window is returned."
     (and link (link-protocol link))))
 
 (define-hot (give-window :inline t) ((call wire-call) (count index)) null
-  "Give back the window of COUNT octets that CALL has received, or withhold it if too many of these
-octets are queued. A link without HTTP/2, which has no windows, reads no more of CALL's body in this
-case."
+  "Give back the window of COUNT octets that CALL has received, or withhold it if too many octets of
+CALL are queued. In that case a link without HTTP/2, which has no windows, stops reading CALL's
+body."
   (let ((inbound (call-wire-inbound call))
         (stream (wire-call-stream call)))
     (cond ((zerop count))
@@ -251,7 +251,7 @@ its link speaks HTTP/2: others seal each batch at once. Return the position afte
                           &optional (receive (or null function) nil))
     null
   "Take the payload of a DATA frame, or octets of a body over HTTP/1.1, by RECEIVE, a function of
-these arguments, or as messages of gRPC; then give the window for it back."
+these arguments, or without RECEIVE as messages of gRPC; then give back the window."
   (if receive
       (funcall receive call octets start end)
       (let ((at (receive-more call octets start end)))
@@ -358,8 +358,8 @@ message has two octets at least, and few types of messages have more than a hund
   "The factor from the octets of a message to the memory that its other values may take.")
 
 (defun decoding-room (call size)
-  "About how many octets of the heap a message of CALL of SIZE may take at most when it is decoded;
-never more than a quarter of the heap, since most long messages take little more than their octets."
+  "About how many octets of the heap a message of SIZE octets, of CALL, may take when it is decoded;
+a quarter of the heap at most, since most long messages take little more than their octets."
   (min (ash (heap-size) -2)
        (+ (options-max-decoded-octets (wire-call-options call)) (* +value-times+ size))))
 
@@ -502,8 +502,8 @@ since they may wait for long."
   "Take the octets, which are the only message of CALL. With KEEP, or if the message is long or may
 be compressed, return it as a byte buffer, for DECODE-ITEM; the second value is true if the message
 may be long once it is decompressed. Otherwise return the values of DECODE or, if DECODE is nil, of
-the function for messages of gRPC; the third value is the memory of the messages inside the message.
-Return nil if CALL was ended, since its link holds too much."
+the function for messages of gRPC; the third value is the memory of the messages that are nested in
+the message. Return nil if CALL was ended, since its link holds too much."
   (let ((size (- end start)))
     (cond ((not (or keep (to-keep-p call size)))
            (multiple-value-bind (message kept inside)

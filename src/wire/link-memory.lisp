@@ -85,9 +85,9 @@ else return true."
           (t t))))
 
 (define-hot hold ((call wire-call) (count index) &optional (until-closed boolean nil)) boolean
-  "Charge CALL's link with COUNT octets that CALL keeps: if UNTIL-CLOSED is true, as long as CALL's
-stream exists, which must be open; else until they are delivered. If the sum exceeds a limit, end
-CALL and return false. On the loop."
+  "Charge CALL's link with COUNT octets that CALL keeps: if UNTIL-CLOSED is true, until CALL's
+stream, which must be open, is closed; else until they are delivered. If the sum exceeds a limit,
+end CALL and return false. On the loop."
   (if until-closed
       (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
       (incf (wire-inbound-held (ensure-wire-inbound call)) count))
@@ -153,7 +153,7 @@ if its link holds too much."
   nil)
 
 (define-hot (release-call :inline t) ((call wire-call)) null
-  "Release all charges of CALL, whose stream is closed, to its link, except those of the stream."
+  "Release all charges of CALL, whose stream is closed, from its link, except those of the stream."
   (let ((inbound (call-wire-inbound call)))
     (when inbound (release-inbound call inbound)))
   nil)

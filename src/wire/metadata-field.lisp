@@ -32,8 +32,8 @@
 
 (defun metadata-octets (metadata &optional request)
   "The octets that METADATA, an alist that CHECK-METADATA has passed, adds to a header list, as RFC
-9113 section 6.5.2 counts; with REQUEST the most octets together with the fields that
-ENCODE-ENCODINGS adds to a request."
+9113 section 6.5.2 counts; with REQUEST, a call, including the most octets that the fields of
+ENCODE-ENCODINGS add to a request."
   (+ (if request (hpack:field-size (accepted-encodings-field)) 0)
      (if (and request (compression-of request)) +encoding-field-octets+ 0)
      (loop for (name . value) in metadata

@@ -26,9 +26,9 @@ stream. On its loop."
   (when (> size (send-limit call)) (refuse-size call size)))
 
 (defun refuse-size (call size)
-  "Signal that a message of SIZE is too long for CALL. If the message is the only request of a call,
-the call never begins, and the error does not refer to it: a caller that asked that call for
-metadata would wait."
+  "Signal that a message of SIZE is too long for CALL. If the message is the only request of CALL,
+CALL never begins, and the error does not refer to CALL: a caller that asked CALL for metadata would
+wait for ever."
   (let ((begun (not (and (client-p call) (takes-one-p call)))))
     (error (verdict-error :too-long-to-send (list size (send-limit call))
                           :call (and begun call)
@@ -147,8 +147,8 @@ another stream before. On the loop."
 (defun write-encoded (call encoded last &key plain again (keep again))
   "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream, or on AGAIN, a stream, if the
 message was sent on another stream before. If PLAIN is true, the message is sent without
-compression; if there is no memory for compressing, CALL ends instead. If KEEP is false, ENCODED
-belongs to the connection from now on. On the loop."
+compression. If no memory is free for compressing, nothing is sent, and CALL ends. If KEEP is false,
+ENCODED belongs to the connection from now on. On the loop."
   (let ((encoded (if plain (uncompressed call encoded) encoded))
         (stream (or again (wire-call-stream call))))
     (when encoded

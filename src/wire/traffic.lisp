@@ -9,11 +9,11 @@ time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another cal
 octets than these.")
 
 (defconstant +frames-per-look+ 64
-  "After how many frames of a read we check the amount of output and the clock. The work that a peer
-can cause in between takes a fraction of a millisecond.")
+  "We check the amount of output and the clock each time that a read has brought this many frames.
+The work that a peer can cause in between takes a fraction of a millisecond.")
 
 (defconstant +frames-at-first+ 4
-  "After how many frames of a read we check for the first time. A peer may have a thousand
+  "We check for the first time when a read has brought this many frames. A peer may have a thousand
 connections that all send; each of them gets this many frames in a turn, however long the turn has
 become.")
 
@@ -31,7 +31,7 @@ links for 26 ms. If the link was merely quiet, its other calls begin in the next
 
 (define-hot (most-streams :inline t) ((http2 http2:connection) (now nanoseconds))
     (unsigned-byte 62)
-  "The number of opened streams at which HTTP2 reads no more in the turn that began at NOW."
+  "In the turn that began at NOW, HTTP2 stops reading when it has opened this many streams."
   (+ (streams-opened http2)
      (if (< (- now (http2:connection-last-receive-ns http2)) +long-turn-ns+)
          +calls-per-read+

@@ -149,8 +149,8 @@ one change may do. If no step is left, the workflow is completed."
         finally (unless step (end-workflow draft :completed ""))))
 
 (defun pass-due-step (draft step)
-  "The time of STEP has come: the time of STEP itself, or that of the change to which its completion
-was left."
+  "Handle the due time of STEP: the time for which STEP waits, or the time of the change to which
+its completion was postponed."
   (setf (pb:step-state-due-unix-ms step) 0)
   (if (eq :signal (pb:step-action-case (pb:step-state-step step)))
       (begin-step draft step)
@@ -317,7 +317,7 @@ has started it."
 
 (defun recorded-kind (state fence)
   "The kind of the task whose report with FENCE is recorded in STATE; nil if no such report is
-recorded, or its kind is not kept any more."
+recorded, or if its kind is no longer kept."
   (flet ((with-fence (reports) (find fence reports :key #'pb:recorded-fence)))
     (let ((step (find-if (lambda (step) (with-fence (pb:step-state-recorded step)))
                          (pb:workflow-state-steps state)))
@@ -332,8 +332,8 @@ recorded, or its kind is not kept any more."
         (pb:step-state-due-unix-ms step) due))
 
 (defun pause-ms (step count chance)
-  "How long STEP, a StepState, waits after COUNT attempts, the last of which has failed: between
-half of its back-off and all of it, by CHANCE, a number from 0 to 1."
+  "The pause of STEP, a StepState, after COUNT attempts, the last of which has failed. CHANCE, a
+number from 0 to 1, selects it between half of STEP's back-off and the whole."
   (flet ((given (number default) (if (zerop number) default number)))
     (let* ((step-definition (pb:step-state-step step))
            (first (given (pb:step-backoff-ms step-definition) +default-backoff-ms+))
@@ -370,8 +370,8 @@ last attempt failed. If no more attempts are allowed, the step fails."
 (defun undo-claim (draft step)
   "Undo the claim of STEP, which has ended without a result, probably through no fault of STEP; so
 the claim does not count as an attempt. Other workers get the step: the first few times in a row at
-once, then after pauses. So a task that ends its workers is seldom among their other tasks, and a
-task that all workers give back is not passed around all the time."
+once, then after pauses. So a task that kills its workers rarely runs beside their other tasks, and
+a task that all workers give back is not passed around all the time."
   (decf (pb:step-state-attempts step))
   (let ((count (- (+ (pb:step-state-losses step) (pb:step-state-given-back step))
                   +free-losses+)))
@@ -483,8 +483,8 @@ itself may end its workers."
       t)))
 
 (defun attempt-limit-ms (step limits)
-  "How long an attempt of STEP, a StepState, may take, according to the step itself or else to
-LIMITS; nil without a limit."
+  "The time that an attempt of STEP, a StepState, may take, according to the step itself or else to
+LIMITS; nil if neither sets a limit."
   (let ((own (pb:step-attempt-timeout-ms (pb:step-state-step step)))
         (seconds (limits-attempt-seconds limits)))
     (cond ((plusp own) own)

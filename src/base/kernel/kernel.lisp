@@ -20,8 +20,8 @@
     "True if this image has kernels."))
 
 (defmacro with-kernel-parts (&body definitions)
-  "Evaluate DEFINITIONS, which the bodies of kernels use, at compile time too. Do nothing on
-processors without kernels, since SBCL's assembler there does not know the instructions."
+  "Evaluate DEFINITIONS, which the bodies of kernels use, at compile time too. On processors without
+kernels do nothing, since SBCL's assembler for them lacks the instructions."
   (when +kernels-p+
     `(eval-when (:compile-toplevel :load-toplevel :execute) ,@definitions)))
 

@@ -1,6 +1,6 @@
 ;;;; Lines of the log: an event as text for people, or as an object of JSON for programs. A server
-;;;; may log each of its calls, so both forms are written into a buffer value by value, and what is
-;;;; the same in many lines is made once: the forms of a key, the text of a second. A peer may have
+;;;; may log each of its calls, so both forms are written into a buffer value by value, and texts
+;;;; that many lines share are made once: the forms of a key, the text of a second. A peer may have
 ;;;; written much of the text, so lines have a limited length and are made visible (printable.lisp).
 
 (in-package #:clgrpc.base)
@@ -119,7 +119,7 @@ DEPTH levels deep."
 ;;; Text
 
 (define-hot plain-word-p ((text string)) boolean
-  "True if TEXT is a word of visible ASCII, no longer than a value may be, that needs no quotes."
+  "True if TEXT needs no quotes: it is a word of visible ASCII, not longer than a value may be."
   (and (<= 1 (length text) +visible-characters+)
        (sb-kernel:with-array-data ((text text) (start 0) (end nil))
          (flet ((plain-p (char)
@@ -178,8 +178,8 @@ peer may have sent it, so nothing in it may look like another line."
         (append-text buffer (if (plain-word-p text) text (quoted-text text))))))
 
 (defun append-values (buffer plist)
-  "Append the values of PLIST that are not nil, with their names, to BUFFER, and … in place of those
-that would be too much for a line."
+  "Append the names and values of PLIST to BUFFER, except those that are nil; at the first that
+would make the line too long, append … and stop."
   (let ((start (buffer-end buffer)))
     (loop for (key value) on plist by #'cddr
           for before = (buffer-end buffer)

@@ -18,8 +18,8 @@
 (defconstant +journal-idle-seconds+ 1/2
   "The time that the thread of a journal waits for more entries before it ends.")
 (defconstant +journal-pause-seconds+ 1/100
-  "The time for which the thread of a journal lets entries gather after it has taken some: waking it
-for each entry would cost more than the entries.")
+  "After it has taken entries, the thread of a journal lets further ones gather for this time: to
+wake it for each entry would cost more than the entries.")
 
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."
@@ -239,13 +239,13 @@ Processes that share a pipe do not tear what each writes at once up to this leng
     (&key (stream (make-synonym-stream '*error-output*)) (format :text)
        (level :warning) (limit +journal-entries+))
   "Return a function for *LOG-FUNCTION* that writes each event of LEVEL (:debug, :info, :warning or
-:error; :none for no others) or above, and all events of tracers, as a line to STREAM: with the
-FORMAT :text for people, with :json an object for programs. A thread of its own writes, several
-lines at once, so that threads that log do not wait for STREAM. At most LIMIT lines, and 16 MB of
-them, wait to be written; further ones are dropped, and a line with the event events-dropped gives
-their number. A line shows at most 1,000 characters of a value, 16,384 in all, and 40,000 of a
-backtrace; characters that might move a cursor or look like another line are escaped. See FLUSH-LOG.
-Signal MISUSE for another level or format. From any thread."
+:error; :none for no others) or above, and all events of tracers, as a line to STREAM. With the
+FORMAT :text the line is for people; with :json it is a JSON object for programs. A thread of its
+own writes, several lines at once, so that threads that log do not wait for STREAM. At most LIMIT
+lines, and at most 16 MB of lines, wait to be written. Further lines are dropped, and a line with
+the event events-dropped gives their number. A line shows at most 1,000 characters of a value,
+16,384 in all, and 40,000 of a backtrace; characters that might move a cursor or look like another
+line are escaped. See FLUSH-LOG. Signal MISUSE for another level or format. From any thread."
   (check-choice :level level *log-levels*)
   (check-choice :format format '(:text :json))
   (check-type limit (integer 1 *))

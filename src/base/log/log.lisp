@@ -1,9 +1,9 @@
 ;;;; The log: events as data. The events go to *LOG-FUNCTION*, the user's choice, which by default
 ;;;; writes errors to the standard error, and to any number of listeners, which libraries add.
 ;;;; Logging must never make other code fail, so errors in these functions are ignored, and so are
-;;;; events that these functions log themselves; the first error of *LOG-FUNCTION* is written to the
-;;;; standard error. Events of tracers (tracer.lisp) have the details; functions that write events
-;;;; are in journal.lisp.
+;;;; events that these functions log themselves; only the first error of *LOG-FUNCTION* is written
+;;;; to the standard error. Events of tracers (tracer.lisp) have the details; functions that write
+;;;; events are in journal.lisp.
 
 (in-package #:clgrpc.base)
 
@@ -44,8 +44,8 @@ Signal MISUSE for another object. From any thread."
 
 (declaim (type (or null function) **line-function**))
 (defglobal **line-function** nil
-  "The function that writes lines to the standard error: events of tracers while there is no
-*LOG-FUNCTION*, and those of LOG-ERRORS; see journal.lisp.")
+  "The function that writes lines to the standard error: the events of LOG-ERRORS, and those of
+tracers while *LOG-FUNCTION* is nil; see journal.lisp.")
 
 (defun log-errors (level event &rest plist)
   "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or :trace, the level of tracers. This
@@ -104,9 +104,9 @@ nothing except the timeout of an SB-EXT:WITH-TIMEOUT around this. From any threa
 ;;; Backtraces: a line for each frame. Texts from peers are bounded and escaped as elsewhere
 
 (defvar *backtrace-arguments* nil
-  "If false, the default, a backtrace in the log shows the classes of arguments, and only those
-arguments themselves that are keywords, T or NIL: others may be secret, such as a message, or the
-metadata with a token. If true, it shows all arguments. Set it globally.")
+  "If false, the default, a backtrace in the log shows an argument itself only if it is a keyword, T
+or NIL, and the class of any other argument, which may be secret, such as a message, or metadata
+with a token. If true, it shows all arguments. Set it globally.")
 
 (defconstant +backtrace-frames+ 60
   "The most frames of a backtrace in the log.")
@@ -114,9 +114,9 @@ metadata with a token. If true, it shows all arguments. Set it globally.")
   "The most characters of a frame's line; one of its arguments may have a fifth of them.")
 
 (defun shown-argument (argument)
-  "ARGUMENT of a frame, as the log may show it. In place of an argument that is not known any more,
-or has dynamic extent, SBCL gives an object of a special class. For dynamic extent this object
-prints the argument, so the log shows only the class."
+  "ARGUMENT of a frame, as the log may show it. In place of an argument that is no longer known, or
+has dynamic extent, SBCL returns an object of a special class. For dynamic extent this object prints
+the argument, so the log shows only the class."
   (let ((class (class-name (class-of argument))))
     (if (or *backtrace-arguments*
             (typep argument '(or boolean keyword))

@@ -106,7 +106,7 @@ any thread."
             sum (tracer-mask tracer))))
 
 (defun parse-tracers (string)
-  "The bits of the tracers that STRING, names with commas between, switches on; a later name
+  "The bits of the tracers that STRING, names separated by commas, switches on; a later name
 overrides earlier ones. The second value is a list of the unknown words."
   (let ((traced 0) (unknown '()))
     (dolist (word (split-list (string-downcase string)))
@@ -120,10 +120,10 @@ overrides earlier ones. The second value is a list of the unknown words."
 
 (defun tracers ()
   "Return the names of the tracers that are on, a list of keywords. SETFable to such a list, or to a
-string in the form of GRPC_TRACE: names with commas between, `all`, and patterns such as `http*`; a
-minus switches off tracers that come before: \"all,-http\". Signal MISUSE for a name without a
-tracer; (TRACER-TABLE) lists all tracers. The tracers' events go to *LOG-FUNCTION*, or while that is
-NIL to *ERROR-OUTPUT*. From any thread."
+string in the form of GRPC_TRACE: names separated by commas, `all`, and patterns such as `http*`; a
+minus before a name switches off a tracer that an earlier name switches on: \"all,-http\". Signal
+MISUSE for a name without a tracer; (TRACER-TABLE) lists all tracers. The tracers' events go to
+*LOG-FUNCTION*, or while that is NIL to *ERROR-OUTPUT*. From any thread."
   (loop for tracer in **tracers**
         when (logtest (tracer-mask tracer) **traced**) collect (tracer-name tracer)))
 

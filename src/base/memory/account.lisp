@@ -151,16 +151,16 @@ collection copies 1 MB in a millisecond or two.")
     nil))
 
 (defun collect-early ()
-  "Collect garbage now, because much memory is fresh, if the collector of this process is tuned and
-the fresh memory is not in long vectors, which are not copied. A twentieth of a second now is better
-than a fifth later."
+  "Collect garbage now if the collector of this process is tuned and much memory is fresh, apart
+from long vectors, which a collection does not copy. A twentieth of a second now is better than a
+fifth later."
   (when (and **tuned** (< +early-octets+ (young-octets)))
     (collect-young)))
 
 (defun old-garbage-due-p ()
-  "True if it is time for COLLECT-OLD. Either early collections have made an eighth of the heap old,
-and little is held, so that most of this is garbage by now; or they have made three sixteenths of
-the heap old."
+  "True if it is time for COLLECT-OLD. Either early collections have made an eighth of the heap old
+and the process now holds little memory, so most of that eighth is garbage; or they have made three
+sixteenths of the heap old."
   (let ((eighth (ash (heap-size) -3)))
     (< (if (< (account-sum **process-account**) (min +early-octets+ (ash eighth -1)))
            eighth

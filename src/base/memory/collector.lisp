@@ -85,7 +85,7 @@ as many survivors copied at once. The new size applies after the next collection
   (= **nursery** (sb-ext:bytes-consed-between-gcs)))
 
 (defun set-collector (&key (nursery t))
-  "Make the settings of TUNE-COLLECTOR, but without NURSERY not that of the nursery."
+  "Make the settings of TUNE-COLLECTOR; that of the nursery only if NURSERY is true."
   (keep-free-memory)
   (when nursery (set-nursery +nursery-octets+))
   (setf ;; an object is copied once
@@ -247,8 +247,8 @@ at which to continue, or nil if that was the last."
     (if (< page last) page nil)))
 
 (defun return-free-pages ()
-  "Return all free pages to the system, those of the C library among them; if the world cannot be
-stopped, only those of the C library."
+  "Return all free pages to the system: those of the Lisp heap and of the C library, or, if the
+world cannot be stopped, only those of the C library."
   (when (stoppable-world-p)
     (loop with page = 0
           do (setf page (return-some-pages page))

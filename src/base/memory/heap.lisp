@@ -50,7 +50,7 @@
                 '(sb-vm::start sb-vm::flags sb-vm::gen))))
 
   (defun known-heap-p ()
-    "True if this SBCL is the one whose internal allocation we know as well."
+    "True if this SBCL is the one whose internal allocation functions we know, too."
     (and (eql 0 (search "2.2.9" (lisp-implementation-version)))
          (member :x86-64 *features*)
          (known-pages-p)
@@ -190,10 +190,10 @@ allocated now, garbage included, counts as living; if the value is negative, a c
 (defglobal **promised** (list 0))       ; octets; atomic
 
 (define-hot objects-fit-p ((octets heap-octets) (before heap-octets)) boolean
-  "True if the collector has the room that it needs to copy OCTETS of small objects, and BEFORE
-octets that are promised already, and a quarter of the heap besides, with which servers see no
-memory pressure. A promise is for the most that may be needed, so one thread alone may have it
-without room for copies, and needs an eighth of the heap besides."
+  "True if the collector has room to copy OCTETS of small objects and the BEFORE octets that are
+promised already, and a quarter of the heap remains, so that servers see no memory pressure. A
+promise is for the most that may be needed, so one thread alone may have it without room for copies,
+and needs an eighth of the heap besides."
   (<= (if (zerop before)
           (+ octets (ash (heap-size) -3))
           (+ (* 2 (+ before octets)) (ash (heap-size) -2)))
@@ -243,9 +243,9 @@ the objects that other threads allocate before they are stopped."
         (heap-size))))
 
 (defun make-room-for-copies (oldest)
-  "Until the heap has room for copies of all objects of the generation OLDEST and of younger ones,
-collect one generation after the other, the youngest first. Each collection makes room for the
-copies of the next. Return false if the heap has no such room afterwards."
+  "Collect one generation after the other, the youngest first, until the heap has room for copies of
+all objects of the generation OLDEST and of younger ones. Each collection makes room for the copies
+of the next. Return false if the heap has no such room afterwards."
   (loop for generation from 0 to sb-vm:+highest-normal-generation+
         until (room-for-copies-p oldest)
         always (room-for-copies-p generation)

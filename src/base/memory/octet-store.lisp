@@ -11,7 +11,7 @@
 (in-package #:clgrpc.base)
 
 (defconstant +shortest-stored+ 4096
-  "Shorter vectors are ordinary ones, which are as fast.")
+  "Shorter vectors are ordinary ones, since those are as fast.")
 (defconstant +shelves+ 57
   "The last shelf has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
@@ -58,7 +58,7 @@ undefined. From any thread."
         (make-raw-vector length octet))))
 
 (define-hot give-octets-back ((octets octets)) null
-  "Give up OCTETS, a vector of BORROW-OCTETS to which there is no reference any more. From any
+  "Give up OCTETS, a vector of BORROW-OCTETS to which the caller keeps no reference. From any
 thread."
   (let* ((length (length octets))
          (shelf (and (<= +shortest-stored+ length) (shelf-of length))))

@@ -7,9 +7,9 @@
 ;;;; Invariants: the collector cannot run between the allocation and the writing of the header. An
 ;;;; allocation by that function does not trigger the collector; so when a collection is due, the
 ;;;; vector is allocated in the ordinary way, which triggers the collector. The C function ends the
-;;;; process when it finds no pages. So there must be enough free pages where the C function is sure
-;;;; to find them (heap.lisp): for all threads that are in that function at the same time, and for
-;;;; other allocations meanwhile. If there are not enough, the vector is an ordinary one, whose
+;;;; process when it finds no pages. So enough pages must be free where the C function is sure to
+;;;; find them (heap.lisp): enough for all threads that are in that function at the same time, and
+;;;; for other allocations meanwhile. If there are not enough, the vector is an ordinary one, whose
 ;;;; allocation signals a condition. The pages belong to the vector alone, so short vectors are
 ;;;; ordinary, too; at most three eighths of the pages are unused. In other versions of SBCL all
 ;;;; vectors are ordinary.
@@ -38,8 +38,8 @@
       t))
 
 (define-leaf %raw-pages ((widetag (unsigned-byte 8)) (length heap-octets) (size heap-octets)) t
-  "A vector with WIDETAG of LENGTH elements that takes SIZE octets, for which there are pages; with
-the collector off."
+  "A vector with WIDETAG of LENGTH elements, which takes SIZE octets. The caller has made sure that
+there are pages for it, and has switched the collector off."
   (let ((sap (allocate-pages size)))
     (setf (sb-sys:sap-ref-word sap (- size sb-vm:n-word-bytes)) 0 ; after the last element
           (sb-sys:sap-ref-word sap sb-vm:n-word-bytes) (ash length sb-vm:n-fixnum-tag-bits)

@@ -235,7 +235,8 @@ could become 2 GB.")
 adds 18 octets and costs 4 µs, more than all the rest of a call.")
    (compression-level 1 1 9 "zlib's level"
     "How hard to compress. For text, level 6 (zlib's default) takes four to six times as long as
-level 1 and saves a fifth of the octets; level 3 takes up to twice as long and saves a tenth.")
+level 1, and its result is a fifth shorter; level 3 takes up to twice as long, and its result is a
+tenth shorter.")
    (send-budget-octets 65536 1024 16777216 "octets"
     "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
    (room-wait-seconds 10 0 3600 "seconds"
@@ -250,10 +251,10 @@ shorter message that becomes more than 1 MB. After this time the call ends with
 least 100.")
    (max-header-list-octets 16384 1024 1048576 "octets"
     "The largest header list, counted as in RFC 9113 6.5.2, that we advertise and enforce. A server
-does not send longer ones either, even if a handler sets more metadata. gRPC peers send 8 to 16 KB
-at most.")
+does not send longer header lists either, even if a handler sets more metadata. gRPC peers send 8 to
+16 KB at most.")
    (max-header-fields 128 8 10000 "fields"
-    "How many fields a header list may have; a list with more counts as one that is too large. Each
+    "How many fields a header list may have; a list with more fields is treated as too large. Each
 field occupies 150 octets of memory in addition to those that max-header-list-octets counts.")
    (stream-window-octets 2621440 65535 16777216 "octets"
     "How much a peer may send on one stream before we read it. The default lets a message of 1 MB be
@@ -270,9 +271,9 @@ returned as octets arrive, even if their calls do not read, until half of max-he
    (max-held-octets 67108864 65536 1099511627776 "octets"
     "Memory that one connection may hold: header lists of open calls, received messages that are
 incomplete (with their buffers, up to 32 times the octets that have come) or not yet taken, output,
-tables and caches (doc/limits.md, \"One account\"). While messages not yet taken are up to half of
-it, only their calls stop getting window; above half, the connection gets no window either, so that
-the rest is left for incomplete messages. A call that would exceed the limit ends with
+tables and caches (doc/limits.md, \"One account\"). While messages not yet taken are at most half of
+it, only their calls get no more window; above half, the connection gets none either, so that the
+rest is left for incomplete messages. A call that would exceed the limit ends with
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
     "Memory, as counted by max-held-octets, that all connections of a server or of a channel may
@@ -335,8 +336,9 @@ counts as this one (gRFC A8)."
 such a connection."
     :for :channel)
    (max-connection-idle-seconds 1800 0 1000000000 "seconds"
-    "A connection without calls for this time, or up to a quarter longer, is closed in order: a
-client closes it and connects again for the next call; a server sends GOAWAY. 0 means never.")
+    "A connection that has had no calls for this time, or up to a quarter longer, is closed in
+order: a client closes it and connects again for the next call; a server sends GOAWAY. 0 means
+never.")
    (max-connection-age-seconds 0 0 1000000000 "seconds"
     "A connection of this age, plus or minus a tenth, takes no more calls, so that clients connect
 again through their load balancer. 0 means never.")
@@ -348,8 +350,8 @@ they end with :unavailable. 0 means for ever.")
 and in between no call began or ended and no DATA was sent (gRFC A8)."
     :for :server)
    (ping-without-calls nil
-    "Whether a client may send PINGs at intervals of min-ping-interval-seconds even without a call
-under way; if not, the interval is then at least two hours."
+    "Whether a client without a call under way may send PINGs at intervals of
+min-ping-interval-seconds; if false, such a client must wait two hours between PINGs."
     :for :server)
    (max-ping-strikes 2 0 1000000 "strikes"
     "How many PINGs may come too soon (min-ping-interval-seconds). More than that ends the
@@ -377,8 +379,8 @@ socket. Behind a load balancer, all connections come from its addresses. If the 
 descriptors than max-connections needs, one peer gets half of the available ones at most.")
    (max-handshakes 2000 1 1000000 "connections"
     "Connections of a server that have not yet sent their preface and SETTINGS, or finished their
-TLS handshake. When there are this many, each new connection closes the oldest of them of the peer
-that has the most.")
+TLS handshake. When a listener has this many, each new connection closes the oldest connection of
+the peer that has the most.")
    (spare-descriptors 256 0 1000000 "descriptors"
     "How many of the descriptors that the process may have (RLIMIT_NOFILE) a server leaves to
 others, such as clients, files and logs; at most a quarter of them. Descriptors that are open when
@@ -467,7 +469,7 @@ only calls that their server has not seen are repeated.")
     "The most attempts of one call that a retry or hedging policy may request (5 in gRFC A6).")
    (replay-octets 262144 0 1073741824 "octets"
     "How much of its requests one call keeps until its response begins, if its method has a retry or
-hedging policy. A call that sends more is not tried again. The default is that of grpc-go.")
+hedging policy. A call that sends more is not tried again. The default is grpc-go's.")
    (resend-octets 16384 0 1073741824 "octets"
     "How much of a stream's requests one call without a retry or hedging policy keeps until its
 response begins, so that the call can be repeated if its server has not seen it. With 0 nothing is
@@ -501,12 +503,12 @@ configs. Within that time the query is sent three times.")
     "A channel that has lost a server, or cannot reach one, looks its target's name up again, but no
 sooner than this after the last look-up that had an answer.")
    (max-addresses 1000 1 1000000 "addresses"
-    "How many addresses of its target a channel uses, the first ones that a resolver reports. A
+    "How many addresses of its target a channel uses: the first ones that its resolver reports. A
 warning is logged if there are more: with round_robin and its like, each has a connection.")
    (max-subchannels 4000 1 1000000 "subchannels"
-    "How many servers all balancers of a channel together may have, with those that are being
-removed and finish their last calls: a service config may have many targets with all addresses each.
-Further servers are ignored, with a warning.")
+    "How many servers all balancers of a channel together may have, including removed ones that
+finish their last calls: a service config may have many targets, each with all addresses. Further
+servers are ignored, with a warning.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
 (gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
@@ -561,7 +563,7 @@ means the number of processors, but at least 4 and at most 16."))
     "How many attributes a span, an event or a link may have; the default is OpenTelemetry's.
 Further attributes are dropped and counted.")
    (max-span-events 128 0 65536 "events"
-    "How many events a span may have, such as the messages of its call; the default is
+    "How many events, such as the messages of its call, a span may have; the default is
 OpenTelemetry's. Further events are omitted and counted.")
    (max-span-links 128 0 65536 "links"
     "How many links a span may have; the default is OpenTelemetry's. Further links are omitted and
@@ -573,7 +575,7 @@ may be a peer's. A longer text is truncated.")
     "How many finished spans of one loop wait for an exporter, and as many of the threads that run
 no loop; the default is OpenTelemetry's. Further spans are dropped and counted.")
    (batch-spans 512 1 1000000 "spans"
-    "When so many finished spans of one loop wait, the exporter is called early; the default is
+    "When this many finished spans of one loop wait, the exporter is called early; the default is
 OpenTelemetry's.")))
 
 (defun option-slot (name)
@@ -581,7 +583,7 @@ OpenTelemetry's.")))
   (find-symbol (string name) '#:clgrpc.option))
 
 (defun fill-options (options arguments)
-  "Set OPTIONS, new ones, from the keyword ARGUMENTS, which CHECK-OPTIONS has checked; of two
+  "Fill OPTIONS, a new object, from the keyword ARGUMENTS, which CHECK-OPTIONS has checked; of two
 arguments with the same name the first counts. Return OPTIONS."
   (loop for (name) on arguments by #'cddr
         do (setf (slot-value options (option-slot name)) (getf arguments name)))

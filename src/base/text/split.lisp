@@ -5,17 +5,17 @@
 
 (defmacro with-text-type ((text) &body body)
   "Evaluate BODY, of which one version is compiled for each type that TEXT, a variable bound to a
-simple string, may have. With a few octets a peer can cause a long text to be read, and SBCL's
-functions for strings of any type take up to twenty times as long for a character."
+simple string, may have. With a few octets a peer can cause a long text to be read, and for each
+character SBCL's functions for strings of any type take up to twenty times as long as these."
   `(etypecase ,text
      (simple-base-string ,@body)
      ((simple-array character (*)) ,@body)))
 
 (defmacro scan-words (width char text start end)
   "A position in TEXT, between START and END, before which the character CHAR does not occur; the
-caller continues the search there. Characters have WIDTH bits, and all those of a word of 64 bits
-are tested at a time: in their differences from CHAR one character is 0 if a subtraction sets its
-high bit, which was not set (Mycroft's test)."
+caller continues the search there. Characters have WIDTH bits, and all characters of a word of 64
+bits are tested at once: the word is combined by XOR with copies of CHAR, and a part of the result
+is 0 if subtracting 1 from it sets its high bit, which was not set (Mycroft's test)."
   (flet ((each (bits) (loop for shift below 64 by width sum (ash bits shift))))
     `(let ((wanted (ldb (byte 64 0) (* ,(each 1) (char-code ,char)))) (at ,start))
        (declare (type (unsigned-byte 64) wanted) (type index at))
@@ -55,8 +55,8 @@ high bit, which was not set (Mycroft's test)."
         ((simple-array character (*)) (seek %skip-wide))))))
 
 (defun split-list (text)
-  "The elements of TEXT, which have commas between them, without the blanks around them and without
-those that are empty (RFC 9110 section 5.6.1.2)."
+  "The elements of TEXT, a list separated by commas, without the blanks around each and without
+empty elements (RFC 9110 section 5.6.1.2)."
   (loop for start = 0 then (1+ comma)
         for comma = (position #\, text :start start)
         for element = (string-trim '(#\Space #\Tab) (subseq text start comma))

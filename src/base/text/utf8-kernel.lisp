@@ -75,8 +75,8 @@ ASCII."
 
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))
-    "Two numbers about the first of the COUNT 32-bit characters at FROM, all but at most seven: how
-many octets they take beyond one each, and how many characters they are."
+    "Examine the COUNT 32-bit characters at FROM, except at most seven at the end. Return how many
+octets the examined characters take beyond one each, and their number."
   (inst xor here here)
   (inst pxor sums sums)
   LOOP

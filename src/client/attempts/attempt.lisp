@@ -173,8 +173,8 @@ sender that the full stream of the previous attempt has stopped."
     attempt))
 
 (defun refuse-long-request (call request)
-  "End CALL, and return true, if its only REQUEST, or else its longest message to send, is longer
-than the service config, which is known now, allows."
+  "End CALL and return true if its only REQUEST, or, without one, its longest message to send, is
+longer than the service config allows, which is known by now."
   (let ((limit (values (call-limits call)))
         (size (longest-outgoing call (or request (client-call-request call)))))
     (when (> size limit)
@@ -283,8 +283,8 @@ one. The attempt was on LINK or, if LINK is nil, had no stream."
 
 (defun follow-failure (call attempt number link failure)
   "Perform the decision after the FAILURE of ATTEMPT, of CALL, which runs, on LINK. ATTEMPT and LINK
-are nil if the attempt had no stream. NUMBER other attempts came before it. CALL does not use
-ATTEMPT any more."
+are nil if the attempt had no stream. NUMBER other attempts came before it. Forget ATTEMPT, which
+CALL no longer uses."
   (guarding-call (call)
     (record-failure call number link failure)
     (attempt:tell-failed **retry-operations** call attempt number failure

@@ -13,8 +13,8 @@
 ;;;; its method decides the next step. A call whose attempt waits for credentials is in the table
 ;;;; ASKING of its core; it ends by its deadline, or with its channel. Credentials that have not
 ;;;; answered by then forget the call. A function that has not returned holds an IDENTITY-WAIT,
-;;;; which does not refer to an ended call: the requests of very many ended calls would fill the
-;;;; heap. All functions but BEGIN-IDENTITY are called on the loop.
+;;;; which drops its reference to the call when the call ends; otherwise the requests of very many
+;;;; ended calls would fill the heap. All functions but BEGIN-IDENTITY are called on the loop.
 
 (in-package #:clgrpc.client)
 

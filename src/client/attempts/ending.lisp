@@ -42,8 +42,8 @@
       (stop-clock (core-clock core) wait (core-now core)))))
 
 (defun leave-credentials (call)
-  "CALL, which has ended, does not wait for its credentials any more: remove the references from the
-credentials to CALL."
+  "Remove the references from its credentials to CALL, which has ended and no longer waits for
+them."
   (let ((asking (core-asking (client-call-core call))))
     (dolist (wait (gethash call asking))
       (setf (identity-wait-call wait) nil)
@@ -77,7 +77,7 @@ credentials to CALL."
       (remhash call (core-retrying core)))))
 
 (defun reset-attempt (attempt)
-  "Reset the stream of ATTEMPT, which no call needs any more. A peer that has ended its side early
+  "Reset the stream of ATTEMPT, whose call no longer needs it. A peer that has ended its side early
 gets the code NO_ERROR (gRPC over HTTP/2, \"Early Server Closure\")."
   (let ((stream (attempt-stream attempt)))
     (when (http2:stream-open-p stream)

@@ -20,7 +20,7 @@
        (eq :unary (rpc-method-kind (the rpc-method (call-rpc-method call))))))
 
 (defun other-attempts (call)
-  "The attempts of CALL that are under way besides the one with which it continues so far."
+  "The attempts of CALL that are under way, except the one with which CALL continues at present."
   (let ((retries (call-retries call)))
     (and retries (remove (client-call-stream call) (client-retries-running retries)
                          :key #'attempt-stream))))
@@ -37,7 +37,7 @@ place of earlier limits."
 
 (defun keep-for-replay (call encoded)
   "Keep ENCODED, which CALL sends, and return true. If the room does not suffice, or CALL's messages
-are not kept, keep no message of CALL any more and return false."
+are not kept, drop all kept messages of CALL and return false."
   (let ((replay (call-replay call)))
     (or (and replay
              (keep-message replay encoded (wire:encoded-length encoded)
@@ -88,8 +88,8 @@ keeps the message, so its octets are not returned to the store."
                       :plain (plain-only-p call (client-call-stream call)) :keep keep))
 
 (defun write-again (call stream encoded last)
-  "Send ENCODED, of ENCODE-MESSAGE, on STREAM, if it was sent on another stream before, or STREAM is
-not the one with which CALL continues."
+  "Send ENCODED, a value of ENCODE-MESSAGE, on STREAM. Use this if ENCODED was sent on another
+stream before, or if CALL continues with another stream than STREAM."
   (wire:write-encoded call encoded last :plain (plain-only-p call stream) :again stream))
 
 (define-hot write-request ((call client-call)) null

@@ -235,7 +235,7 @@ arguments of the sink's on-reset."
             (serve-owners (client-link-owner link)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
-  "The sink's on-goaway: the link gets no more calls; those under way may end."
+  "The sink's on-goaway: the link gets no more calls; its calls under way may finish."
   (declare (ignore last-stream-id))
   (let* ((link (http2:connection-user http2)))
     (setf (client-link-draining link) t)

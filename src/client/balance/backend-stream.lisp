@@ -13,7 +13,7 @@
 (in-package #:clgrpc.balance)
 
 (defstruct (backend-stream (:copier nil))
-  "An internal call of METHOD on SUBCHANNEL that is maintained."
+  "An internal call of METHOD on SUBCHANNEL that is made again when it ends."
   (subchannel nil :type subchannel :read-only t) ; the subchannel that the stream is on
   (method nil :read-only t)             ; an RPC-METHOD that streams responses
   (request nil :read-only t)            ; the stream's request, a message
@@ -117,8 +117,9 @@
 
 (defun start-backend-stream (subchannel method request tell)
   "Maintain a call of METHOD with REQUEST on SUBCHANNEL, and return the backend stream. TELL is
-called with an event and a datum: :begun when a call begins; :message and the message; :lost and the
-status when a call has ended; :unimplemented if the server lacks the method."
+called with an event and a datum: with :begun when a call begins; with :message and the message;
+with :lost and the status when a call has ended; with :unimplemented if the server lacks the
+method."
   (let ((backend-stream (make-backend-stream :subchannel subchannel :method method :request request
                                              :tell tell)))
     (flet ((watch (subchannel)

@@ -1,8 +1,8 @@
 ;;;; The common code of balancers with several children, each with a name in the config:
 ;;;; weighted_target and priority. A child is a branch: a switch, and the state and picker that it
-;;;; has last published. A branch that a new config does not name ends with that config's update
+;;;; has last published. A branch that a new config does not name ends when that config arrives
 ;;;; (gRFC A115); otherwise a resolver that returns new names each time would make the channel
-;;;; collect connections. A branch that is not needed now is kept for 15 minutes, with its
+;;;; accumulate connections. A branch that is not needed now is kept for 15 minutes, with its
 ;;;; connections (gRFC A56).
 ;;;;
 ;;;; The attribute :path of a backend, a list of names, selects its child: the first name is the

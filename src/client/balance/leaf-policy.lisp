@@ -115,7 +115,7 @@ connected when a call needs them.")
             collect key into keys
             and collect subchannel into gone
           finally (dolist (key keys) (remhash key members))
-                  (client:close-several leaf-policy gone "no server has its address any more"))))
+                  (client:close-several leaf-policy gone "no server has its address any longer"))))
 
 (defun update-members (leaf-policy backends)
   "Make BACKENDS the members of LEAF-POLICY, as far as the channel has room for them. Return the new

@@ -256,7 +256,7 @@ endpoints."
              (plan-look balancer interval-ns)))))
 
 (defun end-looking (balancer)
-  "End the examinations of BALANCER, whose config has no algorithm any more."
+  "End the examinations of BALANCER, because its new config has no algorithm."
   (stop-policy-timer balancer (shiftf (detection-timer balancer) nil))
   (setf (detection-since-ns balancer) nil)
   (loop for endpoint being the hash-values of (detection-endpoints balancer)

@@ -1,7 +1,7 @@
 ;;;; The policy priority (gRFC A56): children in order of priority. The first child that is ready or
 ;;;; idle serves. A lower child is made only when those above it have failed, or have not become
 ;;;; ready within 10 seconds of their first try. When a higher child is ready again it serves at
-;;;; once; the lower ones, which are not needed then, are kept for a while. A child with
+;;;; once; the lower children, which are then not needed, are kept for a while. A child with
 ;;;; ignoreReresolutionRequests does not cause a new resolution when it loses servers (gRFC A37).
 
 (in-package #:clgrpc.balance)

@@ -1,7 +1,7 @@
 ;;;; The policy weighted_target (gRFC A28): calls are distributed by weight among the ready
 ;;;; children, the targets; the chosen child's picker picks the server. The policy is ready while a
 ;;;; child is ready, else connecting while one is, else idle while one is, else failed. An idle
-;;;; target connects. A target that the config does not name any more ends.
+;;;; target connects. A target ends when a new config does not name it.
 
 (in-package #:clgrpc.balance)
 

@@ -6,10 +6,10 @@
 ;;;; the object, for errors.
 ;;;;
 ;;;; A config is also read from Lisp data. There an object is a plist whose keywords are the names
-;;;; (:max-attempts is maxAttempts), or an alist as PARSE-JSON returns; a list is a list or a
+;;;; (:max-attempts is maxAttempts), or an alist like those of PARSE-JSON; an array is a list or a
 ;;;; vector; true and false are T and NIL; a duration may be a number of seconds; a status may be
-;;;; its keyword; NIL means absent, or false for booleans. A list may be an object or a list: the
-;;;; code that reads the field decides.
+;;;; its keyword; NIL means absent, or, for booleans, false. A Lisp list may mean an object or an
+;;;; array: the code that reads the field decides.
 
 (in-package #:clgrpc.config)
 

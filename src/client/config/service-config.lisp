@@ -116,8 +116,8 @@ In a plist unknown fields are errors. From any thread."
       (check-names))))
 
 (defun find-method-config (config path)
-  "The METHOD-CONFIG in CONFIG for the method whose path is PATH, \"/S/M\": that of the method, else
-that of its service, else that of all methods, else nil."
+  "The METHOD-CONFIG in CONFIG for the method whose path is PATH, \"/S/M\": the config of the method
+itself, else of its service, else of all methods, else nil."
   (let ((methods (service-config-methods config)))
     (or (gethash path methods)
         (gethash (subseq path 0 (1+ (or (position #\/ path :from-end t) -1))) methods)

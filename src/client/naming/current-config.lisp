@@ -61,9 +61,9 @@ if the deadline has changed; then call WIRE:START-DEADLINE."
          (shorten-deadline call (status:deadline-in timeout-ns (client-call-born-ns call))))))
 
 (defun call-limits (call)
-  "The largest request and response of CALL, in octets, two values. Each limit is the smaller one of
-the user's and the service config's, if both exist, else the one that exists. The user's limit is
-that of CALL, or else that of the channel."
+  "Two values, the limits in octets of CALL's requests and of its responses. Each is the smaller of
+the user's limit and the service config's, if both exist, else the limit that exists. The user's
+limit is that of CALL, or else that of the channel."
   (let* ((core (client-call-core call))
          (config (method-config-of call)))
     (multiple-value-bind (own-send own-receive) (rpc:own-limits call)

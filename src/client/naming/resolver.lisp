@@ -134,7 +134,7 @@ waits for the answer.")
   (begin-resolving resolver))
 
 (defun quit-resolver (resolver)
-  "End RESOLVER, which the channel does not need any more. On its loop."
+  "End RESOLVER, because the channel no longer needs it. On its loop."
   (when (shiftf (resolver-deliver resolver) nil) (end-resolving resolver)))
 
 (defun deliver (resolver backends failure &optional (service-config :none))

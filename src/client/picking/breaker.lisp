@@ -4,11 +4,11 @@
 ;;;; is half open and passes one call at a time, until a call has ended: after a success the breaker
 ;;;; is closed, after a failure it is open again. A call counts as a success once its answer has
 ;;;; begun, since a stream may last for days. If a trial has no answer within the time for which a
-;;;; breaker stays open, it decides nothing any more, and the next call is the trial. A call without
-;;;; a deadline at a server that hangs would last for ever.
+;;;; breaker stays open, its later answer has no effect, and the next call becomes the trial. A call
+;;;; without a deadline at a server that hangs would last for ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
-;;;; counts are those of the last nine or ten tenths of the time of a window.
+;;;; counts cover between nine tenths of a window's time and the whole of it.
 ;;;;
 ;;;; A cancelled call does not count. But if a later attempt of the call was answered, the server of
 ;;;; an earlier attempt has failed: that server had more time, and a server that hangs would

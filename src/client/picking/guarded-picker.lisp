@@ -4,8 +4,9 @@
 ;;;; retried (gRFC A32).
 ;;;;
 ;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is in flight
-;;;;   from when a server was first picked for it until it ends, whatever attempts it has (gRFC A105
-;;;;   explains why it counts before it has a stream). An observer tells the guard of the end of
+;;;; from the time when a server is first picked for it until it ends, however many attempts it
+;;;; makes (gRFC A105 explains why it counts before it has a stream). An observer tells the guard of
+;;;; the end of
 ;;;;   each call.
 ;;;; * A circuit breaker for each subchannel (breaker.lisp). If a breaker refuses a call the picker
 ;;;;   is asked again, as it may pick another server; if no breaker of a picked server admits the
@@ -59,8 +60,8 @@ server's fault."
         (t (note-outcome breaker call subchannel (and (member status *faults*) t)))))
 
 (defun note-overtaken (call subchannel)
-  "Count a failure of SUBCHANNEL: an attempt of CALL there, which is about to be reset, has no
-answer, while an attempt that began later has one."
+  "Count a failure of SUBCHANNEL: an attempt of CALL there has no answer and is about to be reset,
+because an attempt that began later has an answer."
   (when (subchannel-breaker subchannel)
     (note-outcome (subchannel-breaker subchannel) call subchannel t)))
 
@@ -195,9 +196,9 @@ ends of calls as a further observer."
                    (core-observer core)))))))
 
 (defun refuse-to-wait (core queued-attempt)
-  "The FAILURE for the call of QUEUED-ATTEMPT, which has begun to wait for a stream, if too many
-calls wait with the same pick, be it a server or no server; then QUEUED-ATTEMPT leaves its queue.
-Else nil."
+  "If too many calls wait for a stream of the same server as QUEUED-ATTEMPT, which has begun to
+wait, or, if no server is picked for it, too many such calls wait: remove QUEUED-ATTEMPT from its
+queue and return the FAILURE for its call. Else return nil."
   (let ((most (options-breaker-max-waiting (core-options core)))
         (server (queued-attempt-server queued-attempt)))
     (when (and (plusp most)

@@ -56,7 +56,7 @@ so on."
           (t
            (setf (pick-first-subchannel balancer) nil)
            (when subchannel
-             (close-subchannel subchannel "there are no servers any more"))
+             (close-subchannel subchannel "the list of servers is now empty"))
            (publish balancer :transient-failure (make-failure "there are no servers"))))))
 
 (defun note-attributes (subchannel)

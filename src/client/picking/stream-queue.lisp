@@ -19,7 +19,7 @@
 (defstruct (queued-attempt (:include ring) (:constructor make-queued-attempt (call number taker))
                            (:copier nil))
   "The place of an attempt of a call in a queue of attempts that wait for a stream."
-  (call nil :type client-call :read-only t) ; the attempt is of
+  (call nil :type client-call :read-only t) ; the call of the attempt
   (taker nil :type function :read-only t) ; the function that is called with the stream, see
                                           ; core.lisp
   (number 0 :type (unsigned-byte 62) :read-only t) ; how many calls came to the channel before
@@ -120,7 +120,7 @@ the same queue."
     nil))
 
 (define-hot (leave-places :inline t) ((call client-call)) null
-  "Remove all places of CALL, which waits for no stream any more."
+  "Remove all places of CALL, which has stopped waiting for streams."
   (let ((parts (call-client-parts call)))
     (loop while (and parts (client-parts-queued-attempt parts))
           do (leave-place (client-parts-queued-attempt parts)))

@@ -1,10 +1,10 @@
 ;;;; The dialogue with a proxy, by HTTP's CONNECT (RFC 9110 section 9.3.6) or by SOCKS5 (RFC 1928,
 ;;;; RFC 1929). Pure: no I/O.
 ;;;;
-;;;; A dialogue is a function of OCTETS from START to END, which were received and are not consumed.
-;;;; The dialogue returns the number of octets that it consumes; an outcome: nil (more must come), T
-;;;; (the tunnel is open) or a text (the reason of a failure); and octets to send, or nil. The
-;;;; dialogue is first called before any octets were received.
+;;;; A dialogue is a function of OCTETS from START to END: those that were received and are not yet
+;;;; consumed. It returns three values: the number of octets that it consumes; an outcome, nil (more
+;;;; must come), T (the tunnel is open) or a text (the reason of a failure); and octets to send, or
+;;;; nil. The dialogue is first called before any octets were received.
 
 (in-package #:clgrpc.proxy)
 

@@ -158,8 +158,8 @@ form, or names a user. The error does not show URL, which may have a password or
 ;;; For the calling thread
 
 (defun give-up (exchange loop)
-  "End the connection of EXCHANGE, for which no thread waits any more, on LOOP. Return a future,
-which is settled when this is done."
+  "End the connection of EXCHANGE on LOOP, since the thread that waited for it has given up. Return
+a future, which is settled when this is done."
   (let ((done (loop:make-future)))
     (loop:post loop (lambda ()
                       (unless (loop:future-done-p (exchange-future exchange))

@@ -7,12 +7,12 @@
 ;;;;   less, or no token                     waits for the fetch, which begins if none is under way
 ;;;;   the same, soon after a failure        that failure, until the back-off is over
 ;;;;
-;;;; (For a token that lives less than 6 minutes these numbers are a twelfth and a quarter of its
-;;;; life.) So one fetch runs at a time, for any number of calls that wait, and no fetch runs
-;;;; without calls. Each fetch runs on a new thread, which may wait, and which ends with the fetch.
-;;;; Failures double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off.
-;;;; Whenever a fetch ends, even if its thread is ended by force, the attempts that wait get a
-;;;; result.
+;;;; For a token that lives less than 6 minutes, a twelfth of its life replaces the 30 s, and a
+;;;; quarter the 90 s. So one fetch runs at a time, for any number of calls that wait, and no fetch
+;;;; runs without calls. Each fetch runs on a new thread, which may wait, and which ends with the
+;;;; fetch. Failures double the back-off from 1 s to 120 s, as in gRPC's document on connection
+;;;; back-off. Whenever a fetch ends, even if its thread is ended by force, the attempts that wait
+;;;; get a result.
 ;;;;
 ;;;; LOCK guards the state; no user's function runs while it is held. Times of tokens are of the
 ;;;; wall clock, as those inside tokens are; the back-off uses the loops' clock, which is monotonic.
@@ -20,10 +20,10 @@
 (in-package #:clgrpc.token)
 
 (defconstant +least-life-seconds+ 30
-  "A token is not sent in the last seconds, this many, of its life, since clocks differ and servers
-take time.")
+  "A token is not sent in this many last seconds of its life, since clocks differ and servers take
+time.")
 (defconstant +refresh-seconds+ 60
-  "How long, in seconds, before a token is not sent any more a fetch begins.")
+  "The next token is fetched this many seconds before the present one is sent for the last time.")
 (defconstant +most-token-octets+ 65536
   "A token of this many octets or more is refused: no server accepts such headers.")
 (defconstant +first-pause-seconds+ 1)

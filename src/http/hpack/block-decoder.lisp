@@ -3,8 +3,8 @@
 ;;;; Everything is bounded: an integer has at most five octets after its prefix, a string ends
 ;;;; within the block, the table and the list have limits. The decoded fields take at most 8/5 of
 ;;;; the octets of the block, plus objects that are shared. Size updates come before the first field
-;;;; (section 4.2). Any other violation of the RFC is an HPACK-ERROR, after which the decoder cannot
-;;;; be used any more. An indexed field, and a literal or block found in a cache, allocate nothing.
+;;;; (section 4.2). Any other violation of the RFC is an HPACK-ERROR, which makes the decoder
+;;;; unusable. An indexed field, and a literal or block found in a cache, allocate nothing.
 
 (in-package #:clgrpc.hpack)
 
@@ -28,9 +28,9 @@
 LIST-FIELDS fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets
 until it has seen our SETTINGS, so set a lower limit only by SET-DECODER-LIMIT, when the peer has
 acknowledged it. A decoder belongs to one connection, and one thread at a time may use it; its
-memory grows with the table that its peer really uses. Decoders may share COMMON, a value of
-MAKE-COMMON-FIELDS, and with it fields that their peers have in common, such as content-type; only
-one thread at a time may use any of these decoders."
+memory grows with the part of the table that its peer really uses. Decoders may share COMMON, a
+value of MAKE-COMMON-FIELDS, and with it fields that their peers have in common, such as
+content-type; only one thread at a time may use any of these decoders."
   (check-type table-octets index)
   (check-type list-octets index)
   (check-type list-fields index)
@@ -89,7 +89,8 @@ at a full cache."
 
 (define-hot read-long-integer ((octets octets) (at index) (end index) (prefix octet))
     (values index index)
-  "Read the continuation octets at AT of an integer whose prefix, PREFIX, had only ones."
+  "Read the continuation octets at AT of an integer whose prefix bits were all ones, with the value
+PREFIX."
   (let ((value prefix))
     (declare (type index value))
     (loop for shift from 0 to 28 by 7
@@ -269,7 +270,7 @@ position after the representation."
         (incf octets (+ +field-memory+ (* 4 (field-size field))))))))
 
 (define-hot repeat-of ((list field-list) (decoder decoder) (octets index)) (or null repeat)
-  "A REPEAT of the fields of LIST, whose block has so many OCTETS; nil if one of the fields is
+  "A REPEAT of the fields of LIST, whose block has OCTETS octets; nil if one of the fields is
 sensitive."
   (do-fields (field list)
     (when (field-sensitive-p field) (return-from repeat-of nil)))

@@ -135,7 +135,7 @@ octets; return the number of decoded octets."
                  (when (or (logtest step #x8000) (< bits (logand step #xF))) (return))
                  (end-code step)))
       (unless (and (zerop table) (= (ldb (byte bits 0) window) (1- (ash 1 bits))))
-        (bad-block (1- at) "a Huffman string that does not end with at most 7 ones"))
+        (bad-block (1- at) "a Huffman string whose padding is not at most 7 bits, all ones"))
       count)))
 
 (define-hot decode-huffman ((octets octets) (start index) (end index)) octets

@@ -5,8 +5,8 @@
 (in-package #:clgrpc.http1)
 
 (define-hot line-end ((octets octets) (start index) (end index)) index
-  "The position of the CR that ends the line from START. Return the end of the line; signal
-HTTP1-ERROR if it contains another CR, or a LF without one, or has no end before END."
+  "Return the position of the CR that ends the line from START; signal HTTP1-ERROR if the line
+contains another CR, or an LF without a CR, or does not end before END."
   (let ((at (loop for i of-type index from start below end
                   for octet = (aref octets i)
                   when (or (= +cr+ octet) (= +lf+ octet)) return i

@@ -123,8 +123,9 @@ more than once. LAST-HEAD-OCTETS must follow them."
 
 (defun write-response-head (buffer status fields body &key connection)
   "Append to BUFFER the head of a response with STATUS and FIELDS, an alist of strings. BODY is the
-length of its body, :chunked, or nil if it can have no body (1xx, 204, 304) or the head does not
-describe it. CONNECTION, \"close\", \"keep-alive\" or nil, is the value of the header connection."
+length of its body, or :chunked; or nil if it can have no body (1xx, 204, 304) or the head does not
+describe the body. CONNECTION, \"close\", \"keep-alive\" or nil, is the value of the header
+connection."
   (append-response-lines buffer status fields body connection)
   (append-line-end buffer))
 

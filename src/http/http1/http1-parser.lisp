@@ -1,5 +1,5 @@
 ;;;; The parser: it takes octets in any portions, and returns the parts of messages one by one. The
-;;;; parser keeps no more than a head, or a line between chunks; a body is not copied.
+;;;; parser keeps at most a head, or a line between chunks; it does not copy bodies.
 ;;;;
 ;;;;     (multiple-value-bind (at event) (parse parser octets start end) …)
 ;;;;

@@ -5,8 +5,8 @@
 (in-package #:clgrpc.http1)
 
 (deftype framing ()
-  "The end of a body: after a number of octets, with its last chunk, or with the connection; with
-:tunnel the octets after the head are not HTTP/1.1 any more."
+  "Where a body ends: after a number of octets, after its last chunk, or when the connection ends;
+with :tunnel the octets after the head are of another protocol than HTTP/1.1."
   '(or index (member :chunked :until-close :tunnel)))
 
 (defstruct (message (:copier nil))
@@ -34,8 +34,8 @@
   message-minor "The minor number of the version, usually 0 or 1; the major number is 1."
   message-fields "A vector of HPACK's fields, names in lower case, in their order. The name of a
 request's host is \":authority\". Fields about the connection are not included."
-  message-body "The end of the body: its length in octets, 0 without a body, :chunked, :until-close,
-or :tunnel if the octets after the head are not HTTP/1.1 any more."
+  message-body "Where the body ends: its length in octets, 0 without a body; :chunked; :until-close;
+  or :tunnel if the octets after the head are of another protocol than HTTP/1.1."
   message-persistent-p "True if the connection may be used for another message after this one."
   message-expects-p "True if the client waits for the status 100 before it sends the body."
   message-octets "About how many octets of memory the target and the fields take."

@@ -4,7 +4,7 @@
 ;;;; upper layers read the fields of HTTP/1.1 and of HTTP/2 by the same functions.
 ;;;;
 ;;;; The parser is strict wherever request smuggling could begin: a message that two implementations
-;;;; might understand differently is an error, after which the connection cannot be used any more.
+;;;; might understand differently is an error, which ends the use of the connection.
 ;;;;
 ;;;; The files in their order: error; syntax (which octets may stand where); message (the data of a
 ;;;; head); head (its lines); framing (the end of a body); chunk; parser; writer; preference (accept

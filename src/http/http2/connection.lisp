@@ -127,9 +127,9 @@ is opened: identifiers reach the peer in order (RFC 9113 section 5.1.1)."
 
 (defun send-goaway (connection error-code
                     &key (last-stream-id (last-peer-stream-id connection)) debug)
-  "Send GOAWAY: streams above LAST-STREAM-ID (default: the highest that the peer has opened) will
-not be processed, and later ones that it opens are ignored. DEBUG is ASCII text for the peer's log.
-Running streams continue."
+  "Send GOAWAY: streams above LAST-STREAM-ID, by default the highest that the peer has opened, will
+not be processed, and streams that it opens later are ignored. DEBUG is ASCII text for the peer's
+log. Running streams continue."
   (unless (connection-closed-p connection)
     (emit-goaway connection (lower-goaway connection last-stream-id) error-code
                  (ascii-octets (or debug ""))))

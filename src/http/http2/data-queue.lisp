@@ -52,13 +52,13 @@ not exist afterwards."
 (define-hot send-data ((stream stream) (octets octets) (start index) (end index)
                        (end-stream-p boolean) &optional (storable boolean nil))
     null
-  "Send the octets START to END on STREAM, whose headers are sent: at once as far as the windows and
-the output's cap allow, the rest from a queue as the windows open. OCTETS belong to the connection
-from now on; if they are STORABLE, that is, come from BORROW-OCTETS, it returns them to the store
-when they are sent. With END-STREAM-P our side ends after OCTETS. ON-WRITABLE is called when a queue
-that was longer has fallen below half of the option send-budget-octets. Does nothing if the stream
-was reset or the connection is finished. Signal MISUSE if the headers are missing or our side has
-been ended."
+  "Send the octets START to END on STREAM, whose headers were sent: at once as many as the windows
+and the output's cap allow, and the rest from a queue as the windows open. OCTETS belong to the
+connection from now on; if they are STORABLE, that is, come from BORROW-OCTETS, it returns them to
+the store when they are sent. With END-STREAM-P our side ends after OCTETS. ON-WRITABLE is called
+when a queue that was longer has fallen below half of the option send-budget-octets. Does nothing if
+the stream was reset or the connection is finished. Signal MISUSE if the headers are missing or our
+side has been ended."
   (let ((state (stream-state stream)))
     (unless (>= state +closed+)
       (unless (and (sending-state-p state)

@@ -39,10 +39,10 @@
     (#.+frame-window-update+ (list :increment (window-update-increment octets at)))))
 
 (defun describe-frame (octets at end)
-  "A description of the frame that begins AT in OCTETS, of which only those before END have arrived.
-Two values: a plist with :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, keywords,
-and, if the frame is complete, the contents of its payload; and its length with its header. Nil if
-the frame's header is incomplete."
+  "Describe the frame that begins AT in OCTETS, of which only those before END have arrived. Return
+two values: a plist of :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, a list of
+keywords, and, if the frame is complete, the contents of its payload; and the frame's length with
+its header. Return nil if the frame's header is incomplete."
   (when (<= (+ at +frame-header-octets+) end)
     (multiple-value-bind (length type flags id) (read-frame-header octets at)
       (let* ((payload (+ at +frame-header-octets+))

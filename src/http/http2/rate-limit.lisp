@@ -5,7 +5,8 @@
 ;;;; Resets and idle frames have a rate limit each: a burst that is refilled at a rate. A connection
 ;;;; whose peer exceeds a rate limit ends with ENHANCE_YOUR_CALM. The state of a rate limit is one
 ;;;; number, the time at which the whole burst will be allowed again. An event moves that time one
-;;;; interval later; the limit is exceeded if it is then further away than the burst's intervals.
+;;;; interval later; the limit is exceeded if the time is then further away than one interval for
+;;;; each event of a burst.
 ;;;;
 ;;;; The frequent frames of ordinary peers are not charged (rate-credit.lisp): as many resets as
 ;;;; calls were served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA

@@ -297,8 +297,8 @@ pieces reach the limit if they are many."
                        octets :start start :end end))))
 
 (defun fail-block (connection)
-  "The header block in progress is too long to be decoded, so CONNECTION must end; its stream, if it
-exists, ends with a reason that says so."
+  "End CONNECTION, because the header block in progress is too long to be decoded; the block's
+stream, if it exists, ends with a reason that says so."
   (let ((stream (find-stream connection
                              (partial-block-id (connection-partial-block connection)))))
     (when stream
@@ -403,8 +403,8 @@ exists, ends with a reason that says so."
     nil))
 
 (defun receive-goaway (connection octets start end)
-  "Handle the peer's GOAWAY: open no new streams, and end those of our streams that the peer will
-not process as refused (6.8). A later GOAWAY may only lower the last stream identifier."
+  "Handle the peer's GOAWAY: open no new streams, and end as refused those of our streams that the
+peer will not process (6.8). A later GOAWAY may only lower the last stream identifier."
   (let* ((before (connection-goaway-received connection))
          (last-id (goaway-last-stream-id octets start))
          (last-id (if (= before +no-goaway+) last-id (min before last-id))))

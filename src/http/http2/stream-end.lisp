@@ -1,7 +1,7 @@
 ;;;; How streams and connections end: a stream whose last frame was received or that was reset; a
 ;;;; connection that fails (RFC 9113 section 5.4.1), that its owner closes or that was lost.
 ;;;;
-;;;; FINISH-STREAM is the only way out of the table, END-CONNECTION the only way to a finished
+;;;; Only FINISH-STREAM removes a stream from the table, and only END-CONNECTION finishes a
 ;;;; connection; each releases the memory of the stream or the connection and calls the owner once.
 
 (in-package #:clgrpc.http2)

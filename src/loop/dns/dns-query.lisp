@@ -11,7 +11,8 @@
 (in-package #:clgrpc.dns)
 
 (defconstant +tries+ 3
-  "How often a query is sent; with more than this many servers it is sent once to each server.")
+  "How often a query is sent; if there are more servers than this number, it is sent once to each
+server.")
 
 (defstruct (query (:constructor %make-query) (:copier nil))
   "A question under way."

@@ -23,8 +23,8 @@
       (append inet inet6)))
 
 (defun worse (one other)
-  "Of two answers without addresses, lists of outcome and text, the one that explains the failure
-better: an unknown answer has priority over :no-such-name, and that over :no-data."
+  "ONE or OTHER, answers without addresses, lists of outcome and text: the answer that explains the
+failure better. An unknown answer has priority over :no-such-name, and :no-such-name over :no-data."
   (flet ((rank (answer)
            (or (position (first answer) '(:no-data :no-such-name)) 2)))
     (if (< (rank one) (rank other)) other one)))

@@ -8,8 +8,8 @@
   "The resolver of the C library heeds no more (MAXNS).")
 
 (defun parse-servers (text)
-  "The addresses, the kernel's, of the lines \"nameserver ADDRESS\" of TEXT, that of a resolv.conf;
-if TEXT has no such line, the address of a server on this machine."
+  "The addresses, as the kernel has them, in the lines \"nameserver ADDRESS\" of TEXT, the text of a
+resolv.conf; if TEXT has no such line, the address of a server on this machine."
   (let ((servers (loop for line in (uiop:split-string text :separator '(#\Newline))
                        for (word host) = (remove "" (uiop:split-string
                                                      line :separator '(#\Space #\Tab #\Return))

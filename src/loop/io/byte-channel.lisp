@@ -51,8 +51,8 @@
   byte-channel-state "The datum of the kind's functions."
   byte-channel-more "True if the last read gave fewer octets than there was room for, or none, and
 more can be read now. SETFable by the kind's functions."
-  byte-channel-failure "The error that BYTE-CHANNEL has detected itself, as text, after which it
-cannot be used any more; or NIL. SETFable by the kind's functions.")
+  byte-channel-failure "The error that BYTE-CHANNEL has detected itself and that has made it
+  unusable, as text; or NIL. SETFable by the kind's functions.")
 
 (defmethod print-object ((kind byte-channel-kind) stream)
   (print-unreadable-object (kind stream :type t)

@@ -1,8 +1,8 @@
 ;;;; The buffers of connections: input that the owner has left, and output that is unsent. A loop
 ;;;; has a pool of buffers, and a buffer that is not used returns to the pool. The account of a
 ;;;; connection is charged with the memory that the connection keeps. A buffer of output is returned
-;;;; to the pool only after FILL, with which the owner gives it up; otherwise it is left to the
-;;;; collector.
+;;;; to the pool only after FILL, by which the owner gives the buffer up; without FILL the collector
+;;;; frees it.
 
 (in-package #:clgrpc.loop)
 
@@ -45,8 +45,8 @@ half of this size.")
         buffer)))
 
 (define-hot release-output ((connection connection)) null
-  "Release the buffer of CONNECTION: all output was sent, and the owner does not use the buffer any
-more."
+  "Release the buffer of CONNECTION: all output was sent, and the owner has finished with the
+buffer."
   (let ((buffer (connection-buffer connection)))
     (when buffer
       (setf (connection-buffer connection) nil)

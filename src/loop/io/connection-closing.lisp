@@ -15,8 +15,8 @@
 
 (defconstant +linger-ns+ (* 2 +ns-per-second+)
   "How long we wait for the peer of a connection that we close: first while the peer takes none of
-the output, and then until the peer closes its side. The time suffices for a slow line, and is so
-short that connections to dead peers do not pile up.")
+the output, and then until the peer closes its side. This is long enough for a slow line, and short
+enough that connections to dead peers do not pile up.")
 
 (defconstant +most-lingering+ 1024
   "How many connections of a loop may linger at once, so that rejected peers cannot make it hold

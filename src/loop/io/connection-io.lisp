@@ -235,7 +235,7 @@ flush phase."
     consumed))
 
 (defun end-of-input (connection)
-  "The peer will send no more; half closed counts as closed."
+  "The peer will send no more; a half-closed connection is treated as closed."
   (setf (connection-readable connection) nil)
   (case (connection-state connection)
     (:open

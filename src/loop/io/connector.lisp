@@ -5,7 +5,7 @@
 ;;;; the loop. CONNECT-TO looks a target up first.
 ;;;;
 ;;;; Either there is one time limit for everything, including the look-up, or each attempt has its
-;;;; own (LIMIT-EACH): then every address gets its turn, even after many silent ones, as in gRFCs
+;;;; own (LIMIT-EACH): then every address is tried, even after many that do not answer, as in gRFCs
 ;;;; A61 and A62. Attempts begin one after the other, so the oldest is the first whose time is over.
 ;;;;
 ;;;; An owner that needs more steps before it can use a connection, such as a handshake, takes each
@@ -250,7 +250,7 @@ attempts are under way, the next one begins when it would have begun."
 
 (defun end-connecting (connector)
   "End the attempts of CONNECTOR that are under way, except those of candidates, which belong to
-their owner. None of the attempts' functions is called any more. On the loop."
+their owner. The functions of these attempts are not called afterwards. On the loop."
   (unless (connector-done connector)
     (let ((loop (connector-loop connector)))
       (setf (connector-done connector) t

@@ -86,7 +86,7 @@ process listens there or LOOP stops; then the UDP socket is closed. All on LOOP.
   (fail-udp-socket udp-socket "the event loop has stopped"))
 
 (defun close-udp-socket (udp-socket)
-  "Close UDP-SOCKET, whose functions are not called any more. On its loop."
+  "Close UDP-SOCKET; its functions are not called afterwards. On its loop."
   (remove-source udp-socket)
   (let ((socket (shiftf (udp-socket-socket udp-socket) -1)))
     (unless (minusp socket) (funcall (network-close (udp-socket-network udp-socket)) socket)))

@@ -69,15 +69,15 @@ more than the longest backlog.")
     result))
 
 (defun listen-on (text options loops on-accept &key (on-full (constantly nil)))
-  "Listen on TEXT, that of a target (see target.lisp; port 0 means any free port; of several
-addresses the first is used), and return the listener. OPTIONS has the backlog, the limit of
-connections and the file mode of a unix socket. The file of a unix socket that a dead server has
-left is replaced. Each new connection goes to the loop of LOOPS that has the fewest connections:
-(ON-ACCEPT loop byte-channel peer) is called on that loop with the connection's byte channel, which
-now belongs to ON-ACCEPT, and the peer's address as text. (ON-FULL) is called on the first of LOOPS
-when the process can have no more descriptors, and returns true if it has closed some. Signal MISUSE
-if TEXT is not a target, SOCKET-ERROR if it cannot listen on the address. From any thread;
-connections are accepted while the first of LOOPS runs."
+  "Listen on the target TEXT (see target.lisp) and return the listener. Port 0 means any free port;
+of several addresses the first is used. OPTIONS has the backlog, the limit of connections and the
+file mode of a unix socket. The file of a unix socket that a dead server has left is replaced. Each
+new connection goes to the loop of LOOPS that has the fewest connections: (ON-ACCEPT loop
+byte-channel peer) is called on that loop with the connection's byte channel, which now belongs to
+ON-ACCEPT, and the peer's address as text. (ON-FULL) is called on the first of LOOPS when the
+process can have no more descriptors, and returns true if it has closed some. Signal MISUSE if TEXT
+is not a target, SOCKET-ERROR if it cannot listen on the address. From any thread; connections are
+accepted while the first of LOOPS runs."
   (let* ((target (parse-target text :smallest-port 0))
          (address (target-listening-address target))
          (socket (open-listening-socket target address options))
@@ -114,7 +114,7 @@ connections are accepted while the first of LOOPS runs."
     (unless (minusp socket) (close-listening-socket listener socket))))
 
 (defun close-listening-socket (listener socket)
-  "Close SOCKET, that of LISTENER, and remove its file if it has one."
+  "Close SOCKET, LISTENER's, and remove the file of the socket if it has one."
   (remove-listening-file (listener-file listener))
   (funcall (network-close (listener-network listener)) socket))
 

@@ -253,7 +253,7 @@ read. The certificate may be an attacker's."
                          (presented-names tls) (tls-server-name tls)))
                 ((or (search "issuer certificate" failure) (search "self-signed" failure)
                      (search "self signed" failure))
-                 " (its authority is not trusted; :roots sets the trusted ones)")
+                 " (the certificate's issuer is not trusted; :roots sets the trusted certificates)")
                 ((or (search "wrong version number" failure) (search "http request" failure))
                  " (does the peer speak without TLS?)")
                 ((eq :refused (tls-hello tls))
@@ -626,17 +626,17 @@ byte channel accepts."
       (setf (event-loop-tls-area loop) (os:make-tls-area))))
 
 (defun release-area (loop)
-  "Release the area of LOOP, which has stopped and has no session any more."
+  "Release the area of LOOP, which has stopped and whose sessions have all ended."
   (let ((area (shiftf (event-loop-tls-area loop) nil)))
     (when area (os:free-tls-area area))))
 
 (defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1)
   "Return a byte channel with TLS over BYTE-CHANNEL, which is connected and now belongs to the new
-byte channel, for ROLE with CREDENTIALS. A client calls its server SERVER-NAME, a host name or
-numeric address, unless CREDENTIALS have a name for the server; a dot at the end of the name, which
-certificates never have, is removed. With HTTP1 a server agrees to HTTP/1.1 as well. The first read
-or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged, if there is no OpenSSL
-or CREDENTIALS cannot be used. On LOOP."
+byte channel, for ROLE with CREDENTIALS. The server's name for a client is SERVER-NAME, a host name
+or numeric address, unless CREDENTIALS have a name for the server; a dot at the end of the name,
+which certificates never have, is removed. With HTTP1 a server agrees to HTTP/1.1 as well. The first
+read or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged, if there is no
+OpenSSL or CREDENTIALS cannot be used. On LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
          (name (and name (string-right-trim "." name)))

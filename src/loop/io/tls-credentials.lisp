@@ -167,8 +167,8 @@ the system's (gRPC's document \"environment variables\")."
                                 :require))
        (verify t) server-name others peer-check revoked key-log
        (check-seconds 10) (alpn t))
-  "Return TLS credentials for MAKE-CHANNEL or START-SERVER. The same object may serve both and any
-number of channels and servers, which then share its sessions.
+  "Return TLS credentials for MAKE-CHANNEL or START-SERVER. One object may serve clients and
+servers, and any number of channels and servers, which then share its sessions.
 
 CERTIFICATE          the chain that the own end shows, as PEM (RFC 7468): a string that holds it,
                      or the name of a file; its certificate first, then those that lead to a root.
@@ -189,10 +189,10 @@ VERIFY               whether a client checks its server: ROOTS must vouch for th
                      read and change everything
 SERVER-NAME          the name that a client checks, a host's name or a numeric address; by default
                      the host of the channel's target
-OTHERS               a list of TLS credentials, each with a certificate, that a server has for
-                     other names. To a client that asks for a name (SNI, RFC 6066) it shows the
-                     first of OTHERS whose certificate is for that name, and trusts the roots of
-                     that one; to all other clients it shows its own
+OTHERS               a list of TLS credentials, each with a certificate, that a server has for other
+                     names. For a client that asks for a name (SNI, RFC 6066) the server uses the
+                     first of OTHERS whose certificate is for that name, with the roots of that one;
+                     for all other clients its own certificate
 SPIFFE-BUNDLE        a file of bundles of SPIFFE trust domains (gRFC A87), in place of ROOTS: a peer
                      must have a SPIFFE identity, and a root of its trust domain must vouch for it.
                      A client with it checks no host name; it needs a PEER-CHECK that accepts only
@@ -201,9 +201,9 @@ PEER-CHECK           a function that is called with the CERTIFICATE of a peer th
                      these checks; it returns true to accept the peer, false to refuse the
                      connection. The function runs on the loop in every handshake, so it must not
                      wait. The function is not called for a client that has shown no certificate
-REVOKED              certificate revocation lists (RFC 5280), as PEM likewise: a certificate in one
-                     of them, or whose issuer's list has expired, is refused; one whose issuer has
-                     no list is not (gRFC A69)
+REVOKED              certificate revocation lists (RFC 5280), as PEM likewise: a certificate that
+                     one of them lists, or whose issuer's list has expired, is refused; a
+                     certificate whose issuer has no list is accepted (gRFC A69)
 KEY-LOG              a file to which the secrets of all connections are appended, in the format of
                      SSLKEYLOGFILE (RFC 9850), for Wireshark: a reader of it can read the
                      connections. Only its owner can read the file. No environment variable alone

@@ -1,8 +1,8 @@
 ;;;; Looking names up: threads ask the system's resolver (getaddrinfo), which may take long, and
 ;;;; cannot be interrupted. A loop with a reserve asks on threads of the reserve, up to the quota
 ;;;; for look-ups, half of the free threads. Other loops use some threads that start when there is a
-;;;; name to look up and end when there is none. A look-up without a free thread waits, and does not
-;;;; begin if its answer is not wanted any more.
+;;;; name to look up and end when there is none. A look-up waits while no thread is free, and does
+;;;; not begin if no caller wants its answer by then.
 ;;;;
 ;;;; A loop that asks for a name that is already being looked up gets the answer of that look-up,
 ;;;; unless that look-up has taken very long. So retries of a name that hangs occupy few further
@@ -105,7 +105,7 @@ query if it is new and must be asked by a thread of RESERVE."
 
 (defun begin-address-query (address-query)
   "Decide, on a thread for ADDRESS-QUERY, whether to ask it; return true if so. ADDRESS-QUERY is not
-asked if no caller waits for the answer any more, or if another thread asks the same question."
+asked if all its callers have stopped waiting, or if another thread asks the same question."
   (sb-thread:with-mutex (**address-queries-lock**)
     (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
           (other (find-address-query address-query)))

@@ -1,7 +1,7 @@
 ;;;; The file of a listening unix socket. A server that was killed leaves its file in place. The
-;;;; file is replaced if it is a socket on which no process answers any more. A server that stops
-;;;; removes its own file, but not that of another server that has replaced it. The file never has a
-;;;; wider mode than it should have, not even briefly, so no other users can connect.
+;;;; file is replaced if it is a socket on which no process answers. A server that stops removes its
+;;;; own file, but not that of another server that has replaced it. The file never has a wider mode
+;;;; than it should have, not even briefly, so no other users can connect.
 
 (in-package #:clgrpc.loop)
 

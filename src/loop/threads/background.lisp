@@ -140,8 +140,9 @@ thread; this does not wait."
   nil)
 
 (defun end-job (job &key (seconds 3600))
-  "End JOB, which does not run any more. Wait until JOB's function has returned, at most SECONDS,
-unless that function calls END-JOB. Return true if JOB's function has returned. From any thread."
+  "End JOB: its function is not called again. Wait until JOB's function has returned, at most
+SECONDS, unless that function calls END-JOB. Return true if JOB's function has returned. From any
+thread."
   (let ((background (job-background job)) (end (notice-end seconds)))
     ;; a job that has ended and is still timed would be due for ever
     (sb-sys:without-interrupts

@@ -17,7 +17,7 @@
 ;;;; The rules that make it sound:
 ;;;; - All turn state is in the EVENT-LOOP structure, so a thread that takes the baton continues
 ;;;;   where the previous thread stopped. User code runs only in deferred functions, through
-;;;;   CALL-USER; when that returns :LOST, the thread must not touch the loop any more. A non-local
+;;;;   CALL-USER; when that returns :LOST, the thread must not touch the loop again. A non-local
 ;;;;   exit out of user code takes the baton back, or has lost it, before anything else of the loop
 ;;;;   runs. Code through which such an exit passes asks IN-EVENT-LOOP-P, and if this is true passes
 ;;;;   the baton on.
@@ -310,9 +310,9 @@ for another poller the threads share it. The lock is held."
              nil))))
 
 (defun leave-poller (loop poller)
-  "This thread was overtaken while it waited with POLLER for events of LOOP, and does not wait any
-more. Return true if POLLER is still that of LOOP; else close it when no other thread is about to
-wake LOOP by it."
+  "Note that this thread, which was overtaken while it waited with POLLER for events of LOOP, has
+stopped waiting. Return true if POLLER is still that of LOOP; else close it when no other thread is
+about to wake LOOP by it."
   (multiple-value-bind (overtaken shared)
       (with-overtaken-waiters (loop)
         (values (forget-overtaken-waiter loop sb-thread:*current-thread*)
@@ -363,9 +363,9 @@ unless WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
 
 (defun prepare-to-wait (&optional wait)
   "Prepare for this thread's sleep in user code: if it runs a loop, make a reserve thread run that
-loop from now on. Return false if no reserve thread can; then this thread must not sleep. If WAIT is
-given, a function by which this thread waits, call it then, and return its value, which is false if
-the wait was in vain; meanwhile this thread holds nothing that CALL-RELEASING can release."
+loop from now on. Return false if no reserve thread can; then this thread must not sleep. Then, if
+WAIT is given, call it: a function by which this thread waits, and meanwhile holds nothing that
+CALL-RELEASING can release. Return its value, which is false if the wait was in vain."
   (and (leave-loop)
        (or (null wait)
            (funcall (or *around-wait* #'funcall) wait))))

@@ -223,9 +223,9 @@ continues the call."
 (define-hot drive-on ((loop event-loop) (done-p function) argument) boolean
   "If this thread runs LOOP and is in user code now, continue to run LOOP, so that no other thread
 has to take it over. Stop when (DONE-P ARGUMENT) is true; when other user code is due, which would
-have to wait for this code to return; or when another thread posts, as handlers elsewhere do, which
-need a thread that does nothing but run the loop. Return false if this thread does not run LOOP, or
-LOOP belongs to a simulated world."
+have to wait for this code to return; or when another thread posts, because handlers on other
+threads need a thread that does nothing but run the loop. Return false if this thread does not run
+LOOP, or LOOP belongs to a simulated world."
   (sb-sys:without-interrupts
     (when (and (not (world-wait (event-loop-world loop)))
                (eq :lent (claim loop)))
@@ -284,16 +284,16 @@ output of FUNCTION. Return the value of FUNCTION as well, the first of the two v
           (t (values nil nil)))))
 
 (defconstant +unwatched-ns+ 100000
-  "If no thread has fetched events for a loop for this time, a thread that takes it does so first: a
-peer may have closed its connection, and a call on it would be lost. The look costs one system
-call.")
+  "If no thread has fetched a loop's events for this time, a thread that takes the loop first
+fetches them: a peer may have closed its connection, and a call on that connection would be lost.
+The look costs one system call.")
 
 (defconstant +looks+ 4
   "How often, at most, a thread that takes such an unwatched loop reads each connection.")
 
 (define-hot look-after ((loop event-loop)) null
-  "Read the input that has arrived for LOOP while no thread ran it, unless a thread has just done
-so: nothing should be written to a connection that has ended meanwhile."
+  "Read the input that has arrived for LOOP while no thread ran it, unless a thread has just read
+it. So nothing is written to a connection that has ended meanwhile."
   (when (< +unwatched-ns+ (- (event-loop-now loop) (event-loop-flushed-at loop)))
     (note-events loop (fetch-events loop 0))
     ;; the end of a connection is read after the octets before it

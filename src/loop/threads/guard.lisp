@@ -1,6 +1,6 @@
 ;;;; Errors in functions that a loop calls never end the loop. Code that calls a function of other
 ;;;; code, such as a listener or a function of a watcher, a timer or a balancer, does so in
-;;;; GUARDING. An error is then logged with its backtrace, the function is left, and the caller
+;;;; GUARDING. An error is then logged with its backtrace and unwinds the function; the caller
 ;;;; continues, or makes the error the outcome of its call. The phases of a turn are guarded as
 ;;;; well, for functions that are not guarded elsewhere.
 ;;;;
@@ -46,8 +46,8 @@ count may be lost."
       nil)))
 
 (defun guarded-p (condition)
-  "True if a guard against errors handles CONDITION. A guard does not handle C-c, which is for the
-debugger, nor conditions for the handlers outside of it."
+  "True if a guard against errors handles CONDITION. A guard handles neither C-c, which is for the
+debugger, nor a condition that is meant for handlers outside of the guard."
   (not (or (eq condition *unguarded*)
            (typep condition 'sb-sys:interactive-interrupt))))
 
@@ -70,9 +70,9 @@ takes it."
   (let ((*unguarded* timeout)) (signal timeout)))
 
 (defmacro passing-timeouts (&body body)
-  "Do BODY, a user's function within a guard, and return its values. The time of a WITH-TIMEOUT of
-its thread may be over meanwhile, which is no error of that function: that timeout goes to the
-handlers outside of all guards, and counts as an error only if no handler takes it."
+  "Do BODY, a user's function within a guard, and return its values. If the time of a WITH-TIMEOUT
+of its thread ends meanwhile, that is no error of the function: the timeout is signalled to the
+handlers outside of all guards, and counts as an error only if none of them handles it."
   `(handler-bind ((sb-ext:timeout #'pass-timeout)) ,@body))
 
 (defmacro guarding ((event &rest plist) &body body)

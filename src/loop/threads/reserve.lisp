@@ -126,9 +126,9 @@ thread and return :START: then the caller starts it."
             (if (and takeover (< (reserve-limit reserve) 16)) 1 0)))))
 
 (defun place-function (reserve function if-busy quota takeover)
-  "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has it, :START if
-the caller must start a thread for it, :QUEUED, or NIL if neither a thread nor a place in the queue
-is free."
+  "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has FUNCTION,
+:START if the caller must start a thread for it, :QUEUED if it is in the queue, or NIL if neither a
+thread nor a place in the queue is free."
   (let ((root (reserve-root reserve)))
     (cond ((or (reserve-closed reserve) **exiting**) nil)
           ((and (quota-full-p quota) (not (eq if-busy :insist))) (values nil :quota))
@@ -148,12 +148,13 @@ is free."
 (defun run-on-reserve (reserve function &key (if-busy :queue) (quota (reserve-root reserve))
                                           takeover)
   "Call FUNCTION, without arguments, on a thread of RESERVE. An error in FUNCTION is logged. IF-BUSY
-is the action if QUOTA may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
-room, and though QUOTA has the most functions that it may have; :FIRST, queue before all others,
-even without room; :EXCEED, start a thread beyond the limit; :REFUSE. Return true if FUNCTION gets a
-thread, :QUEUED if it waits for one. Return false as the first value if FUNCTION will not be called,
-for instance because RESERVE is closed; the second value is :QUOTA if QUOTA has the most functions
-that it may have. TAKEOVER is true if FUNCTION takes a loop over. From any thread."
+is the action if QUOTA may have no thread now: :QUEUE puts FUNCTION into the queue if there is room;
+:INSIST queues it even without room, and even if QUOTA has the most functions that it may have;
+:FIRST queues it before all others, even without room; :EXCEED starts a thread beyond the limit;
+:REFUSE does nothing. Return :QUEUED if FUNCTION waits for a thread, another true value if it gets
+one. Return false as the first value if FUNCTION will not be called, for instance because RESERVE is
+closed; the second value is :QUOTA if QUOTA has the most functions that it may have. TAKEOVER is
+true if FUNCTION takes a loop over. From any thread."
   (declare (type function function))
   (sb-sys:without-interrupts            ; a counted thread is started
     (multiple-value-bind (place reason)
@@ -166,9 +167,9 @@ that it may have. TAKEOVER is true if FUNCTION takes a loop over. From any threa
 (defun run-holding (reserve quota function)
   "Call FUNCTION on a thread of RESERVE when QUOTA may have one, and hold that thread from all
 functions that wait until the argument of FUNCTION is called: a function of a function USE. It gives
-the thread up, calls USE, and then, even if USE unwinds, lets waiting functions have the thread, if
-it is still free. If FUNCTION unwinds, the thread is given up. Return false if FUNCTION will not be
-called. From any thread."
+the thread up, calls USE, and then, even if USE unwinds, lets a waiting function have the thread if
+the thread is still free. If FUNCTION unwinds, the thread is given up. Return false if FUNCTION will
+not be called. From any thread."
   (let ((held nil))                     ; guarded by the lock
     (flet ((hold ()
              (sb-thread:with-mutex ((reserve-lock reserve))
@@ -336,8 +337,8 @@ or RESERVE is closed."
 
 (defun close-reserve (reserve timeout-seconds)
   "Accept no more functions, and wait, at most TIMEOUT-SECONDS, until those accepted before, and
-with them all threads, have ended. Return true if all have ended. Threads whose function does not
-return remain; they end when it returns. Do not call this in a thread of RESERVE."
+with them all threads, have ended. Return true if all have ended. Threads whose function has not
+returned by then remain until it returns. Do not call this in a thread of RESERVE."
   (let* ((end (notice-end timeout-seconds))
          (ended (sb-thread:with-mutex ((reserve-lock reserve))
                   (setf (reserve-closed reserve) t)

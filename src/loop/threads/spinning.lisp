@@ -10,18 +10,20 @@
 ;;;;   - a loop with a thread of its own spins through one, from time to time. If the event arrives
 ;;;;   within +SPIN-NS+, the peer does not sleep between two messages, and the loop continues to
 ;;;;   spin;
-;;;;   - a loop that a caller drives does so more rarely, through so many in a row that its peer,
-;;;;     which may be such a loop as well, has a trial meanwhile and finds the caller awake. A peer
+;;;;   - a loop that a caller drives begins a trial more rarely, and spins through so many waits in
+;;;;   a row that its peer, which may be such a loop as well, has a trial meanwhile and finds the
+;;;;   caller awake. A peer
 ;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**), and again now and then
 ;;;;     while the caller spins.
-;;;; Trials that fail grow rare (PAUSE), but a caller that begins to send much less at a time than
-;;;; in the trial that failed, as after calls with long messages, makes the next trial soon. A loop
-;;;; stops spinning after several waits longer than +SPIN-NS+, or at once when events of other
-;;;; sources arrive. A loop with a thread of its own also stops when about a third of its waits, or
-;;;; more, are longer (BALANCE): a wait that spinning shortens saves less than a wait that is too
-;;;; long costs. So a client that acknowledges each answer at once, and works for long on it, does
-;;;; not make its server spin in vain. With fewer than two processors the peer cannot run meanwhile,
-;;;; or spinning uses up a quota; so no loop spins there, and none does in a simulated world.
+;;;; The pauses between trials that fail grow (PAUSE). But a caller that then begins to send much
+;;;; less at a time than in the failed trial, as after calls with long messages, makes the next
+;;;; trial soon. A loop stops spinning after several waits longer than +SPIN-NS+, or at once when
+;;;; events of other sources arrive. A loop with a thread of its own also stops when about a third
+;;;; of its waits, or more, are longer (BALANCE): a wait that spinning shortens saves less than a
+;;;; wait that is too long costs. So a client that acknowledges each answer at once, and works for
+;;;; long on it, does not make its server spin in vain. With fewer than two processors the peer
+;;;; cannot run meanwhile, or spinning uses up a quota of processor time; so then no loop spins, nor
+;;;; does any in a simulated world.
 ;;;;
 ;;;; Spinning fetches the same events as a wait: the inbox is marked as asleep, and a thread that
 ;;;; posts wakes the poller. So no event can be missed.
@@ -65,11 +67,11 @@ by 1.")
   "The longest pause between trials, in waits, of a loop that a caller drives; while it spins, the
 pause between trials that it makes other loops begin.")
 (defconstant +smaller+ 16
-  "How many sendings in a row, much smaller than those of the trial that failed last, make a caller
-begin the next trial.")
+  "A caller begins the next trial after this many sendings in a row that are much smaller than those
+of the last failed trial.")
 (defconstant +wins+ 256
-  "How many waits spinning must have shortened so that, when it ceases to be useful, the next trial
-comes soon.")
+  "If spinning has shortened at least this many waits when it ceases to be useful, the next trial
+begins soon.")
 
 (defstruct (spin-state (:copier nil))
   "The data of a loop about its waits."
@@ -211,7 +213,7 @@ failed."
     nil))
 
 (define-hot pause-trials ((spin-state spin-state) (driven boolean)) null
-  "Begin no trials for a while, because one has failed or spinning is not useful any more."
+  "Begin no trials for a while, because one has failed or spinning has ceased to be useful."
   (when (= +wins+ (shiftf (spin-state-wins spin-state) 0))
     (setf (spin-state-pause spin-state) +least-pause+))
   (setf (spin-state-left spin-state) (spin-state-pause spin-state)

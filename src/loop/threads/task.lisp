@@ -14,8 +14,8 @@
 
 (define-hot (defer :inline t) ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT after the reading of this turn or, if that is over, in the next turn.
-Deferred functions are called in order. But functions of newcomers, which are connections that are
-read in the middle of a long turn, come before older ones. On the loop."
+Deferred functions are called in order. But functions of newcomers, the connections that are read in
+the middle of a long turn, run before older functions. On the loop."
   (let ((ring (event-loop-ring loop))
         (count (event-loop-ring-count loop)))
     (declare (type simple-vector ring))

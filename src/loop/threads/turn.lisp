@@ -3,14 +3,14 @@
 ;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
 ;;;; Each phase does the work that existed when it began. Work that a phase causes is left to later
 ;;;; phases, or to the next turn, which then does not wait. But if a few deferred functions defer a
-;;;; few others, and such have been quick, these run in the same turn: a handler that has just begun
-;;;; answers the messages that came with its call, and the answer shares the send. Nothing here
-;;;; allocates. In the middle of a long turn timers run as well, and newcomers are admitted:
-;;;; connections with new input are read, and what they defer runs before what was deferred earlier.
-;;;; The newcomers get at most half of the time, so neither they nor the deferred functions wait for
-;;;; all of the others. Output is sent in the middle of a long turn, too; but output that reading
-;;;; has caused, such as the answer to a PING, waits some milliseconds for that of the functions: a
-;;;; send costs as much as the rest of many messages.
+;;;; few others, and such others have been quick before, these run in the same turn: a handler that
+;;;; has just begun answers the messages that came with its call, and the answer shares the send.
+;;;; Nothing here allocates. In the middle of a long turn timers run as well, and newcomers are
+;;;; admitted: connections with new input are read, and what they defer runs before what was
+;;;; deferred earlier. The newcomers get at most half of the time, so neither they nor the deferred
+;;;; functions wait for all of the others. Output is sent in the middle of a long turn, too; but
+;;;; output that reading has caused, such as the answer to a PING, waits some milliseconds for that
+;;;; of the functions: a send costs as much as the rest of many messages.
 
 (in-package #:clgrpc.loop)
 
@@ -40,8 +40,9 @@ next turn during the next +APART-TIMES+ of that time: finished output would wait
 wait for the next turn. So finished output waits for them at most a twentieth of the time, and a
 thread that was interrupted once for 100 µs sends separately for 2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
-  "The longest time for which functions that others have deferred wait for the next turn; they count
-as taking this long until they have returned.")
+  "The longest duration that is recorded for functions that other functions have deferred, and the
+longest time for which these then wait for the next turn. Until they have returned, their recorded
+duration is this.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
@@ -95,8 +96,8 @@ Unless the value is 0, the inbox counts as asleep."
                         (source-token source)))))
 
 (defconstant +slice-ns+ +ns-per-second+
-  "A driver that was overtaken just before it slept notices this after this time at most, since no
-event wakes it any more.")
+  "A driver that was overtaken just before it slept notices that after at most this time, since no
+event wakes it.")
 
 (define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))
     (integer 0 256)
@@ -162,9 +163,9 @@ number. After a wait this thread may have lost the baton."
 
 (define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 100000)))
     (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
-  "Look for events of LOOP for SPIN-NS without sleeping. Return three values: how many there are;
-after how many nanoseconds they, or a post, have arrived, nil if nothing has; and how long this
-took. If this thread has shared its processor with another meanwhile, perhaps the peer, the second
+  "Look for events of LOOP for SPIN-NS without sleeping. Return three values: the number of events;
+after how many nanoseconds they, or a post, arrived, or nil if neither did; and how long the look
+took. If another thread, perhaps the peer, has used this thread's processor meanwhile, the second
 value is so long that spinning does not look useful."
   (let* ((begin (monotonic-ns)) (now begin))
     (declare (type nanoseconds begin now))
@@ -282,8 +283,8 @@ as well."
      ,@body))
 
 (define-hot put-newcomers-first ((loop event-loop) (postponed index)) null
-  "Move the ready connections after the first POSTPONED, whose input was left from an earlier turn,
-to the places before the postponed ones."
+  "Move the ready connections after the first POSTPONED ones to the places before those. The input
+of the first POSTPONED connections was left from an earlier turn."
   (with-newcomers (newcomers count) loop postponed
     (replace ready ready :start1 count :end2 rest)
     (replace ready newcomers :end2 count)
@@ -316,7 +317,7 @@ to the places before the postponed ones."
 
 (define-hot answer-may-follow-p ((connection connection)) boolean
   "True if CONNECTION has output, none of which answers a message yet, and its owner has nothing to
-add: what waited for the window that was just read is an answer."
+add; DATA that waited for the window that was just read counts as an answer."
   (and (plusp (connection-unsent connection))
        (answers-nothing-p connection)
        (eq :open (connection-state connection))
@@ -341,9 +342,9 @@ that are due in this turn may answer, and both need only one send."
   nil)
 
 (define-hot flush-large ((loop event-loop)) nanoseconds
-  "In the middle of a turn: run the timers that are due, and send output that has grown large, or
-all output if the last time was long ago; in the first +HOLD-NS+ of the turn, all but what
-FLUSH-ANSWERS leaves. Return the time."
+  "In the middle of a turn: run the timers that are due, and send output that has grown large or, if
+the last sending of all output was long ago, all output; in the first +HOLD-NS+ of the turn
+FLUSH-ANSWERS does the latter, and leaves some. Return the time."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))
     (run-timers loop now)
@@ -468,7 +469,8 @@ that are deferred for them run next. Return the number of these functions."
     nil))
 
 (define-hot call-some-posted ((loop event-loop)) null
-  "As INBOX-PHASE, but no longer than +INBOX-NS+; the other functions wait for the next turn."
+  "As INBOX-PHASE, but begin no function after +INBOX-NS+; the remaining functions wait for the next
+turn."
   (let ((count 0) (began 0))
     (declare (type index count) (type nanoseconds began))
     (flet ((call (item)

@@ -224,7 +224,8 @@ garbage has been collected since the last check."
 
 (defun wake-up-unanswered-p (watched loop same-wait comparable)
   "True if an item was posted to LOOP, whose runner waits for events, and has not been taken yet.
-Count such checks in a row that find the SAME-WAIT; a check that is not COMPARABLE does not count."
+Count the checks in a row for which this is true and SAME-WAIT is, too; a check that is not
+COMPARABLE is not counted."
   (let* ((inbox (event-loop-inbox loop))
          (rung (not (or (inbox-asleep-p inbox) (inbox-empty-p inbox)))))
     (cond ((not (and rung same-wait)) (setf (watched-unanswered watched) 0))

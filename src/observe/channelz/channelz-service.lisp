@@ -38,8 +38,9 @@ every client, so let only operators reach it. The service does not slow calls do
    :events (mapcar (lambda (event) (event-message event loop)) (channel-events channel-trace))))
 
 (defun data-message (make loop channel-trace begun succeeded failed last-ns &rest more)
-  "The data of a channel, a subchannel or a server, made by MAKE from CHANNEL-TRACE, the counts of
-its calls, MORE, and LAST-NS: the time by LOOP's clock at which the last call began, or 0."
+  "The data of a channel, a subchannel or a server, a message that MAKE makes from MORE,
+CHANNEL-TRACE, the counts of its calls, and LAST-NS: the time by LOOP's clock at which the last call
+began, or 0."
   (apply make :trace (trace-message channel-trace loop)
          :calls-started begun :calls-succeeded succeeded :calls-failed failed
          (append (when (plusp last-ns)

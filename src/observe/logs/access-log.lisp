@@ -28,14 +28,15 @@ MAKE-ACCESS-LOG."))
 
 (define-keyword-function make-access-log (&key (ratio 1) (failures t) function exemplar)
   "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: when a call
-ends, the event :CALL of the level :info goes to FUNCTION, called as *LOG-FUNCTION* is, or if that
-is nil to the log of the process. RATIO, a real from 0 to 1, is the share of calls that are logged,
-at random; if FAILURES is true, calls with another status than :ok are logged, too, 10 a second of
-each peer on each loop; the event :CALLS-NOT-LOGGED gives the number of further failures. EXEMPLAR
-is nil or a function of a call that returns an alist of names and texts, such as the user's name,
-which are added to the event, as are the ids of its trace. Both functions are called on the call's
-loop, so they must not wait; an error in them goes to the log. doc/observability.md lists the fields
-of the event. Signal MISUSE for other arguments. From any thread."
+ends, FUNCTION, which is called as *LOG-FUNCTION* is, gets the event :CALL of the level :info; if
+FUNCTION is nil, the log of the process gets it. RATIO, a real from 0 to 1, is the share of calls
+that are logged, at random; if FAILURES is true, calls with another status than :ok are logged, too,
+10 a second of each peer on each loop; the event :CALLS-NOT-LOGGED gives the number of further
+failures. EXEMPLAR is nil or a function of a call that returns an alist of names and texts, such as
+the user's name, which are added to the event, as are the ids of its trace. Both functions are
+called on the call's loop, so they must not wait; an error in them goes to the log.
+doc/observability.md lists the fields of the event. Signal MISUSE for other arguments. From any
+thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))
@@ -79,8 +80,8 @@ function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
 (defconstant +failures-per-second+ 10
   "How many failures of a peer a loop logs in a second.")
 (defconstant +peers-per-second+ 64
-  "For how many peers failures are counted separately in a second; those of all others are counted
-together.")
+  "The failures of this many peers are counted separately in each second; those of all other peers
+are counted together.")
 
 (defstruct (failures (:copier nil))
   "The failures that a loop has logged, and not logged, in this second."

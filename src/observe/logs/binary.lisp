@@ -10,10 +10,9 @@
 ;;;; function of the user delays a call. An entry that finds the journal full is dropped and
 ;;;; counted.
 ;;;;
-;;;; A compressed message is put into the journal as received. A compressed message is decompressed
-;;;; on the journal's thread, one message at a time, only as far as it is logged: decompressed it
-;;;; may have thousands of times as many octets. So an attack on loops or on the heap by such
-;;;; messages fails.
+;;;; A compressed message is put into the journal as received. The journal's thread decompresses
+;;;; compressed messages, one at a time, and each only as far as it is logged, because it may become
+;;;; thousands of times as long. So an attack on loops or on the heap by such messages fails.
 ;;;;
 ;;;; If a call is repeated, each message of the client is logged once, when the first attempt sends
 ;;;; it; of the server's messages only those of the committed attempt are logged.
@@ -247,7 +246,7 @@ lock is held."
              (if (record-client-p record) (peer-payload record call) '())))))
 
 (defun log-half-close (record)
-  "Log that the client sends no more, unless that is logged."
+  "Log that the client sends no more, unless the log has that already."
   (unless (shiftf (record-half-closed record) t)
     (add-log-entry record :event-type-client-half-close)))
 

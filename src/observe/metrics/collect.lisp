@@ -212,9 +212,9 @@ process.")
                :points (funcall (instrument-reader instrument) metrics)))
 
 (defun collect (metrics &key (names t))
-  "The counts of METRICS so far: a list of FAMILYs in the order of the table of instruments,
-then those of users. Families without points are omitted. NAMES is T or a list of names, strings, of
-instruments: other instruments are not read. From any thread."
+  "The counts of METRICS so far: a list of FAMILYs, in the order of the table of instruments,
+followed by those of users' instruments. Families without points are omitted. NAMES is T or a list
+of names, strings, of instruments: other instruments are not read. From any thread."
   (flet ((wanted (items key)
            (if (eq t names)
                items

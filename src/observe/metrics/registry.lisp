@@ -65,13 +65,14 @@ all whose names begin with that and a dot), or is T for all; DISABLE names instr
 in the same way. OPTIONAL-LABELS names attributes, strings, that instruments have only on request.
 METHODS and TARGETS select the names with series of their own. Each is a list of names, or a
 predicate of a name such as \"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\"; other
-names, and methods without generated code, count as \"other\". EXEMPLAR is a function of a call,
-when the call or an attempt of it has ended; it returns an alist of strings, such as ((\"trace_id\"
-. \"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. EXEMPLAR
-is called on the call's loop and must not wait. An error in one of these functions goes to the log;
-the name then counts as \"other\", and no exemplar is kept. RESOURCE is an alist of attributes
-that identify this process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus.
-METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
+names, and methods without generated code, are counted as \"other\". EXEMPLAR is a function of a
+call, when the call or an attempt of it has ended; it returns an alist of strings, such as
+((\"trace_id\" . \"…\")), or nil; the alist is the exemplar of the last call of each bucket of
+durations. EXEMPLAR is called on the call's loop and must not wait. An error in one of these
+functions goes to the log; the name then counts as \"other\", and no exemplar is kept. RESOURCE is
+an alist of attributes that identify this process, such as ((\"service.name\" . \"shop\")), for
+target_info in Prometheus. METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong
+argument. From any thread."
   (check-type enable (or (eql t) list))
   (unless (and (listp resource)
                (every (lambda (row) (and (consp row) (name-p (car row)))) resource))

@@ -99,8 +99,8 @@ errors as for MAKE-COUNTER. From any thread."
 (define-keyword-function make-gauge
     (metrics name &key (unit "") (text "") attributes function (max-series 2000))
   "Return a gauge of METRICS, whose value is the number that was recorded last: see RECORD. If
-FUNCTION, a function without arguments, is given, it is called whenever METRICS are read: it returns
-a real or nil; with ATTRIBUTES it returns a list with a list for each series, a real followed by the
+FUNCTION, a function without arguments, is given, it is called whenever METRICS are read. It returns
+a real or nil; or, with ATTRIBUTES, a list of lists, one for each series: a real followed by the
 values of the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :gauge :unit unit :text text :attributes attributes
                                   :function (check-function function ":function")

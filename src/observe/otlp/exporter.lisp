@@ -62,8 +62,8 @@ changed atomically, is the list of pipelines that the gauge reads."
     board))
 
 (defun watch-pipelines (metrics pipelines watched)
-  "If WATCHED is true, let the gauge of METRICS (or nil) read PIPELINES; else let it read them no
-more."
+  "Let the gauge of METRICS read PIPELINES if WATCHED is true, and stop reading them otherwise; do
+nothing if METRICS is nil."
   (let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
     (when board
       (sb-ext:atomic-update (car board)

@@ -17,15 +17,16 @@ the collector refuses.")
   "How long a collector can make us wait.")
 
 (defconstant +accepted-octets+ 1048576
-  "A request of at most so many octets is not called too long; collectors accept 4 MiB by default.")
+  "A request of at most this many octets is not treated as too long; collectors accept 4 MiB by
+default.")
 
 (defparameter *retryable* '(:cancelled :deadline-exceeded :aborted :out-of-range :unavailable
                             :data-loss)
   "The statuses after which a client of OTLP must send again.")
 
 (defun told-delay (error)
-  "The seconds that the collector, in ERROR, asks us to wait; 0 if it does not say how long; nil if
-it does not ask us to wait."
+  "The seconds that the collector, in ERROR, asks us to wait; 0 if it does not give a duration; nil
+if it does not ask us to wait."
   (let ((info (status:rpc-error-detail error 'google.rpc:retry-info)))
     (when info
       (let ((delay (google.rpc:retry-info-retry-delay info)))

@@ -39,8 +39,8 @@
                                 :baggage (record-baggage record)))))
 
 (define-hot (known-record :inline t) ((call call)) t
-  "The note about CALL: its RECORD; before it begins the context of its parent; nil if it is not
-traced or, at a server on the wire, not recorded."
+  "The note about CALL: before it begins, the context of its parent; afterwards its RECORD; nil if
+CALL is not traced or, at a server on the wire, not recorded."
   (declare (inline call-value))
   (values (call-value call 'record)))
 
@@ -59,8 +59,8 @@ any thread."
 (define-hot begin-record ((tracing tracing) (queue queue) (parent (or null trace-context)) low)
     record
   "A record of TRACING, without a span, for a call on QUEUE's loop with PARENT, which may be nil.
-Without PARENT, or if PARENT has no data, its trace is new, and LOW, unless that is nil, is the
-lower half of its id."
+Without PARENT, or if PARENT has no data, the trace is new, and LOW, unless it is nil, is the lower
+half of the trace's id."
   (let* ((shared (null (queue-loop queue)))
          (ids (if shared (queue-ids queue) (seeded-ids queue)))
          (baggage (if parent (context-baggage parent) "")))

@@ -4,11 +4,10 @@
 ;;;;   foo=1, tenant@vendor=2
 ;;;;
 ;;;; A list with an error anywhere is omitted as a whole; the traceparent remains valid. Of members
-;;;; with the same key the first, which is the newest, is kept. If a list is longer than 512
-;;;; characters, members are removed until it is not: first members of more than 128 characters,
-;;;; then the last ones. A list of more than 2,048 characters, or of more than 512 in several
-;;;; headers, counts as invalid and is not examined: every request may have a list, and a peer can
-;;;; repeat it by a few octets.
+;;;; with the same key the first, which is the newest, is kept. A list of more than 512 characters
+;;;; is shortened by removing members: first those of more than 128 characters, then the last ones.
+;;;; A list of more than 2,048 characters, or of more than 512 in several headers, counts as invalid
+;;;; and is not examined: every request may have a list, and a peer can repeat it by a few octets.
 
 (in-package #:clgrpc.trace)
 

@@ -139,7 +139,7 @@ a function is called."
   `(setf size (truly-the index (+ size ,@forms))))
 
 (defconstant +few-strings+ 32
-  "Up to this many strings are written one by one; with more a detour pays (sequence.lisp).")
+  "Up to this many strings are written one by one; for more another way is faster (sequence.lisp).")
 
 (defun size-elements-form (slot)
   (let ((form `(,(slot-function "SIZE-ELEMENTS" slot) vector ,(type-form slot))))

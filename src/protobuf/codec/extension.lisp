@@ -168,8 +168,8 @@ octets of elements that its enum does not know."
 
 (defun read-items (slot tag octets at end)
   "Read a field of SLOT in OCTETS. AT is the position after the field's TAG, END the position of its
-end. Return two lists as values: the items, of which one is a vector if a packed field has more than
-a few elements; and the octets of those elements that the enum does not know. Instead of the items,
+end. Return two lists as values: the items, among them one vector if a packed field has more than a
+few elements; and the octets of those elements that the enum does not know. Instead of the items,
 return :misfit if TAG does not fit SLOT, or :unknown if the enum does not know the only value."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
@@ -241,8 +241,8 @@ the ranges of the rest, the latest first."
     (values (nreverse findings) rest)))
 
 (defun join-items (slot stored items)
-  "The new value of the repeated SLOT: a vector of the elements of STORED, a vector or nil, and then
-those of ITEMS. An item is a single element (for an enum, its number) or a vector of packed
+  "The new value of the repeated SLOT: a vector of the elements of STORED, a vector or nil, followed
+by those of ITEMS. An item is a single element (for an enum, its number) or a vector of packed
 elements."
   (let* ((kind (slot-kind slot)) (type (slot-type-object slot))
          (packed (not (member kind '(:string :bytes)))) ; whose elements are vectors

@@ -17,8 +17,8 @@
 (with-kernel-parts
   (defun long-varint (value next octets spare mask)
     "Emit instructions for the varint of two octets or more that begins at NEXT of OCTETS, which
-have ten octets there: load it into VALUE and move NEXT after it; after any end if it has more than
-ten octets."
+have ten octets there: load it into VALUE and move NEXT after it, or beyond any end if the varint
+has more than ten octets."
     (macrolet ((at (displacement base index)
                  `(memory (+ ,displacement +octets-data+) ,base ,index)))
       (sb-assem:assemble ()

@@ -2,8 +2,8 @@
 ;;;; values, and the forms that read, measure and write one value. The forms follow the conventions
 ;;;; of wire.lisp and see the value as VALUE; the generator splices them.
 ;;;;
-;;;; Strings of fields that do not require UTF-8 (those of proto2, as a rule) have a row of their
-;;;; own, which only coders use.
+;;;; Strings of fields that do not require UTF-8 (most fields of proto2) have a row of their own,
+;;;; which only coders use.
 ;;;;
 ;;;; An enum's value is its number here; accessors translate it to a keyword. Repeated values are
 ;;;; simple vectors. In a loop (AREF v i) takes 0.5 ns if the type of the vector is declared and 2.2

@@ -356,7 +356,7 @@ TYPE is a form for its enum type."
 
   (defun kernel-function (verb scalar)
     "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. The kernels of int64
-serve uint64, too; of those of int32 only the one that reads serves uint32."
+serve uint64, too; of the kernels of int32 only the reader serves uint32."
     (let ((kind (scalar-kind scalar)))
       (kind-function verb (cond ((eq kind :uint64) :int64)
                                 ((and (eq kind :uint32) (search "UNPACK" verb)) :int32)
@@ -611,8 +611,8 @@ Return that vector and the position after the field."
      (number (unsigned-byte 29)) (type enum-type) (ranges list))
     (values simple-vector index list)
   "Read the packed enum elements from AT to END. Return three values: the vector, the count, and
-RANGES with the octets of unknown ones, all in one vector: a vector for each would take fifty times
-as many octets."
+RANGES. The octets of unknown elements are added to RANGES as one vector: a vector for each would
+take fifty times as many octets."
   (let ((unknown (load-time-value (make-octets 0) t)) (size 0))
     (declare (type octets unknown) (type index size))
     (loop while (< at end)

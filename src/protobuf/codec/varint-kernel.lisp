@@ -347,8 +347,8 @@ SCRATCH, seventeen words, so that the position to continue at is known early."
        ,@(when pack
            `((define-kernel ,pack ((from :sap) (count :count) (to :sap) (room :count)) (done here)
                  (:integers (value size spread septets) :shift shift)
-                 "Write the varints of the COUNT elements at FROM to TO, while eight octets, or ten
-for one that takes so many, are left of ROOM. Return how many elements and octets that were."
+                 "Write the varints of the COUNT elements at FROM to TO, while eight octets of ROOM
+are left, or ten for a varint that takes ten. Return how many elements and octets that were."
                (inst xor done done)
                (inst xor here here)
                (inst mov septets +septets+)

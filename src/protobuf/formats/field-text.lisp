@@ -111,8 +111,8 @@ is not a time."
       message)))
 
 (defun text-message (slot text)
-  "The message of SLOT for TEXT, if the JSON form of its type is neither object nor array; else two
-values, nil and a text that describes the values of SLOT."
+  "The message of SLOT that TEXT represents, if the JSON form of its type is neither object nor
+array; else two values: nil, and a text that describes the values that SLOT takes."
   (let* ((type (slot-type-object slot))
          (form (text-layout-form (json-text-layout (layout-of-type type))))
          (message (make-message type)))

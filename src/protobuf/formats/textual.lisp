@@ -275,8 +275,8 @@ of characters, and the name of a type after the last slash."
 (defun any-content (writing url octets)
   "The message of an Any with the type URL and OCTETS, or nil if its type is not known. Signal a
 PROTOBUF-ERROR if OCTETS are not a message of that type, or exceed the limits of WRITING. An
-outermost Any adds eight times its size to the allowance, as received octets do; its size is charged
-for the octets that the message copies."
+outermost Any adds eight times its size to the allowance, as received octets do; then its size is
+charged to the allowance for the octets that the message copies."
   (let* ((name (url-type-name url))
          (type (and name (funcall (writing-finder writing) name))))
     (when (and type (message-type-defined-p type))

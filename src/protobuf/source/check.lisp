@@ -89,13 +89,14 @@ only."
   (check-extension-declarations message))
 
 (defun custom-json-name (field)
-  "The name of FIELD in JSON if it is not the one made from its name, or nil."
+  "The name of FIELD in JSON, if it differs from the name that is made from the field's own name;
+else nil."
   (let ((name (field-descriptor-json-name field)))
     (and (string/= name (json-name (descriptor-name field))) name)))
 
 (defun check-json-names (message custom)
-  "Check that no two fields of MESSAGE have the same name in JSON: the names made from the fields'
-names or, if CUSTOM is true, those of json_name."
+  "Check that no two fields of MESSAGE have the same name in JSON: the name made from the field's
+own or, if CUSTOM is true, that in json_name."
   (let ((seen (make-hash-table :test 'equal)))
     (dolist (field (message-descriptor-fields message))
       (let* ((given (and custom (custom-json-name field)))
@@ -103,7 +104,8 @@ names or, if CUSTOM is true, those of json_name."
              (other (gethash name seen)))
         (cond ((and given (plusp (length given))
                     (char= #\[ (char given 0)) (char= #\] (char given (1- (length given)))))
-               (complain field :name "the name \"~A\" in JSON would be that of an extension" given))
+               (complain field :name "the JSON name \"~A\" has the form of an extension's name"
+                         given))
               ((null other) (setf (gethash name seen) field))
               ((and custom (null given) (null (custom-json-name other))))
               ((and (eq :legacy-best-effort (feature-of message :json-format))

@@ -149,8 +149,8 @@ EXTENSIONS."
 ;;; far the compiler is.
 
 (defconstant +messages-add-progress+ 200
-  "How many messages a file has at least whose compilation reports its progress, since it takes some
-seconds.")
+  "The compilation of a file of at least this many messages takes some seconds, so it reports its
+progress.")
 
 (defun note-progress (name percent
                       &optional (stream (and (interactive-stream-p sb-sys:*stderr*)
@@ -295,21 +295,22 @@ in last."
 (defmacro define-proto (path &key import-paths source (optimize-for :speed))
   "Define the declarations of the .proto file PATH: for each message a type, MAKE- function,
 accessors and coders, for each enum its keywords, and with gRPC for each service its methods. PATH
-is relative to the file of this form, at the REPL to *DEFAULT-PATHNAME-DEFAULTS*.
+is relative to the file of this form or, at the REPL, to *DEFAULT-PATHNAME-DEFAULTS*.
 
 Imports are looked for in these directories, in this order:
   IMPORT-PATHS, which are relative as PATH is;
   the directory of the file of this form and that of PATH;
   the root that PATH's package implies: /protos for package foo.bar in /protos/foo/bar/;
   *IMPORT-ROOTS*;
-  that of the file's ASDF system, and those of the :PROTO-FILEs of the systems it depends on.
-Files named google/protobuf/… are built in.
+  the directory of the file's ASDF system, and those of the :PROTO-FILEs of the systems on which it
+depends. Files named google/protobuf/… are built in.
 
 If SOURCE, a string, is given, it is the text of the file, and PATH is only its name. SOURCE and
-IMPORT-PATHS may be forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED; or :CODE-SIZE for
-messages that are rarely read or written: all share one coder, which is many times slower, and the
-file compiles in a tenth of the time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH.
-The value is the name under which others import the file. From one thread at a time, like LOAD."
+IMPORT-PATHS may be forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED; or, for messages that are
+rarely read or written, :CODE-SIZE: all of these share one coder, which is many times slower, and
+the file compiles in a tenth of the time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file
+PATH. The value is the name under which others import the file. From one thread at a time, like
+LOAD."
   (flet ((value (form)
            (if (and (consp form) (every (lambda (item) (typep item '(or string pathname))) form))
                form

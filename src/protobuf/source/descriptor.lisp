@@ -336,8 +336,9 @@ a message, enum, enum value, field, oneof, extension, service or method; or nil.
 ;;; Which compiled files define a .proto file
 
 (defglobal **definers** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "From a file descriptor that a compiled file defines to its definer, a text that names the source
-of that compiled file, and a weak pointer to the run of the compiler that has compiled it, or nil.")
+  "A table from a file descriptor that a compiled file defines to its definer: a text that names the
+source of that compiled file, and a weak pointer to the run of the compiler that has compiled it, or
+nil.")
 
 (defvar *definer* nil
   "The definer of the descriptors in the form that is being expanded, or nil at the REPL.")

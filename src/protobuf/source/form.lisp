@@ -170,8 +170,8 @@ linked file descriptor."
               (file-content file)))))
 
 (defun generated-files (files &optional (wanted files))
-  "The generated sources of those of FILES, linked file descriptors, imports first, that are in
-WANTED, as an alist from paths to texts."
+  "The generated sources of those FILES that are in WANTED, as an alist from paths to texts. FILES
+are linked file descriptors, imports first."
   (let ((*linked* (make-hash-table :test 'equal)))
     (dolist (file files) (note-linked file *linked*))
     (loop for file in wanted

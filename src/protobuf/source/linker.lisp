@@ -66,8 +66,8 @@ start."
       (and reach (<= first (number-range-last reach)) reach))))
 
 (defun overlaps (ranges)
-  "Pairs of spans of RANGES that have a number in common, sorted by the place of the earlier one in
-RANGES; each range that overlaps with another one is in a pair."
+  "Pairs of RANGES that have a number in common, sorted by the place of the earlier range of the
+pair in RANGES; each range that overlaps with another one is in a pair."
   (let ((number-ranges (number-ranges ranges)))
     (sort (loop for i from 1 below (length number-ranges)
                 for number-range = (svref number-ranges i)

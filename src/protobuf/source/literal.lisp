@@ -36,8 +36,8 @@
                (concatenate 'string sign (digits-text digits exponent short))))))))
 
 (defun text-single (number)
-  "The single float for NUMBER in a default or in text format, as in protoc: rounded to a double
-first; the midpoint of the greatest single and infinity is rounded to the former."
+  "The single float for NUMBER in a default or in text format. As in protoc, NUMBER is first rounded
+to a double, and the midpoint between the greatest single and infinity becomes the greatest single."
   (let ((double (to-double number)))
     (cond ((eql double 3.4028235677973366d38) most-positive-single-float)
           ((eql double -3.4028235677973366d38) most-negative-single-float)

@@ -207,8 +207,8 @@ comment after it."
 ;;; Options
 
 (defconstant +most-option-parts+ 100
-  "The most names in the path of an option: each but the last is that of a message, and messages are
-nested so deep at most.")
+  "The most names in the path of an option: each name but the last is a field that holds a message,
+and messages are nested at most this deep.")
 
 (defun parse-option-name ()
   (let ((parts '()))

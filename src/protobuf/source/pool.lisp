@@ -113,8 +113,8 @@ public imports: N of them can make N × N files visible.")
 ;;; Indexes
 
 (defun index-of (thing make)
-  "The index of THING, a descriptor that does not change any more, in the symbol table; MAKE names
-the function that makes the index from THING when it is first needed."
+  "The index of THING, a descriptor that changes no more, in the symbol table; MAKE names the
+function that makes the index from THING when it is first needed."
   (let* ((table (symbol-table-indexes (linker-symbol-table *linker*)))
          (there (getf (gethash thing table) make table)))
     (if (eq there table)

@@ -23,8 +23,8 @@
   "~D message type~:P" (hash-table-count (type-pool-messages pool)))
 
 (defun find-pool-type (pool full-name)
-  "Return the message type FULL-NAME of POOL; if POOL has none, that of the image; or nil. This
-function serves as :FINDER for JSON and text format. From any thread."
+  "Return the message type FULL-NAME of POOL or, if POOL has none, of the image; nil if the image
+has none either. This function serves as :FINDER for JSON and text format. From any thread."
   (or (gethash full-name (type-pool-messages pool))
       (find-message-type full-name)))
 

@@ -62,8 +62,8 @@
   (min (config:attempt-policy-max-attempts policy) (options-max-attempts options)))
 
 (defun find-retry-policy (config options)
-  "Two values: the policy of CONFIG, a METHOD-CONFIG or nil, for further attempts, and how many
-attempts it allows; nil if CONFIG has no policy or OPTIONS, a channel's, turn retries off."
+  "Two values: the policy for further attempts in CONFIG, a METHOD-CONFIG or nil, and how many
+attempts it allows; nil if CONFIG has no such policy, or if OPTIONS, a channel's, turn retries off."
   (let ((policy (and config
                      (options-retry options)
                      (config:method-config-policy config))))

@@ -20,12 +20,12 @@ it is not closed automatically. Return CHANNEL. From any thread."))
 
 (defgeneric channel-addresses (channel)
   (:documentation "Return the present state of CHANNEL's servers: a list of plists, one for each:
- :ADDRESS, text; several addresses of one server have commas between;
+ :ADDRESS, a text; several addresses of one server are separated by commas;
  :STATE, as CHANNEL-STATE;
- :CONNECTIONS, how many are ready;
+ :CONNECTIONS, how many connections are ready;
  :CALLS, how many attempts of calls are under way;
- :PICKS, how many attempts it was picked for;
- :FAILURES, how many of them ended with another status than :ok and :cancelled;
+ :PICKS, for how many attempts the server was picked;
+ :FAILURES, how many of these ended with another status than :ok and :cancelled;
  :FAILED-CONNECTS, how many attempts to connect have failed;
  :LAST-ERROR, if it exists, a text with the reason why the server is not ready;
  :NEXT-ATTEMPT, if there is one, the seconds until the next attempt to connect;
@@ -37,7 +37,7 @@ The second value is a plist of the channel:
  :TARGET and :STATE;
  :POLICY, its name as in a service config;
  :PICKER, a text that describes which servers get calls;
- :RETRY-TOKENS, how many tokens a retryThrottling has left once an attempt has failed;
+ :RETRY-TOKENS, how many tokens retryThrottling has left, once an attempt has failed;
  :WAITING, how many calls wait for a connection or a stream;
  entries of the policy, and :CHILDREN, such plists of the policies below it.
 A channel within the image has no addresses. The values are meant for people, and more of them may

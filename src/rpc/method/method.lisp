@@ -63,8 +63,8 @@ channels are its subclasses. From any thread."))
 
 (defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
   (:documentation "Make a call of METHOD, an RPC-METHOD, on CHANNEL, as its stub does. REQUEST and
-the values depend on the kind of METHOD. TIMEOUT is in seconds, METADATA an alist; these, the other
-options and the errors are those of stubs, see doc/calls.md. From any thread."))
+the values depend on the kind of METHOD. TIMEOUT is in seconds, METADATA an alist; the other options
+and the errors are those of stubs, too, see doc/calls.md. From any thread."))
 
 (defmethod no-applicable-method ((function (eql #'invoke)) &rest arguments)
   (misuse "INVOKE takes a channel, such as the value of MAKE-CHANNEL, not ~S."
@@ -130,7 +130,8 @@ lock held, so with a second lock the two could be taken in different orders."
   "Signal MISUSE since FUNCTION, a stub, was called with COUNT arguments, 0 or 1."
   (let ((method (method-function-rpc-method function)))
     (misuse "~S is called with a channel and ~:[its requests, a sequence, a function or :open~;its ~
-             request, a ~:*~A~], and then keywords and values; here with ~[nothing~;one argument~]."
+             request, a ~:*~A~], and then keywords and values; this call has ~
+             ~[no argument~;only one argument~]."
             (rpc-method-function-name method)
             (and (member (rpc-method-kind method) '(:unary :server-streaming))
                  (protobuf:message-type-name (rpc-method-request-type method)))

@@ -67,8 +67,8 @@ library's servers send.")
 (defgeneric rpc-error-reason (error)
   (:method ((error t)) nil)
   (:documentation "Return one line of text about the call of ERROR, an RPC-ERROR: its duration, the
-step it waited for, the failures of that step so far, and the times of its stages. Nil if ERROR has
-no call. ERROR's report ends with this line. From any thread."))
+step for which the call waited, the failures of that step so far, and the times of its stages. Nil
+if ERROR has no call. ERROR's report ends with this line. From any thread."))
 
 (defstruct (status-row (:copier nil))
   "A row of the status table."

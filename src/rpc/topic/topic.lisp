@@ -1,10 +1,10 @@
-;;;; Topics. A message that is broadcast to a topic goes to every call that subscribes to it, in the
-;;;; same order to each. The calls are handlers' streams, on any loop and over any protocol. The
-;;;; handlers have returned the calls, so no call holds a thread.
+;;;; Topics. A message that is broadcast to a topic is sent to every call that subscribes to the
+;;;; topic; all of them get the messages in the same order. The calls are handlers' streams, on any
+;;;; loop and over any protocol. The handlers have returned the calls, so no call holds a thread.
 ;;;;
-;;;; Every subscription has a queue of its own, so a slow one delays no other, and no sender. A
-;;;; message is sent at once while its call has room (TRY-SEND), else when there is room again
-;;;; (ON-WRITABLE). The topic's SLOW is the rule for a full queue:
+;;;; Every subscription has a queue of its own, so a slow subscriber delays neither the others nor
+;;;; the sender. A message is sent at once while its call has room (TRY-SEND), else when there is
+;;;; room again (ON-WRITABLE). The topic's SLOW is the rule for a full queue:
 ;;;;
 ;;;;   :end          the call ends with :resource-exhausted; it may subscribe again
 ;;;;   :drop-oldest  the oldest message in the queue is dropped; with :queue 1 only the newest stays
@@ -22,8 +22,8 @@
 ;;;;      the call refuses a message, which the pump puts back.
 ;;;;   3. It leaves unless AGAIN is set; then it continues at 2.
 ;;;;
-;;;; Interrupts are off but in filters and where a thread waits. If one makes a thread leave, the
-;;;; loops of the calls do the rest of its work (ON-LOOP).
+;;;; Interrupts are off except in filters and where a thread waits. If an interrupt makes a thread
+;;;; leave, the loops of the calls do the rest of its work (ON-LOOP).
 ;;;;
 ;;;; Locks are taken in this order: the topic's, a subscription's or a subscriber's. While a lock is
 ;;;; held no operation of a call and no function of users runs.
@@ -97,12 +97,13 @@ first. From any thread.")
 (define-keyword-function make-topic (&key (slow :end) (queue 100) (past 0))
   "Return a topic: BROADCAST sends messages to it, and all calls that SUBSCRIBE receive them.
 SLOW   the rule for a call that is too slow, once QUEUE messages wait for it: :end, the default,
-       ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages. A call may be
-       unable to send a message, for example because the message is too long: by the first rule it
-       then ends with the status of that error, by the other rules it misses the message; a call
-       whose filter fails ends
-QUEUE  an integer, 1 or more: how many messages may wait for each call, besides those on their way,
-       which :send-budget-octets limits, and those of PAST with which it begins; 100 by default
+       ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages. If a call
+       cannot send a message, for example because the message is too long, the call ends with the
+       status of that error under the rule :end, and misses the message under the other rules; a
+       call whose filter fails ends
+QUEUE  an integer, 1 or more: how many messages may wait for each call; 100 by default. Messages
+       that are being sent do not count, since :send-budget-octets limits these, nor do the messages
+       of PAST with which a call begins
 PAST   an integer, 0 or more: how many of the last messages are kept for calls that subscribe with
        :from; 0 by default
 Signal MISUSE for a wrong argument. From any thread."
@@ -277,10 +278,10 @@ thread that sends the message later, from a queue, could not report the error to
 (defun broadcast (topic message)
   "Send MESSAGE to all calls that subscribe to TOPIC; each gets messages in the order of the
 broadcasts. Return the number of MESSAGE, see TOPIC-POSITION. MESSAGE must not be changed
-afterwards. Never wait until a call is read. Signal MISUSE if TOPIC is closed, or MESSAGE is not of
-the response type of all these calls; then no call gets it. A call that cannot send MESSAGE, because
-it is too long or its filter fails, misses the message or ends; MAKE-TOPIC describes the rule. From
-any thread."
+afterwards. BROADCAST never waits for a slow call. Signal MISUSE if TOPIC is closed, or MESSAGE is
+not of the response type of all these calls; then no call gets it. A call that cannot send MESSAGE,
+because it is too long or its filter fails, misses the message or ends; MAKE-TOPIC describes the
+rule. From any thread."
   (check-topic topic)
   (let ((heard '()) (number 0))
     (sb-sys:without-interrupts          ; else a queued message might not be sent
@@ -327,13 +328,13 @@ number FROM yet. The topic's lock is held."
   "Send each message that is broadcast to TOPIC on CALL, a handler's stream of answers, until CALL
 ends, or UNSUBSCRIBE. Return CALL, as the value for the handler to return; CALL needs no thread.
 FROM  the first message for CALL: nil, the default, for the next one that is broadcast; :past for
-      the oldest that is kept; an integer for the one after the message with this number
-      (TOPIC-POSITION), for a client that resumes
-Signal :out-of-range, which ends CALL, if some of these messages are no longer kept, or FROM is
-greater than the number of the last; MISUSE for a wrong argument. If TOPIC is closed, CALL ends with
-the status of TOPIC's other calls. Until CALL ends or unsubscribes, only topics, of which a call may
-have several, may send on CALL and set its ON-WRITABLE. From any thread, but only one thread at a
-time may do this for a call."
+      the oldest that is kept; an integer, for a client that resumes, for the one after the message
+      with this number (TOPIC-POSITION)
+Signal :out-of-range, which ends CALL, if some of these messages are no longer kept, or if FROM is
+greater than the number of the last message; MISUSE for a wrong argument. If TOPIC is closed, CALL
+ends with the status of TOPIC's other calls. A call may subscribe to several topics. Until CALL
+ends or unsubscribes, only topics may send on CALL and set its ON-WRITABLE. From any thread, but
+only one thread at a time may do this for a call."
   (check-topic topic)
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))

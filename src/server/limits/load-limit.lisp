@@ -66,7 +66,7 @@ is 1309."
       (options-max-queued-octets (server-link-options link))))
 
 (define-hot answers-wait-p ((link server-link)) boolean
-  "True if no more calls of LINK may begin, since too many answers wait for its peer to receive
+  "True if no further call of LINK may begin, since too many answers wait until LINK's peer receives
 them."
   (let* ((http2 (server-link-http2 link))
          (waiting (+ (the index (server-link-posted link))

@@ -27,10 +27,10 @@
   (declare (ignore call octets start end last)))
 
 (defconstant +free-query-characters+ 128
-  "A message in a query that is no longer, and not compressed, is not counted.")
+  "A message in a query is not counted if it is at most this long and not compressed.")
 
 (defconstant +inflated-times+ 32
-  "How many times as long as its octets a compressed message in a query may become.")
+  "A compressed message in a query may become this many times as long as its octets.")
 
 (defun may-decode-p (call octets)
   "True if CALL may have a message of OCTETS decoded from its query; else it has been ended."

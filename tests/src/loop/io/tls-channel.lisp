@@ -223,7 +223,8 @@
               "alert bad certificate")
              (,(server-credentials)
               ,(tls-credentials :roots (certificate-file "elsewhere.pem") :server-name "localhost")
-              "(its authority is not trusted; :roots sets the trusted ones)" "alert")
+              "(the certificate's issuer is not trusted; :roots sets the trusted certificates)"
+              "alert")
              ;; who refuses a certificate shows no more of it than fits, and nothing that acts
              (,(own "many") ,(client-credentials)
               "(the certificate is for \\x1b[7m.example, 192.0.2.1, c.example, d, e and 2 more, not "

@@ -116,10 +116,11 @@ one with a default or another variable. Methods for other targets may have any."
 (test stubs-take-a-target-and-a-request
   "The text names the stub, its request and the number of arguments."
   (is (equal (format nil "WORDS.SPEAKER:ECHO is called with a channel and its request, a ~
-                          words.Word, and then keywords and values; here with one argument.")
+                          words.Word, and then keywords and values; this call has only ~
+                          one argument.")
              (refusal #'apply #'words.speaker:echo (list (words:make-word)))))
   (is (search (format nil "a channel and its requests, a sequence, a function or :open, and then ~
-                           keywords and values; here with nothing.")
+                           keywords and values; this call has no argument.")
               (refusal #'apply #'words.speaker:join '()))))
 
 (test services-have-methods
