@@ -107,7 +107,7 @@ environment's; nil without USER."
 (defun refuse-access (name credentials user)
   "Refuse CREDENTIALS and USER for the store NAME if that is in memory."
   (when (and (string= "memory" name) (or credentials user))
-    (refuse "the store memory speaks no TLS and has no users")))
+    (refuse "the store memory has neither TLS nor users")))
 
 ;;; Being a node
 
@@ -156,12 +156,12 @@ node's name, end this process by ENDING."
 (defun superseded-p (node) (eq :superseded (cluster:node-state node)))
 
 (defconstant +disconnecting-seconds+ 1
-  "This many seconds after the drain nothing waits for the store any more, so that the node ends
-soon even if the store hangs.")
+  "This many seconds after the drain all waits for the store end, so that the node ends soon even if
+the store hangs.")
 
 (defun end-node (node worker drain)
   "Stop WORKER, unless it is nil, and then NODE, whose service of workflows WORKER needs. END-NODE
-takes DRAIN seconds and little more, even if the store hangs: after these seconds the store gets no
+takes DRAIN seconds and little more, even if the store hangs: after that time it sends the store no
 more requests."
   (let ((end (+ (monotonic-ns) (seconds-ns drain))))
     (etcd:close-after (cluster:node-store node) (+ drain +disconnecting-seconds+))
@@ -215,7 +215,7 @@ STORE-CREDENTIALS too. Return the exit code."
       text.")
       (store-password-file "FILE" #'identity nil
                            "The password of --store-user is the first line of FILE, which is read
-      again whenever etcd wants it; without this, it is in the variable CLGRPC_STORE_PASSWORD.")
+      again whenever etcd asks for it; by default the password is in CLGRPC_STORE_PASSWORD.")
       (cluster "NAME" #'identity "default" "Which cluster.")
       (advertise "ADDRESS" (address-parser 1) nil
                  "The address at which others reach the node, if it is not ADDRESS; needed if the
@@ -223,8 +223,8 @@ STORE-CREDENTIALS too. Return the exit code."
       ((label "--label") "NAME=VALUE" #'parse-label '()
        "A label of the node, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
-                     "How long the node stays a member after it has died or is cut off, and how
-      long its worker keeps its tasks then.")
+                     "How long the node remains a member, and its worker keeps its tasks, after the
+      node has died or was cut off.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
                 "What to do if another member has the name: take its place (take-over), or do not
       start (refuse).")

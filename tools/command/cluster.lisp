@@ -66,7 +66,7 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
       (address "ADDRESS" (address-parser 1)
                "The address of a node, or of several: ipv4:10.0.0.1:50051,10.0.0.2:50051.")
       (id "[ID]" #'identity "The id of the workflow or of the schedule.")
-      (name "[SIGNAL]" #'identity "Which signal."))
+      (name "[SIGNAL]" #'identity "The name of the signal."))
      ((json "[true|false]" #'parse-boolean nil
             "Print the answers in JSON, those of watch and each workflow in a line of its own.")
       (stale "[true|false]" #'parse-boolean nil
@@ -111,7 +111,7 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
     "Show the members of a cluster, its workflows or its schedules, or watch the members: each
 change is printed once, even if the node that is asked ends and another of ADDRESS takes its place.
 Start, signal, cancel, delete and show one workflow; create, pause, resume, delete and show one
-schedule. Exits with 0, also if an equal request had started the workflow before; with 1 if no node
+schedule. Exits with 0, even if an equal request had started the workflow before; with 1 if no node
 has answered in time, or the request was refused; with 2 if the arguments are wrong."
   (check-workflow-arguments what id name task request)
   (grpc:with-channel (channel address

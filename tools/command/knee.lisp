@@ -11,9 +11,9 @@ found good have at most this ratio.")
 (defconstant +most-steps+ 24 "How many runs a search may take.")
 
 (defun find-knee (good-p rate)
-  "Search the rates, beginning with RATE. Return two values: the highest rate that was tried for
-which GOOD-P, a function of a rate, is true, and the lowest for which it is false; each is nil if
-there is no such rate."
+  "Search the rates, beginning with RATE. Return two values: among the rates that were tried, the
+highest for which GOOD-P, a function of a rate, is true, and the lowest for which GOOD-P is false;
+nil in place of a rate that does not exist."
   (declare (type function good-p))
   (let ((good nil) (bad nil))
     (loop repeat +most-steps+
@@ -60,7 +60,7 @@ too high, or nil. BY-TOOL is true if the tool was a limit of the run at BAD."
   "Search the knee of PLAN's calls by CONDITIONS, beginning with RATE. Return the RUN at the highest
 rate that meets the conditions. PERFORM is a function that makes the run of PLAN. If the user
 interrupts the search, return the RUN that was interrupted. Signal a FAILURE if no rate meets the
-conditions. A rate after which the server cannot be reached any more is too high."
+conditions. A rate counts as too high if the server cannot be reached afterwards."
   (declare (type function perform))
   (let ((best nil) (by-tool nil))
     (flet ((good-p (rate)

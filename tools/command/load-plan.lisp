@@ -106,9 +106,9 @@ by reflection, over a channel with CREDENTIALS."
             30))))
 
 (defun load-text (method data data-file)
-  "The requests of METHOD in JSON: DATA, the text itself or @ or - for standard input; else the
-contents of DATA-FILE; without DATA and DATA-FILE, no request if METHOD takes a stream, and else an
-empty message."
+  "The requests of METHOD in JSON: DATA, the text itself, or @ or - for standard input; else the
+contents of DATA-FILE. Without both, no request if METHOD takes a stream, otherwise one empty
+message."
   (cond ((member data '("@" "-") :test #'equal)
          (alexandria:read-stream-content-into-string *standard-input*))
         (data)
@@ -299,8 +299,8 @@ there are workers. Print a line on standard error if some of ADDRESSES get no co
                    count))
          (connections (or (getf options :connections) (max 1 (min count most)))))
     (when (< connections count)
-      (format *error-output* "clgrpc load: ~D of the ~D addresses are called, as there are no more ~
-                              connections~%" connections count)
+      (format *error-output* "clgrpc load: only ~D of the ~D addresses are called, one for each ~
+                              connection~%" connections count)
       (finish-output *error-output*))
     (list* :connections connections options)))
 

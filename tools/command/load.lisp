@@ -215,9 +215,10 @@ RUN-SERVER. Signal a FAILURE if the counts are not known."
                 when seconds collect (cons name (round (* +ns-per-second+ seconds)))))))
 
 (defun call-beside-server (url method function)
-  "Call FUNCTION, without arguments, and return its RUN. Unless URL is nil, add what the server
-whose metrics are at URL has counted for METHOD meanwhile; if the server does not report that after
-the run, print the reason on standard error and return the RUN without it."
+  "Call FUNCTION, without arguments, and return its RUN. If URL is not nil, add to the RUN what the
+server has counted for METHOD meanwhile, according to its metrics at URL. If the server does not
+report that after the run, print the reason on standard error and return the RUN without these
+counts."
   (if (null url)
       (funcall function)
       (let* ((name (subseq (method-path method) 1))
@@ -361,8 +362,9 @@ the run, print the reason on standard error and return the RUN without it."
       (poisson "[BOOLEAN]" #'parse-boolean nil
                "Spread the calls of an open loop by chance, as independent users do, not evenly.")
       (together "DURATION" #'parse-duration nil
-                "Calls of an open loop that are due within this time begin together, as a burst,
-      which costs the tool much less but raises latencies; 0 begins each call at its own time.
+                "Calls of an open loop that are due within this time begin together, as a burst.
+      A burst costs the tool much less than separate calls, but raises latencies; 0 begins each
+      call at its own time.
       By default 0, and 1ms at rates above 4,000 a second.")
       (details "N" (integer-parser 2 10000000) 4096
                "The most calls to list one by one; they are taken evenly from the whole run.")

@@ -91,7 +91,7 @@ system calls, waits and switches of thread, batons, allocation and collections. 
     (when (and (eq :off-cpu stacks) (not stacks-only))
       (refuse "--stacks goes with -O folded or pprof"))
     (when (and command (null load))
-      (format *error-output* "clgrpc profile: there is no load on the process; --load gives one~%")
+      (format *error-output* "clgrpc profile: the process has no load; --load makes one~%")
       (finish-output *error-output*))
     (let ((before (and compare (call-for-profile #'profile:read-profile compare)))
           (profile (call-for-profile #'profile:profile

@@ -137,7 +137,7 @@ address of this machine."
           nil))
 
 (defun call-if-allowed (console request function)
-  "If REQUEST has access to CONSOLE, call FUNCTION, which answers it; else refuse it."
+  "If REQUEST has access to CONSOLE, call FUNCTION, which answers REQUEST; else refuse REQUEST."
   (cond ((not (peer-allowed-p console (exchange:http-request-peer request)))
          (refuse 403 "This console is for the machine it runs on."))
         ((not (host-allowed-p console request))

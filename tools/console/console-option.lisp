@@ -41,8 +41,9 @@ GIVEN include one."
 
 (defun call-with-console-page (server given function)
   "Call FUNCTION, which stops SERVER. If GIVEN, the plist of a command line, has addresses for the
-console, serve the console there, one of SERVER's observers, while FUNCTION runs, and call FUNCTION
-with a list of one line that contains the console's address; else call FUNCTION with nil."
+console, which is one of SERVER's observers, serve the console there while FUNCTION runs, and call
+FUNCTION with a list of one line that contains the console's address. Otherwise call FUNCTION with
+nil."
   (declare (ignore server))
   (destructuring-bind (&key addresses observer credentials &allow-other-keys)
       (list* :addresses (getf given :console) given)

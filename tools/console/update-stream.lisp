@@ -1,5 +1,5 @@
-;;;; Update streams: the series and values of a console's metrics at the last reading, with which
-;;;; changes are found; and the updates of the last minutes, for viewers that connect later. This
+;;;; Update streams: the series and values of a console's metrics at the last reading, from which
+;;;; changes are computed; and the updates of the last minutes, for viewers that connect later. This
 ;;;; file makes the parts of updates that come from metrics; see update.lisp for the whole.
 
 (in-package #:clgrpc.console)

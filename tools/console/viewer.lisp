@@ -1,8 +1,8 @@
 ;;;; The viewers of the console, and the thread that makes updates for them. The thread exists only
 ;;;; while there are viewers. The thread makes an update each second. If an update takes much
 ;;;; processor time, the next one comes later, so that the thread never uses more than a hundredth
-;;;; of a processor. Time in which the thread waits, such as for a loop that does not answer, does
-;;;; not count: updates must not become rare when they are needed most. All viewers get the same
+;;;; of a processor. Time in which the thread waits, for example for a loop that does not answer, is
+;;;; not counted: updates must not become rare when they are needed most. All viewers get the same
 ;;;; updates. If the connection of a slow viewer has no room, its updates wait and are sent together
 ;;;; later. If too many updates wait they are dropped, and once the viewer has caught up it gets all
 ;;;; data again.

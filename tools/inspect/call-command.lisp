@@ -178,7 +178,7 @@ here."
              (grpc:rpc-error (error) (error (or (caller-error caller) error))))))))))
 
 (defun detail-text (detail)
-  "DETAIL, a message, in JSON; as Lisp prints it if it cannot be written in JSON, such as an Any
+  "DETAIL, a message, as JSON; or as Lisp prints it if JSON cannot represent it, for example an Any
 whose type is not known here."
   (handler-case (protobuf:message-json detail)
     (protobuf:protobuf-error () (princ-to-string detail))))

@@ -1,8 +1,8 @@
-;;;; The services for `list`, `describe` and `call`: the descriptors from a server's reflection
-;;;; (gRPC document "GRPC Server Reflection Protocol", v1, or v1alpha where there is no v1), or
-;;;; those of a .proto file. The descriptors become dynamic types: no text of a peer is interned,
-;;;; registered or compiled. Each question is a call of its own; all questions share one deadline.
-;;;; The number and the octets of the files that we request from a peer are limited.
+;;;; The services for `list`, `describe` and `call`: descriptors from a server's reflection (gRPC
+;;;; document "GRPC Server Reflection Protocol", v1, or v1alpha if the server lacks v1), or from a
+;;;; .proto file. The descriptors become dynamic types: no text of a peer is interned, registered or
+;;;; compiled. Each question is a call of its own; all questions share one deadline. The number and
+;;;; the octets of the files that we request from a peer are limited.
 
 (in-package #:clgrpc.tools)
 

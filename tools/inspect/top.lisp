@@ -60,9 +60,10 @@ URL."
     (misuse (error) (refuse "~A" error))))
 
 (defun get-metrics (url &optional credentials)
-  "Three values: the METHOD-READINGs of the metrics at URL, of PARSE-URL, the metrics of the
-process, and the number of METHOD-READINGs left out; by TLS with CREDENTIALS, or nil for the
-system's, if URL begins with https. Signal a FAILURE if there are none."
+  "Read the metrics at URL, a value of PARSE-URL. Return three values: the METHOD-READINGs, the
+metrics of the process, and the number of METHOD-READINGs left out. If URL begins with https, use
+TLS with CREDENTIALS, or with the system's roots if CREDENTIALS is nil. Signal a FAILURE if there
+are none."
   (multiple-value-bind (status octets)
       (handler-case
           (token:http-request "GET" url :headers '(("accept" . "text/plain;version=0.0.4"))
@@ -295,9 +296,9 @@ not echoed."
   (nth (mod (1+ (position order *orders* :test #'string=)) (length *orders*)) *orders*))
 
 (defun draw-samples (take-sample address interval)
-  "Draw the samples of the process at ADDRESS that TAKE-SAMPLE, a function, returns, one each
-INTERVAL seconds, until the key q is typed; the key s sorts by the next of *ORDERS*. While the
-process does not answer, show that, and ask it again."
+  "Every INTERVAL seconds draw the sample of the process at ADDRESS that TAKE-SAMPLE, a function,
+returns, until the key q is typed; the key s changes to the next of *ORDERS*. While the process does
+not answer, show that, and ask it again."
   (declare (type function take-sample))
   (call-with-screen
    (lambda ()
@@ -319,8 +320,8 @@ process does not answer, show that, and ask it again."
 (define-command "top"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz."))
      ((metrics "URL" #'parse-url nil
-               "Where the process serves metrics for Prometheus, http://HOST:PORT/metrics or
-      https://…; by default /metrics at ADDRESS, if that answers. Without metrics there is no table
+               "The URL at which the process serves metrics for Prometheus, http://HOST:PORT/metrics
+      or https://…; by default /metrics at ADDRESS, if that answers. Without metrics there is no table
       of methods.")
       (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil

@@ -237,9 +237,9 @@ CONNECTION-SLOT."
         (connecting-failed connection-slot (string-right-trim "." (princ-to-string error)))))))
 
 (defun leave-connection (connection-slot connection)
-  "Let CONNECTION-SLOT make no more calls on CONNECTION, which worked, and connect again. The slot
-connects again at once, unless the peer has closed this connection and the one before it before any
-call."
+  "Let CONNECTION-SLOT stop making calls on CONNECTION, which worked so far, and connect again. The
+slot connects again at once, unless the peer has closed this connection and the one before it before
+any call."
   (when (eq connection (connection-slot-connection connection-slot))
     (setf (connection-slot-connection connection-slot) nil)
     (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))

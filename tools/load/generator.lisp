@@ -1,8 +1,8 @@
 ;;;; Generators: they begin calls, and end the run. In a closed loop each connection slot keeps as
 ;;;; many calls under way as it has workers; the next call begins when one has ended. In an open
-;;;; loop a timer rings when the next calls are due, independent of earlier ones. Calls for which
-;;;; there is no stream, no connection or, if their number is limited, no worker wait in their
-;;;; connection slot's queue, and their latency counts from when they were due. Calls on a
+;;;; loop a timer rings when the next calls are due, independent of earlier ones. A call waits in
+;;;; its connection slot's queue while no stream, no connection or, if the number of workers is
+;;;; limited, no worker is free; its latency counts from the time when it was due. Calls on a
 ;;;; connection whose peer does not read wait there, too: the unsent output of a connection is
 ;;;; bounded.
 
@@ -307,8 +307,9 @@ for each idle worker."
                (incf (tally-under-way tally)))))
 
 (defun drop-calls (generator uncounted)
-  "End all calls of GENERATOR that are under way. If UNCOUNTED is true these calls get no status and
-no latency: the run only reports their number, and its duration is the time in which calls began."
+  "End all calls of GENERATOR that are under way. If UNCOUNTED is true these calls are reported
+without status and latency: the run has only their number, and its duration is the time in which
+calls began."
   (let ((now (note-now generator)))
     (when uncounted (note-under-way generator now))
     (setf (generator-dropping generator) uncounted

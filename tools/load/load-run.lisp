@@ -72,8 +72,8 @@ process must end."
     (sb-sys:interactive-interrupt () t)))
 
 (defun interrupt-run (control)
-  "End the run of CONTROL in order: begin no more calls, and give those under way some time, unless
-the user interrupts again."
+  "End the run of CONTROL in order: begin no more calls, and give the calls under way some time to
+end, unless the user interrupts again."
   (let ((begin (monotonic-ns)))
     (flet ((wait ()
              (await-generators control #'generator-done +interrupt-grace-seconds+)
@@ -130,8 +130,8 @@ short. The CPU time of the process also includes the beginning and the end of th
 report mentions it.")
 
 (defun streams-words (run plan generators)
-  "A text about the calls of RUN that waited because the server allows no more streams, if these
-were at least one in a hundred of GENERATORS' calls; else nil."
+  "A text about the calls of RUN that waited because of the server's limit of streams, if these were
+at least one in a hundred of GENERATORS' calls; else nil."
   (let ((crowded (reduce #'+ generators :key #'generator-crowded)))
     (when (< (run-count run) (* 100 crowded))
       (format nil "the server's streams: ~D of ~D calls waited for one, as it allows ~D at once on ~

@@ -126,5 +126,5 @@
 (declaim (sb-ext:freeze-type load-call connection connection-slot generator))
 
 (define-hot note-now ((generator generator)) nanoseconds
-  "Note the present time as that of GENERATOR's next events; return it."
+  "Store the present time as the time of GENERATOR's next events, and return it."
   (setf (generator-now generator) (loop:read-clock (generator-loop generator))))

@@ -30,9 +30,9 @@ is."
             'vector)))
 
 (defun fit-rows (rows interval-seconds least-seconds)
-  "Merge pairs of the vector ROWS, of INTERVAL-SECONDS each, until a row is of at least
-LEAST-SECONDS, which is INTERVAL-SECONDS times a power of two, and there are at most +MOST-ROWS+.
-Return the rows and the number of seconds of each."
+  "Merge pairs of rows in the vector ROWS, each of which covers INTERVAL-SECONDS, until a row covers
+at least LEAST-SECONDS, which is INTERVAL-SECONDS times a power of two, and at most +MOST-ROWS+ rows
+are left. Return the rows and the number of seconds of each."
   (loop while (or (< interval-seconds least-seconds) (< +most-rows+ (length rows)))
         do (setf rows (pair-rows rows)
                  interval-seconds (* 2 interval-seconds)))

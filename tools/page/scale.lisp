@@ -74,8 +74,8 @@ makes."
                 return (format nil "~D.~V,'0D %" whole places scaled)))))
 
 (defun tail-scale (nines)
-  "A scale of percentiles for latencies: the range from 0 to 0.9 takes as much room as the range
-from 0.9 to 0.99, and so on, up to the share with NINES nines. Values are shares from 0 to 1."
+  "A scale of percentiles for latencies: the range from 0 to 0.9 is as wide as the range from 0.9 to
+0.99, and so on, up to the percentile with NINES nines. Values are shares from 0 to 1."
   (let ((span (float nines 1d0)))
     (make-scale (lambda (share)
                   (if (< share 1)

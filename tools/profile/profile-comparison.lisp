@@ -112,8 +112,9 @@ rounds know their calls, else in ms in total."
                                        (length rounds)))))))))
 
 (defun plain-differences (before after path field unit)
-  "Differences of FIELD of the rows at PATH, names, in the profiles BEFORE and AFTER, which are
-counts a call; by chance they differ by at most a thirtieth, or by a thousandth of a count."
+  "The differences between the profiles BEFORE and AFTER in FIELD of the rows at PATH, a list of
+names. The figures are counts per call; by chance they differ by at most a thirtieth, or by a
+thousandth of a count."
   (loop for name in (names-of before after path)
         collect (let ((name name))
                   (difference name unit before after

@@ -386,8 +386,9 @@ them to the file PATH. Nil without an agent."
     (list (make-string-input-stream (uiop:read-file-string path :external-format :utf-8)))))
 
 (defun follow-events (subject seconds directory perf)
-  "A function of a symbolizer that makes data of the system calls of SUBJECT in SECONDS, which are
-followed with perf, if PERF is true and the kernel allows it, or else strace; nil without either."
+  "Follow the system calls of SUBJECT for SECONDS, with perf if PERF is true and the kernel allows
+it, else with strace. Return a function of a symbolizer that makes data of these calls; nil if both
+programs are missing."
   (let ((pid (subject-pid subject)))
     (flet ((path (name) (format nil "~A/~A" directory name)))
       (cond ((and perf (tracepoints-there-p))

@@ -30,7 +30,7 @@
   (limit 0 :type rational :read-only t)) ; the limit, in nanoseconds if the figure is a time
 
 (defparameter *relations* '((">=" . >=) ("<=" . <=) (">" . >) ("<" . <))
-  "The relations in the order in which they are searched: longer ones first.")
+  "The relations in the order in which they are tried: longer ones first.")
 
 (defparameter *times* '(("ns" . 1) ("us" . 1000) ("µs" . 1000) ("ms" . 1000000) ("s" . 1000000000)))
 

@@ -24,8 +24,8 @@
         (mean (subseq sorted (1- half) (1+ half))))))
 
 (defun calm-half (rounds better &key (key #'identity))
-  "The better half of ROUNDS, but at least three of them if there are so many. KEY is a function
-from a round to its value; BETTER is :LESS or :MORE."
+  "The better half of ROUNDS, but at least three rounds if ROUNDS has three. KEY is a function from
+a round to its value; BETTER is :LESS or :MORE."
   (let ((count (length rounds)))
     (subseq (sort (copy-list rounds) (if (eq :more better) #'> #'<) :key key)
             0 (min count (max 3 (ceiling count 2))))))
@@ -102,9 +102,9 @@ chance explains."
 (defconstant +most-rounds-told+ 1000 "The most rounds that ROUNDS-NEEDED returns.")
 
 (defun rounds-needed (before after better wanted)
-  "The number of rounds on each side with which a difference of WANTED, a real above 0, would exceed
-the noise of BEFORE and AFTER, which shrinks with the root of the number of rounds; NIL if more than
-a thousand rounds are needed."
+  "The number of rounds that each side needs so that a difference of WANTED, a real above 0, exceeds
+the noise of BEFORE and AFTER; the noise shrinks with the root of the number of rounds; NIL if more
+than a thousand rounds are needed."
   (let* ((count (min (length before) (length after)))
          (needed (ceiling (* count (expt (/ (noise before after better) wanted) 2)))))
     (and (<= needed +most-rounds-told+) (max needed (1+ count)))))

@@ -243,8 +243,8 @@ suite starts one, or if that is nil of ours."
           (grpc:stop-server server :drain 0)))))
 
 (defun forward-for-connect-suite (input output)
-  "Serve as the one request on INPUT asks, by a gateway. The server that it calls is the program
-that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
+  "Serve through a gateway, as the only request on INPUT specifies. The server that it calls is the
+program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
   (call-with-server-behind
    (lambda (address)
      (grpc:with-channel (channel address)

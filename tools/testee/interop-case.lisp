@@ -1,7 +1,7 @@
 ;;;; The cases of gRPC's document "Interop Test Case Descriptions", for a client. A case is a
 ;;;; function of a channel. A function returns if the server has met the document's requirements,
 ;;;; and signals an error otherwise. All cases that need no cloud are here except cacheable_unary:
-;;;; gRPC has given up its GET requests, and grpc-go's server has no handler for the case.
+;;;; gRPC no longer has the GET requests of this case, and grpc-go's server has no handler for it.
 
 (in-package #:clgrpc.testee)
 

@@ -1,10 +1,10 @@
 ;;;; xds.service.orca.v3.OpenRcaService (gRFC A51), as the interoperability tests want it: the
 ;;;; server reports the load that calls have given it.
 ;;;;
-;;;; A subscriber holds no thread: a timer of its call sends the report of the moment, and none if
-;;;; there is no room, so nothing is queued for a subscriber that does not read. A report is never
-;;;; changed, but replaced. LOCK guards the subscribers and orders reports before their end when the
-;;;; server stops; nothing waits while it is held.
+;;;; A subscriber occupies no thread: a timer of its call sends the present report. If the call has
+;;;; no room, the timer sends nothing, so nothing is queued for a subscriber that does not read. A
+;;;; report is never changed, but replaced. LOCK guards the subscribers and orders reports before
+;;;; their end when the server stops; nothing waits while it is held.
 
 (in-package #:clgrpc.testee)
 

@@ -15,7 +15,7 @@ latencies.")
 
 (defun worker-config (target i count &key streaming rate connections concurrency request-size
                                        response-size)
-  "The ClientConfig for the worker with number I of COUNT; the options are those of DRIVE-WORKERS."
+  "The ClientConfig for worker number I of COUNT workers; the options are those of DRIVE-WORKERS."
   (let ((channels (max 1 (share connections count i))))
     (testing:make-client-config
      :server-targets (list target)

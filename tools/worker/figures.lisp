@@ -30,15 +30,15 @@ NOW, readings."
           :time-system (seconds #'reading-system-us 1000000))))
 
 (defconstant +most-driver-buckets+ 100000
-  "How many buckets a driver may ask for at most; the usual ones are 2,600.")
+  "The most buckets for which a driver may ask; 2,600 are usual.")
 
 (defun driver-bucket (ns growth)
   "The number of the bucket for NS, if each bucket is GROWTH times as wide as the previous one."
   (if (<= ns 1) 0 (floor (log (float ns 1d0) growth))))
 
 (defun driver-buckets (params)
-  "Two values for the histogram that PARAMS, HistogramParams or nil, ask for: the factor by which
-each bucket is wider than the one before, and the number of the last bucket."
+  "Two values for the histogram that PARAMS, HistogramParams or nil, specify: the factor by which
+each bucket is wider than the previous one, and the number of the last bucket."
   (let* ((resolution (and params (testing:histogram-params-resolution params)))
          (most (and params (testing:histogram-params-max-possible params)))
          (wanted (and params (finite-p resolution) (finite-p most) (plusp resolution)))
@@ -47,8 +47,9 @@ each bucket is wider than the one before, and the number of the last bucket."
     (values growth (driver-bucket (if wanted (clamp most 0d0 1d18) 6d10) growth))))
 
 (defun histogram-data (histogram params)
-  "HISTOGRAM in the buckets that PARAMS, HistogramParams or nil, want: each of our buckets is
-counted in the bucket of its middle, which differs from its values by at most one part in 256."
+  "The data of HISTOGRAM in the buckets that PARAMS, HistogramParams or nil, specify: each of our
+buckets is counted in the bucket that contains its middle, which differs from its values by at most
+one part in 256."
   (multiple-value-bind (growth last) (driver-buckets params)
     (unless (<= 0 last +most-driver-buckets+)
       (grpc:fail :invalid-argument "That would be too many buckets."))

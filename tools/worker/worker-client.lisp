@@ -164,7 +164,7 @@ the arithmetic can handle."
     client))
 
 (defun stop-load-client (client)
-  "Stop CLIENT, which begins no more calls, and ends those under way."
+  "Stop CLIENT: begin no more calls, and end the calls under way."
   (setf (load-client-stopped client) t)
   (dolist (worker-channel (load-client-worker-channels client))
     (grpc:close-channel (worker-channel-channel worker-channel)))

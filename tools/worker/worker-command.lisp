@@ -26,7 +26,7 @@ requests TLS.")
   (when wanted
     (or credentials
         (grpc:fail :failed-precondition
-                   "This worker was given no certificates, so it speaks no TLS."))))
+                   "This worker was started without certificates, so it cannot use TLS."))))
 
 (defun answer-driver (call arguments start report stop)
   "Answer each message of CALL; ARGUMENTS is a plist of its readers. The setup is passed to START,
