@@ -129,7 +129,7 @@ guard it yourself."
     nil))
 
 (defun look-at-output (socket)
-  "There was an attempt to send output of SOCKET: call the callbacks that wait for output to go."
+  "After an attempt to send output of SOCKET, call the callbacks that wait until output is sent."
   (let* ((connection (%socket-connection socket))
          (settings (%socket-settings socket))
          (timeouts (%socket-timeouts socket))
@@ -334,8 +334,8 @@ thread than the loop's this returns true if SOCKET was not closed."
 ;;; Input
 
 (defun disable-socket (socket &key read)
-  "With READ, read no more of SOCKET until ENABLE-SOCKET. Octets that the peer sends then wait, and
-once the buffers between are full, the peer cannot send. On its loop."
+  "With READ, stop reading SOCKET until ENABLE-SOCKET. Octets that the peer then sends wait in the
+system's buffers; once these are full, the peer cannot send. On its loop."
   (let ((connection (%socket-connection socket)))
     (when (and read connection) (loop:stop-reading connection))
     nil))

@@ -26,11 +26,11 @@ function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTIO
     (with-callback (idler (%idler-event-cb idler)) (funcall (%idler-callback idler)))))
 
 (defun idler-freed-p (idler)
-  "True if IDLER's function is not called any more. On its loop."
+  "True if IDLER has ended, so that its function is no longer called. On its loop."
   (eq :idle (handle-use idler)))
 
 (defun free-idler (idler)
-  "End IDLER: its function is not called any more. From any thread."
+  "End IDLER: its function is no longer called. From any thread."
   (cancel idler))
 
 (defmethod cancel ((idler idler) &optional text)
@@ -77,11 +77,11 @@ From any thread."
   (end-use notifier))
 
 (defun free-notifier (notifier)
-  "End NOTIFIER: its function is not called any more. From any thread."
+  "End NOTIFIER: its function is no longer called. From any thread."
   (cancel notifier))
 
 (defun notifier-freed-p (notifier)
-  "True if NOTIFIER's function is not called any more. From any thread."
+  "True if NOTIFIER has ended, so that its function is no longer called. From any thread."
   (%notifier-freed notifier))
 
 (defmethod cancel ((notifier notifier) &optional text)
@@ -109,11 +109,11 @@ From any thread."
 
 (defun poll (descriptor function &key event-cb (poll-for '(:readable :writable)) socket
                                    (loop *event-loop*))
-  "Call (FUNCTION events) on LOOP again and again while DESCRIPTOR is :readable or :writable, as far
-as the list POLL-FOR names these; EVENTS lists the present ones. FREE-POLLER or CANCEL of
-the returned value ends this; call it before DESCRIPTOR is closed. EVENT-CB gets errors in
-FUNCTION. SOCKET has no effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched, or LOOP watches
-it already. On LOOP."
+  "Call (FUNCTION events) on LOOP again and again while DESCRIPTOR is :readable or :writable. EVENTS
+lists which of these is true at present; those that the list POLL-FOR does not name are ignored.
+FREE-POLLER or CANCEL of the returned value ends this; call it before DESCRIPTOR is closed. EVENT-CB
+gets errors in FUNCTION. SOCKET has no effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched,
+or LOOP watches it already. On LOOP."
   (declare (ignore socket))
   (let* ((loop (the-loop loop))
          (watch (%make-watch :loop loop :descriptor descriptor :callback function :event-cb event-cb
@@ -157,7 +157,8 @@ it already. On LOOP."
   (cancel watch))
 
 (defun poller-freed-p (watch)
-  "True if WATCH, which POLL has returned, does not watch its descriptor any more. On its loop."
+  "True if WATCH, a value of POLL, has ended, so that it no longer watches its descriptor. On its
+loop."
   (eq :idle (handle-use watch)))
 
 (defmethod cancel ((watch descriptor-watch) &optional text)

@@ -67,7 +67,8 @@ them. Signal MISUSE. From any thread."
              (some (lambda (identity) (matches-p pattern identity name)) identities)))))
 
 (defun open-p (authority role call)
-  "True if each peer that can connect has ROLE: no permissions were given, and there is no TLS."
+  "True if each peer that can connect has ROLE, because no permissions were given and TLS is not
+used."
   (and (null (authority-permissions authority))
        (not (eq :join role))
        (null (rpc:call-security call))))

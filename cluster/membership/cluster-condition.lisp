@@ -26,7 +26,8 @@ documentation."
   (name-taken :already-exists "Another member has this name, and IF-TAKEN was :refuse.")
   (superseded :failed-precondition "Another member has this name and a later generation: another
 process has taken the name over, or this one has joined again since.")
-  (not-a-member :not-found "There is no member of this name: it has left, or its lease has ended.")
+  (not-a-member :not-found "The cluster has no member of this name: the member has left, or its
+  lease has ended.")
   (cluster-full :resource-exhausted "The cluster has as many members as it may have.")
   (access-denied :permission-denied "The peer may not do this, or may not be the member that it asks
 to be: no permission gives it the role.")

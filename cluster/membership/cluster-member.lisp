@@ -182,7 +182,7 @@ none."
   "The member NAME that ENTRY describes. Signal a CLGRPC-ERROR if ENTRY describes no member, or a
 member that no message can describe."
   (multiple-value-bind (said why) (discovery:read-endpoint entry)
-    (unless said (misuse "It does not describe a server: ~A." why))
+    (unless said (misuse "The entry does not describe a server: ~A." why))
     (check-member (said-member said name (etcd:entry-created entry)))))
 
 (defun entry-member (entry cluster)

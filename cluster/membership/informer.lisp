@@ -137,7 +137,7 @@ held."
 
 (defun finish-catch-up (informer watcher catch-up)
   "End CATCH-UP of WATCHER if WATCHER has got all changes that the view does not remember. Otherwise
-only another change would end the catch-up, and perhaps no other change comes."
+only another change would end the catch-up, and perhaps no other change occurs."
   ;; until the watch has caught up, etcd before 3.4.25 and 3.5.8 may report its progress before the
   ;; changes that this progress includes
   (pause-informer informer)

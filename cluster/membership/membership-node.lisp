@@ -80,9 +80,9 @@ have; :superseded, if another node has its name; :draining or :stopped. From any
   (with-node-lock (node) (node-%state node)))
 
 (defun node-generation (node)
-  "Return the generation of NODE, an integer, or its last one if it is not a member now. The number
-distinguishes NODE's writes elsewhere from those of all earlier members of its name. From any
-thread."
+  "Return the generation of NODE, an integer, or its last one if it is not a member now. By this
+number other stores can distinguish NODE's writes from those of all earlier members of its name.
+From any thread."
   (with-node-lock (node) (node-%generation node)))
 
 (defun node-lease (node)

@@ -322,11 +322,11 @@ stream has room again."
   "Send REQUEST, an AppendEntriesRequest, to PEER after the requests that were given before, without
 waiting for their answers. (THEN response error) is called once, in the order of the requests: with
 its AppendEntriesResponse and nil, or with nil and the RPC-ERROR that has ended the stream, and with
-it all requests on it. THEN runs on a loop, so it must not wait. If no stream can be begun any more,
-it runs on the thread that finds this out. A request may have been joined with others that follow
-it; then the answer is the answer to the joint request. If the pipeline of PEER is full, wait for
-room for WAIT seconds or, if that is nil, for the timeout of PEER; return false if there is still no
-room. With 0 this never waits. THEN must use 0, since no answer is received while it waits.
+it all requests on it. THEN runs on a loop, so it must not wait. If no further stream can begin, the
+function runs on the thread that detects this. A request may have been joined with others that
+follow it; then the answer is the answer to the joint request. If the pipeline of PEER is full, wait
+for room for WAIT seconds or, if that is nil, for the timeout of PEER; return false if there is
+still no room. With 0 this never waits. THEN must use 0, since no answer is received while it waits.
 Otherwise return true. Do not change REQUEST afterwards; it is sent with the address of PEER. From
 any thread; the requests of one thread are sent in its order."
   (check-type request v1:append-entries-request)

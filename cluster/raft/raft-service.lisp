@@ -121,8 +121,8 @@ member, or if SENDER cannot be another member."
         (refuse-address :permission-denied :sender-denied group sender receiver "~A" refusal)))))
 
 (defun admit (service group sender receiver call)
-  "The local member that a request on CALL is meant for. Refuse the request if there is no such
-member, or if the peer may not send as SENDER."
+  "The local member that a request on CALL, from SENDER to RECEIVER in GROUP, addresses. Refuse the
+request if there is no such member, or if the peer may not send as SENDER."
   (prog1 (find-local-member service group sender receiver)
     (check-sender service group sender receiver call)))
 

@@ -65,18 +65,18 @@ last_included_index, last_included_term, octets and crc32c are. On a server's th
 
 (defgeneric handle-install-snapshot (state header offset &key &allow-other-keys)
   (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, describes, or
-continues: OFFSET octets of it have been received before. Return an InstallSnapshotResponse. A term
-above that of HEADER refuses the snapshot. INSTALLED means that STATE has all contents of the
-snapshot, for instance because the leader has lost the response to its last chunk; then nothing is
-sent. In both cases, and if the method calls FAIL, the kept part of another snapshot remains.
-Otherwise, if OFFSET is 0, forget the kept part of another snapshot. On a server's thread; never two
-of the methods for snapshots at once.")
+continues: OFFSET octets of it have been received before. Return an InstallSnapshotResponse. A
+response with a term above HEADER's refuses the snapshot. INSTALLED means that STATE has all
+contents of the snapshot, for instance because the leader has lost the response to its last chunk;
+then nothing is sent. In both cases, and if the method calls FAIL, the kept part of another snapshot
+remains. Otherwise, if OFFSET is 0, forget the kept part of another snapshot. On a server's thread;
+never two of the methods for snapshots at once.")
   (:method (state header offset &key)
     (declare (ignore header offset))
     (not-handled state "InstallSnapshot")))
 
 (defgeneric handle-snapshot-chunk (state header offset data &key &allow-other-keys)
-  (:documentation "Keep DATA, octets that belong to STATE: those of HEADER's snapshot from OFFSET
+  (:documentation "Keep DATA, octets that belong to STATE: the part of HEADER's snapshot from OFFSET
 on, directly after the part that is kept. The octets' check sum was right. If the method signals an
 error, or is interrupted, it is called again with the same OFFSET. On a server's thread.")
   (:method (state header offset data &key)

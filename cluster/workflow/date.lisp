@@ -18,16 +18,15 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +date-slack-ms+ 250 "Dates that differ by no more than this count as the same.")
-(defconstant +longest-step-ms+ 3600000 "The farthest that the date is moved at once.")
+(defconstant +date-slack-ms+ 250 "Dates that differ by at most this are treated as equal.")
+(defconstant +longest-step-ms+ 3600000 "The most by which the date is moved at once.")
 (defconstant +lonely-proof-ms+ 600000
-  "How long the machine must ask for a date that is further away before a node that is alone accepts
-it.")
+  "If the machine's date is further away, a node that is alone accepts it after this time.")
 (defconstant +common-proof-ms+ 30000
-  "How long the machines must ask for a date that is further away before a node among others accepts
-it. Each node reports its machine's date three times in this period.")
+  "If the machines' dates are further away, nodes that are not alone accept them after this time.
+Each node reports its machine's date three times in this period.")
 (defconstant +longest-outage-ms+ 86400000
-  "An outage may explain that the date is behind the machine's, by at most this many ms.")
+  "If the date is at most this many ms behind the machine's, an outage may be the reason.")
 
 (defstruct (date-step (:copier nil) (:predicate nil))
   "A requested offset of the date that is far from the present one."
@@ -63,7 +62,7 @@ it. Each node reports its machine's date three times in this period.")
     (values (elt sorted (floor (1- count) 2)) (elt sorted (floor count 2)))))
 
 (defun common-offset (dates own)
-  "The offset that most machines ask for; OWN is that of this machine."
+  "The offset on which most machines agree; OWN is the offset of this machine."
   (multiple-value-bind (low high)
       (middle (cons own (alexandria:hash-table-values (dates-others dates))))
     (let ((offset (dates-offset dates)))

@@ -77,7 +77,7 @@ was opened last, and the namespace."
       (sb-ext:atomic-push node (instruments-nodes instruments)))))
 
 (defun end-counting (node)
-  "The gauges do not ask NODE any more."
+  "Stop the gauges from reading NODE."
   (let ((instruments (node-instruments node)))
     (when instruments
       (sb-ext:atomic-update (instruments-nodes instruments) (lambda (nodes) (remove node nodes))))))

@@ -47,7 +47,7 @@ Return false if something newer is known."
             (setf (gethash id (ready-list-tasks list)) task))))))
 
 (defun remove-ready (list id revision)
-  "The task of ID cannot be claimed any more since REVISION."
+  "Note that the task of ID can no longer be claimed, since REVISION."
   (sb-thread:with-mutex ((ready-list-lock list)) (forget-ready-before list id revision)))
 
 (defun shard-number (text)

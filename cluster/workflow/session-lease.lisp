@@ -281,8 +281,8 @@ SESSION has ended."
 ;;; Sessions without heartbeats
 
 (defun note-broken (node session stream)
-  "STREAM of SESSION's heartbeats has ended: unless another one comes, the worker is not heard of
-any more."
+  "Note that STREAM of SESSION's heartbeats has ended: unless another stream begins, the worker
+sends no further heartbeats."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (find-record node session)))
       (when (and record (eq stream (session-record-stream record)))

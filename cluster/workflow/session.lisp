@@ -128,7 +128,7 @@ check, and the keeper has found no claim."
             collect claim)))
 
 (defun check-claims (node session held)
-  "Check which claims SESSION has, and return the tasks in HELD that do not belong to it any more.
+  "Check which claims SESSION has, and return the tasks in HELD that no longer belong to SESSION.
 Claims of which the worker does not know go to other workers in the end."
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal)))
     (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
@@ -142,7 +142,7 @@ Claims of which the worker does not know go to other workers in the end."
 
 (defun note-heartbeat (node session held stream)
   "Note that SESSION lives, since a heartbeat has come on STREAM, and holds HELD. Return the tasks
-in HELD that do not belong to the session any more. Signal SESSION-LOST."
+in HELD that no longer belong to the session. Signal SESSION-LOST."
   (unless (hear node session stream) (keep-session-here node session stream))
   (when (zerop (length held)) (forget-load node session))
   (if (or (plusp (length held)) (may-have-claims-p node session))
@@ -160,14 +160,15 @@ ACCESS-DENIED unless the session is the peer's, or TOO-LARGE."
 
 (defun note-single-heartbeat (node call request)
   "Note REQUEST, a heartbeat that is a CALL of its own, as the only heartbeat of its stream. Return
-the held tasks that do not belong to its session any more."
+the held tasks that no longer belong to its session."
   (multiple-value-bind (session held) (check-heartbeat call request)
     (note-heartbeat node session held (make-heartbeat-stream))))
 
 ;;; Streams of heartbeats
 
 (defun heard-at-once-p (node session held stream)
-  "True if a heartbeat on STREAM of SESSION, which holds HELD, is done with, without the store."
+  "Handle a heartbeat on STREAM of SESSION, which holds HELD, if that needs no request to the store;
+return true if it was handled."
   (when (and (zerop (length held))
              (not (may-have-claims-p node session))
              (hear node session stream))
@@ -180,8 +181,8 @@ the held tasks that do not belong to its session any more."
   (when (heartbeat-stream-call stream) (end-call (heartbeat-stream-call stream) condition)))
 
 (defun answer-heartbeat (stream lost)
-  "Answer a heartbeat on STREAM: the tasks LOST do not belong to its worker any more. The next
-heartbeat may come."
+  "Answer a heartbeat on STREAM: the tasks LOST no longer belong to its worker. From then on the
+next heartbeat is accepted."
   (setf (heartbeat-stream-busy stream) nil)
   (handler-case (rpc:try-send (heartbeat-stream-call stream) (pb:make-heartbeat-reply :lost lost))
     (status:rpc-error ())))             ; the worker of STREAM has gone

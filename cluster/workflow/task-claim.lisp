@@ -28,7 +28,8 @@ accepts 1.5 MB.")
 (defconstant +longest-wait-ms+ 60000 "Of a claim.")
 (defconstant +claimers+ 4 "Jobs that try claims again.")
 (defconstant +passed-claims+ 256
-  "The most waiting claims that are skipped to find that of a worker with fewer tasks.")
+  "The most waiting claims that are skipped in the search for the claim of a worker with fewer
+tasks.")
 (defconstant +claim-rounds+ 5 "How often a claim looks for other tasks if the tasks that it has
 found were taken.")
 
@@ -436,7 +437,8 @@ BACKLOG-FULL if too many claims wait."
     (sb-thread:with-mutex ((task-queue-lock task-queue)) (wake-claim task-queue kind id))))
 
 (defun retry-all-claims (node)
-  "Some tasks have arrived, and it is unknown which: try all claims that wait or are about to wait."
+  "Try all claims that wait or are about to wait, since some tasks have arrived and it is unknown
+which."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (map-into (task-queue-arrivals task-queue) #'1+ (task-queue-arrivals task-queue))
@@ -586,7 +588,7 @@ end of the session is missed."
       (unless done (end-waiting task-queue waiting)))))
 
 (defun close-task-queue (node)
-  "Close the task queue of NODE: no claim waits there any more."
+  "Close the task queue of NODE: waiting claims end, and no other claim can wait there."
   (let* ((task-queue (node-task-queue node))
          (all (sb-thread:with-mutex ((task-queue-lock task-queue))
                 (setf (task-queue-closed task-queue) t)

@@ -258,8 +258,8 @@ status of CONDITION does not suffice, since an overloaded node or proxy uses the
 (defun watch-workflow (function channel id &key (after 0) (revision 0) on-end
                                              (timeout +call-seconds+))
   "Watch the workflow ID: call FUNCTION with each change after the number AFTER, a
-CLGRPC.WORKFLOW.V1:CHANGE, until the workflow has ended. Each change comes once and in order, even
-if connections break and nodes end meanwhile. If ID is nil, FUNCTION gets the changes of all
+CLGRPC.WORKFLOW.V1:CHANGE, until the workflow has ended. Each change is reported once and in order,
+even if connections break and nodes end meanwhile. If ID is nil, FUNCTION gets the changes of all
 workflows, from REVISION of the store on or, if that is 0, from now on, without end. In that case
 WATCH-WORKFLOW returns when a node has begun the watch, or after TIMEOUT seconds (10). Return an
 object for END-WATCHING. At the end ON-END is called, with nil or with the WORKFLOW-ERROR that has
@@ -290,7 +290,7 @@ error. Both functions run on a thread of the watch's own. From any thread."
   (loop:end-background (watcher-background watcher) :seconds seconds))
 
 (defun end-watching (watcher)
-  "End WATCHER, of WATCH-WORKFLOW: after this has returned its functions are not called any more.
+  "End WATCHER, a value of WATCH-WORKFLOW: its functions are not called after this has returned.
 From any thread; if WATCHER's function calls this, that call of the function is the last."
   (leave-watcher watcher 60))
 

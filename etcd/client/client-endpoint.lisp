@@ -60,8 +60,8 @@ the caller of MAKE-CHANNEL binds this variable.")
   (dolist (part (endpoints-parts resolver)) (run-part resolver part)))
 
 (defun replace-parts (resolver parts)
-  "Make PARTS the parts of RESOLVER. If RESOLVER already has a part for the same target, that part
-remains, and the one among PARTS is not begun. On its loop."
+  "Make PARTS the parts of RESOLVER. A part that RESOLVER already has for the same target remains in
+place of the one in PARTS, which is not begun. On its loop."
   (let* ((old (endpoints-parts resolver))
          (kept (loop for part in parts
                      collect (or (find (client:resolver-target part) old

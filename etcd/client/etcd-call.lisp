@@ -42,7 +42,7 @@ time.")
 
 (defun set-cancellation-token (call)
   "Note that this thread waits for CALL, or for no call if it is nil. Cancel CALL if the thread must
-not wait any more."
+stop waiting."
   (when (and *cancellation-token*
              (sb-thread:with-mutex ((cancellation-token-lock *cancellation-token*))
                (setf (cancellation-token-call *cancellation-token*) call)
@@ -63,7 +63,7 @@ not wait any more."
   `(let ((*cancellation-token* ,cancellation-token)) ,@body))
 
 (defun pause-cancellation-token (end-ns)
-  "Wait until END-NS. Return false if this thread must not wait any more."
+  "Wait until END-NS. Return false if this thread must stop waiting."
   (let ((cancellation-token (or *cancellation-token* (make-cancellation-token))))
     (not (loop:await-until (cancellation-token-waitqueue cancellation-token)
                            (cancellation-token-lock cancellation-token) end-ns

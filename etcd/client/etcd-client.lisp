@@ -80,8 +80,8 @@ must be nil; the channel is closed with the client. METRICS, a value of MAKE-MET
 calls, as an OBSERVER of its channel, and events of its watches, leases, tokens and locks. The other
 keywords are MAKE-CHANNEL's: :credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS
 and so on. After a failure the client tries to connect at least about every BACKOFF-MAXIMUM-SECONDS,
-so that leases do not end for lack of an attempt. This does not connect yet. Signal MISUSE for wrong
-arguments. From any thread; end it with CLOSE-ETCD, or use WITH-ETCD."
+so that leases do not end for lack of an attempt. MAKE-ETCD does not connect yet. Signal MISUSE for
+wrong arguments. From any thread; end it with CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
   (check-user user password)
   (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))
@@ -164,8 +164,8 @@ connections are closed. From any thread but that of a watch or a lease."
 
 (defun close-after (etcd seconds)
   "After SECONDS make ETCD's calls fail with UNAVAILABLE, those under way and later ones, so that no
-thread waits for etcd any longer. This returns at once; call CLOSE-ETCD afterwards, perhaps before
-SECONDS are over. From any thread."
+thread waits for etcd any longer. CLOSE-AFTER returns at once; call CLOSE-ETCD afterwards, perhaps
+before SECONDS are over. From any thread."
   (check-type seconds (real 0))
   (let* ((begun nil)
          (job (add-job etcd (lambda ()

@@ -114,8 +114,8 @@ reason or one that other members do not have.")
   (second (find-if (lambda (row) (search (first row) text)) *texts*)))
 
 (defun message-text (error)
-  "The text of ERROR, an RPC-ERROR; if a deadline has passed on this side, the text also says what
-was awaited."
+  "The text of ERROR, an RPC-ERROR; if a deadline has passed on this side, the text also names the
+event that was awaited."
   (let ((message (or (status:rpc-error-message error) "")))
     (format nil "~A~@[ (~A)~]"
             (if (string= "" message)

@@ -92,8 +92,8 @@ LEASE-SECONDS is 0, since only etcd knows its time. This makes no request. From 
   (%make-lease etcd number 0 0))
 
 (define-keyword-function revoke-lease (lease &key timeout)
-  "End LEASE, and with it all entries that were put with it. LEASE is not renewed any more even if
-this signals an ETCD-ERROR. A lease that has already ended does not cause an error. From any
+  "End LEASE, and with it all entries that were put with it. Even if this signals an ETCD-ERROR,
+LEASE is no longer renewed. A lease that has already ended does not cause an error. From any
 thread."
   (stop-keeping lease)
   (handler-case (ask (lease-etcd lease) #'leases:lease-revoke

@@ -236,7 +236,7 @@ lease becomes overdue later."
     (rpc:try-send call (pb:make-lease-keep-alive-request :id (lease-id lease)))))
 
 (defun ask-for-due (keepalive leases)
-  "Request renewals of LEASES, those of KEEPALIVE that are due."
+  "Request renewals of LEASES, the due leases of KEEPALIVE."
   (when leases
     (handler-case
         (with-etcd-errors

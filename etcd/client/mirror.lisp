@@ -146,10 +146,10 @@ no member could be reached for so long, or if the store has lost its data, all t
 with :entries. Return the mirror. When this returns the first call of FUNCTION has returned; later
 calls follow one at a time, on a thread of the mirror's own. If the mirror ends without
 CANCEL-MIRROR or CLOSE-ETCD, because FUNCTION has failed or the user has lost the rights, ON-END is
-called on that thread with the condition. Signal an ETCD-ERROR if it cannot begin within TIMEOUT
-seconds for each request, by default those of ETCD. If ON-ERROR, a function of a condition, is
-given, this returns at once, and the mirror begins when it can. ON-ERROR is called with each error,
-after which the mirror continues. From any thread."
+called on that thread with the condition. Signal an ETCD-ERROR if the mirror cannot begin; each
+request may take TIMEOUT seconds, by default the timeout of ETCD. If ON-ERROR, a function of a
+condition, is given, this returns at once, and the mirror begins when it can. ON-ERROR is called
+with each error, after which the mirror continues. From any thread."
   (let ((mirror (%make-mirror etcd function
                               (append (when key
                                         (let ((octets (key-octets key)))
@@ -184,7 +184,7 @@ after which the mirror continues. From any thread."
 
 (defun detach-mirror (mirror)
   "End MIRROR, whose function may still be running when this returns, and return its watch, or nil.
-This is not interrupted, and waits for nothing that takes long."
+Interrupts are off meanwhile, so this waits for nothing that takes long."
   (sb-sys:without-interrupts
     (let ((watch (nth-value 1 (end-mirror mirror))))
       (when watch (detach-watch watch))

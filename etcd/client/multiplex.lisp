@@ -65,7 +65,7 @@ is not interrupted."
 ;;; Responses
 
 (defun response-octets (response)
-  "How much of the heap RESPONSE takes, about."
+  "About how much of the heap RESPONSE takes."
   (reduce #'+ (pb:watch-response-events response)
           :key (lambda (event)
                  (let ((entry (mvccpb:event-kv event)))
@@ -94,8 +94,8 @@ is not interrupted."
   (when (watch-number watch) (remhash (watch-number watch) (multiplex-watches multiplex))))
 
 (defun begun-watch (multiplex number)
-  "The number of the watch that etcd has begun or refused: NUMBER or, if that is not known, the one
-that was requested first. The lock of MULTIPLEX is held."
+  "The number of the watch that etcd has begun or refused: NUMBER or, if NUMBER is not known, that
+of the watch that was requested first. The lock of MULTIPLEX is held."
   (let ((opening (multiplex-opening multiplex)))
     (loop for first = (and (fifo-items opening) (car (dequeue opening)))
           while first

@@ -78,7 +78,7 @@
 
 (defun adopt-renewals (stream call metadata)
   "Make CALL, with METADATA, the call of STREAM, unless another thread has opened such a call.
-Return two values: the call of STREAM, and the previous one if it is not needed any more."
+Return two values: the call of STREAM, and the previous call if it is no longer needed."
   (sb-thread:with-mutex ((renewal-stream-lock stream))
     (let ((present (renewal-stream-call stream)))
       (cond ((and present (equal metadata (renewal-stream-metadata stream)))

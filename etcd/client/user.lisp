@@ -19,8 +19,8 @@ Signal an ETCD-ERROR. From any thread."
   nil)
 
 (define-keyword-function authentication-enabled-p (etcd &key timeout)
-  "True if authentication is on: etcd serves authenticated users only. etcd before 3.5 does not
-report it: then signal an ETCD-ERROR, as for any other failure. From any thread."
+  "True if authentication is on, so that etcd serves authenticated users only. Signal an ETCD-ERROR
+if etcd does not report this, as before version 3.5, or for any other failure. From any thread."
   (pb:auth-status-response-enabled
    (ask etcd #'auth:auth-status (pb:make-auth-status-request) timeout :twice t)))
 

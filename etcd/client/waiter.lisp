@@ -104,7 +104,8 @@ it is lost."
     (sb-thread:condition-broadcast (waiter-waitqueue waiter))))
 
 (defun step-timeout (waiter end-ns)
-  "How long one request for WAITER may take, as a part of the time until END-NS."
+  "How long one request for WAITER may take: the timeout of its client, or the time until END-NS if
+that is shorter."
   (min (etcd-timeout (waiter-etcd waiter)) (loop:seconds-until end-ns)))
 
 (defun call-patiently (waiter end-ns function)

@@ -118,7 +118,7 @@ entry is not compacted; nil if it did not exist.")
       (when (eq :put (change-kind change)) (setf (watch-mark watch) entry)))))
 
 (defun split-last-revision (changes)
-  "Two values: the changes of CHANGES before the last revision in CHANGES, and those of that
+  "Two values: those of CHANGES that are of earlier revisions than the last, and those of the last
 revision."
   (flet ((revision-of (change) (entry-changed (change-entry change))))
     (let ((at (and changes (position (revision-of (first (last changes))) changes

@@ -53,8 +53,8 @@ none. From any thread."
                                              :reason why))))
 
 (defun note-put (endpoint-table entry)
-  "ENTRY of the store is of ENDPOINT-TABLE's name. An entry that does not describe a server removes
-the endpoint of its key; then return false."
+  "ENTRY of the store is of ENDPOINT-TABLE's name. If an entry does not describe a server, remove
+the endpoint of its key and return false."
   (let ((key (table-entry-key entry)) (table-entries (endpoint-table-table-entries endpoint-table)))
     (multiple-value-bind (endpoint why) (read-endpoint entry)
       (cond ((null endpoint)

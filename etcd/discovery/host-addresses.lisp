@@ -81,8 +81,8 @@ Return two values: true if this changes anything, and true if FAILURE is a new o
       (values (or new-addresses new-failure) new-failure))))
 
 (defun resolve-address (hosts address)
-  "Two values: the addresses for ADDRESS, which has a name, as texts; and the reason if there are
-none."
+  "Two values: the addresses, as texts, for ADDRESS, which has a name for its host; and, if the name
+has no addresses, the reason."
   (handler-case
       (let ((target (loop:parse-target address)))
         (multiple-value-bind (addresses failure)

@@ -24,8 +24,7 @@
 long.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked for the revision up to which it has sent
 changes.")
-(defconstant +answer-seconds+ 1/2 "How long etcd's answer with the revision up to which it has sent
-changes is awaited.")
+(defconstant +answer-seconds+ 1/2 "How long to wait for the revision for which etcd was asked.")
 
 (defstruct (service-watcher (:constructor %make-service-watcher) (:copier nil))
   "A follower of a name in etcd."

@@ -123,7 +123,7 @@ a user's thread, and half a revision would remain."
     (if (typep outcome 'status:rpc-error) (error outcome) outcome)))
 
 (defmacro on-store ((engine store &optional (now (gensym "NOW"))) &body body)
-  "Evaluate BODY with STORE bound to that of ENGINE and NOW to the time, see CALL-ON-STORE."
+  "Evaluate BODY with STORE bound to the store of ENGINE and NOW to the time, see CALL-ON-STORE."
   `(call-on-store ,engine (lambda (,store ,now) (declare (ignorable ,now)) ,@body)))
 
 ;;; The job

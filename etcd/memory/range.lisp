@@ -11,7 +11,7 @@ request."
 
 (defun range-items (tree key end &optional limit)
   "Two values: the items of TREE in the range of KEY and END, in order, at most LIMIT; and how many
-there are without the limit."
+items the range has without the limit."
   (if (zerop (length end))
       (let ((item (tree-item tree key)))
         (values (and item (not (eql 0 limit)) (list item)) (if item 1 0)))

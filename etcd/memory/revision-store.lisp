@@ -206,7 +206,7 @@ refusal if there is not enough."
   (note-write write-batch (removal-change write-batch previous)))
 
 (defun remove-range (write-batch start end)
-  "Remove from WRITE-BATCH the items whose keys are not before START and, unless END is nil, before
+  "Remove from WRITE-BATCH the items whose keys are at or after START and, unless END is nil, before
 END. Return these items, in their order. The lock is held for all of them: each costs one step in a
 tree and three objects."
   (let ((items '()) (leases (make-hash-table)))

@@ -177,7 +177,7 @@ after START."
                (joined first left rest))))))
 
 (defun map-range (function tree start end)
-  "Call FUNCTION with the items of TREE, in order, whose keys are not before START and, unless END
+  "Call FUNCTION, in order, with the items of TREE whose keys are at or after START and, unless END
 is nil, before END."
   (declare (type function function))
   (when tree

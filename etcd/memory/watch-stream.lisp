@@ -20,7 +20,8 @@
 (in-package #:clgrpc.memory)
 
 (defconstant +most-revisions+ 1000 "The most revisions whose changes are in one response.")
-(defconstant +most-octets+ 1048576 "A response with this many octets gets no more changes.")
+(defconstant +most-octets+ 1048576 "Once a response has this many octets, no change is added to
+it.")
 (defconstant +longest-response+ 16777216
   "The longest response, in octets, if it must not be cut before the end of a revision.")
 (defconstant +changes-at-once+ 1000
@@ -94,8 +95,8 @@
                 (setf (scan-passed scan) 0)))
 
 (defun scan-records (scan records most)
-  "Let SCAN examine RECORDS, a list, one after the other. If RECORDS have MOST changes or more, this
-scans only the first ones, or none."
+  "Let SCAN examine RECORDS, a list, one after the other. If RECORDS have MOST changes or more, scan
+only some records at the beginning, or none."
   (loop for record in records
         for changes = (- (length (record-changes record)) (scan-passed scan))
         until (or (>= (scan-octets scan) +most-octets+)

@@ -24,7 +24,8 @@ The condition is a PROGRAM-ERROR, as for other wrong arguments in Common Lisp.")
   ((cause :initarg :cause :reader function-failed-cause)) ; the condition signalled in it
   (:documentation "A user's function that reads a stream has failed. The cause may be the RPC-ERROR
 of another call, which the function has made, and then says nothing about the stream. So this
-condition wraps that cause and carries it past the stream's own handlers."))
+condition wraps that cause, and the stream's own handlers, which handle RPC-ERRORs, do not handle
+it."))
 
 (document-functions
   function-failed-cause "The condition that the function has signalled.")

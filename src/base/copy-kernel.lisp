@@ -8,8 +8,8 @@
 
 (define-kernel %copy-256 ((from :sap) (to :sap) (count :count)) (here)
     (:integers (limit) :vectors-256 (some others))
-    "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. Stores are aligned,
-so this is faster than memmove for addresses that are not aligned, as most are not."
+    "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. Stores are aligned, so
+this is faster than memmove for unaligned addresses, and most addresses are unaligned."
   (inst vmovdqu some (memory 0 from))
   (inst vmovdqu (memory 0 to) some)
   (inst mov here to)

@@ -11,7 +11,7 @@
   ring-p "True of a link of a list, or its head.")
 
 (defun isolate-ring (ring)
-  "Make RING, which is new, a list with itself as its only link; return it."
+  "Make RING, a new ring, a list whose only link is RING itself; return RING."
   (setf (ring-before ring) ring
         (ring-after ring) ring))
 

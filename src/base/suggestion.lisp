@@ -35,8 +35,8 @@ element that begins with NAME, or the one that differs least from it."
                nearest)))))
 
 (defun check-choice (argument value choices)
-  "Signal MISUSE unless VALUE, that of ARGUMENT, a keyword, is one of CHOICES, keywords. The error's
-text names the choice that was probably meant."
+  "Signal MISUSE unless VALUE, the value of the keyword ARGUMENT, is one of CHOICES, a list of
+keywords. The error's text names the choice that was probably meant."
   (unless (member value choices)
     (let ((likely (and (symbolp value)
                        (suggested-name (string-downcase value)

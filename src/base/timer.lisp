@@ -27,8 +27,8 @@
 (defconstant +idle+ -1
   "The SLOT of a timer that is in no slot.")
 (defconstant +exact-scan+ 32
-  "How many timers of a slot above level 0 NEXT-DUE-NS examines before it returns the slot's start
-instead.")
+  "In a slot above level 0, NEXT-DUE-NS examines at most this many timers; if the slot has more, it
+returns the slot's start.")
 
 (defstruct (timer (:constructor make-timer (function argument)) (:copier nil))
   "A timer, which calls a function when it is due. A timer can be reused; it is in at most one wheel

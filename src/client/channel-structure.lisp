@@ -279,7 +279,8 @@ connection-set.lisp."
 (defstruct (subchannel (:constructor make-subchannel
                            (&key core balancer key addresses attributes channel-trace note))
                        (:copier nil))
-  "One server as a balancer sees it: the addresses of one server, or of several that count as one."
+  "One server as a balancer sees it: the addresses of one server, or of several that are treated as
+one."
   (core nil :type core :read-only t)    ; the core of its channel
   (balancer nil :type balancer :read-only t) ; the balancer that gets its states
   (addresses '() :type list)            ; the kernel's, octets

@@ -11,8 +11,8 @@
       (:queue (full-text core)))))
 
 (defun full-text (core)
-  "A text that says that all streams allowed by CORE's servers are in use; nil if some are free, or
-if no server is connected."
+  "If all streams that CORE's connected servers allow are in use, a text that says so; nil if some
+are free, or if no server is connected."
   (let* ((links (loop for subchannel in (core-subchannels core)
                       append (connection-set-links (subchannel-connection-set subchannel))))
          (limit (loop for link in links

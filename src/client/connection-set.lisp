@@ -75,7 +75,7 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
     (setf (subchannel-connection-set subchannel) connection-set)))
 
 (defun misplaced-p (subchannel)
-  "True if the connection set of SUBCHANNEL is for other addresses than those of SUBCHANNEL."
+  "True if the addresses of SUBCHANNEL differ from those of its connection set."
   (not (equalp (subchannel-addresses subchannel)
                (connection-set-addresses (subchannel-connection-set subchannel)))))
 
@@ -129,7 +129,7 @@ subchannels there is passed once for each."
   (dolist (owner (engaged-owners connection-set)) (enter-stage (subchannel-core owner) stage)))
 
 (defun resolving-wanted-for-p (subchannel)
-  "True if no balancer above that of SUBCHANNEL forbids to resolve addresses again."
+  "True if no balancer above SUBCHANNEL's own forbids another look-up of the addresses."
   (loop for child = (subchannel-balancer subchannel) then parent
         for parent = (balancer-parent child)
         while (typep parent 'balancer)

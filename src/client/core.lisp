@@ -194,8 +194,8 @@ connection."
   (when (and (waiting-p core) (core-picker core)) (place-anew core)))
 
 (defun place-anew (core)
-  "Pick for the calls that wait by CORE's new picker, the oldest first: for all of them or, if calls
-of CORE wait in line, until a call finds no stream."
+  "With CORE's new picker, pick for the waiting calls, the oldest first: for all of them or, if
+calls of CORE wait in line, until a call finds no stream."
   (gather-places core)
   (if (eager-p core)
       (loop with picker = (core-picker core)
@@ -294,8 +294,8 @@ any thread."
   "The most servers that an event of a channel names.")
 
 (defun usable-backends (core backends)
-  "The BACKENDS that CORE's channel uses: as many of the first ones as have no more addresses
-together than the channel may have."
+  "The BACKENDS that CORE's channel uses: the first ones, as long as they together have no more
+addresses than the channel may have."
   (let ((most (min (options-max-addresses (core-options core))
                    (options-max-subchannels (core-options core)))))
     (loop for rest on backends
@@ -390,7 +390,7 @@ SELECTED-CONFIG."
   (reduce #'+ (core-subchannels core) :key #'subchannel-picks))
 
 (defun idle-limit-ns (core)
-  "The time without calls, in nanoseconds, after which CORE goes idle; 0 for never."
+  "The time without calls, in nanoseconds, after which CORE becomes idle; 0 means never."
   (let ((seconds (options-idle-seconds (core-options core))))
     (if (plusp seconds) (seconds-ns (max 1 seconds)) 0)))
 

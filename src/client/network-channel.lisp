@@ -52,8 +52,9 @@ CALL-CREDENTIALS       the source of metadata that identify the caller, asked be
                        a call: a value of BEARER-TOKEN, TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN,
                        EXCHANGED-TOKEN or COMPOSE-CREDENTIALS, an instance of a subclass of
                        CALL-CREDENTIALS, or a function of a method's path that returns metadata. The
-                       function may wait: it is called in the caller's thread for the first attempt,
-                       on another for further ones. The :call-credentials of a stub are sent in
+                       function may wait: for the first attempt it is called in the caller's thread,
+                       for further attempts in another thread. The :call-credentials of a stub are
+                       sent in
                        addition. On a channel without TLS, or with TLS that verifies nothing, calls
                        with credentials are refused with :unauthenticated
 PLAINTEXT-CREDENTIALS  true to send call credentials on such a channel too
@@ -147,8 +148,8 @@ CREDENTIALS cannot be used. From any thread."
 (defun open-wire-channel (target options pool-key observers canonical-target interception
                           &rest arguments)
   "A channel to TARGET, all parts of which have been checked, on a client loop that is acquired now
-and released with the channel. INTERCEPTION are the initargs of an INTERCEPTED-CHANNEL, or nil;
-ARGUMENTS those of its core."
+and released with the channel. INTERCEPTION is a list of initargs of an INTERCEPTED-CHANNEL, or nil;
+ARGUMENTS are initargs of the channel's core."
   (sb-sys:without-interrupts            ; the loop is released with the channel, or now
     (multiple-value-bind (event-loop subchannel-pool)
         (acquire-client-loop options pool-key #'make-subchannel-pool)

@@ -51,7 +51,7 @@ it."
                                   ((:back-off :queue) 0)))))
 
 (defun clock-difference (clock before now)
-  "The totals and the attempts of CLOCK at NOW minus those of BEFORE, a call's clock."
+  "Two values: the totals and the attempts of CLOCK at NOW, minus those of BEFORE, a call's clock."
   (values (map '(simple-vector 5) #'- (clock-totals clock now) (wait-clock-totals before))
           (- (wait-clock-attempts clock) (wait-clock-attempts before))))
 

@@ -42,7 +42,7 @@ address, however many the client has sent."
   (rpc:finish call :trailers (status:sendable-metadata (rpc:call-trailers forwarded))))
 
 (defun finish-as (call error)
-  "End CALL with the status of ERROR, that of the forwarded call."
+  "End CALL with the status of ERROR, the error of the forwarded call."
   (rpc:finish call :status (status:rpc-error-status error) :message (status:rpc-error-message error)
               :details (status:rpc-error-details-octets error)
               :trailers (status:sendable-metadata (status:rpc-error-trailers error))))

@@ -8,8 +8,8 @@
 (in-package #:clgrpc.inproc)
 
 (define-hot wake-driver ((call-pair call-pair)) null
-  "If the client of CALL-PAIR runs the loop of its handlers, make it check its call, for which a
-message or the end has arrived."
+  "If the client of CALL-PAIR runs the loop of its handlers, make the client check its call, for
+which a message or the end has arrived."
   (let ((driver (call-pair-driver call-pair)))
     (when (and driver (not (eq driver sb-thread:*current-thread*)))
       (loop:post (the loop:event-loop
@@ -127,7 +127,7 @@ channel is closed; return its status."
 ;;; Calls that end without being checked
 
 (defun enlist (call-pair)
-  "Put the call of CALL-PAIR among those of its callee."
+  "Add the call of CALL-PAIR to the calls of its callee."
   (sb-sys:without-interrupts            ; a thread that registers a call checks its end
     (let* ((callee (call-pair-callee call-pair))
            (open (sb-thread:with-mutex ((callee-lock callee))

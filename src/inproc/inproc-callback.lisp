@@ -67,9 +67,9 @@ return false if none is due."
          t)))
 
 (define-hot run-due ((call inproc-call) &optional (message t nil)) null
-  "Run the callbacks of CALL that are due, the one for MESSAGE first unless that is nil. The calling
-thread has set SCHEDULED. Call this with interrupts off; during callbacks interrupts are on if the
-caller allows them."
+  "Run the callbacks of CALL that are due; first the callback for MESSAGE, unless MESSAGE is nil.
+The calling thread has set SCHEDULED. Call this with interrupts off; during callbacks interrupts are
+on if the caller allows them."
   (let ((callbacks (the inproc-callbacks (call-inproc-callbacks call)))
         (done nil))
     (unwind-protect

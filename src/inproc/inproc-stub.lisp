@@ -143,8 +143,8 @@ been long lately, wait first until there is room for one more answer and its cop
                             (lambda () (serving:answer-of route request call)) :answer t))))
 
 (defun copy-answer (inproc-core callee route call answer size)
-  "As INPROC-CORE-COPY, for an ANSWER of SIZE octets that is long, or of a ROUTE that has given long
-ones lately."
+  "As INPROC-CORE-COPY, for an ANSWER of SIZE octets that is long, or whose ROUTE has returned long
+answers lately."
   (cond ((<= size rpc:+long-octets+)
          (serving:note-answer route)
          (inproc-core-copy inproc-core answer))
@@ -307,8 +307,8 @@ exit, the call has ended."
         (when asked (ask-credentials call-pair channel asked nil))))))
 
 (defun begin-kind (call-pair kind channel method request generator options)
-  "Begin the call of CALL-PAIR, of KIND; GENERATOR, if it is not nil, returns its requests. The
-values are those of INVOKE."
+  "Begin the call of CALL-PAIR, of KIND; GENERATOR, if it is not nil, returns its requests. Return
+the values of INVOKE."
   (let* ((client (call-pair-client call-pair))
          (inproc-core (call-inproc-core client))
          (async (call-pair-unattended call-pair)))

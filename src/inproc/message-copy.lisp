@@ -36,8 +36,8 @@ copy."
       (options-max-receive-octets (receiving-options call))))
 
 (define-hot pass ((call inproc-call) message) (values t index)
-  "Return MESSAGE, which CALL sends, as the other end gets it, and its size. Signal the same as on
-the wire if it is of the wrong type or too long."
+  "Return two values: MESSAGE, which CALL sends, in the form in which the other end gets it; and its
+size. Signal the same as on the wire if it is of the wrong type or too long."
   (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
     (when (> size (min (sending-limit call) (receiving-limit call)))
       (refuse-length call size))

@@ -27,7 +27,8 @@ callback runs, or if other messages wait before this one."
 
 (define-hot queue-message ((call inproc-call) (receiver inproc-call) message (size index) wait-p)
     boolean
-  "Give MESSAGE, which CALL sends, to RECEIVER and return true; return false if there is no room."
+  "Give MESSAGE, which CALL sends, to RECEIVER and return true; return false if RECEIVER has no
+room."
   (cond ((or (room-left-p call)
              (and wait-p
                   (or (not (may-wait-p call))

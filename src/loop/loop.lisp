@@ -122,8 +122,8 @@ this thread; then release the baton. If the baton is lost, return :LOST."
       (when (and (not done) (in-event-loop-p loop)) (pass-on loop)))))
 
 (defun pass-on (loop)
-  "A non-local exit leaves LOOP, whose baton this thread holds: let a reserve thread run it; if none
-can, end it."
+  "Let a reserve thread run LOOP, whose baton this thread holds, since a non-local exit is leaving
+LOOP; if no reserve thread can, end LOOP."
   (hand-over loop)
   (unless (request-runner loop)
     (when (take loop) (end-running loop))))

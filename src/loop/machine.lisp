@@ -33,9 +33,9 @@
     socket))
 
 (defun retire-by-kernel (socket)
-  "The machine's NETWORK-RETIRE. Otherwise a connection that a socket gets between its last accept
-and its end would be reset. If several sockets share the port, the peer should try again instead:
-then another socket gets the connection."
+  "The machine's NETWORK-RETIRE. A connection that a socket gets between its last accept and its end
+is reset. If several sockets share the port, prevent that: let the peer try again, so that another
+socket gets the connection."
   (unless (eql 0 (os:socket-option socket os:+sol-socket+ os:+so-reuseport+))
     (os:drop-new-connections socket)))
 

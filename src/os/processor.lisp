@@ -110,7 +110,7 @@ rational; nil if they do not limit it. READ returns the text of the file at a pa
                 (when quota (setf least (min quota (or least quota))))))))))))
 
 (defun processor-limit ()
-  "Return how many processors this process may use at once, on average: a rational, those of
-PROCESSOR-COUNT or less."
+  "Return how many processors this process may use at once, on average: a rational, at most
+PROCESSOR-COUNT."
   (let ((count (processor-count)))
     (min count (or (processor-quota) count))))

@@ -82,8 +82,8 @@ when it has ended SOCKET is writable, or its option +SO-ERROR+ has the error."
 ;;; Octets
 
 (define-hot receive-octets ((socket fixnum) (octets octets) (start index) (end index)) result
-  "Receive into OCTETS from START to END. Return the number of received octets; 0 means that no more
-will come."
+  "Receive into OCTETS from START to END. Return the number of received octets; 0 means that the
+peer sends no more."
   (assert (<= start end (length octets)))
   (with-pinned-objects (octets)
     (filling (octets start end)

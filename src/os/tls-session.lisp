@@ -457,7 +457,7 @@ checked."
              (ssl-set-hostflags ssl (logior +no-partial-wildcards+ +never-check-subject+))
              (must (ssl-set1-host ssl name))))
           ((or name check)
-           (tls-error "~:[A server that has no name cannot be verified.~;~
+           (tls-error "~:[A server without a name cannot be verified.~;~
                        ~:*~S is not a host name.~]" name)))))
 
 (defun close-tls-session (ssl)

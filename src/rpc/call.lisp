@@ -529,7 +529,7 @@ has been answered and this is not code of CALL. From any thread."
           (t (ending-trailers ending)))))
 
 (defun refuse-if-answered (call part)
-  "Signal MISUSE if CALL has been answered, so that PART of it cannot be changed any more."
+  "Signal MISUSE if CALL has been answered, since PART of CALL can then no longer be changed."
   (when (eq :ok (call-status call))
     (misuse "~A has ended, and its ~A were sent." call part)))
 

@@ -266,8 +266,8 @@ wait. Return CALL. From any thread."
 (defun filter-messages (call &key incoming outgoing)
   "Filter the messages of CALL, a call of streams: INCOMING and OUTGOING are functions of a message,
 or nil, whose value replaces each message that is received or sent. Only interceptors call this, on
-their thread, before CALL is used. The functions of an outer interceptor see incoming messages first
-and outgoing ones last. Return CALL."
+their thread, before CALL is used. The functions of an outer interceptor see incoming messages
+before, and outgoing messages after, those of an inner one. Return CALL."
   (check-call call)
   (let ((inbound (ensure-inbound call))
         (outbound (ensure-outbound call)))

@@ -21,7 +21,7 @@ for which the connection stays open in any case; output, perhaps with the PING, 
 peer sends other frames first.")
 
 (defun drain-link (link)
-  "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
+  "Stop accepting calls on LINK, and end LINK with its last call. On its loop."
   (let ((protocol (server-link-protocol link)))
     (if protocol
         (funcall (server-connection-protocol-drain protocol) link)

@@ -175,8 +175,8 @@ more requests."
 (defun run-node (name worker drain lines store-credentials arguments)
   "Run the node NAME, which START-NODE starts with ARGUMENTS, until the process is asked to end or
 another process takes the name. After that stop NODE, and WORKER unless it is nil, within DRAIN
-seconds. Print LINES once the node is a member. At SIGHUP read the certificates again, those of
-STORE-CREDENTIALS too. Return the exit code."
+seconds. Print LINES once the node is a member. At SIGHUP read the certificates again, including
+those of STORE-CREDENTIALS. Return the exit code."
   (program:call-with-ending
    (lambda (ending)
      (setf (program:ending-seconds ending) (+ drain program:+ending-seconds+))

@@ -462,7 +462,7 @@ in a mix."
             (list (apply #'load-request credentials timeout 1 options)))))
 
 (defun make-load-plan (&rest options &key service-config timeout name tags &allow-other-keys)
-  "The plan for OPTIONS, those of the command `load`."
+  "The plan for OPTIONS, a plist of the options of the command `load`."
   (let* ((config (and service-config (config:parse-service-config service-config)))
          (paths (mapcar #'method-path (apply #'methods-called options)))
          (tags (and tags (parse-string-object tags "--tags")))

@@ -43,7 +43,7 @@ process ended by SIGPIPE.")
     (write-string (output-name output) stream)))
 
 (defun await-room (output)
-  "Wait until OUTPUT's descriptor, which does not block, may take more; a second at most."
+  "Wait, at most a second, until OUTPUT's descriptor, which does not block, may take more octets."
   (sb-sys:wait-until-fd-usable (output-descriptor output) :output 1 nil))
 
 (defun fail-output (output result)

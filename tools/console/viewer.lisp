@@ -47,8 +47,8 @@ old at the time NOW."
 
 (defun send-waiting (viewer text)
   "Send VIEWER, which is current, the updates that wait for it, and then TEXT, the next one. If the
-connection has no room, these texts wait. If too many texts wait then, drop them; VIEWER is not
-current any more."
+connection has no room, these texts wait. If too many texts wait then, drop them; VIEWER is then no
+longer current."
   (let ((updates (cons text (viewer-waiting viewer))))
     (cond ((exchange:send-chunk (viewer-request viewer)
                               (apply #'concatenate 'string (reverse updates)))

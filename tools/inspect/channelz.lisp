@@ -78,7 +78,8 @@ server takes more than *LIST-SECONDS*."
              #'channelz:get-server-sockets-response-end))
 
 (defun ask-for-one (what reader stub grpc-channel request)
-  "What READER finds in the answer of STUB to REQUEST; WHAT it is, for an error."
+  "Call STUB with REQUEST and return the part of the answer that READER reads; WHAT names this part
+in an error."
   (told (funcall reader (funcall stub grpc-channel request :timeout +channelz-seconds+)) what))
 
 (defun ask-for-channel (grpc-channel number)

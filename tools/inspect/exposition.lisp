@@ -30,7 +30,7 @@ end."
 
 (defun parse-number (text)
   "The number that TEXT means: an integer if the number is whole, even if it is written like 5.0;
-nil if JSON has no such number, as for NaN."
+nil if JSON cannot represent the number, as for NaN."
   (let ((number (handler-case (parse-json text) (clgrpc-error () nil))))
     (cond ((not (realp number)) nil)
           ((and (floatp number) (< (abs number) +exact-float+) (= number (ffloor number)))

@@ -324,7 +324,7 @@ calls began."
   (after-event generator))
 
 (defun stop-generator (generator)
-  "Begin no more calls on GENERATOR."
+  "Stop beginning calls on GENERATOR."
   (unless (generator-stopping generator)
     (setf (generator-stopped-ns generator) (note-now generator)
           (generator-stopping generator) t))

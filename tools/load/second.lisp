@@ -7,7 +7,8 @@
 are merged.")
 
 (defun merge-second-rows (rows &key at-once)
-  "One row for ROWS, which are of successive seconds or, if AT-ONCE is true, of the same second."
+  "One row that sums up ROWS, which cover successive seconds or, if AT-ONCE is true, the same
+second."
   (flet ((sum (reader) (reduce #'+ rows :key reader)))
     (make-second-row
      :count (sum #'second-row-count) :errors (sum #'second-row-errors)

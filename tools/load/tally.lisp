@@ -83,7 +83,7 @@ more."
           (second-row-connections second) (tally-ready tally))))
 
 (define-hot (keep-time :inline t) ((tally tally) (now nanoseconds)) null
-  "Open rows until the last row is that of NOW."
+  "Open rows until the last row covers NOW."
   (loop while (<= (tally-second-end-ns tally) now)
         do (next-second tally)))
 

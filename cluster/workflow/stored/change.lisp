@@ -37,8 +37,7 @@ such a message, or SOUND-P is false for it, log EVENT, a warning, and return nil
 
 (defstruct (cached-state (:constructor make-cached-state (state revision &optional (octets 0)))
                          (:copier nil))
-  "A state at some revision, as ENTRY-STATE has read it or a draft has left it; it is never
-changed."
+  "A state at some revision, which ENTRY-STATE has read or a draft has stored; it is never changed."
   (state nil :type pb:workflow-state :read-only t) ; the state as it was at REVISION
   (revision 0 :type (integer 0) :read-only t) ; the revision of this state
   (octets 0 :type (integer 0) :read-only t)) ; the length of the state; 0 unless it is cached

@@ -63,8 +63,8 @@
   (hexadecimal (max 0 ms) 16))
 
 (defun age-text (ms)
-  "The AGE in the keys of a workflow that began at MS. By this text later workflows sort before
-earlier ones."
+  "The AGE in the keys of a workflow that began at MS. Sorted by this text, later workflows come
+before earlier ones."
   (time-text (- +last-ms+ ms)))
 
 (defun text-time (text)

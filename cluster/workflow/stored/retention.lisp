@@ -25,7 +25,7 @@ period lasts some four seconds.")
 
 (defconstant +longest-progress-seconds+ 1 "How long a check waits for the watch of the sums.")
 (defconstant +most-vain-checks+ 3
-  "After this many checks in a row that have waited in vain for the watch all is read again.")
+  "If this many checks in a row have waited in vain for the watch, everything is read again.")
 
 (defun period-of (root key)
   "The period of the workflow that has ended with KEY in the index: STATUS/ and the beginning of
@@ -92,16 +92,16 @@ lock is held."
                    range)))))
 
 (defun await-ended (node watch)
-  "Wait a little until the sums of NODE, which follow WATCH, are those of the store now. Return true
-if the sums are."
+  "Wait a little until the sums of NODE, which follow WATCH, agree with the store. Return true if
+they agree."
   (let ((revision (nth-value 1 (etcd:fetch (node-etcd node) (node-key node "date")))))
     (handler-case (etcd:await-progress watch :revision revision
                                        :timeout +longest-progress-seconds+)
       (etcd:unavailable () nil))))
 
 (defun follow-ended (node)
-  "Have the sums of NODE follow the store up to now. Return false if the sums are not those of the
-store yet."
+  "Update the sums of NODE from the store. Return false if the sums do not agree with the store
+yet."
   (let* ((retention (node-retention node)) (watch (retention-watch retention)))
     (cond ((or (null watch)
                (sb-thread:with-mutex ((retention-lock retention)) (retention-lost retention)))

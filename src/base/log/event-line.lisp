@@ -19,7 +19,7 @@
                    'simple-string)))
 
 (defun written (function)
-  "What FUNCTION appends to the buffer that it is called with, as a string."
+  "Call FUNCTION with a buffer, and return as a string what FUNCTION has appended to the buffer."
   (let ((buffer (make-buffer :size 64)))
     (funcall function buffer)
     (buffer-string buffer)))
@@ -274,7 +274,8 @@ BEFORE is the character before its first member."
       (t (text (log-value-text value))))))
 
 (defun json-line (level event plist)
-  "The event as a line of JSON, an object with the members time, level, event and those of PLIST."
+  "The event as a line of JSON: an object with the members time, level and event, and one for each
+name in PLIST."
   (let ((*line-room* +line-characters+) (buffer (make-buffer :size 512)))
     (append-text buffer "{\"time\":\"")
     (append-iso-time buffer (real-time-ns))

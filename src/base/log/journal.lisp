@@ -215,8 +215,9 @@ called from any thread. See FLUSH-LOG."
 ;;; Writers of lines
 
 (defconstant +joined-octets+ 4096
-  "Lines of at most so many octets are written at once: some streams write each line to the system.
-Processes that share a pipe do not tear what each writes at once up to this length (PIPE_BUF).")
+  "Lines of at most this many octets together are written at once: some streams write each line to
+the system. Processes that share a pipe do not tear what each writes at once up to this length
+(PIPE_BUF).")
 
 (defun write-lines (lines stream)
   (let ((buffer (make-buffer :size 4096)))
@@ -283,8 +284,8 @@ line are escaped. See FLUSH-LOG. Signal MISUSE for another level or format. From
 (defun read-environment (&optional (get-variable #'sb-ext:posix-getenv))
   "Apply GRPC_TRACE and GRPC_VERBOSITY, once in the life of a process; GET-VARIABLE returns their
 values. This switches on the tracers that GRPC_TRACE names. With a tracer on, or with GRPC_VERBOSITY
-(DEBUG, INFO, WARNING, ERROR or NONE), events go to *ERROR-OUTPUT* unless there is a *LOG-FUNCTION*
-of the user's. From any thread."
+(DEBUG, INFO, WARNING, ERROR or NONE), events are written to *ERROR-OUTPUT* unless the user has set
+*LOG-FUNCTION*. From any thread."
   (unless (shiftf **environment-read** t)
     (multiple-value-bind (traced unknown)
         (parse-tracers (or (funcall get-variable "GRPC_TRACE") ""))

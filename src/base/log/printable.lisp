@@ -34,8 +34,8 @@ direction and so on."
       (dotimes (code 256 escapes)
         (setf (svref escapes code)
               (coerce (format nil "\\x~(~2,'0X~)" code) 'simple-base-string))))
-  "The escape of each code under 256. They are made once: a peer may have a long text of such codes
-written again and again, at the cost of one octet, an index of HPACK's table.")
+  "The escape of each code under 256. They are made once: with a single octet, an index of HPACK's
+table, a peer can cause a long text of such codes to be written again and again.")
 
 (defun write-code (code stream)
   "Write \\x1b or \\u{202e} for CODE."

@@ -40,8 +40,8 @@
   make-account "Return an account of nothing that is part of WHOLE, an account or nil."
   account-whole "The account that ACCOUNT is part of, or nil."
   account-most "The number of octets above which ON-EXCESS of ACCOUNT is called. SETFable."
-  account-on-excess "The function that is called, without arguments and from any thread, when
-ACCOUNT is charged with more than ACCOUNT-MOST; nil for no function. SETFable.")
+  account-on-excess "A function without arguments, or nil. It is called, on any thread, when ACCOUNT
+  is charged with more than ACCOUNT-MOST. SETFable.")
 
 (define-hot (account-sum :inline t) ((account account)) (signed-byte 50)
   "The memory charged to ACCOUNT, in octets. From any thread."

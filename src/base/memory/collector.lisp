@@ -94,20 +94,20 @@ as many survivors copied at once. The new size applies after the next collection
         (floor (sb-ext:dynamic-space-size) 8)))
 
 (defun tune-collector ()
-  "Make this process collect garbage less often, and keep its memory until a full collection. This
-is for servers, and for clients with much work; a library should not call it. Between two
-collections 64 MB are consed; or 200 MB in a process whose collections take more than a hundredth
-of its time, a fiftieth if each takes more than 10 ms; or down to 8 MB in a process whose
-collections take more than 10 ms each, but less than a hundredth of its time; never more than a
-tenth of the heap. A size that the user sets afterwards stays. Objects that have survived one or two
-collections are collected again when they have grown by as many octets as are consed between two
-collections, but at most 64 MB; older objects, when they have grown by an eighth of the heap. When
-the process has consed less than 4 MB a second for five seconds, or its event loops have had no work
-for eight seconds, it returns memory to the system, in steps that stop other threads for at most 10
-ms. TUNE-COLLECTOR makes a full collection, which takes half a second for each living gigabyte, so
-that objects that live then are not copied again: call it once the permanent data is loaded. If more
-than 256 MB live after that collection, not counting the objects of a saved image, the first nursery
-has 8 MB. An image that is saved afterwards begins tuned. From any thread."
+  "Make this process collect garbage less often, and keep its memory until a full collection.
+Servers, and clients with much work, should call this function; a library should not. Between two
+collections 64 MB are consed; or 200 MB in a process whose collections take more than a hundredth of
+its time, a fiftieth if each takes more than 10 ms; or down to 8 MB in a process whose collections
+take more than 10 ms each, but less than a hundredth of its time; never more than a tenth of the
+heap. A size that the user sets afterwards stays. Objects that have survived one or two collections
+are collected again when they have grown by as many octets as are consed between two collections,
+but at most 64 MB; older objects, when they have grown by an eighth of the heap. When the process
+has consed less than 4 MB a second for five seconds, or its event loops have had no work for eight
+seconds, it returns memory to the system, in steps that stop other threads for at most 10 ms.
+TUNE-COLLECTOR makes a full collection, which takes half a second for each living gigabyte, so that
+objects that live then are not copied again: call it once the permanent data is loaded. If more than
+256 MB live after that collection, not counting the objects of a saved image, the first nursery has
+8 MB. An image that is saved afterwards begins tuned. From any thread."
   (set-collector)
   (sb-ext:gc :full t)
   (when (< +much-data-octets+
@@ -204,7 +204,7 @@ being collected. Return true if BODY was done. Where STOPPABLE-WORLD-P."
       '(progn nil)))
 
 (defmacro return-pages (first end)
-  "Return those of the pages from FIRST to END to the system that are free."
+  "Return the free pages among those from FIRST to END to the system."
   (if (known-pages-p)
       `(let ((page ,first))
          (declare (type heap-octets page))
@@ -284,9 +284,9 @@ and for some milliseconds at a time after that."
 
 (defun full-collection-due-p (&key quick)
   "True if a full collection is worth the time for which it stops all threads. If the collection
-takes 20 ms at most, the heap must be a quarter larger than after the last full collection. If the
-collection takes longer, the heap must be twice as large; with QUICK, the value is then false. There
-must be room for the copies."
+takes 20 ms at most, the heap must be a quarter larger than after the last full collection. If it
+takes longer, the value is false with QUICK; without QUICK the heap must be twice as large as then.
+There must be room for the copies."
   (and **tuned**
        (let* ((page-statistics (recent-page-statistics))
               (quickly (<= (page-statistics-copied page-statistics) +quickly-copied-octets+)))

@@ -192,8 +192,8 @@ allocated now, garbage included, counts as living; if the value is negative, a c
 (define-hot objects-fit-p ((octets heap-octets) (before heap-octets)) boolean
   "True if the collector has room to copy OCTETS of small objects and the BEFORE octets that are
 promised already, and a quarter of the heap remains, so that servers see no memory pressure. A
-promise is for the most that may be needed, so one thread alone may have it without room for copies,
-and needs an eighth of the heap besides."
+promise covers the most that may be needed. So if no other promise exists, no room for copies is
+required, but an eighth of the heap must remain."
   (<= (if (zerop before)
           (+ octets (ash (heap-size) -3))
           (+ (* 2 (+ before octets)) (ash (heap-size) -2)))
@@ -316,8 +316,8 @@ it may need."
            (hole-p (+ octets others)))))
 
 (define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
-  "Claim room for a vector of OCTETS that this thread is about to allocate, if the vector fits in
-addition to the claims of others and, if WELL is true, is sure to find a hole. Return the octets
+  "Claim room for a vector of OCTETS that this thread is about to allocate, if the vector fits
+beside the claims of other threads and, with WELL true, is sure to find a hole. Return the octets
 claimed, OCTETS or
 0. The caller subtracts OCTETS from **CLAIMED** once the vector is allocated. Without claims, all
 threads that ask at the same time would get the same room."

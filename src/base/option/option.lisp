@@ -240,15 +240,15 @@ tenth shorter.")
    (send-budget-octets 65536 1024 16777216 "octets"
     "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
    (room-wait-seconds 10 0 3600 "seconds"
-    "How long a call may wait for room in the Lisp heap, a fifth of which is kept free. Three kinds
+    "How long a call may wait for room in the Lisp heap, of which a fifth is kept free. Three kinds
 of calls wait: one that sends a message of more than 64 KB, one of a method whose recent answers
 were that long, and one that decodes a message of more than 16 KB, JSON of more than 2 KB, or a
 shorter message that becomes more than 1 MB. After this time the call ends with
 :resource-exhausted."))
   (:stream
    (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
-    "How many calls one connection may have open, as we advertise it. RFC 9113 6.5.2 recommends at
-least 100.")
+    "How many calls one connection may have open; the peer is told this limit. RFC 9113 6.5.2
+recommends at least 100.")
    (max-header-list-octets 16384 1024 1048576 "octets"
     "The largest header list, counted as in RFC 9113 6.5.2, that we advertise and enforce. A server
 does not send longer header lists either, even if a handler sets more metadata. gRPC peers send 8 to
@@ -426,8 +426,8 @@ balancers keep theirs for 60 seconds.")
 connection is closed.")
    (stream-head-seconds 1 0.01 86400 "seconds"
     "How long the handler of a stream over gRPC-Web, Connect or REST may send nothing before the
-head of its answer goes out, for clients and proxies that wait for that. Until then an error of REST
-has its HTTP status; later it is in the body.")
+head of its answer goes out, for clients and proxies that wait for that. An error of REST that
+occurs before that sets the HTTP status; a later error is in the body.")
    (max-running-handlers 1000 1 1000000 "handlers"
     "Handlers of one connection that run on reserve threads or wait for one, including those of
 calls that were reset while they ran. More calls end with :resource-exhausted. The default equals
@@ -436,11 +436,11 @@ run at once.")
    (decompression-percent 25 1 100000 "percent"
     "How much of one processor's time compressed messages of one peer may cost, beyond the 200
 nanoseconds that each octet on the wire is allowed: 236 octets may become 200 KB that take 5 ms to
-decode. A peer may use a quarter of a second of this time at once; after that its compressed
-messages wait, and nothing else does. A server whose clients all use one proxy may need more.")
+decode. A peer may use a quarter of a second of this time at once; after that only its compressed
+messages wait. A server whose clients all use one proxy may need more.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
     "Octets of one connection's answers that wait because its peer gives no window or does not read.
-Above this limit, no more calls of the connection begin until some answers are sent. While the
+Above this limit, no further call of the connection begins until some answers are sent. While the
 connections of a server together hold half of max-total-held-octets, each is limited to 64 KB.")
    (drain-seconds 10 0 3600 "seconds"
     "How long `stop-server` lets running calls end before it cancels them."))
@@ -513,8 +513,8 @@ servers are ignored, with a warning.")
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
 (gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
    (idle-seconds 1800 0 1000000000 "seconds"
-    "A channel that has had no calls for this time goes idle: its connections, its balancer and its
-resolver end, and the next call begins again. Surplus connections to one server (see
+    "A channel that has had no calls for this time becomes idle: its connections, its balancer and
+its resolver end; the next call starts them again. Surplus connections to one server (see
 connections-per-subchannel) end after this time too, while the channel continues. The time may be an
 eighth longer. 0 means never; other times under a second count as one.")
    (max-connections-per-subchannel 10 1 1000 "connections"
@@ -591,8 +591,8 @@ arguments with the same name the first counts. Return OPTIONS."
 
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults
-for the rest. Signal MISUSE for a name that is not in the table, or not for such an end, and for a
-wrong value."
+for the rest. Signal MISUSE for a name that is not in the table or does not apply to such an end,
+and for a wrong value."
   (check-options :connection arguments)
   (fill-options (%make-options) arguments))
 

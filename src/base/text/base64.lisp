@@ -113,8 +113,8 @@ alphabet."
 
 (defun decode-base64 (text &key (start 0) (end (length text)) any-alphabet)
   "Return the octets that TEXT, a string or octets, holds in base64 from START to END, with or
-without padding. With ANY-ALPHABET digits may also be those of URLs (RFC 4648 section 5). Signal
-INVALID-BASE64 if the text is not base64."
+without padding. With ANY-ALPHABET the digits of the URL alphabet are valid, too (RFC 4648 section
+5). Signal INVALID-BASE64 if the text is not base64."
   (declare (type (or string octets) text))
   (let ((digit-values (if any-alphabet **any-base64-values** **base64-values**)))
     (if (stringp text)

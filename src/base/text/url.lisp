@@ -28,8 +28,8 @@ it is malformed."
 (defun split-url (text)
   "The parts of TEXT, [SCHEME://][USER@]HOST[:PORT][/PATH][?QUERY]: the host without brackets, the
 port or nil, the path with the query, which begins with a slash, the scheme in lower case or nil,
-and the user, not decoded, or nil. A fragment is dropped. Return nil if TEXT is no such string, or
-has other characters than the printable ones of ASCII. From any thread."
+and the user, not decoded, or nil. A fragment is dropped. Return nil if TEXT does not have this
+form, or has a character that is not printable ASCII. From any thread."
   (when (and (stringp text)
              (every (lambda (char) (char< #\Space char #\Rubout)) text))
     (let* ((mark (search "://" text))

@@ -288,7 +288,7 @@ surrogates, values above U+10FFFF and truncated sequences."
       (decode-wide-utf8 octets start end)))
 
 (define-leaf %count-characters ((octets octets) (start index) (end index)) index
-  "How many of the octets START to END begin a character, which are those not of the form 10xxxxxx."
+  "How many of the octets START to END begin a character; those have another form than 10xxxxxx."
   (let ((count 0) (at start))
     (declare (type index count at))
     (with-sap ((base octets))

@@ -80,8 +80,8 @@ meanwhile."
           (funcall (identity-wait-taker wait) call nil error))))))
 
 (defun tell-identity (wait loop metadata error)
-  "The credentials that were asked for WAIT have answered with METADATA or ERROR. On any thread;
-LOOP is that of WAIT's call."
+  "Note that the credentials that were asked for WAIT have answered with METADATA or ERROR. On any
+thread; LOOP is the loop of WAIT's call."
   (setf (identity-wait-metadata wait) metadata
         (identity-wait-error wait) error)
   (unless (eq :asking (compare-and-swap (identity-wait-stage wait) :asking :answered))

@@ -9,7 +9,7 @@
     (and parts (client-parts-internal parts))))
 
 (define-hot client-observer ((call client-call)) (or null rpc:observer)
-  "The operation OBSERVER: that of CALL's channel, or nil."
+  "The operation OBSERVER: the observer of CALL's channel, or nil."
   (let ((observer (core-observer (client-call-core call))))
     (and observer (not (internal-call-p call)) observer)))
 

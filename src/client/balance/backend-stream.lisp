@@ -108,7 +108,7 @@
                (renew-later backend-stream)))))
 
 (defun suspend-backend-stream (backend-stream)
-  "End the call of BACKEND-STREAM: its links are not ready any more, or the stream ends."
+  "End the call of BACKEND-STREAM, because its links are no longer ready or the stream ends."
   (setf (backend-stream-hasty backend-stream) nil)
   (stop-back-off (backend-stream-back-off backend-stream)
                  (client:core-loop (backend-stream-core backend-stream)))

@@ -28,8 +28,8 @@ Watch for SERVICE."
      (lift-veto subchannel :health))))
 
 (defun check-health (subchannel service)
-  "Watch the health of SERVICE at the server of SUBCHANNEL while it is connected; the server gets no
-calls while SERVICE is not :serving. Return the backend stream."
+  "Watch the health of SERVICE at the server of SUBCHANNEL while SUBCHANNEL is connected; the server
+gets no calls while SERVICE is not :serving. Return the backend stream."
   (start-backend-stream subchannel (method:stub-method 'grpc.health.v1.health:watch)
                         (health:make-health-check-request :service service)
                         (lambda (event datum) (judge-health subchannel service event datum))))

@@ -49,7 +49,8 @@
              (write-char (char-downcase character) stream))))
 
 (defun key-name (key)
-  "The name of KEY of an object: KEY itself, or that of a keyword in snake case."
+  "The name of KEY of an object: KEY itself if it is a string; the name of KEY in snake case if it
+is a keyword."
   (if (stringp key) key (substitute #\_ #\- (string-downcase key))))
 
 (defun plist-p (value)

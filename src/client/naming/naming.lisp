@@ -238,8 +238,7 @@ of DNS."
     (dns:name-octets (format nil "_grpc_config.~A" (loop:target-host place)))))
 
 (defun make-passthrough-resolver (text options)
-  "A resolver for TEXT of the scheme passthrough: all addresses of its name are those of one
-server."
+  "A resolver for TEXT, of the scheme passthrough: all addresses of the name belong to one server."
   (make-socket-resolver text options :together t))
 
 (dolist (name '("dns" "ipv4" "ipv6" "unix" "unix-abstract"))
@@ -247,7 +246,7 @@ server."
 (loop:register-scheme "passthrough" :resolver #'make-passthrough-resolver)
 
 (defun make-resolver (text options &optional proxy)
-  "The resolver of a channel to TEXT with OPTIONS; PROXY is that of MAKE-CHANNEL. Signal MISUSE if
+  "The resolver of a channel to TEXT with OPTIONS; PROXY is as for MAKE-CHANNEL. Signal MISUSE if
 TEXT is not a target."
   (let ((scheme (loop:find-scheme text))
         (proxy (proxy:find-proxy text proxy)))

@@ -278,9 +278,9 @@ FUNCTION counts as a failure to resolve."
       :none))
 
 (define-keyword-function push-addresses (resolver addresses &key service-config)
-  "Make ADDRESSES those of RESOLVER's channel until the next push. An element is a text such as
-\"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of such a text
-and a plist of attributes of the server. A list of several texts in place of the text means one
+  "Make ADDRESSES the addresses of RESOLVER's channel until the next push. An element is a text such
+as \"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of such a
+text and a plist of attributes of the server. A list of several texts in place of the text means one
 server, whose addresses are tried in turn. Calls on servers that remain continue. Servers that are
 missing from ADDRESSES get no new calls, and their connections end with their last call.
 SERVICE-CONFIG is a service config as in MAKE-CHANNEL, in place of the channel's own. An invalid

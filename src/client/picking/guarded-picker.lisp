@@ -140,8 +140,8 @@ else the FAILURE of the last breaker."
 
 (defun give-trial-back (subchannel call)
   "If CALL was the trial of SUBCHANNEL's breaker and has no stream there, let the breaker try the
-next call; another attempt may have a stream elsewhere. CALL, for which SUBCHANNEL was picked, goes
-elsewhere or has ended. The breaker gets the end of a stream by its listener."
+next call; another attempt may have a stream elsewhere. CALL, for which SUBCHANNEL was picked, uses
+another subchannel or has ended. The breaker learns of a stream's end by its listener."
   (let ((breaker (subchannel-breaker subchannel)))
     (when (and breaker
                (eq call (breaker-trial breaker))

@@ -53,7 +53,7 @@ socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if URL is 
            (and text (percent-decoded-text text))))
     (multiple-value-bind (its-host its-port path scheme secret) (split-url url)
       (declare (ignore path))
-      (unless its-host (refuse "since it has no host, or no port that can be"))
+      (unless its-host (refuse "since it has no host, or an impossible port"))
       (destructuring-bind (&optional kind default-port)
           (rest (assoc (or scheme "http") *proxy-schemes* :test #'string=))
         (unless kind (refuse "since its scheme is ~A" scheme))
@@ -172,8 +172,8 @@ be a numeric address."
             :test #'string=)))
 
 (defun find-proxy (target proxy)
-  "The PROXY for a channel to TARGET, text, or nil. The argument PROXY is that of MAKE-CHANNEL.
-Signal MISUSE if PLACE is wrong, or TARGET cannot be reached through a proxy."
+  "The PROXY for a channel to TARGET, text, or nil. PROXY is as for MAKE-CHANNEL. Signal MISUSE if
+PLACE is wrong, or TARGET cannot be reached through a proxy."
   (unless (typep proxy '(or null string (eql :environment)))
     (misuse ":proxy must be a URL, :environment or NIL, not ~S." proxy))
   (let ((asked (stringp proxy)))

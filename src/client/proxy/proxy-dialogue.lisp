@@ -34,8 +34,8 @@
 
 (defun read-connect-answer (proxy octets start end)
   "The outcome of a dialogue for the head of an answer in OCTETS from START to END: nil for an
-interim answer (RFC 9110 section 15.2), after which another comes. 101 does not count as one here,
-since the client did not ask for an upgrade."
+interim answer (RFC 9110 section 15.2), after which another comes. Status 101 is not treated as
+interim here, since the client did not ask for an upgrade."
   (let* ((line (map 'string #'code-char
                     (subseq octets start (search #(13 10) octets :start2 start :end2 end))))
          (status (and (eql 7 (mismatch "HTTP/1." line))

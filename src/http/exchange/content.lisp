@@ -65,7 +65,7 @@ Signal an error if ENTRY cannot be a header; the error does not show ENTRY, whic
   (let ((name (coerce (string-downcase (car entry)) 'text))
         (value (coerce (string-trim '(#\Space #\Tab) (cdr entry)) 'text)))
     (unless (http1:header-name-p name)
-      (error "One entry has the name of no header, which is a token (RFC 9110, 5.6.2)."))
+      (error "The name of one entry is not a header's, which has to be a token (RFC 9110, 5.6.2)."))
     (unless (sound-value-p value)
       (error "The value of the header ~A must be printable ASCII." name))
     (cons name value)))
@@ -81,7 +81,7 @@ server may set."
     (if (member (car entry) *our-headers* :test #'same-name-p) nil entry)))
 
 (defun find-header (name headers)
-  "The entry of HEADERS, checked ones, that is called NAME, or nil."
+  "The entry of HEADERS, which were checked, whose name is NAME; or nil."
   (find-if (lambda (entry) (same-name-p name (car entry))) headers))
 
 (defun check-answer (http-status headers body)

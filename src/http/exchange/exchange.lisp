@@ -309,7 +309,7 @@ has a route for another method."
     (finish request)))
 
 (defun refuse-unrouted (request)
-  "Answer REQUEST, which has no route, with its refusal; its body may be incomplete."
+  "Answer REQUEST, which has no route, with its refusal; the body of REQUEST may be incomplete."
   (answer request (http-request-refusal request)))
 
 (defun refuse-body (request limit)

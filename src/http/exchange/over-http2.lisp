@@ -140,8 +140,8 @@ incomplete."
           headers))))
 
 (defun read-http2-request (list stream router sink options refusal)
-  "The request with the header LIST on STREAM, with its route of ROUTER; SINK and OPTIONS are those
-of STREAM's owner. REFUSAL, or nil, is its answer if it has no handler."
+  "The request with the header LIST on STREAM, with its route in ROUTER; SINK and OPTIONS are those
+of STREAM's owner. REFUSAL, or nil, is the answer if the request has no handler."
   (let ((request (make-http2-request :responder **http2-responder** :sink sink :options options
                                      :stream stream
                                      :refusal (or refusal **not-found**))))
@@ -171,5 +171,5 @@ STREAM's owner."
                       :method http-method :refusal answer))
 
 (defun leave-stream (request)
-  "The stream of REQUEST is closed."
+  "Forget the stream of REQUEST, which is closed."
   (setf (http2-request-stream request) nil))

@@ -261,7 +261,7 @@ position after the representation."
     (trim-field-list list old-count)))
 
 (define-hot own-fields-octets ((decoder decoder) (list field-list)) index
-  "The memory of those fields of LIST that neither DECODER's table nor the static one has."
+  "The memory of those fields of LIST that are neither in DECODER's table nor in the static table."
   (let ((ring (decoder-ring decoder)) (octets 0))
     (declare (type index octets))
     (do-fields (field list octets)

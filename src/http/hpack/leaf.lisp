@@ -34,7 +34,7 @@
     (ldb (byte 61 0) hash)))
 
 (define-leaf (%octets-match :inline t) ((a octets) (b octets) (start index)) boolean
-  "True if the octets of B from START on begin with those of A."
+  "True if the octets of B from START on begin with all octets of A."
   (let ((i 0) (length (length a)))
     (declare (type index i length))
     (cond ((<= 8 length)

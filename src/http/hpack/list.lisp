@@ -27,7 +27,8 @@ not change, the block stands for the same fields, and decoding it changes nothin
 (declaim (freeze-type field-list))
 
 (document-functions
-  make-field-list "Return an empty FIELD-LIST. It takes room for fields when the first is added."
+  make-field-list "Return an empty FIELD-LIST. Room for fields is allocated when the first field is
+  added."
   field-list-fields "The vector whose first FIELD-LIST-COUNT elements are the fields, in the order
 of the block."
   field-list-count "How many fields the list holds."

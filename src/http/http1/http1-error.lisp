@@ -11,7 +11,7 @@
                      (http1-error-status condition) (http1-error-text condition))))
   (:documentation "The peer sent octets that RFC 9112 or a limit forbids, or that two
 implementations might understand differently. STATUS is the status of a server's answer, TEXT the
-fault. The parser cannot be used any more."))
+fault. The parser is unusable afterwards."))
 
 (document-functions
   http1-error-status "The status, such as 400, that a server answers with."

@@ -23,8 +23,8 @@ next."
 
 (defun start-connection (connection now)
   "Write the beginning of CONNECTION: a client's preface, SETTINGS, and the WINDOW_UPDATE that
-raises the connection's window to that of the options. The connection's time-outs begin at NOW, in
-nanoseconds."
+raises the connection's window to the size in the options. The connection's time-outs begin at NOW,
+in nanoseconds."
   (let ((options (connection-options connection))
         (raise (- (connection-connection-window connection) +default-window+)))
     (unless (connection-server-p connection)
@@ -88,8 +88,8 @@ an incomplete header block. Memory of CONNECTION's owner is not included."
        (hpack:encoder-memory (connection-encoder connection)))))
 
 (defun shrink-connection (connection)
-  "Release the memory that CONNECTION keeps only for speed, if it has no streams. This is for
-connections that have been quiet for long; the memory is allocated again when needed."
+  "Release the memory that CONNECTION keeps only for speed, if it has no streams. Call this for a
+connection that has been quiet for long; the memory is allocated again when it is needed."
   (when (zerop (connection-stream-count connection))
     (setf (connection-table connection) #())
     (hpack:forget-repeats (connection-decoder connection))

@@ -24,7 +24,7 @@
   (stream-closed 5 "The peer sent a frame on a stream that is closed for it.")
   (frame-size-error 6 "A frame has a length its type does not allow.")
   (refused-stream 7 "The stream was not processed at all and may be tried again.")
-  (cancel 8 "The stream is not needed any more.")
+  (cancel 8 "The stream is no longer needed.")
   (compression-error 9 "The header compression state is broken.")
   (connect-error 10 "The connection of a CONNECT request was reset.")
   (enhance-your-calm 11 "The peer causes excessive load.")

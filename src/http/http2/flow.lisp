@@ -26,7 +26,7 @@
     (if (<= sum +largest-window+) sum nil)))
 
 (define-hot (return-to-stream :inline t) ((stream stream) (count (unsigned-byte 31))) null
-  "The same for the window of STREAM; useless once the peer's side has ended."
+  "The same for the window of STREAM; do nothing once the peer's side has ended."
   (when (receiving-state-p (stream-state stream))
     (let ((connection (stream-connection stream))
           (unreturned (+ (stream-unreturned stream) count)))

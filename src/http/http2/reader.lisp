@@ -234,7 +234,8 @@ connection."
 (define-hot receive-block ((connection connection) (octets octets) (start index) (end index)
                            (flags flags) (id stream-id))
     null
-  "Handle a complete header block for the stream ID; FLAGS are those of its HEADERS frame."
+  "Handle a complete header block for the stream ID; FLAGS are the flags of the block's HEADERS
+frame."
   (let* ((pool (connection-pool connection))
          (list (or (pool-field-list pool) (hpack:make-field-list)))
          (stream (find-stream connection id)))
@@ -344,7 +345,8 @@ stream, if it exists, ends with a reason that says so."
 (define-hot frame-step ((connection connection) (stream (or null stream)) (id stream-id)
                         (input input))
     state-step
-  "The step for INPUT on STREAM or, if STREAM is nil, on ID; never ACCEPT without a stream."
+  "The step for INPUT on STREAM or, if STREAM is nil, on the identifier ID; without a stream the
+step is never ACCEPT."
   (find-step (if stream (stream-state stream) (absent-state connection id)) input))
 
 (define-hot receive-reset ((connection connection) (octets octets) (start index) (id stream-id))

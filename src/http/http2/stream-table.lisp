@@ -103,8 +103,8 @@ oldest first. FUNCTION may end streams; streams that it has ended are skipped."
     stream))
 
 (define-hot recycle-stream ((stream stream)) null
-  "Put STREAM into the pool if neither the owner nor this connection uses it any more. Streams of a
-finished connection are not put there, since the collector could not free that connection."
+  "Put STREAM into the pool if both the owner and this connection have finished with it. Streams of
+a finished connection are not put there, since the collector could not free that connection."
   (let* ((connection (stream-connection stream))
          (pool (connection-pool connection)))
     (when (and (= (logior +finished+ +released+)

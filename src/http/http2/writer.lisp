@@ -29,8 +29,8 @@ write frames in turn.")
 (define-hot (begin-headers :inline t) ((stream stream)) (values hpack:encoder buffer)
   "Begin the header block of a request, a response or trailers on STREAM. Return the encoder and the
 buffer for the encoding functions of clgrpc.hpack, to be called once for each field; then call
-END-HEADERS. Nothing else may be done with the connection in between. Signal MISUSE if our side of
-the stream has ended or the stream has queued octets: see STREAM-SENDABLE-P and
+END-HEADERS. In between, no other function of the connection may be called. Signal MISUSE if our
+side of the stream has ended or the stream has queued octets: see STREAM-SENDABLE-P and
 SEND-TRAILERS-LATER."
   (let ((connection (stream-connection stream))
         (state (stream-state stream)))

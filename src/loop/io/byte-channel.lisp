@@ -46,7 +46,8 @@
   make-byte-channel-kind "Return a kind of byte channels; see the type BYTE-CHANNEL-KIND."
   make-byte-channel "Return a byte channel of KIND for DESCRIPTOR, connected to PEER, with STATE."
   byte-channel-kind "The BYTE-CHANNEL-KIND of BYTE-CHANNEL."
-  byte-channel-descriptor "The descriptor of BYTE-CHANNEL, as the poller knows it; -1 once closed."
+  byte-channel-descriptor "The descriptor of BYTE-CHANNEL, as the poller knows it; -1 once
+  BYTE-CHANNEL is closed."
   byte-channel-peer "The address of the other end, as text."
   byte-channel-state "The datum of the kind's functions."
   byte-channel-more "True if the last read gave fewer octets than there was room for, or none, and

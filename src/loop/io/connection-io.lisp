@@ -179,8 +179,8 @@ Return true if more may come."
 
 (define-hot flush-connection ((connection connection)) boolean
   "Send CONNECTION's output now instead of at the end of the turn; octets that the peer does not
-take stay. Return true if the owner may have more to send; the owner can send that at the end of the
-turn. The handler's FILL must not call this. On the loop."
+take remain. Return true if the owner may have more to send; the owner can send that at the end of
+the turn. The handler's FILL must not call this. On the loop."
   (and (member (connection-state connection) '(:open :closing))
        (not (connection-blocked connection))
        (progn (run-early-functions (connection-loop connection))
@@ -426,7 +426,7 @@ handshake whose octets had arrived in an earlier turn, no further event would ca
     (failure-reason connection (if (plusp errno) (- errno) (- os:+econnreset+)))))
 
 (defun stop-reading (connection)
-  "Read no more of CONNECTION, from the next turn on, until START-READING. On the loop."
+  "Stop reading CONNECTION, from the next turn on, until START-READING. On the loop."
   (setf (connection-stopped connection) t)
   nil)
 

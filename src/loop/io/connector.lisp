@@ -65,9 +65,10 @@ nanoseconds; if LIMIT-EACH is true, each attempt has this limit. Call (ON-DONE b
 (ON-DONE nil condition), a CONNECT-ERROR, on LOOP, exactly once and never before this function
 returns. ON-PROGRESS is a function that is called on LOOP with each event: (:attempt :address text)
 for an attempt, and (:attempt-failed :address text :reason text) for one that fails. ON-CANDIDATE is
-a function of a byte channel that is called on LOOP for each connection, which it owns; then ON-DONE
-gets conditions only. The next attempt begins DELAY-NS nanoseconds after the previous one, or when
-the previous one fails. Return the connector. Signal MISUSE if LOOP has stopped. From any thread."
+a function that is called on LOOP with the byte channel of each connection, and owns it; with
+ON-CANDIDATE, ON-DONE gets conditions only. The next attempt begins DELAY-NS nanoseconds after the
+previous one, or when the previous one fails. Return the connector. Signal MISUSE if LOOP has
+stopped. From any thread."
   (let ((connector (%make-connector
                     :loop loop :name name :on-done on-done :on-progress on-progress
                     :on-candidate on-candidate :delay-ns delay-ns
@@ -236,8 +237,8 @@ over; these still belong to their owner."
         (note (car candidate))))))
 
 (defun connecting-timed-out (connector)
-  "The time of an attempt of CONNECTOR, or that of CONNECTOR as a whole, may be over. While other
-attempts are under way, the next one begins when it would have begun."
+  "Handle a timer: the time of an attempt of CONNECTOR, or of CONNECTOR as a whole, may be over.
+While other attempts are under way, the next attempt begins at its usual time."
   (give-up-late connector)
   (unless (connector-each connector) (setf (connector-untried connector) '()))
   (unless (or (connector-connectings connector) (connector-candidates connector))

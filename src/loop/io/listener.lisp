@@ -10,7 +10,7 @@
 (defconstant +pause-ns+ 100000000
   "How long a listener pauses when it can accept nothing.")
 (defconstant +short-pause-ns+ 5000000
-  "How long a listener pauses when some descriptors are about to be closed.")
+  "How long a listener that lacks descriptors pauses when some are about to be closed.")
 (defconstant +warning-interval-ns+ +ns-per-second+
   "A listener logs a warning at most this often, however many connections it has to refuse.")
 (defconstant +accepts-at-the-end+ 1024
@@ -63,7 +63,7 @@ more than the longest backlog.")
       (first addresses))))
 
 (defun open-listening-socket (target address options)
-  "Return a socket that listens on ADDRESS, that of TARGET."
+  "Return a socket that listens on ADDRESS, the address of TARGET."
   (let ((result (funcall (network-listen (world-network *world*)) address options)))
     (when (os:failed-p result) (listen-failed (target-text target) result))
     result))

@@ -75,7 +75,7 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
 
 (document-functions
   tls-credentials-server-name "The name that a client with CREDENTIALS expects of its server, a
-string, or nil for that of the channel's target."
+  string; nil for the name in the channel's target."
   tls-credentials-alpn "True if connections with CREDENTIALS agree on HTTP/2 by ALPN."
   tls-credentials-client-certificates "The rule of a server with CREDENTIALS for its peers'
 certificates: :none, :request or :require."

@@ -67,8 +67,8 @@ wait."
 (defglobal **address-queries-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
 
 (defun find-address-query (address-query)
-  "Another address query for the same name as ADDRESS-QUERY, whose answer can be used: a thread asks
-that query already, or it waits in the same reserve. With the lock."
+  "Another address query for the same name, whose answer can serve ADDRESS-QUERY: a thread is asking
+it already, or it waits in the same reserve. With the lock."
   (find-if (lambda (other)
              (and (not (eq address-query other))
                   (equal (address-query-key address-query) (address-query-key other))

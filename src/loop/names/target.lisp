@@ -207,7 +207,7 @@ From any thread."
             (typecase text
               (integer "the port is part of the address, HOST:PORT")
               (cons "write several addresses as one: ipv4:10.0.0.1:50051,10.0.0.2:50051")
-              (standard-object "SERVER-ADDRESS returns that of a server"))))
+              (standard-object "SERVER-ADDRESS returns a server's address"))))
   (when (find-if (lambda (char) (<= #xD800 (char-code char) #xDFFF)) text)
     (misuse "~A is not an address: it has a surrogate, which is no character."
             (printable-text text :quoted t)))

@@ -66,7 +66,7 @@
 (defglobal **exiting** nil)
 
 (defun note-exit ()
-  "Start no more threads, since the process is about to end. When the process exits, SBCL ends all
+  "Stop starting threads, since the process is about to end. When the process exits, SBCL ends all
 threads. Otherwise the unwinding of a loop would start a new thread to run it, and the process would
 wait a minute for that thread. The end of a reserve thread would also start another thread for a
 function that waits."

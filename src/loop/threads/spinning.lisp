@@ -49,7 +49,7 @@ of these waits is longer.")
   "The number of waits in a row, each ended by an event of the same source, after which a trial is
 possible.")
 (defconstant +credit+ 4
-  "After this many waits in a row that are too long for it, a loop stops spinning.")
+  "A loop stops spinning after this many waits in a row that are longer than +SPIN-NS+.")
 (defconstant +first-balance+ 16
   "The balance with which a loop begins to spin.")
 (defconstant +most-balance+ 64
@@ -64,8 +64,8 @@ by 1.")
   "The longest pause between trials, in waits, of a loop with a thread of its own: fewer than
 +TRIALS+.")
 (defconstant +longest-driven-pause+ 8192
-  "The longest pause between trials, in waits, of a loop that a caller drives; while it spins, the
-pause between trials that it makes other loops begin.")
+  "The longest pause between trials, in waits, of a loop that a caller drives. While the caller
+spins, this is also the pause between the trials that it makes other loops begin.")
 (defconstant +smaller+ 16
   "A caller begins the next trial after this many sendings in a row that are much smaller than those
 of the last failed trial.")

@@ -61,7 +61,7 @@ not a fixed number: it falls as fewer threads, or places, are free."
 
 (defun child-free (quota count free)
   "The number of items that QUOTA may have beyond the COUNT that it has, while its parent may
-have FREE more. Zero or less means that the child may have no more."
+have FREE more. Zero or less means that the child may have no further item."
   (declare (type index count) (type fixnum free))
   (let* ((weight (quota-weight quota))
          (room (- (* weight (- free (quota-kept quota))) count)))

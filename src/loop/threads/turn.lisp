@@ -17,7 +17,7 @@
 (defconstant +flush-interval-ns+ 200000
   "The time after which output is sent in a long turn.")
 (defconstant +hold-ns+ 5000000
-  "In the middle of a turn, output that reading has caused waits so long for the answers.")
+  "In the middle of a turn, output that reading has caused waits this long for the answers.")
 (defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
   "The longest wait of the loop for events, although timers may be due much later.")
 (defconstant +inbox-ns+ 2000000
@@ -30,15 +30,16 @@ should be sent, a timer is due or newcomers should be admitted. The number begin
 +FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. Once the watchdog has found
 the turn long, the loop checks after each function.")
 (defconstant +functions-caused+ 16
-  "Deferred functions that others have deferred run in the same turn if both together are at most
-this many.")
+  "Functions that deferred functions have deferred run in the same turn if both kinds together are
+at most this many.")
 (defconstant +caused-ns+ 50000
-  "If the functions that others have deferred take longer than this, such functions wait for the
-next turn during the next +APART-TIMES+ of that time: finished output would wait for them.")
+  "If functions that deferred functions have deferred take longer than this, such functions wait for
+the next turn during the next +APART-TIMES+ times that duration: otherwise finished output would
+wait for them.")
 (defconstant +apart-times+ 20
-  "How many times as long as slow functions that others have deferred have taken, such functions
-wait for the next turn. So finished output waits for them at most a twentieth of the time, and a
-thread that was interrupted once for 100 µs sends separately for 2 ms.")
+  "A factor: how many times as long as such slow functions took, functions that deferred functions
+have deferred wait for the next turn. So finished output waits for them at most a twentieth of the
+time, and a thread that was interrupted once for 100 µs sends separately for 2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
   "The longest duration that is recorded for functions that other functions have deferred, and the
 longest time for which these then wait for the next turn. Until they have returned, their recorded

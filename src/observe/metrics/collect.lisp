@@ -32,7 +32,8 @@ attributes and a vector of exemplars or nil."
                                                           (length buckets)))))
 
 (defun merge-exemplars (attributes pairs count)
-  "The newest exemplar of each of COUNT buckets of those PAIRS that have ATTRIBUTES, or nil."
+  "A vector of the newest exemplar, or nil, of each of COUNT buckets, among those PAIRS that have
+ATTRIBUTES; nil if there are no exemplars."
   (let ((vectors (loop for (other . vector) in pairs
                        when (and vector (equal attributes other)) collect vector)))
     (when vectors

@@ -56,7 +56,7 @@
 
 (define-hot begin-run ((target-record target-record) method (status symbol) (began-ns nanoseconds))
     (or null series)
-  "As COUNT-IN-RUN, for a call that is not like the one before it."
+  "As COUNT-IN-RUN, for a call that differs from the call before it."
   (let ((loop (shard-loop (target-record-shard target-record))))
     (when (and loop (not (loop:event-loop-stopping loop)))
       (when (= +runs+ (target-record-run-count target-record))

@@ -69,8 +69,8 @@ names, and methods without generated code, are counted as \"other\". EXEMPLAR is
 call, when the call or an attempt of it has ended; it returns an alist of strings, such as
 ((\"trace_id\" . \"…\")), or nil; the alist is the exemplar of the last call of each bucket of
 durations. EXEMPLAR is called on the call's loop and must not wait. An error in one of these
-functions goes to the log; the name then counts as \"other\", and no exemplar is kept. RESOURCE is
-an alist of attributes that identify this process, such as ((\"service.name\" . \"shop\")), for
+functions is logged; the name is then counted as \"other\", and no exemplar is kept. RESOURCE is an
+alist of attributes that identify this process, such as ((\"service.name\" . \"shop\")), for
 target_info in Prometheus. METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong
 argument. From any thread."
   (check-type enable (or (eql t) list))
@@ -180,8 +180,8 @@ apart."
 ;; that is held by a counting thread
 
 (defun kept-target (metrics target kept)
-  "The value of grpc.target for TARGET; KEPT is that of KEEP-TARGET for it. The metrics' lock is
-held."
+  "The value of grpc.target for TARGET; KEPT is the value of KEEP-TARGET for TARGET. The metrics'
+lock is held."
   (cond ((member target (metrics-targets metrics) :test #'equal) target)
         ((or (>= (length (metrics-targets metrics)) +most-targets+) (not kept))
          "other")

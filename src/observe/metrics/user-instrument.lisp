@@ -179,8 +179,8 @@ FUNCTION."
     row))
 
 (defun overflow-row (custom)
-  "The row of CUSTOM for values without a row, made now unless there is one. The lock of CUSTOM's
-metrics is held."
+  "The row of CUSTOM for values without a row of their own; it is made now if it does not exist. The
+lock of CUSTOM's metrics is held."
   (or (custom-overflow custom)
       (let ((row (new-row custom :overflow)))
         (sb-thread:barrier (:write))

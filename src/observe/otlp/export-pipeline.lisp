@@ -220,8 +220,8 @@ it wait in its place; or the seconds to wait until it may be tried again."
         :done))))
 
 (defun send-waiting (pipeline)
-  "Send the batches that wait in PIPELINE. Return nil if nothing waits any more, or the seconds to
-wait until the first batch may be tried again."
+  "Send the batches that wait in PIPELINE. Return nil if no batch waits, or the seconds until the
+first batch may be tried again."
   (loop
     (let ((batch (first (pipeline-waiting pipeline))))
       (when (null batch) (return nil))

@@ -28,8 +28,8 @@ less than this bound."
                               (remote-parent-not-sampled :always-off)
                               (local-parent-sampled :always-on)
                               (local-parent-not-sampled :always-off))
-  "The sampler parentbased: ROOT decides for spans without a parent, the others for spans whose
-parent is remote or local, and sampled or not."
+  "The sampler parentbased: ROOT decides for spans without a parent; each of the other samplers for
+spans whose parent is remote or local, and sampled or not, as its name says."
   (let ((root (find-sampler root))
         (remote (find-sampler remote-parent-sampled))
         (not-remote (find-sampler remote-parent-not-sampled))

@@ -84,8 +84,8 @@ with no blank at the end."
   (or (char= char #\Space) (char= char #\Tab)))
 
 (define-hot find-members ((text state-text)) (or list (eql :wrong))
-  "The positions of the members of TEXT, a tracestate; of members with the same key only the first.
-:WRONG if there are too many members, or if one is malformed."
+  "The positions of the members of TEXT, a tracestate; of several members with the same key only the
+first is included. :WRONG if there are too many members, or if one is malformed."
   (let ((members '()) (count 0) (start 0))
     (declare (type index count start))
     (loop
@@ -111,7 +111,7 @@ with no blank at the end."
   (max 0 (1- (loop for member in members sum (1+ (member-length member))))))
 
 (defun shorten-state (members)
-  "MEMBERS without the members for which a tracestate has no room."
+  "MEMBERS, shortened until a tracestate has room for them."
   (flet ((without (predicate)
            (let ((at (position-if predicate members :from-end t)))
              (when at

@@ -49,7 +49,7 @@
                        (slot-place slot)))))
 
 (defun structure-copier (slots)
-  "A function that copies messages whose layout has SLOTS. Such messages are structures; see
+  "A function that copies messages whose layout has SLOTS. These messages are structures; see
 NOTE-PLACES."
   (let ((indices (map 'simple-vector (lambda (place) (car (get place 'place)))
                       (deep-places slots))))

@@ -67,8 +67,9 @@
             (lambda (message) (place-value message name)))))
 
 (defmacro define-hidden-structure (&rest definition &environment environment)
-  "As DEFSTRUCT with DEFINITION, but only its constructor is compiled: compiled code has accessors
-inline, so for their functions, which SBCL's classes need, closures will do."
+  "As DEFSTRUCT with DEFINITION, but of its functions only the constructor is compiled. The
+accessors' functions, which SBCL's classes need, are closures, since compiled code has accessors
+inline."
   (let ((forms (macroexpand-1 `(defstruct ,@definition) environment)))
     (assert (eq 'progn (first forms)))
     `(progn

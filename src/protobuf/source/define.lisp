@@ -21,7 +21,8 @@ SERVICE-DESCRIPTOR. From any thread."
   name)
 
 (defun remove-service-expander (name)
-  "The services of a file have no form of NAME's any more. From any thread."
+  "Remove the service expander NAME: files that are defined from now on have no form of it. From any
+thread."
   (sb-ext:atomic-update **service-expanders** (lambda (expanders)
                                                 (remove name expanders :key #'car)))
   nil)

@@ -75,7 +75,7 @@
                                     :partial t))
                  (vector (coerce content 'octets))))))
     (unless (string= name (descriptor-name file))
-      (misuse "The descriptor of ~A is that of ~A." name (descriptor-name file)))
+      (misuse "The descriptor for ~A is the one of another file, ~A." name (descriptor-name file)))
     (link-read-file file #'find-file-descriptor)
     (name-fresh (list file))
     file))

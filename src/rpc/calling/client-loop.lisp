@@ -127,7 +127,7 @@ loops is held."
 
 (defun release-client-loop (event-loop &optional pool-key)
   "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY, or with :TIMERS, which has returned EVENT-LOOP. End the
-loop if nothing uses it any more, and the reserve if that was the last loop. Do not call this on the
+loop if it has no users left, and the reserve if this was the last loop. Do not call this on the
 loop."
   (let ((world (loop:event-loop-world event-loop)))
     (multiple-value-bind (unused reserve)

@@ -228,7 +228,7 @@ redefined."
     (publish function)))
 
 (defun ensure-binding (function class)
-  "Return the one BINDING of FUNCTION for CLASS."
+  "Return the only BINDING of FUNCTION for CLASS."
   (with-bindings-lock ()
     (or (find class (method-function-bindings function) :key #'binding-class)
         (let ((binding (make-binding :class class :function (effective-function function class))))

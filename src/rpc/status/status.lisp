@@ -106,7 +106,7 @@ meaning)."
   (:failed-precondition 9 failed-precondition "The system is not in the state this call needs.")
   (:aborted 10 aborted "A conflict such as a lost transaction; repeat at a higher level.")
   (:out-of-range 11 out-of-range "The request went past the valid range.")
-  (:unimplemented 12 unimplemented "The method does not exist or is not supported.")
+  (:unimplemented 12 unimplemented "The method does not exist, or the server does not support it.")
   (:internal 13 internal "An invariant of the system is broken.")
   (:unavailable 14 unavailable "The service cannot be reached now; try again with a back-off.")
   (:data-loss 15 data-loss "Data is lost or damaged beyond repair.")

@@ -60,7 +60,8 @@ is 1309."
   "How many octets of answers each connection may have queued, however many all connections have.")
 
 (defun most-queued-answers (link)
-  "How many octets of answers LINK may have queued; fewer while all links together hold many."
+  "How many octets of answers LINK may have queued; the number is smaller while all links together
+hold many octets."
   (if (wire:pressed-p link)
       +least-queued-octets+
       (options-max-queued-octets (server-link-options link))))
