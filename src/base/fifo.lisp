@@ -37,8 +37,8 @@ it.")
   nil)
 
 (defun enqueue-in-order (item fifo before-p)
-  "Insert ITEM into FIFO after all items before which it does not belong. BEFORE-P, a function of
-two items, defines the order; the items of FIFO are already in this order."
+  "Insert ITEM into FIFO at its place in the order, after items that are equal in it. BEFORE-P, a
+function of two items, defines the order; the items of FIFO are already in this order."
   (declare (type function before-p))
   (let ((items (fifo-items fifo)))
     (cond ((not (and items (funcall before-p item (first (fifo-tail fifo)))))

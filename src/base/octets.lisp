@@ -119,7 +119,7 @@ Signal an error if either range is out of bounds."
           copy))))
 
 (define-hot shorten-octets ((octets octets) (start index) (end index)) octets
-  "Make OCTETS, to which there is no other reference, consist of their part from START to END."
+  "Shorten OCTETS, to which there is no other reference, to their part from START to END."
   (copy-octets octets start end octets 0)
   (sb-kernel:%shrink-vector octets (- end start)))
 

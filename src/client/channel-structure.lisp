@@ -165,8 +165,8 @@ number; see stream-queue.lisp."
                       :severity severity))
 
 (document-functions
-  subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if SUBCHANNEL
-is for several."
+  subchannel-key "The addresses of SUBCHANNEL's server, as text; empty if SUBCHANNEL is for several
+  servers."
   subchannel-attributes "The attributes that the resolver gives for the server of SUBCHANNEL, a
 plist."
   subchannel-state "The state of SUBCHANNEL as its balancer sees it: :idle, :connecting, :ready,

@@ -21,7 +21,7 @@ default of gRPC's servers (gRFC A8).")
               (if limit (min ns limit) ns))))))
 
 (defun keepalive-timeout-ns (core)
-  "How long, in nanoseconds, a server may stay silent after a PING of new links of CORE's channel."
+  "How long, in nanoseconds, a server may be silent after a PING of a new link of CORE's channel."
   (let ((ns (seconds-ns (options-keepalive-timeout-seconds (core-options core)))))
     (if (core-silence-ns core)
         (min ns (core-silence-ns core))

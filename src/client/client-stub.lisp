@@ -128,7 +128,7 @@ since the channel was closed, end CALL."
   nil)
 
 (define-hot post-call ((call client-call) request) (eql t)
-  "Post CALL to its loop, which starts it with its only REQUEST, or nil."
+  "Post CALL to its loop, which starts CALL. REQUEST is CALL's only request, or nil."
   (when request
     (setf (client-call-request call) (wire:encode-message call request nil)))
   (unless (loop:post (wire-call-loop call) call)

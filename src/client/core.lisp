@@ -395,8 +395,8 @@ SELECTED-CONFIG."
     (if (plusp seconds) (seconds-ns (max 1 seconds)) 0)))
 
 (defun begin-idle-watch (core)
-  "Begin to watch CORE, which leaves its idle state, so that it becomes idle again when it has had
-no calls for long enough."
+  "Begin to watch CORE, which is leaving the idle state, so that CORE becomes idle again when it has
+had no calls for long enough."
   (let ((watch (core-idle-watch core)))
     (when (and (plusp (idle-limit-ns core)) (null (idle-watch-timer watch)))
       (setf (idle-watch-timer watch)

@@ -161,7 +161,8 @@ connection ends. In all other cases SUBCHANNEL moves to another connection set."
     (change-link-states misplaceds :idle)))
 
 (defun leave-addresses (connection-set)
-  "Leave those links of CONNECTION-SET, which is ready, that are to other addresses than its own."
+  "Leave those links of CONNECTION-SET, which is ready, whose addresses no longer belong to
+CONNECTION-SET."
   (dolist (link (connection-set-links connection-set))
     (unless (find-address (connection-set-addresses connection-set) (client-link-peer link))
       (setf (client-link-draining link) t
@@ -408,7 +409,7 @@ now."
   (stop-connecting subchannel text)
   (leave-connection-set subchannel text))
 
-(defun close-subchannel (subchannel &optional (text "its balancer closes it"))
+(defun close-subchannel (subchannel &optional (text "the balancer has closed the subchannel"))
   "Close SUBCHANNEL because of TEXT: it gets no more calls, and those under way continue. On the
 channel's loop."
   (give-up subchannel text)

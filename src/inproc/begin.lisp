@@ -81,7 +81,8 @@ already."
         t))))
 
 (define-hot begin-eagerly ((call-pair call-pair)) boolean
-  "As BEGIN-HERE, for a client that does not wait: the handler keeps its call, so it returns soon."
+  "As BEGIN-HERE, for a client that does not wait: the handler returns soon, because it keeps its
+call and answers later."
   (when (eq :waiting (call-pair-phase call-pair))
     (setf (call-pair-eager call-pair) t)
     (begin-here call-pair)))

@@ -142,7 +142,7 @@ channel is closed; return its status."
 
 (defun register (call-pair)
   "Start the timer of the deadline of CALL-PAIR's call, and register the call with its callee: from
-now on no thread of the client's checks it."
+now on no thread of the client checks the deadline."
   (sb-sys:without-interrupts            ; a thread that registers a call checks its end
     (when (null (compare-and-swap (call-pair-registered call-pair) nil t))
       (let* ((call (call-pair-server call-pair))
@@ -197,8 +197,8 @@ now on no thread of the client's checks it."
           t)))))
 
 (defun end-unsent (call-pair status &rest how)
-  "End the call of CALL-PAIR, which waits for its credentials, with STATUS and HOW, arguments of
-END-CALL, at its client's end."
+  "At the client's end, end the call of CALL-PAIR, which waits for its credentials, with STATUS and
+HOW, arguments of END-CALL."
   (multiple-value-bind (server-status text) (rpc:verdict :caller-gone)
     (end-call-pair call-pair (cons status how)
                    (list server-status :message text :ended-by :transport)

@@ -163,8 +163,8 @@ answered; if WAIT is true, return its answer."
 ;;; Channels
 
 (defun plan-options (inproc-core config arguments)
-  "The options of INPROC-CORE's channel, which was made with ARGUMENTS, as CONFIG, a method's,
-allows."
+  "The options of INPROC-CORE's channel, which was made with ARGUMENTS, within the limits of CONFIG,
+a method's config."
   (let ((options (copy-options (inproc-core-options inproc-core))))
     (flet ((limit (configured name value)
              (cond ((null configured) value)

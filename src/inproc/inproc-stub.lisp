@@ -39,8 +39,9 @@ to now. Return true if the call's handler can begin."
            (null (call-pair-claim call-pair))))))
 
 (defun begin-asked (call-pair take metadata error)
-  "Begin the handler of CALL-PAIR, whose call waits for its credentials: they have answered with
-METADATA, or ERROR. Before that call TAKE, a function or nil, with all metadata of the call."
+  "Begin the handler of CALL-PAIR, whose call has waited for its credentials, since these have
+answered with METADATA or ERROR. Before that call TAKE, a function or nil, with all metadata of the
+call."
   (let ((server (call-pair-server call-pair)))
     (cond ((call-pair-claim call-pair)) ; the call has ended
           (error (end-unsent call-pair (status:rpc-error-status error)

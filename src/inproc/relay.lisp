@@ -489,7 +489,8 @@ as there is room."
         (unless (call-status call) (fail-relay relay error))))))
 
 (defun kept-p (relay request)
-  "Charge REQUEST, which is kept for further attempts of RELAY, and return true, if there is room."
+  "If the budgets have room, charge them with REQUEST, which is kept for further attempts of RELAY,
+and return true."
   (keep-message (relay-replay relay) request
                 (+ rpc:+batch-octets+
                    (protobuf:measure (rpc:incoming-type (relay-call relay)) request))
@@ -523,7 +524,8 @@ of ATTEMPT were passed on."
     (end-relay relay (call-pair-reply (call-call-pair call)))))
 
 (defun pass-answers (relay attempt)
-  "Pass on the answers of ATTEMPT, which RELAY's call is committed to, as far as there is room."
+  "Pass on the answers of ATTEMPT, to which RELAY's call is committed, while the call has room for
+them."
   (let ((server (relay-call relay))
         (call (relayed-attempt-call attempt)))
     (pass-metadata relay)

@@ -15,8 +15,8 @@
 (in-package #:clgrpc.inproc)
 
 (defconstant +longest-wait-ns+ (* 20 1000 1000)
-  "The time, in nanoseconds, after which a call that waits begins elsewhere; it may take twice as
-long.")
+  "The time, in nanoseconds, after which a waiting call begins on another thread; it may take twice
+as long.")
 
 (define-hot (waiting-p :inline t) ((call-pair call-pair)) boolean
   (and (eq :waiting (call-pair-phase call-pair)) (null (call-pair-claim call-pair))))

@@ -48,8 +48,8 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
     (misuse "~S is not a future, such as the value of CALL-ASYNC." future)))
 
 (defgeneric swap-completions (future old new)
-  (:documentation "Replace the completions of FUTURE by NEW if they are OLD; return true if they
-were. From any thread."))
+  (:documentation "Replace the completions of FUTURE by NEW, and return true, if they are OLD; else
+return false. From any thread."))
 
 (defmacro define-completions ((future type) place)
   "Say where a FUTURE of TYPE, a symbol, keeps its COMPLETIONS: in PLACE."
@@ -259,7 +259,7 @@ and which is no longer needed. From any thread.")
 
 (defun attach-for (giver future function)
   "ATTACH FUNCTION to FUTURE, an answer of GIVER. Return a function that undoes this, by
-LEAVE-FUTURE: nothing keeps FUNCTION then until FUTURE is settled."
+LEAVE-FUTURE, so that FUNCTION need not be kept until FUTURE is settled."
   (let* ((function (carried function))
          (completions (future-completions future))
          (other (and (listp completions) (find-if #'attached-function-p completions)))

@@ -26,7 +26,7 @@
   (:documentation "The own system has broken off the connection."))
 
 (define-condition socket-timeout (socket-error) ()
-  (:documentation "Nothing was received, or nothing could be sent, for as long as was allowed."))
+  (:documentation "For the allowed time nothing was received, or nothing could be sent."))
 
 (define-condition socket-address-in-use (socket-error) ()
   (:documentation "Another socket listens on that address already."))

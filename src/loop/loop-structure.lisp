@@ -184,7 +184,7 @@ loop.")
       (< (event-loop-slow-ns loop) +slow-ns+)))
 
 (define-hot note-slow-work ((loop event-loop) (began nanoseconds)) null
-  "This turn of LOOP has done slow work since BEGAN."
+  "Note that this turn of LOOP has done slow work since BEGAN."
   (let ((taken (max 0 (- (the nanoseconds (funcall (event-loop-clock loop))) began))))
     (declare (type nanoseconds taken))
     (cond ((= (event-loop-slow-turn loop) (event-loop-turns loop))

@@ -32,7 +32,7 @@ some time, even if it was never started."
     loop))
 
 (defun leave-state (loop from to)
-  "Change the state of LOOP if it is FROM; return true if it was."
+  "If the state of LOOP is FROM, change it and return true; else return false."
   (sb-thread:with-mutex ((event-loop-lock loop))
     (when (eq from (event-loop-state loop))
       (setf (event-loop-state loop) to)

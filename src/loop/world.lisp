@@ -103,7 +103,7 @@ depends on the seed."
 
 (defun find-addresses (host port)
   "The addresses of HOST, a name or a numeric address, with PORT, in the world of this thread; and,
-without addresses, the reason of the failure, as text. This may wait for long."
+without addresses, the reason of the failure, as text. The call may wait for long."
   (funcall (network-resolve (world-network *world*)) host port))
 
 ;;; Waiting
@@ -125,9 +125,9 @@ without addresses, the reason of the failure, as text. This may wait for long."
 
 (defun await-notice (queue mutex end-ns &optional predicate)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
-see NOTICE-END. Return false if END-NS has passed. This may also return without either. A simulation
-does not see notices. A simulation continues when PREDICATE, a function without effects, is true or,
-if PREDICATE is nil, after any event."
+see NOTICE-END. Return false if END-NS has passed. The function may also return without either
+reason. A simulation does not see notices. A simulation continues when PREDICATE, a function without
+effects, is true or, if PREDICATE is nil, after any event."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)

@@ -76,7 +76,7 @@ called."
     (tell (lambda () (tell-serving server)))))
 
 (defun change-state (reloader old new)
-  "Have the state of RELOADER be NEW if it is OLD; return true if it was."
+  "If the state of RELOADER is OLD, make it NEW and return true; else return false."
   (eq old (sb-ext:compare-and-swap (reloader-state reloader) old new)))
 
 (defun reload-as-wanted (reloader)

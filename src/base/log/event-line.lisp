@@ -25,7 +25,7 @@
     (buffer-string buffer)))
 
 (defstruct (key-forms (:copier nil))
-  "How a keyword appears in lines."
+  "The forms in which lines contain a keyword."
   (name "" :type simple-string :read-only t) ; the name in lower case
   (text "" :type simple-string :read-only t) ; the text before a value in a line of text
   (json "" :type simple-string :read-only t)) ; the text before a value in JSON
@@ -162,7 +162,7 @@ DEPTH levels deep."
                   (return t))))
 
 (defun quoted-text (text)
-  "TEXT, which is not a plain word of ASCII, as APPEND-VALUE writes it."
+  "TEXT, which is not a plain word of ASCII, in the form in which APPEND-VALUE writes it."
   (printable-text text :limit (1+ +visible-characters+)
                        :quoted (or (zerop (length text))
                                    (find-if (lambda (char)

@@ -71,8 +71,8 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
   (floor (sb-ext:dynamic-space-size) 10))
 
 (defun set-nursery (octets)
-  "Have OCTETS consed between two collections, or a tenth of the heap if that is less, and at most
-as many survivors copied at once. The new size applies after the next collection."
+  "Make a collection begin after OCTETS of new objects, or a tenth of the heap if that is less; limit
+the survivors that are copied at once to the same number. The new size applies after the next collection."
   (setf **nursery** (min octets (most-nursery))
         ;; not by (SETF BYTES-CONSED-BETWEEN-GCS): with that SBCL 2.6.4 changes the next collection
         ;; as well, and signals an error if the collection would have to be in the past
@@ -346,8 +346,9 @@ QUIET-PERIOD see QUIET-P."
 
 (defun fitting-nursery (octets share ns)
   "The size for a nursery of OCTETS if collections take SHARE of the time, a real, and one of them
-NS. Half the nursery at most doubles the share; the largest nursery reduces it to a third; twice the
-nursery at most doubles the time of a collection. So after a change the size stays."
+NS. Half the nursery at most doubles the share of time; the largest nursery reduces that share to a
+third; twice the nursery at most doubles the time of one collection. So after a change the size is
+stable."
   (let ((long (< +long-collection-ns+ ns)) (larger (< +nursery-octets+ octets)))
     (cond ((< 1/100 share)
            (cond ((and long (<= share 1/50)) octets)
@@ -367,7 +368,7 @@ nursery at most doubles the time of a collection. So after a change the size sta
   (epoch nil))                          ; the epoch of the last collection before
 
 (document-functions
-  make-collector-watch "Return a new watch for RETUNE-COLLECTOR, which knows nothing yet.")
+  make-collector-watch "Return a new watch for RETUNE-COLLECTOR, without data so far.")
 
 (defun fit-nursery (watch)
   "If garbage was collected since the last call with WATCH, adapt the nursery, unless the user has

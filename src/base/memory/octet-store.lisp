@@ -49,7 +49,7 @@ through which it grew.")
              (return (first old)))))))
 
 (define-hot borrow-octets ((length index)) octets
-  "Return a vector of at least LENGTH octets that now belongs to the caller; its contents are
+  "Return a vector of at least LENGTH octets, which the caller then owns; its contents are
 undefined. From any thread."
   (let ((shelf (and (<= +shortest-stored+ length) (shelf-of length))))
     (if shelf

@@ -280,9 +280,9 @@ rest is left for incomplete messages. A call that would exceed the limit ends wi
 hold together; 0 means a quarter of the Lisp heap, but at most 128 MB: all calls wait while a
 collection copies this memory, a millisecond for each megabyte. Give more where many long messages
 come at once. Above half of this limit, each connection is limited to two of the largest messages
-and to 64 KB of output. A peer may hold three times what is left; a call that would exceed that ends
-with :resource-exhausted. An eighth above this limit, the connection that holds most of the peer
-that holds most is ended.")
+and to 64 KB of output. A peer may hold three times the part that is unused; a call that would
+exceed that ends with :resource-exhausted. An eighth above this limit, the connection that holds
+most of the peer that holds most is ended.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
     "A connection with more unsent output is not read, and no more of its calls begin, until the
 peer reads the output. While the connections of a server together hold half of
@@ -354,8 +354,8 @@ and in between no call began or ended and no DATA was sent (gRFC A8)."
 min-ping-interval-seconds; if false, such a client must wait two hours between PINGs."
     :for :server)
    (max-ping-strikes 2 0 1000000 "strikes"
-    "How many PINGs may come too soon (min-ping-interval-seconds). More than that ends the
-connection with ENHANCE_YOUR_CALM, too_many_pings."
+    "How many PINGs of a client may come sooner than min-ping-interval-seconds allows. More than
+that ends the connection with ENHANCE_YOUR_CALM, too_many_pings."
     :for :server))
   (:listener
    (max-connections 20000 1 1000000 "connections"
@@ -584,7 +584,7 @@ OpenTelemetry's.")))
 
 (defun fill-options (options arguments)
   "Fill OPTIONS, a new object, from the keyword ARGUMENTS, which CHECK-OPTIONS has checked; of two
-arguments with the same name the first counts. Return OPTIONS."
+arguments with the same name the first is used. Return OPTIONS."
   (loop for (name) on arguments by #'cddr
         do (setf (slot-value options (option-slot name)) (getf arguments name)))
   options)

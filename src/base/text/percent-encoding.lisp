@@ -13,9 +13,9 @@
 (define-hot percent-octets ((text simple-string) (start index) (end index)
                               &key (plus boolean nil) (keep-slashes boolean nil))
     (or null octets)
-  "The octets of TEXT from START to END, each character one octet, with each %XX decoded, except %2F
-with KEEP-SLASHES; with PLUS a plus sign is a space. Return nil if a % lacks its two hexadecimal
-digits, or the code of a character exceeds 255."
+  "The octets of TEXT, in which each character is one octet, from START to END. Each %XX is decoded,
+except %2F if KEEP-SLASHES is true; if PLUS is true, a plus sign means a space. Return nil if a %
+lacks its two hexadecimal digits, or the code of a character exceeds 255."
   (let ((octets (make-octets (- end start))) (fill 0) (at start))
     (declare (type index fill at))
     (flet ((put (octet)

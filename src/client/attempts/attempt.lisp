@@ -245,10 +245,10 @@ returned metadata and it has a stream."
           (t (ask-identity call identity request #'submit-identified)))))
 
 (defun submit-identified (call request error)
-  "Continue the attempt of CALL, which runs, after its credentials have answered, with its only
-REQUEST unless that is nil. With ERROR, an RPC-ERROR, the attempt fails. If no service config is in
-force yet, a failed attempt fails only when it has a stream, since the config may have a policy for
-the failure."
+  "Continue the attempt of CALL, which is running, after CALL's credentials have answered. REQUEST
+is CALL's only request, or nil. With ERROR, an RPC-ERROR, the attempt fails. If no service config is
+in force yet, a failed attempt fails only when it has a stream, since the config may have a policy
+for the failure."
   (cond ((null error) (submit-now call request))
         ((core-config (client-call-core call))
          (fail-unbegun call (interceptor-failure call error)))
@@ -258,7 +258,7 @@ the failure."
            (submit-now call request))))
 
 (define-hot submit-now ((call client-call) request) t
-  "Begin an attempt of CALL, with its only REQUEST unless that is nil, as soon as it has a stream."
+  "Begin an attempt of CALL as soon as it has a stream. REQUEST is CALL's only request, or nil."
   (multiple-value-bind (stream link picked) (find-stream (client-call-core call) call)
     (cond (stream (begin-attempt call link stream request))
           (t (when request

@@ -110,7 +110,7 @@ with STATUS."
 
 (defun tell-lost-attempts (call status)
   "Report the attempts of CALL that wait for a stream, since CALL is about to end with STATUS. While
-the addresses of servers are not known no attempt counts (gRFC A66)."
+no addresses of servers are known, attempts are not counted (gRFC A66)."
   (let ((core (client-call-core call))
         (retries (call-retries call)))
     (when (or (resolved-p core) (eq :transient-failure (core-state core)))

@@ -109,8 +109,8 @@ stream before, or if CALL continues with another stream than STREAM."
             do (write-again call stream kept nil)))))
 
 (defun keep-to-one (call)
-  "Let CALL continue with its present attempt only, because its messages are too many to be kept for
-others."
+  "Let CALL continue with its present attempt only, because it has too many messages to keep for
+further attempts."
   (let ((retries (call-retries call)))
     (when retries
       (mapc #'reset-attempt

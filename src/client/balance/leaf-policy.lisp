@@ -22,7 +22,8 @@ are published together.")
   "How many members of a fleet begin to connect in one turn.")
 
 (defstruct (member-note (:conc-name note-) (:copier nil))
-  "The data of a leaf policy about one of its subchannels, which has them as its SUBCHANNEL-NOTE."
+  "The data of a leaf policy about one of its subchannels; they are the SUBCHANNEL-NOTE of that
+subchannel."
   (failed nil :type boolean) ; true while the subchannel has failed and has not been ready since
   (health nil :type (or null backend-stream))) ; the stream of its server's health, or nil
 

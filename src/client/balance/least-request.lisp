@@ -10,7 +10,7 @@
   (:documentation "The policy least_request_experimental."))
 
 (defun parse-least-request (object path)
-  "The number of servers that are drawn at random for a call; a number above 10 counts as 10."
+  "The number of servers that are drawn at random for a call; a number above 10 is treated as 10."
   (min 10 (config:integer-field object "choiceCount" path :default 2 :minimum 2)))
 
 (config:register-policy :least-request '("least_request_experimental" "least_request")

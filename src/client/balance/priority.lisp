@@ -43,8 +43,8 @@
    (backends :initform '() :accessor priority-backends
              :documentation "The backends of the policy's last update.")
    (failing :initform (make-hash-table :test #'eq) :reader priority-failing
-            :documentation "A table from a branch that has time to become ready to the timer of that
-time; or to T once the time is over."))
+            :documentation "A table of the branches that have some time to become ready: from a
+            branch to the timer of that time, or to T once the time is over."))
   (:documentation "The policy priority_experimental."))
 
 (config:register-policy :priority '("priority_experimental") 'priority 'parse-priorities)

@@ -10,7 +10,7 @@
 
 (defconstant +most-weight+ 65535)
 (defconstant +most-ratio+ 10
-  "The most by which a weight may exceed the mean or fall below it, as a factor.")
+  "The largest factor by which a weight may differ from the mean, above or below.")
 
 (deftype weights ()
   "Scaled weights."

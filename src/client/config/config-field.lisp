@@ -122,7 +122,7 @@ field. Signal SERVICE-CONFIG-ERROR if OBJECT has the field twice, under the two 
                      for member in (object-members object)
                      for text = (key-name (car member))
                      when (or (string= name text) (string= snake text)) collect member)))
-    (when (rest found) (config-error (member-path path name) "must be there once"))
+    (when (rest found) (config-error (member-path path name) "must be given exactly once"))
     (values (cdr (first found)) (and found t))))
 
 (defun field (object name &optional (path ""))
@@ -143,7 +143,7 @@ DEFAULT if the field is absent."
            ,default))))
 
 (defun similar-key (object name)
-  "The key of OBJECT that is probably NAME, misspelt, as text; nil without such a key."
+  "The key of OBJECT, as text, that is probably a misspelt NAME; nil if there is no such key."
   (let ((snake (snake-case name)))
     (loop for (key) in (object-members object)
           for given = (key-name key)

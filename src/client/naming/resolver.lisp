@@ -203,10 +203,10 @@ block.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric stop-resolver (resolver)
-  (:documentation "Stop the work of RESOLVER. Called when RESOLVER's channel is closed, or has gone
-idle without calls (the option idle-seconds); pushes are ignored from then on. The next call on an
-idle channel calls START-RESOLVER again, with the same RESOLVER. On a thread that may block, after
-any other method has returned.")
+  (:documentation "Stop the work of RESOLVER. Called when RESOLVER's channel is closed, or has
+become idle (the option idle-seconds); pushes are ignored from then on. The next call on an idle
+channel calls START-RESOLVER again, with the same RESOLVER. On a thread that may block, after any
+other method has returned.")
   (:method ((resolver resolver)) nil))
 
 (defun run-errands (resolver)

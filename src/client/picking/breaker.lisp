@@ -70,8 +70,8 @@
   (keep-away breaker :open nil now))
 
 (defun passes-p (breaker call calls now)
-  "True if CALL may go at NOW to BREAKER's server, which has CALLS under way. A call that has passed
-may pass again."
+  "True if CALL may use BREAKER's server, which has CALLS calls under way, at NOW. A call that has
+passed may pass again."
   (let ((most (options-breaker-max-calls (breaker-options breaker)))
         (trial (breaker-trial breaker)))
     (ecase (breaker-state breaker)
@@ -80,7 +80,7 @@ may pass again."
       (:half-open (or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))))))
 
 (defun admit-to-breaker (breaker call calls now)
-  "Nil if CALL may go to BREAKER's server, by PASSES-P; if BREAKER is half open, CALL becomes the
+  "Nil if PASSES-P allows CALL to use BREAKER's server; if BREAKER is half open, CALL becomes the
 trial. If the breaker refuses, return the reason, a text."
   (cond ((passes-p breaker call calls now)
          (unless (or (eq :closed (breaker-state breaker)) (eq call (breaker-trial breaker)))
@@ -119,6 +119,6 @@ the server's fault. Return the new state of BREAKER if it has changed, else nil.
       (and (not (eq before after)) after))))
 
 (defun forget-trial (breaker call)
-  "If CALL was the trial of BREAKER, let another call pass as a trial: CALL has ended without a
-result, because it was not sent, or was cancelled."
+  "If CALL was the trial of BREAKER, let another call pass as a trial: Note that CALL has ended
+without a result, because it was not sent or was cancelled."
   (when (eq call (breaker-trial breaker)) (setf (breaker-trial breaker) nil)))

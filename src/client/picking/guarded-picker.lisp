@@ -88,8 +88,8 @@ because an attempt that began later has an answer."
     (and trial (answering-subchannel trial) t)))
 
 (defun decide-trial (breaker subchannel)
-  "End the trial of BREAKER, which TRIAL-DECIDED-P, although the trial's call still runs: the trial
-is a success of SUBCHANNEL, which has BREAKER, unless another server answers."
+  "End the trial of BREAKER, SUBCHANNEL's breaker, which TRIAL-DECIDED-P, although the trial's call
+still runs: the trial is a success of SUBCHANNEL unless another server has answered."
   (let ((trial (breaker-trial breaker)))
     (if (eq subchannel (answering-subchannel trial))
         (note-outcome breaker trial subchannel nil)
@@ -109,7 +109,7 @@ is a success of SUBCHANNEL, which has BREAKER, unless another server answers."
        (spare-stream-p (subchannel-connection-set subchannel))))
 
 (defun breaker-refusal (subchannel call)
-  "Nil if CALL may go to SUBCHANNEL, else the FAILURE of its breaker."
+  "Nil if CALL may use SUBCHANNEL, else the FAILURE of SUBCHANNEL's breaker."
   (when (breakers-p (core-options (subchannel-core subchannel)))
     (let ((breaker (ensure-breaker subchannel)))
       (when (trial-decided-p breaker) (decide-trial breaker subchannel))

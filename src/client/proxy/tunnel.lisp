@@ -133,7 +133,8 @@ their number."
 
 (defun make-tunnel-byte-channel (byte-channel proxy)
   "Return a byte channel through PROXY to its destination, over BYTE-CHANNEL, which is connected to
-the proxy and now belongs to the new one. The first read or write begins the dialogue."
+the proxy and from now on belongs to the returned byte channel. The first read or write begins the
+dialogue."
   (loop:make-byte-channel **tunnel** (loop:byte-channel-descriptor byte-channel)
                           (loop:byte-channel-peer byte-channel)
                           (make-tunnel :inner byte-channel :dialogue (make-dialogue proxy))))

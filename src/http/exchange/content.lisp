@@ -71,7 +71,7 @@ Signal an error if ENTRY cannot be a header; the error does not show ENTRY, whic
     (cons name value)))
 
 (defun check-header (entry)
-  "ENTRY of a handler's headers in the form in which it is sent; nil for a header that only the
+  "The form in which ENTRY, one of a handler's headers, is sent; nil for a header that only the
 server may set."
   (let ((entry (if (and (consp entry)
                         (typep (car entry) 'text) (http1:header-name-p (car entry))

@@ -381,7 +381,7 @@ incomplete."
 
 (defun answer-of (request values)
   "The meaning of VALUES, which a handler of REQUEST has returned: REQUEST itself means a later
-answer; T means that an answer was begun and must be ended; everything else is an answer."
+answer; T means that an answer was begun and must be ended; any other value is an answer."
   (cond ((eq request (first values)) request)
         ((plain-answer-p (first values)) (first values))
         ((http-request-sending request) t)

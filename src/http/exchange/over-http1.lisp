@@ -230,7 +230,7 @@ header connection."
     (end-request-answer state t)))
 
 (defun chunked-answer-p (state)
-  "True if the answer to STATE's request, which its handler gives in parts, is sent in chunks of
+  "True if the answer to STATE's request, which the handler returns in parts, is sent in chunks of
 HTTP."
   (plusp (http1:message-minor (state-message state))))
 

@@ -61,8 +61,8 @@ a size update."
         (decoder-block-octets decoder) 0))
 
 (define-hot forget-blocks ((decoder decoder)) null
-  "Drop the blocks that DECODER has cached, since its table changes: the change alters the meaning
-of each, and they may have fields that the table drops."
+  "Drop the blocks that DECODER has cached, since a change of its table alters their meaning, and
+they may refer to fields that the table drops."
   (when (plusp (decoder-block-octets decoder))
     (fill (the simple-vector (decoder-blocks decoder)) nil)
     (setf (decoder-block-octets decoder) 0))

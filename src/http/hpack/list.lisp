@@ -42,7 +42,8 @@ is missing.")
   (field-list-overflow-p list))
 
 (define-hot (restart-field-list :inline t) ((list field-list)) index
-  "Empty LIST but leave its old fields in the vector; return their number, for TRIM-FIELD-LIST."
+  "Empty LIST, but leave its old fields in the vector; return the number of these fields, for
+TRIM-FIELD-LIST."
   (prog1 (field-list-count list)
     (setf (field-list-count list) 0
           (field-list-octets list) 0

@@ -39,8 +39,8 @@ request's host is \":authority\". Fields about the connection are not included."
   message-persistent-p "True if the connection may be used for another message after this one."
   message-expects-p "True if the client waits for the status 100 before it sends the body."
   message-octets "About how many octets of memory the target and the fields take."
-  message-memo "The datum of the layer above for the message; NIL at first. SETFable. The same head,
-octet for octet, has the same message.")
+  message-memo "The datum of the layer above for the message; NIL at first. SETFable. Heads that are
+  equal octet for octet have the same message.")
 
 (defmethod print-object ((message message) stream)
   (print-unreadable-object (message stream :type t)

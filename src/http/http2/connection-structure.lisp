@@ -316,8 +316,8 @@ SETFable.")
     "The peer's SETTINGS_MAX_CONCURRENT_STREAMS: 100 until its SETTINGS arrive, 2^32-1 if they do
 not contain it.")
    (connection-peer-max-header-list
-    "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if its SETTINGS do not contain it. It is only
-advice (6.5.2).")
+    "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if its SETTINGS do not contain it. The peer's
+limit is only advisory (6.5.2).")
    (connection-goaway-received
     "The last stream in the peer's GOAWAY, 0 for none; -1 without a GOAWAY.")
    (connection-send-window "The octets of DATA that the peer still takes on a connection.")

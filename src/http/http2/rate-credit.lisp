@@ -6,13 +6,13 @@
 (in-package #:clgrpc.http2)
 
 (define-hot (note-call-served :inline t) ((connection connection)) null
-  "Note that a call on CONNECTION, a server's end, has got a useful answer. This earns the client
-one reset. The option max-reset-burst limits the unused resets that are kept."
+  "Note that a call on CONNECTION, a server's end, has got a useful answer. The client gets credit
+for one reset. The option max-reset-burst limits the unused resets that are kept."
   (incf (counters-calls-served (connection-counters connection)))
   nil)
 
 (define-hot reset-earned-p ((connection connection)) boolean
-  "True if an earned reset is left; it is then used up."
+  "If credit for a reset is left, use it and return true."
   (let* ((counters (connection-counters connection))
          (served (counters-calls-served counters))
          (kept (options-max-reset-burst (connection-options connection)))
@@ -23,8 +23,8 @@ one reset. The option max-reset-burst limits the unused resets that are kept."
          t)))
 
 (defconstant +updates-earned+ 8
-  "How many WINDOW_UPDATEs a peer earns by a DATA frame of ours, by a new stream, or by a stream
-that we reset.")
+  "The credit, in WINDOW_UPDATEs, that a peer gets for a DATA frame of ours, for a new stream, or
+for a stream that we reset.")
 (defconstant +most-updates-earned+ 1000000
   "The most WINDOW_UPDATEs that can be earned and not yet used.")
 

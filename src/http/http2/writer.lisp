@@ -143,8 +143,8 @@ DATA and the output is below its cap. If the value is true, call BEGIN-DATA, els
 
 (define-hot (begin-data :inline t) ((stream stream) (count index)) (values octets index)
   "After RESERVE-DATA was true for COUNT: return octets and the position in them where exactly
-COUNT octets are to be written. After that call END-DATA; nothing else may be done with the
-connection in between."
+COUNT octets are to be written. After that call END-DATA; in between, no other function of the
+connection may be called."
   (let* ((buffer (output-buffer (stream-connection stream)))
          (octets (ensure-buffer-room buffer (+ count +frame-header-octets+))))
     (values octets (if (joins-last-p stream buffer count)

@@ -44,8 +44,8 @@ server.")
   "Ask SERVERS, addresses of the kernel's, for the records of TYPE of NAME, octets. At the end
 \(FUNCTION outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an
 OUTCOME and either the data of the records, in the answer's order, or the reason of the failure, as
-text. On LOOP, as is FUNCTION, which may be called before this returns. Return the query, see
-GIVE-UP."
+text. Both this and FUNCTION, which may be called before this returns, are called on LOOP. Return
+the query, see GIVE-UP."
   (let ((query (%make-query :loop loop :servers servers :name name :type type :function function
                             :tries (min 64 (max +tries+ (length servers)))
                             :end-ns (+ (loop:event-loop-now loop) timeout-ns)
@@ -75,7 +75,7 @@ less."
   (- (query-end-ns query) (loop:event-loop-now (query-loop query))))
 
 (defun leave-try (query)
-  "Nothing more is expected of the try under way."
+  "End the present try: no further answer to it is expected."
   (let ((udp-socket (shiftf (query-udp-socket query) nil))
         (connection (shiftf (query-connection query) nil)))
     (incf (query-attempt query))

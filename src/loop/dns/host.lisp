@@ -32,8 +32,8 @@ failure better. An unknown answer has priority over :no-such-name, and :no-such-
 (defun lookup-host (loop servers name port timeout-ns function)
   "Ask SERVERS, addresses of the kernel's, for the addresses of NAME, octets, each with PORT, within
 TIMEOUT-NS nanoseconds. Then (FUNCTION addresses outcome failure) is called on LOOP, exactly once.
-OUTCOME is :found, or there are no addresses and FAILURE is the reason, as text. On LOOP, as is
-FUNCTION, which may be called before this returns."
+OUTCOME is :found, or there are no addresses and FAILURE is the reason, as text. Both this and
+FUNCTION, which may be called before this returns, are called on LOOP."
   (declare (type function function))
   (let ((answers '()) (queries '()))    ; alists by type
     (labels ((addresses (type)

@@ -19,7 +19,7 @@
   "Never again; the reason is the byte channel's FAILURE.")
 
 (defstruct (byte-channel-kind (:copier nil))
-  "How all byte channels of a kind work. The functions run on the loop."
+  "The operations of all byte channels of a kind. The functions run on the loop."
   (name "" :type string :read-only t)   ; a name for people
   (read nil :type function :read-only t) ; (byte-channel octets start end)
   (write nil :type function :read-only t) ; (byte-channel octets start end)

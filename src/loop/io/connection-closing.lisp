@@ -141,7 +141,8 @@ the output, or to close its side. On the loop."
     (some #'closing-p (event-loop-sources loop))))
 
 (defun close-unowned (loop byte-channel reason)
-  "Close BYTE-CHANNEL, whose new owner failed; the owner has perhaps made it a connection on LOOP."
+  "Close BYTE-CHANNEL, whose new owner has failed, perhaps after it made BYTE-CHANNEL a connection
+on LOOP."
   (let ((connection (find-if (lambda (source)
                                (and (typep source 'connection)
                                     (eq byte-channel (connection-byte-channel source))))

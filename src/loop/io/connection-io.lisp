@@ -20,7 +20,7 @@ read has a turn of the loop, and leaves half a frame, which is copied twice.")
 (defconstant +flush-octets+ 65536
   "Output of this size is sent before the turn ends.")
 (defconstant +fill-rounds+ 8
-  "The number of times FILL may add more in one flush; then other connections have their turn.")
+  "In one flush, FILL may add output this many times; then other connections are flushed.")
 
 ;;; Making
 
@@ -45,8 +45,8 @@ loop. Signal SOCKET-ERROR, and close BYTE-CHANNEL, if it cannot be watched."
     connection))
 
 (defun limit-silence (loop byte-channel seconds)
-  "Limit the time for which the peer of BYTE-CHANNEL, one of LOOP's network, may leave octets
-unacknowledged to SECONDS; after that BYTE-CHANNEL fails. Some networks have no such limit."
+  "Make BYTE-CHANNEL, of LOOP's network, fail when its peer has left octets unacknowledged for
+SECONDS. Some networks have no such limit."
   (funcall (network-limit-silence (event-loop-network loop)) (byte-channel-descriptor byte-channel)
            seconds)
   nil)

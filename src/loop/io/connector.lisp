@@ -123,7 +123,8 @@ is not a target, or LOOP has stopped. From any thread."
 ;;; Attempts
 
 (defun try-next-address (connector)
-  "Begin to connect to the next address that can be tried at all; fail if no attempt remains."
+  "Begin to connect to the next address that can be tried; fail if no address is left and no attempt
+is under way."
   (let ((loop (connector-loop connector)))
     (stop-timer loop (connector-delay connector))
     (loop while (connector-untried connector)

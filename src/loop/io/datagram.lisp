@@ -93,7 +93,7 @@ process listens there or LOOP stops; then the UDP socket is closed. All on LOOP.
   nil)
 
 (defun route-p (loop address)
-  "True if LOOP's network has a way to ADDRESS, as far as it knows without sending anything."
+  "True if LOOP's network has a route to ADDRESS, as far as it can tell without sending a packet."
   (let* ((network (event-loop-network loop))
          (socket (funcall (network-open-datagram network) (os:address-family address))))
     (unless (os:failed-p socket)

@@ -631,12 +631,12 @@ byte channel accepts."
     (when area (os:free-tls-area area))))
 
 (defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1)
-  "Return a byte channel with TLS over BYTE-CHANNEL, which is connected and now belongs to the new
-byte channel, for ROLE with CREDENTIALS. The server's name for a client is SERVER-NAME, a host name
-or numeric address, unless CREDENTIALS have a name for the server; a dot at the end of the name,
-which certificates never have, is removed. With HTTP1 a server agrees to HTTP/1.1 as well. The first
-read or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged, if there is no
-OpenSSL or CREDENTIALS cannot be used. On LOOP."
+  "Return a byte channel for ROLE with TLS and CREDENTIALS over BYTE-CHANNEL, which is connected and
+from now on belongs to the new byte channel. The server's name for a client is SERVER-NAME, a host
+name or numeric address, unless CREDENTIALS have a name for the server; a dot at the end of the
+name, which certificates never have, is removed. With HTTP1 a server agrees to HTTP/1.1 as well. The
+first read or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged, if there is
+no OpenSSL or CREDENTIALS cannot be used. On LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
          (name (and name (string-right-trim "." name)))

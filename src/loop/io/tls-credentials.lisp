@@ -195,8 +195,8 @@ OTHERS               a list of TLS credentials, each with a certificate, that a 
                      for all other clients its own certificate
 SPIFFE-BUNDLE        a file of bundles of SPIFFE trust domains (gRFC A87), in place of ROOTS: a peer
                      must have a SPIFFE identity, and a root of its trust domain must vouch for it.
-                     A client with it checks no host name; it needs a PEER-CHECK that accepts only
-                     the identities its server may have. See CERTIFICATE-IDENTITY
+                     With such a file a client checks no host name, so it needs a PEER-CHECK that
+                     accepts only the identities its server may have. See CERTIFICATE-IDENTITY
 PEER-CHECK           a function that is called with the CERTIFICATE of a peer that has passed all
                      these checks; it returns true to accept the peer, false to refuse the
                      connection. The function runs on the loop in every handshake, so it must not
@@ -212,8 +212,8 @@ CHECK-SECONDS        how often the files are checked, a real, by default 10; nil
                      that time the next connection makes them be read again if they have changed. If
                      that takes longer than a tenth of a second, only connections that begin
                      afterwards use them. See RELOAD-CREDENTIALS
-ALPN                 with nil, no protocol is agreed on by ALPN. That is only for TCP-SERVER and
-                     TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
+ALPN                 with nil, no protocol is agreed on by ALPN. Use nil only for TCP-SERVER and
+  TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 
 The environment variable GRPC_SSL_CIPHER_SUITES names the cipher suites of all TLS credentials, in
 place of the defaults. The variable is read with the files.

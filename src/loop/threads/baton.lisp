@@ -193,8 +193,9 @@ loop calls NOTE-LATE with ARGUMENT first. From a deferred function."
     (values value (if kept :kept :lost))))
 
 (define-hot (claim :inline t) ((loop event-loop)) (member nil :held :lent)
-  "Try to hold the baton of LOOP in this thread. Return :HELD if it held it already; :LENT if it had
-lent it and has taken it back, and must lend it again; NIL if it does not run LOOP."
+  "Try to hold the baton of LOOP in this thread. Return :HELD if this thread held the baton already;
+:LENT if it had lent the baton and has taken it back, and must lend it again; NIL if it does not run
+LOOP."
   (let ((baton (event-loop-baton loop)))
     (sb-thread:barrier (:read))
     (cond ((not (in-event-loop-p loop)) nil)
@@ -231,8 +232,8 @@ called. User code that the watchdog has found to be late loses the loop afterwar
       ((nil) (values nil nil)))))
 
 (defun leave-to-others (loop)
-  "Hand LOOP over to a reserve thread, if one is available. This thread's user code has taken too
-long and holds the baton of LOOP for a moment."
+  "Hand LOOP over to a reserve thread, if one is available. Give up the baton of LOOP, which this
+thread's user code holds for a moment, since the user code has taken too long."
   (setf (event-loop-late-turn loop) 0
         (event-loop-overtaken loop) t)
   (trace-event :loop :overtaken :loop loop)
@@ -349,8 +350,8 @@ CALL-RELEASING.")
 
 (defun call-releasing (release take function)
   "Call FUNCTION and return its values. If FUNCTION calls PREPARE-TO-WAIT with a WAIT, RELEASE is
-called before that wait; it gives back the things that other threads may wait for. Afterwards,
-unless WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
+called before that wait; it releases resources for which other threads may wait. Afterwards, unless
+WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
   (declare (type function release take function))
   (let* ((outer *around-wait*)
          (*around-wait* (lambda (wait)

@@ -18,10 +18,10 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +single-sends+ 4
-  "How many messages in a row are written one by one.")
+  "This many messages in a row are written one by one, before coalescing begins.")
 (defconstant +burst-gap-ns+ 50000
-  "A message that follows the last one after this time is not in a row with it: then a write for
-each message is cheap enough.")
+  "Messages further apart than this time are not in a row: then a write for each message is cheap
+enough.")
 (defconstant +coalescing-ns+ 150000
   "Output waits for more output no longer than this and the time to wake a thread, some 50 µs.")
 (defconstant +empty-looks+ 5
@@ -33,8 +33,8 @@ The first of the two values is FUNCTION's value."
   (call-now loop function #'flush-or-coalesce))
 
 (define-hot flush-or-coalesce ((loop event-loop)) null
-  "Send the output of LOOP unless it may wait for the messages that follow. This thread has taken
-LOOP and sent a message on it."
+  "Send the output of LOOP unless it may wait for the messages that follow. Note that this thread
+has taken LOOP and sent a message on it."
   (unless (coalesce-p loop) (flush-phase loop))
   nil)
 

@@ -34,9 +34,9 @@
   make-inbox "Return an empty, open inbox.")
 
 (define-hot push-inbox ((inbox inbox) (item t)) (member nil t :closed)
-  "Append ITEM to INBOX. Return true if the consumer sleeps and the caller must wake it and then
-call CONFIRM-WAKE, and :CLOSED if the inbox is closed and ITEM was not taken. From any thread, with
-interrupts off during the whole call."
+  "Append ITEM to INBOX. Return true if the consumer sleeps: then the caller must wake the consumer
+and call CONFIRM-WAKE. Return :CLOSED if the inbox is closed, and ITEM was not put. From any thread,
+with interrupts off during the whole call."
   (let ((cell (list item)))
     (loop
       (let ((head (inbox-head inbox)))

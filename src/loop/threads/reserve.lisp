@@ -221,8 +221,8 @@ has stopped. From any thread."
       (start-waiting reserve))))
 
 (defun leave-reserve (reserve quota &key function)
-  "Drop the functions that wait in QUOTA, which has no children; or FUNCTION alone, if it is given
-and still waits. The functions' places in the queue are free. From any thread."
+  "Drop the functions that wait in QUOTA, which has no children; if FUNCTION is given, only
+FUNCTION, if it still waits. The functions' places in the queue are free. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (if function
         (withdraw-function quota function)

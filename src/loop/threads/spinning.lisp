@@ -33,8 +33,8 @@
 (defconstant +spin-ns+ 24000
   "A loop that spins sleeps after this time, which is about the cost of sleeping and being woken.")
 (defconstant +trial-ns+ 50000
-  "The time that a caller spins in a trial, and a loop whose last spin failed: its peer may have to
-be woken first.")
+  "The time for which a caller spins in a trial, and a loop after a failed spin: the peer may have
+to be woken first.")
 (defconstant +answer-ns+ 100000
   "The time that a loop spins because a caller of its process has begun a trial: the caller may
 sleep in the first wait of its trial.")

@@ -228,9 +228,9 @@ value is so long that spinning does not look useful."
       t)))
 
 (defmacro do-work ((connection loop list count spare) &body body)
-  "Do BODY for each CONNECTION that is in the work list LIST of LOOP at the start; connections added
-meanwhile wait for the next time. If BODY signals an error, the error is logged, its connection is
-aborted, and the loop continues with the other connections."
+  "Do BODY for each CONNECTION that is in the work list LIST of LOOP at the start; connections that
+are added meanwhile wait until the list is processed again. If BODY signals an error, the error is
+logged, its connection is aborted, and the loop continues with the other connections."
   `(let ((work (,list ,loop))
          (work-count (,count ,loop))
          (i 0))

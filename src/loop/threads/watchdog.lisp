@@ -42,8 +42,8 @@
 (defconstant +alert-ns+ 50000000
   "The time for which the ticks stay short after a first handler that took too long.")
 (defconstant +longest-alert-ns+ 10000000000
-  "The longest time that ticks stay short after an overstay. The time without a handler that takes
-too long after which the next such handler counts as a first.")
+  "The longest time that ticks stay short after an overstay. If no handler has taken too long for
+this time, the next one that does counts as a first.")
 
 (defconstant +wake-up-looks+ 4
   "The number of checks in a row that find a wake-up unanswered before the waiting thread is
@@ -115,7 +115,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
                               collections nil)))))))
 
 (defun without-lock (function)
-  "Call FUNCTION without the lock, which is held."
+  "Release the lock, which is held, while FUNCTION is called."
   (sb-thread:release-mutex **watchdog-lock**)
   (unwind-protect (guarding (:giving-back-error) (funcall function))
     (sb-thread:grab-mutex **watchdog-lock**)))

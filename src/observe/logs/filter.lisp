@@ -17,7 +17,7 @@
 (in-package #:clgrpc.logs)
 
 (defstruct (limits (:copier nil))
-  "How much is logged of a call."
+  "The amount of data that is logged about a call."
   (header most-positive-fixnum :type unsigned-byte) ; octets of each metadata
   (message most-positive-fixnum :type unsigned-byte)) ; octets of each message
 

@@ -58,9 +58,9 @@ not begun."
 
 (defun current-trace ()
   "Return the trace context of this thread: of the innermost WITH-SPAN, or of the call whose handler
-or callback runs. Return nil without one, or if the call is not traced. TRACE-ID, SPAN-ID,
-TRACE-SAMPLED-P and TRACE-STATE read it; :parent of WITH-SPAN takes it, such as on another thread.
-From any thread."
+or callback runs. Return nil if there is no such span or call, or if the call is not traced.
+TRACE-ID, SPAN-ID, TRACE-SAMPLED-P and TRACE-STATE read it; :parent of WITH-SPAN takes it, such as
+on another thread. From any thread."
   (let ((context (current-context)))
     (if (and context (bare-p context)) nil context)))
 

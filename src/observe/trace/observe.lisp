@@ -296,9 +296,9 @@ read: :tracecontext (traceparent and tracestate of W3C Trace Context) and :grpc-
 :baggage in the list, WITH-BAGGAGE's entries are sent and read (W3C Baggage). ON-BATCH is a function
 without arguments that is called, on the loop, when :batch-spans spans wait; it must not wait. With
 SEMANTIC-CONVENTIONS spans of calls also have the attributes of OpenTelemetry's conventions for
-gRPC, by which its backends group: rpc.system, rpc.service, rpc.method, rpc.grpc.status_code,
-network.peer.address and network.peer.port. All other OPTIONS are rows of the options table as
-keywords. Signal MISUSE for a wrong argument. From any thread."
+gRPC, by which OpenTelemetry's backends group spans: rpc.system, rpc.service, rpc.method,
+rpc.grpc.status_code, network.peer.address and network.peer.port. All other OPTIONS are rows of the
+options table as keywords. Signal MISUSE for a wrong argument. From any thread."
   (let* ((limits (apply #'make-tracing-options
                         (loop for (name value) on options by #'cddr
                               unless (member name '(:sampler :propagators :on-batch

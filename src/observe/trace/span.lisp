@@ -19,7 +19,7 @@
   (attributes '() :type list :read-only t)) ; an alist, in their order
 
 (defstruct (span (:copier nil))
-  "Some work, and how long it took."
+  "A piece of work, and the time that it took."
   (name "" :type string :read-only t)   ; the name of the work
   ;; the span's part in a call, in OpenTelemetry's words
   (kind :internal :type (member :internal :server :client :producer :consumer) :read-only t)

@@ -12,7 +12,7 @@
 (in-package #:clgrpc.trace)
 
 (defconstant +most-members+ 32 "How many members a tracestate may have.")
-(defconstant +most-state-octets+ 512 "How long a tracestate is passed on.")
+(defconstant +most-state-octets+ 512 "The longest tracestate, in characters, that is passed on.")
 (defconstant +long-member-octets+ 128
   "Of a tracestate that is too long, members longer than this are removed first.")
 (defconstant +longest-state-octets+ 2048

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.command)
 
 (defun write-usage (command stream)
-  "How COMMAND is called, in lines of at most 80 columns."
+  "The usage of COMMAND, in lines of at most 80 columns."
   (let ((column 0))
     (flet ((write-word (word)
              (cond ((< (+ column 1 (length word)) 80) (format stream " "))

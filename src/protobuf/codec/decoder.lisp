@@ -18,8 +18,8 @@
 (in-package #:clgrpc.protobuf)
 
 (defmacro read-sub-message (type start stop)
-  "A form for the sub-message of TYPE at START to STOP, which gives up reading if the sub-message
-does."
+  "A form for the sub-message of TYPE from START to STOP. If the reader of the sub-message gives up,
+the form gives up, too."
   `(truly-the message
               (or (funcall (message-type-reader ,type) octets ,start ,stop reading)
                   (return-from read nil))))

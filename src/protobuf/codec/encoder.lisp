@@ -53,7 +53,8 @@ a function is called."
          plan)))
 
 (defun in-line-form (slot form call)
-  "FORM, with MESSAGE bound to VALUE, if VALUE is of the plan that is inlined for SLOT; else CALL."
+  "A form: FORM, with MESSAGE bound to VALUE, if VALUE has the plan that is inlined for SLOT; else
+CALL."
   (let ((structure (plan-structure (plan-in-line slot))))
     `(if (and (typep value ',structure)
               (null (message-extra (truly-the message value))))

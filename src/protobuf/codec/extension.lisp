@@ -295,8 +295,8 @@ is nil if reading must be given up and repeated."
          (list (cons slot stored)) #'< :key (lambda (entry) (slot-number (car entry)))))
 
 (defun absorb-extensions (type octets entries epoch reading)
-  "EXTRAS with ENTRIES and the extensions of TYPE found in OCTETS, which are unknown fields; nil to
-give up and read again."
+  "EXTRAS, extended by ENTRIES and by the extensions of TYPE found in OCTETS, which are unknown
+fields; nil if reading must be given up and repeated."
   (multiple-value-bind (findings rest) (find-extensions octets type)
     (dolist (finding findings)
       (let ((slot (finding-slot finding)))

@@ -46,7 +46,7 @@
   (slots '() :type list))               ; the oneof's fields
 
 (defstruct (plan (:copier nil))
-  "How a message is laid out."
+  "The layout of a message."
   (message nil :type (or null message-descriptor)) ; the message's descriptor
   (fingerprint "" :type string)         ; a digest of all that layout and coders depend on
   (structure nil :type symbol)          ; the name of the hidden structure

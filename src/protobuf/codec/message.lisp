@@ -75,8 +75,8 @@
   message-type-sizer "A function of a message of the type that returns its serialized size in octets
 and stores the sizes of its parts in it for the writer."
   message-type-writer "A function of a message of the type, octets and start that writes the message
-there and returns the end. It is called right after the sizer, with nothing between. It may
-overwrite up to nine octets after the end, if the vector has them.")
+there and returns the end. It is called directly after the sizer, so the message cannot change in
+between. It may overwrite up to nine octets after the end, if the vector has them.")
 
 ;;; A counter of definitions, so that data derived from several of them can be checked for changes
 
@@ -128,7 +128,7 @@ overwrite up to nine octets after the end, if the vector has them.")
         (t (subseq-octets octets start stop))))
 
 (define-hot keep-spare ((reading reading)) boolean
-  "If a field has taken the spare octets, make them its value; return false if no field has."
+  "If a field has taken the spare octets, make them its value and return true; else return false."
   (let ((spare (reading-spare reading))
         (start (reading-kept-start reading))
         (stop (reading-kept-stop reading)))

@@ -127,7 +127,7 @@ octets end the run, as do lengths and tags of more than two octets."
 ;;; has seen. For the collector this vector turns at once into strings and a shorter vector.
 
 (defconstant +piece+ 4096
-  "How many octets of memory are made strings while the collector waits.")
+  "The most octets of memory in which strings are made at once, while the collector waits.")
 
 (defconstant +carve-p+ (known-heap-p)
   "True if pieces of a vector may become objects: another SBCL's collector may have to know every

@@ -17,7 +17,7 @@ the names of the fields that lead to that field, joined by points; TEXT describe
 (document-functions
   field-text-error-path "The names of the fields that lead to the one with an invalid text, joined
 by points."
-  field-text-error-text "The fault of the text of a field, such as \"takes true or false\".")
+  field-text-error-text "The fault in the text for a field, such as \"takes true or false\".")
 
 ;;; Paths
 

@@ -214,8 +214,8 @@ does not matter."
        (digits-integer (subseq text (if (digit-p sign) start (1+ start))) 10))))
 
 (defconstant +most-digits+ 800
-  "The most digits of a number that are examined one by one. The midpoint of two doubles, the
-longest number that matters, has 768; for further digits it only matters whether all of them are
+  "The most digits of a number that are examined one by one. The longest number that is relevant,
+the midpoint of two doubles, has 768; of further digits only one fact is relevant, whether all are
 0.")
 
 (defun leading-digits (digits)

@@ -360,7 +360,7 @@ of its options' names, in the order in which protoc interprets them."
 ;;; The result
 
 (defun source-only-p (field)
-  "True if FIELD, as an option, belongs to the source only."
+  "True if FIELD, as an option, is retained in the source only."
   (member 2 (any-option-of field "retention"))) ; RETENTION_SOURCE
 
 (defun store-options (file)
