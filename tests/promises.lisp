@@ -53,7 +53,7 @@
    "src/rpc/status/metadata.lisp" "(unless (typep value '(vector octet))" "(unless value"))
 
 (define-promises "doc/errors.md"
-  ("the backend's message, details and trailers do not go to the handler's caller"
+  ("the backend's message, details and trailers are not sent to the handler's caller"
    "transports" "errors-of-other-calls-over-tcp"
    "src/rpc/handler-error.lisp"
    "(and (typep error 'rpc-error) (not (of-another-call-p error call)))" "(typep error 'rpc-error)")
@@ -94,7 +94,7 @@
    "calling" "the-earliest-deadline-counts"
    "src/rpc/calling/stub.lisp" "(earlier-deadline (earlier-deadline (or deadline 0)"
    "(max (earlier-deadline (or deadline 0)")
-  ("when it passes, the caller's end ends the call with `:deadline-exceeded`"
+  ("when the deadline passes, the caller's end ends the call with `:deadline-exceeded`"
    "wire" "deadlines-end-calls"
    "src/wire/deadline.lisp"
    "timer (call-deadline call)))
@@ -137,14 +137,14 @@
   ("The file never has wider permissions, not even for a moment"
    "loop" "unix-file-modes"
    "src/loop/names/unix.lisp" "(os:set-socket-mode socket mode)" "nil")
-  ("then each time `:backoff-factor` times longer up to `:backoff-maximum-seconds`"
+  ("each time `:backoff-factor` times as long as before, up to `:backoff-maximum-seconds`"
    "loop" "each-wait-is-longer"
    "src/loop/back-off.lisp" "(min (* (back-off-seconds back-off) factor) most)"
    "(* (back-off-seconds back-off) factor)")
-  ("longer or shorter by up to `:backoff-jitter` of itself"
+  ("a random part, up to `:backoff-jitter` of the wait, is added or subtracted"
    "loop" "each-wait-is-longer"
    "src/loop/back-off.lisp" "(- (random (+ 1d-9 (* 2 jitter)) random-state) jitter)" "jitter")
-  ("`percentage` is above a number from 0 to 99 that a channel draws once"
+  ("`percentage` is above a number from 0 to 99 that each channel draws once"
    "client" "the-first-choice-that-fits-is-taken"
    "src/client/naming/choice.lisp" "(< number value)" "(<= number value)")
   ("`clientLanguage` names `common-lisp` or `lisp`"
@@ -165,7 +165,7 @@
 "
    "t
 ")
-  ("By default the addresses of a target count as one server"
+  ("By default the addresses of a target are treated as one server"
    "client" "the-policy-is-the-users-the-configs-or-pick-first"
    "src/client/naming/current-config.lisp" "(config:default-policy-config :pick-first)"
    "(config:default-policy-config :round-robin)")
@@ -176,8 +176,7 @@
    "(check-authority own)"))
 
 (define-promises "doc/tls.md"
-  ("Suites of TLS 1.2 that HTTP/2 forbids are left out of
-the list"
+  ("Suites of TLS 1.2 that HTTP/2 forbids are ignored"
    "os" "cipher-suites-that-are-none"
    "src/os/cipher-suite.lisp"
    "(format nil \"~{~A~^:~}~A\" older
@@ -321,7 +320,7 @@ status 415"
    "src/client/balance/ring-hash.lisp"
    "(setf (aref hashes at) (entry-hash octets (1+ (length key)) number)"
    "(setf (aref hashes at) (entry-hash octets (1+ (length key)) at)")
-  ("the old policy serves until the new one is ready, so no call fails"
+  ("the old policy continues to serve until the new one is ready, so no call fails"
    "client" "the-old-policy-serves-until-the-new-one-is-ready"
    "src/client/picking/switch.lisp"
    "(unless (and (eq :connecting state) (eq :ready (switch-state parent)))" "(progn")
@@ -343,7 +342,7 @@ status 415"
   ("at the time that the server gives (`grpc-retry-pushback-ms`)"
    "attempt" "pushbacks-are-32-bit-numbers"
    "src/rpc/attempt/retry.lisp" "(<= 0 number #x7FFFFFFF)" "(<= 0 number #x8FFFFFFF)")
-  ("A call has at most `maxAttempts` attempts, and at most `:max-attempts` of the channel, 5"
+  ("A call has at most `maxAttempts` attempts, and at most the channel's `:max-attempts` (5)"
    "attempt" "policies-say-how-often"
    "src/rpc/attempt/retry.lisp"
    "(options-max-attempts options)" "most-positive-fixnum")
@@ -369,16 +368,16 @@ status 415"
   ("if they are alike: the same options, `:credentials` (the same object), authority and"
    "client" "channels-that-differ-have-their-own"
    "src/client/connection-set.lisp" "(mapcar #'rest (option-values options))" "nil")
-  ("After `:idle-seconds` without calls, half an hour, the whole channel goes idle"
+  ("After `:idle-seconds` without calls (half an hour; 0 means never) the whole channel"
    "client" "a-channel-without-calls-goes-idle"
    "src/client/core.lisp" "(t (go-idle core))" "(t nil)"))
 
 (define-promises "doc/http.md"
-  ("200 while it serves, 503 while it does not or drains"
+  ("200 while the service serves, 503 while it drains or does not serve"
    "services" "health-over-plain-http"
    "src/services/health.lisp" "(cond ((service-stopping service) **draining**)"
    "(cond (nil **draining**)")
-  ("404 for a `?service=NAME` that it does not know"
+  ("404 for an unknown `?service=NAME`"
    "services" "health-over-plain-http"
    "src/services/health.lisp" "((nil) **no-such-service**)" "((nil) **health-unknown**)")
   ("both `content-length` and `transfer-encoding`"
@@ -388,7 +387,7 @@ status 415"
    "http1" "chunks-and-lengths-are-not-mixed"
    "src/http/http1/body-framing.lisp" "(when (zerop minor) (bad-message 400 \"HTTP/1.0"
    "(when nil (bad-message 400 \"HTTP/1.0")
-  ("no `host` or two"
+  ("a missing or second `host`"
    "http1" "hosts-are-said-once"
    "src/http/http1/body-framing.lisp" "(when (rest found) (bad-message" "(when nil (bad-message")
   ("chunks whose length has other characters than up to ten hexadecimal digits"
@@ -433,7 +432,7 @@ status 415"
    "src/client/token/token-credentials.lisp"
    "(min (+ +least-life-seconds+ +refresh-seconds+) (/ seconds 4))"
    "(+ +least-life-seconds+ +refresh-seconds+)")
-  ("there is one request for the token at a time"
+  ("one request for the token runs at a time"
    "token" "one-fetch-at-a-time"
    "src/client/token/token-credentials.lisp" "(or fresh failure (token-fetching credentials))"
    "(or fresh failure)")
@@ -584,7 +583,7 @@ status 415"
    "src/observe/logs/binary.lisp" "(remove \"authorization\"" "(remove \"authorisation\""))
 
 (define-promises "doc/monitoring.md"
-  ("further lists count together, with the attribute `otel.metric.overflow`"
+  ("further lists are counted together, with the attribute `otel.metric.overflow`"
    "metrics" "too-many-attributes-overflow"
    "src/observe/metrics/user-instrument.lisp" "(< (custom-row-count custom) (custom-limit custom))"
    "t")
