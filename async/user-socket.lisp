@@ -381,14 +381,14 @@ On its loop."
       nil)))
 
 (defun check-reading (socket)
-  "The timer of the time-out for reading has rung."
+  "Check the time-out for reading, whose timer was due."
   (let ((timeouts (%socket-timeouts socket)))
     (check-time socket (timeouts-read-timer timeouts)
                 (time-after (timeouts-read-ns timeouts) (timeouts-read-at timeouts))
                 "nothing was received for too long")))
 
 (defun check-writing (socket)
-  "The timer of the time-out for writing has rung."
+  "Check the time-out for writing, whose timer was due."
   (let ((timeouts (%socket-timeouts socket)))
     (when (%socket-awaits socket)
       (check-time socket (timeouts-write-timer timeouts)

@@ -139,7 +139,7 @@ separates the hosts. Plans that find no octets do nothing."
          (tell peer loop:+readable+))))
 
 (defun arrive-at-listener (socket)
-  "The connection request of SOCKET has arrived where it is accepted or refused."
+  "Accept or refuse the connection request of SOCKET, which has arrived at the other host."
   (let* ((host (socket-far-host socket))
          (listener (and (host-up host) (gethash (socket-far-port socket) (host-ports host)))))
     (cond (listener
@@ -192,8 +192,8 @@ separates the hosts. Plans that find no octets do nothing."
                    (t loop:+wants-read+))))))
 
 (defun note-read (socket count)
-  "The process has read COUNT octets of SOCKET: its peer has room again, and is informed if it waits
-for that."
+  "Note that the process has read COUNT octets of SOCKET: the peer has room again, and is informed
+if it waits for room."
   (let ((peer (socket-peer socket)))
     (decf (socket-unread peer) count)
     (when (shiftf (socket-blocked peer) nil)

@@ -243,7 +243,7 @@ be late."
                :text (format nil "the store is at revision ~D, before ~D" now revision))))))
 
 (defun remove-watcher (informer watcher)
-  "WATCHER's call has ended. This is called on the call's loop, so it must not wait."
+  "Remove WATCHER, whose call has ended. This is called on the call's loop, so it must not wait."
   (let ((catch-up (with-informer (informer)
                     (setf (informer-watchers informer)
                           (delete watcher (informer-watchers informer)))
@@ -258,14 +258,15 @@ be late."
   (rpc:finish (watcher-call watcher) :status :unavailable :message "the node is stopping"))
 
 (defun dismiss-watchers (informer)
-  "As DISMISS-WATCHER, of all watchers."
+  "As DISMISS-WATCHER, for all watchers of INFORMER."
   (mapc #'dismiss-watcher (with-informer (informer) (copy-list (informer-watchers informer)))))
 
 ;;; Following the store
 
 (defun note-changed (informer changes &optional first)
-  "The view of INFORMER has got CHANGES. Wake the waiting threads and send CHANGES to the watchers;
-if this is the FIRST view, do so even without changes. The informer's lock is held."
+  "Wake the threads that wait for changes of INFORMER's view, which has got CHANGES, and send
+CHANGES to the watchers; if this is the FIRST view, do so even without changes. The informer's lock
+is held."
   (when (or changes first)
     (sb-thread:condition-broadcast (informer-waitqueue informer))
     (dolist (watcher (informer-watchers informer)) (tell-watcher informer watcher))))
@@ -276,7 +277,8 @@ if this is the FIRST view, do so even without changes. The informer's lock is he
       (loop:guarding (:cluster-listener-error) (funcall listener changes)))))
 
 (defun take-changes (informer changes revision)
-  "CHANGES of the store have made REVISION. Changes of keys that are not valid names are ignored."
+  "Take CHANGES, which have made REVISION of the store. Changes of keys that are not valid names are
+ignored."
   (let* ((cluster (informer-cluster informer))
          (noted (telling-watchers (informer)
                   (let ((noted (loop for change in changes
@@ -290,8 +292,8 @@ if this is the FIRST view, do so even without changes. The informer's lock is he
     (tell-listeners informer noted)))
 
 (defun refuse-watchers (informer revision)
-  "The changes of the members after REVISION are unknown. End the calls of all watchers that have
-received something, so that they begin again."
+  "End the calls of all watchers that have received something, so that they begin again, since the
+changes of the members after REVISION are unknown."
   (let ((condition (make-condition 'etcd:compacted
                                    :text (format nil "the changes after revision ~D are compacted, ~
                                                       or the store has gone back"

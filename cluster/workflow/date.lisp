@@ -120,7 +120,7 @@ Without others begin with the date STORED, unless that is nil."
                  steady))))))
 
 (defun note-machine (dates name ms)
-  "The machine of the other node NAME has the date MS. Return true if the node is new."
+  "Note that the machine of the other node NAME has the date MS. Return true if the node is new."
   (sb-thread:with-mutex ((dates-lock dates))
     (prog1 (not (nth-value 1 (gethash name (dates-others dates))))
       (setf (gethash name (dates-others dates)) (- ms (steady-ms))))))

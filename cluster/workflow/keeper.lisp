@@ -124,7 +124,7 @@ lease to end.")
 ;;; Sessions that have ended
 
 (defun do-ended-sessions (node)
-  "The watch has reported that some sessions have ended: give their claims to other sessions."
+  "Give the claims of the sessions whose end the watch has reported to other sessions."
   (let ((wakeup (node-wakeup node)))
     (flet ((next-ended ()
              (sb-thread:with-mutex ((wakeup-lock wakeup)) (pop (wakeup-ended wakeup)))))
@@ -169,7 +169,7 @@ session has counted tasks since then."
         (unless (gethash key loads) (remhash key (task-queue-loads task-queue)))))))
 
 (defun sweep-sessions (node)
-  "Some sessions may have ended while no node watched: give their claims to other sessions."
+  "Give the claims of sessions that have ended while no node watched to other sessions."
   (forget-ended-sessions node)
   (let ((sessions (claiming-sessions node)) (claiming (make-hash-table :test 'equal)))
     (dolist (session sessions) (setf (gethash session claiming) t))

@@ -104,8 +104,8 @@ digits set to 0."
   (find number (session-leases node) :key #'lease-number))
 
 (defun place-record (record session-lease)
-  "The key of RECORD's session ends with SESSION-LEASE, or with a lease that is not the node's if
-that is nil. The node's lock is held."
+  "Note that the key of RECORD's session ends with SESSION-LEASE or, if that is nil, with a lease
+that is not the node's. The node's lock is held."
   (unless (eq session-lease (session-record-session-lease record))
     (quit-ring record)
     (setf (session-record-session-lease record) session-lease
@@ -164,14 +164,14 @@ meanwhile."
 ;;; A node's knowledge of sessions
 
 (defun note-heard (record)
-  "RECORD's worker was heard of now. The node's lock is held."
+  "Note that RECORD's worker has sent a sign of life now. The node's lock is held."
   (setf (session-record-heard-ms record) (steady-ms))
   (quit-ring record)
   (enter-ring record (session-lease-records (session-record-session-lease record))))
 
 (defun note-change-of-key (node record lease revision)
-  "The key of RECORD's session ends with the lease of the number LEASE since REVISION, unless NODE
-knows something newer. The node's lock is held."
+  "Note that the key of RECORD's session ends with the lease number LEASE since REVISION, unless
+NODE knows a later change. The node's lock is held."
   (let ((before (session-record-revision record)))
     (when (< before revision)
       (setf (session-record-revision record) revision)
@@ -181,29 +181,30 @@ knows something newer. The node's lock is held."
         (note-heard record)))))
 
 (defun note-session (node session &optional (lease 0) (revision 0))
-  "SESSION is open: its key ends with the lease of the number LEASE since REVISION."
+  "Note that SESSION is open, and that its key ends with the lease number LEASE since REVISION."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (ensure-record node session)))
       (setf (session-record-open record) t)
       (note-change-of-key node record lease revision))))
 
 (defun note-entry (node session entry)
-  "The key of SESSION was found to be ENTRY. ENTRY may be old, so it makes no session known."
+  "Note ENTRY, which was read as the entry of SESSION's key. ENTRY may be old, so a session that
+NODE does not know remains unknown."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (find-record node session)))
       (when record
         (note-change-of-key node record (etcd:entry-lease entry) (etcd:entry-changed entry))))))
 
 (defun doubt-records (node)
-  "From now on NODE's knowledge of the keys of sessions is uncertain."
+  "Treat NODE's knowledge of the keys of sessions as uncertain from now on."
   (map-records (lambda (record)
                  (setf (session-record-revision record) 0
                        (session-record-stream record) nil))
                node))
 
 (defun note-kept (node session session-lease revision stream)
-  "NODE has put the key of SESSION with SESSION-LEASE at REVISION, because of a heartbeat on STREAM
-or, if STREAM is nil, because it was opened."
+  "Note that NODE has put the key of SESSION with SESSION-LEASE at REVISION, because of a heartbeat
+on STREAM or, if STREAM is nil, because SESSION was opened."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (find-record node session)))
       (when (and record (<= (session-record-revision record) revision))

@@ -447,7 +447,7 @@ which."
             do (retry-waiting task-queue waiting)))))
 
 (defun end-waiting (task-queue waiting)
-  "WAITING ends: it is being answered, or its call has ended. Return true for the first caller
+  "End WAITING, because it is being answered or its call has ended. Return true for the first caller
 only."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (quit-task-queue task-queue waiting)

@@ -24,7 +24,7 @@
   (mapc #'loop:wake-job (node-timers node)))
 
 (defun note-due (node shard ms)
-  "Something is due at MS in SHARD."
+  "Note that an item of SHARD is due at MS."
   (let* ((timer-queue (node-timer-queue node)) (times (timer-queue-times timer-queue)))
     (when (sb-thread:with-mutex ((timer-queue-lock timer-queue))
             (when (and (member shard (timer-queue-own timer-queue))
@@ -44,7 +44,7 @@
     (wake-timers node)))
 
 (defun look-at-all-timers (node)
-  "The due times of the shards of NODE are unknown: check all of them."
+  "Make NODE check all of its shards, since their due times are unknown."
   (dolist (shard (timer-queue-own (node-timer-queue node))) (note-due node shard 0)))
 
 (defun take-shard (node)

@@ -180,7 +180,7 @@ SUBSCRIPTION ends with the change, because its workflow ends. SUBSCRIPTION's loc
                                         :text "the watch's client does not read")))))
 
 (defun go-live (subscription)
-  "Earlier changes were sent to SUBSCRIPTION."
+  "Begin to send current changes to SUBSCRIPTION, which has got the earlier ones."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (setf (subscription-live subscription) t))
   (rpc:on-writable (subscription-call subscription) (lambda () (flush-subscription subscription)))
@@ -240,7 +240,7 @@ SUBSCRIPTION ends with the change, because its workflow ends. SUBSCRIPTION's loc
       (error (stopping-condition)))))
 
 (defun stop-feed (feed)
-  "End FEED. This may wait for the feed's watch."
+  "End FEED. The function may wait for FEED's watch."
   (let ((watch (sb-thread:with-mutex ((feed-lock feed)) (shiftf (feed-watch feed) nil))))
     (when watch (etcd:cancel-watch watch))))
 

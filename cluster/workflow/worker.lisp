@@ -301,7 +301,7 @@ so that another attempt is useless."
                                  (lambda () (closed-p worker))))))))))
 
 (defun note-refused (worker task condition)
-  "The report of TASK was refused with CONDITION: its result is not recorded."
+  "Note that the report of TASK was refused with CONDITION, so that its result is not recorded."
   (setf (task-lost task) t)
   (log-event :warning :workflow-report-refused :worker (worker-name worker) :workflow (task-id task)
                                                :condition (bounded-text condition))

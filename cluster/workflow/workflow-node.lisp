@@ -252,7 +252,7 @@ change."
     (if dot (subseq session (1+ dot)) "")))
 
 (defun count-session (node session by)
-  "The owner of SESSION has BY more sessions. The node's lock is held."
+  "Add BY to the number of sessions of SESSION's owner. The node's lock is held."
   (let ((owner (session-owner session)) (owners (node-owners node)))
     (unless (string= "" owner)
       (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners)))))
@@ -307,14 +307,14 @@ one."
     (if (string= "" owner) session owner)))
 
 (defun note-load (node session count)
-  "The worker of SESSION was given COUNT more tasks."
+  "Add COUNT to the number of tasks that the worker of SESSION was given."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (incf (gethash (load-key session) (task-queue-loads task-queue) 0) count)))
   nil)
 
 (defun forget-load (node session)
-  "The worker of SESSION has ended a task, or has no task, or has ended: remove its load."
+  "Remove the load of the worker of SESSION, which has ended a task, has no task, or has ended."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (remhash (load-key session) (task-queue-loads task-queue))))

@@ -176,8 +176,8 @@ the lease's job may still be running."
     call))
 
 (defun fail-renewal (keepalive lease condition)
-  "A renewal of LEASE has failed with CONDITION. The lease is lost, or its renewal is requested
-again later, after a longer pause each time, since etcd may be slow."
+  "Handle a renewal of LEASE that has failed with CONDITION: LEASE is lost, or its renewal is
+requested again later, after a longer pause each time, since etcd may be slow."
   (let ((renewal (lease-renewal lease)))
     (cond ((lease-alive-p lease)
            (setf (renewal-next-ns renewal)
@@ -201,7 +201,8 @@ CONDITION because its token was not valid."
            (etcd-error () nil)))))
 
 (defun give-stream-up (keepalive condition)
-  "The stream of KEEPALIVE has failed with CONDITION, and with it all requests on it."
+  "Handle the failure of KEEPALIVE's stream with CONDITION, with which all requests on it have
+failed."
   (drop-stream keepalive)
   (let ((asked (remove-if-not (lambda (lease) (renewal-asked-ns (lease-renewal lease)))
                               (kept-leases keepalive)))

@@ -53,8 +53,8 @@ none. From any thread."
                                              :reason why))))
 
 (defun note-put (endpoint-table entry)
-  "ENTRY of the store is of ENDPOINT-TABLE's name. If an entry does not describe a server, remove
-the endpoint of its key and return false."
+  "Note ENTRY of the store, which is for ENDPOINT-TABLE's name. If an entry does not describe a
+server, remove the endpoint of its key and return false."
   (let ((key (table-entry-key entry)) (table-entries (endpoint-table-table-entries endpoint-table)))
     (multiple-value-bind (endpoint why) (read-endpoint entry)
       (cond ((null endpoint)
@@ -72,7 +72,7 @@ the endpoint of its key and return false."
              t)))))
 
 (defun clear-endpoint-table (endpoint-table)
-  "No server of ENDPOINT-TABLE's name is known."
+  "Remove all servers from ENDPOINT-TABLE."
   (clrhash (endpoint-table-table-entries endpoint-table))
   (setf (endpoint-table-left-out endpoint-table) nil))
 

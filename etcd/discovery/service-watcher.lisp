@@ -139,8 +139,8 @@ resolvers have got."
       (length endpoints))))
 
 (defun note-lookup (service-watcher news failure)
-  "A look-up of SERVICE-WATCHER's has ended, perhaps with FAILURE; NEWS is true if that changes
-anything."
+  "Note that a look-up for SERVICE-WATCHER has ended, perhaps with FAILURE; NEWS is true if its
+result differs from the previous one."
   (when failure (note (service-watcher-meter service-watcher) #'meter-failures 1
                       (service-watcher-name service-watcher) "look_up"))
   (with-service-watcher (service-watcher)
@@ -164,7 +164,7 @@ then on WHAT, :servers or :config, counts as known."
        ,@body)))
 
 (defun take-servers (service-watcher kind items revision)
-  "The mirror of SERVICE-WATCHER's servers has reported ITEMS, see ETCD:MIRROR."
+  "Take ITEMS, which the mirror of SERVICE-WATCHER's servers has reported; see ETCD:MIRROR."
   (declare (ignore revision))
   (let ((wrong (taking-news (service-watcher :servers)
                  (when (eq :entries kind)
@@ -184,7 +184,7 @@ then on WHAT, :servers or :config, counts as known."
           (count-change service-watcher (string-downcase (etcd:change-kind change)))))))
 
 (defun take-config (service-watcher kind items revision)
-  "The mirror of SERVICE-WATCHER's service config has reported ITEMS, see ETCD:MIRROR."
+  "Take ITEMS, which the mirror of SERVICE-WATCHER's service config has reported; see ETCD:MIRROR."
   (declare (ignore revision))
   (flet ((entry-of (item)
            (cond ((eq :entries kind) item)

@@ -276,7 +276,7 @@ and 0 if the first record has as many."
           finally (return watch))))
 
 (defun pass-turn (watching)
-  "The first ready watch of WATCHING has had its turn: move it to the end."
+  "Move the first ready watch of WATCHING, which has had its turn, to the end."
   (with-engine ((watching-engine watching))
     (let ((ready (listener-ready watching)))
       (enqueue (dequeue ready) ready))))
@@ -413,7 +413,7 @@ work, also if this thread is interrupted, is left to the engine's thread."
               (with-engine (engine) (leave-call engine watching)))))))))
 
 (defun end-watches (watching)
-  "The call of WATCHING has ended: the engine's job drops its watches."
+  "Let the engine's job drop the watches of WATCHING, whose call has ended."
   (let ((engine (watching-engine watching)))
     (setf (watching-ended watching) t)
     (remove-listener engine watching)

@@ -25,8 +25,8 @@ CALLEE was counted as ended."
   nil)
 
 (defun arrived-p (call-pair)
-  "A thread has claimed the call of CALL-PAIR while the call waited for its credentials: true if the
-callee has the call, false if the callee will never have it."
+  "True if the callee has the call of CALL-PAIR, false if the callee will never have it. A thread
+has claimed the call while it waited for its credentials."
   (sb-thread:with-mutex ((callee-lock (call-pair-callee call-pair)))) ; for a TAKE-CALL under way
   (not (or (to-come-p call-pair) (callee-relays (call-pair-callee call-pair)))))
 
@@ -65,8 +65,8 @@ call, and the client gets its trailers."
   nil)
 
 (define-hot tell-ended ((call-pair call-pair)) null
-  "The call of CALL-PAIR has ended: notify everything that waits for its end, even if one
-notification ends by a non-local exit."
+  "Notify everything that waits for the end of CALL-PAIR's call, which has ended; continue even if
+one notification ends by a non-local exit."
   (let ((client (call-pair-client call-pair)) (server (call-pair-server call-pair)))
     (unwind-protect
          (when (and (call-pair-unattended call-pair)
@@ -106,8 +106,7 @@ notification ends by a non-local exit."
                  t))
 
 (defun expire (call-pair)
-  "The deadline of CALL-PAIR's call has passed: end the call, at each end as if that end had noticed
-it."
+  "End the call of CALL-PAIR, whose deadline has passed, at each end as if that end had noticed it."
   (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
     (let ((how (list status :message text :ended-by :local)))
       (end-call-pair call-pair how how nil))))

@@ -34,7 +34,7 @@ MOST; then changed at random by up to the fraction JITTER of this time."
     (max 0.001d0 (+ base (- (random (+ 1d-9 (* 2 jitter)) random-state) jitter)))))
 
 (defun forget-failures (back-off)
-  "An attempt has succeeded: the next wait has the first length again."
+  "Note that an attempt has succeeded: the next wait has the first length again."
   (setf (back-off-seconds back-off) 0))
 
 ;;; Of a channel

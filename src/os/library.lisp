@@ -26,7 +26,7 @@
 (defglobal **libraries** '())
 
 (defun forget-libraries ()
-  "No library is open in a core that is started."
+  "Close all libraries, since no library is open in a saved core when it starts."
   (dolist (library **libraries**)
     (when (library-addresses library)
       (when (library-on-forget library) (funcall (library-on-forget library)))

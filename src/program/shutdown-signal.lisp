@@ -47,7 +47,7 @@ signal's number.")
     (sb-thread:signal-semaphore (ending-told ending))))
 
 (defun take-signal (ending number)
-  "The process has got the signal NUMBER. On the loop of ENDING."
+  "Handle the signal NUMBER, which the process has got. On the loop of ENDING."
   (if (ending-begun ending)
       (end-at-once (+ +signal-code+ number) "a second signal")
       (begin-end ending)))

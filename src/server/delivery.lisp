@@ -85,7 +85,7 @@ of CALL, if it has one."
         (t (end-plain-request call))))
 
 (define-hot end-of-request ((call server-call)) null
-  "The peer of CALL has ended its side of the stream."
+  "Handle the end of the peer's side of CALL's stream."
   (rpc:observe half-closed (server-loop-observer (server-call-endpoint call)) call)
   (when (call-http-request call) (end-other-request call))
   (cond ((wire:wire-call-partial call)

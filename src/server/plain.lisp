@@ -23,7 +23,7 @@
         (deferred-start-http-request (ensure-deferred-start call)) request))
 
 (defun begin-exchange (link request)
-  "The sink's BEGUN: REQUEST was received on LINK, which speaks HTTP/1.1."
+  "The sink's BEGUN: handle REQUEST, which was received on LINK, an HTTP/1.1 connection."
   (if (exchange:http-request-claimed request)
       (begin-claimed-exchange link request)
       (begin-plain-exchange link request)))

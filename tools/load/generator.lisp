@@ -290,7 +290,8 @@ for each idle worker."
     (after-event generator)))
 
 (defun end-generator-calls (generator)
-  "The time of GENERATOR is over: end the calls under way by the rule of the plan."
+  "End the calls of GENERATOR that are under way by the rule of the plan, since GENERATOR's time is
+over."
   (setf (generator-stopping generator) t)
   (unless (eq :wait (plan-stop (generator-plan generator)))
     (drop-calls generator (eq :ignore (plan-stop (generator-plan generator))))))

@@ -179,7 +179,7 @@ this function."
                     due-ns))
 
 (defun go-on (load-call)
-  "The timer of LOAD-CALL rings: the next request is due, or the call has lasted long enough."
+  "Handle the timer of LOAD-CALL: the next request is due, or the call has lasted long enough."
   (let ((generator (load-call-generator load-call)))
     (note-now generator)
     (when (load-call-stream load-call)
@@ -460,7 +460,7 @@ the previous response."
 ;;; Waiting for a stream
 
 (define-hot queue-load-call ((connection-slot connection-slot) (load-call load-call)) null
-  "LOAD-CALL waits until CONNECTION-SLOT has a stream for it."
+  "Let LOAD-CALL wait until CONNECTION-SLOT has a stream for it."
   (cond ((load-call-chained load-call)  ; the call was refused before it was even sent
          (end-load-call load-call +code-unavailable+ "the server did not process the request"))
         (t

@@ -124,7 +124,7 @@ ordinary length cannot settle."
                   (:unknown "noise is unknown with one round"))))))
 
 (defun unclear-words (comparison)
-  "The reason why COMPARISON is unclear, and the rounds that would decide."
+  "The reason why COMPARISON is unclear, and the number of rounds that would decide it."
   (format nil "unclear, the noise is ~A; ~:[more than ~D rounds~;about ~:*~D rounds~*~] ~
                would decide"
           (noise-text comparison) (comparison-rounds-needed comparison) +most-rounds-told+))

@@ -28,7 +28,7 @@ that note."))
              (examples:route-guide-features service))))
 
 (define-hot find-place (point (places places)) (or null index)
-  "Which of PLACES is at POINT, searched from the first."
+  "The index of the first of PLACES that is at POINT, or nil."
   (let ((word (place-word (routeguide:point-latitude point) (routeguide:point-longitude point))))
     (loop for i of-type index from 0 below (length places)
           when (= word (aref places i))
@@ -54,7 +54,7 @@ that note."))
   (if (< a b) (values a b) (values b a)))
 
 (define-hot send-features-inside (call (features simple-vector) (places places) lo hi) null
-  "FEATURES are at PLACES: send each feature that lies between the points LO and HI."
+  "Send each of FEATURES, which are at PLACES, that lies between the points LO and HI."
   (multiple-value-bind (south north)
       (in-order (routeguide:point-latitude lo) (routeguide:point-latitude hi))
     (multiple-value-bind (west east)

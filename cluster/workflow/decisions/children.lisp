@@ -107,7 +107,7 @@ workflow with the parent's id."
             (count :running (pb:step-state-children step) :key #'pb:child-state-status)))))
 
 (defun note-end (draft step end)
-  "The child of STEP has ended that END is of."
+  "Note END, the end of a child of STEP."
   (let ((child (elt (pb:step-state-children step) (child-end-place end)))
         (result (child-end-result end)))
     (setf (pb:child-state-status child) (pb:child-result-status result)
@@ -131,7 +131,8 @@ its length."
   (loop for child across (pb:step-state-children step) sum (+ 6 (pb:child-state-octets child))))
 
 (defun join-children (draft step results)
-  "All children of STEP have ended, with RESULTS, ChildResults in their order."
+  "Complete STEP, whose children have all ended with RESULTS, ChildResults in the order of the
+children."
   (let* ((state (draft-state draft)) (number (pb:step-state-number step))
          (octets (protobuf:serialize (pb:make-child-results :results results))))
     (note-removal draft (payload-key state (format nil "child/~D/" number)))
@@ -142,8 +143,8 @@ its length."
     (advance draft)))
 
 (defun note-child-ends (draft number ends former)
-  "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If these are the last ends, FORMER
-is an alist of places and ChildResults of the children whose ends were noted earlier."
+  "Note ENDS, CHILD-ENDs of children of the step NUMBER. If these are the last ends, FORMER is an
+alist of places and ChildResults of the children whose ends were noted earlier."
   (let* ((state (draft-state draft)) (limits (draft-limits draft))
          (joined (joined-by-p state number ends)) (ends (ends-to-note state number ends)))
     (when ends
@@ -189,8 +190,8 @@ workflow is deleted."
                                                      (draft-revision draft)))))))))
 
 (defun cancel-child (draft id number last)
-  "The workflow ID has ended before the children of its step NUMBER. If the workflow of DRAFT is one
-of these children, with the origin LAST or an earlier one, cancel it."
+  "Cancel the workflow of DRAFT if it is a child of the step NUMBER of the workflow ID, with the
+origin LAST or an earlier one, since that workflow has ended before these children."
   (let* ((state (draft-state draft)) (parent (pb:workflow-state-parent state)))
     (when (and (running-p state) parent (string= id (pb:parent-id parent))
                (= number (pb:parent-step parent))

@@ -56,7 +56,7 @@ removed, too, unless a step may wait for one of them."
           finally (setf (pb:workflow-state-signal-runs state) kept))))
 
 (defun begin-run (draft continuation)
-  "The workflow of DRAFT begins again, with the steps of CONTINUATION."
+  "Begin the workflow of DRAFT again, with the steps of CONTINUATION."
   (let ((state (draft-state draft)) (timeout (pb:continuation-timeout-ms continuation))
         (input (pb:continuation-input continuation)) (steps (pb:continuation-steps continuation)))
     (when (minusp timeout) (refuse :invalid-request "the time of a workflow is negative"))

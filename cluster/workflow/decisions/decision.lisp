@@ -88,7 +88,7 @@ STEP has produced the payload at KEY, OCTETS long, which is the next task's inpu
       signal)))
 
 (defun time-step (draft step due)
-  "STEP waits until DUE. Return true if that time has passed."
+  "Let STEP wait until DUE. Return true if that time has passed."
   (cond ((<= due (draft-now draft)) t)
         (t (setf (pb:step-state-status step) :timing
                  (pb:step-state-due-unix-ms step) due)
@@ -326,7 +326,7 @@ recorded, or if its kind is no longer kept."
             ((and former (string/= "" (pb:recorded-kind former))) (pb:recorded-kind former))))))
 
 (defun leave-claim (draft step status &key (due 0))
-  "The claim of STEP is over; STEP gets STATUS."
+  "End the claim of STEP, and give STEP STATUS."
   (setf (pb:workflow-state-session (draft-state draft)) ""
         (pb:step-state-status step) status
         (pb:step-state-due-unix-ms step) due))

@@ -137,7 +137,7 @@ was none, still does not exist."
         '= (draft-revision draft)))
 
 (defun note-conflict (node drafts)
-  "DRAFTS were not put, since the store had changed."
+  "Note that DRAFTS were not put, since the store had changed."
   (count-conflict node)
   (dolist (draft drafts)
     (forget-state node (pb:workflow-state-id (draft-state draft)))))

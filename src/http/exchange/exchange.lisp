@@ -313,7 +313,7 @@ has a route for another method."
   (answer request (http-request-refusal request)))
 
 (defun refuse-body (request limit)
-  "The body of REQUEST is longer than LIMIT."
+  "Refuse REQUEST, whose body is longer than LIMIT."
   (answer request (text-answer 413 (format nil "the body is longer than ~D octets ~
                                                 (max-fallback-body-octets)" limit))))
 
@@ -371,7 +371,7 @@ incomplete."
            (incf (http-request-fill request) count)))))
 
 (defun end-body (request)
-  "All of REQUEST was received."
+  "Note that all of REQUEST was received, and shorten its body to the received octets."
   (setf (http-request-whole request) t)
   (when (< (http-request-fill request) (length (http-request-body request)))
     (setf (http-request-body request)

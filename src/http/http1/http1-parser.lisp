@@ -347,8 +347,8 @@ peer breaks the protocol, or passes a limit."
              (setf at next))))))))
 
 (defun parse-end (parser)
-  "The peer has closed the connection. Return :end if the end of input ends a message, nil if PARSER
-is between two messages. Signal HTTP1-ERROR if the rest of a message is missing."
+  "Note that the peer has closed the connection. Return :end if the end of input ends a message, nil
+if PARSER is between two messages. Signal HTTP1-ERROR if the rest of a message is missing."
   (cond ((eq :until-close (parser-state parser))
          (setf (parser-state parser) :done)
          :end)

@@ -136,7 +136,7 @@ log. Running streams continue."
   nil)
 
 (defun receive-eof (connection)
-  "The peer has closed its side: finish CONNECTION. Every stream left gets ON-RESET with
+  "Finish CONNECTION, because the peer has closed its side. Every stream left gets ON-RESET with
 :CONNECTION, then ON-CLOSE is called with code NO_ERROR. Does nothing if CONNECTION is finished."
   (unless (connection-closed-p connection)
     (end-connection connection +no-error+ "the peer closed the connection")))

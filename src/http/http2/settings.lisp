@@ -60,7 +60,8 @@ SETTING-ERROR."
     (setf (buffer-end buffer) at)))
 
 (defun settings-acknowledged (connection)
-  "The peer has seen our SETTINGS: from here on a smaller HPACK table is in force (RFC 7541 4.2)."
+  "Note that the peer has seen our SETTINGS: from here on a smaller HPACK table is in force (RFC
+7541 4.2)."
   (setf (connection-settings-deadline connection) 0)
   (hpack:set-decoder-limit (connection-decoder connection)
                            (options-header-table-octets (connection-options connection))))

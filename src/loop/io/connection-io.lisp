@@ -119,9 +119,9 @@ approximate."
              :failed))))
 
 (defun end-output (connection result)
-  "A write of CONNECTION has failed with RESULT: drop its output. If the handler of CONNECTION has a
-function BROKEN, abort CONNECTION once it is read to the end, or after +LINGER-NS+; else at once. A
-byte channel that is broken itself, such as by a wrong record of TLS, is not read further."
+  "Drop the output of CONNECTION, since a write has failed with RESULT. If the handler of CONNECTION
+has a function BROKEN, abort CONNECTION once it is read to the end, or after +LINGER-NS+; else at
+once. A byte channel that is broken itself, such as by a wrong record of TLS, is not read further."
   (let ((broken (handler-broken (connection-handler connection))))
     (cond ((or (null broken)
                (= result +broken+)
@@ -235,7 +235,7 @@ flush phase."
     consumed))
 
 (defun end-of-input (connection)
-  "The peer will send no more; a half-closed connection is treated as closed."
+  "Handle the end of CONNECTION's input; a half-closed connection is treated as closed."
   (setf (connection-readable connection) nil)
   (case (connection-state connection)
     (:open

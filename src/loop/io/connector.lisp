@@ -183,7 +183,7 @@ the failure."
     (connecting-socket connecting)))
 
 (defun connecting-event (connecting flags)
-  "The socket of CONNECTING has become connected, or never will."
+  "Handle the event that the socket of CONNECTING is connected, or has failed to connect."
   (when (logtest flags (logior +writable+ +failed+))
     (let* ((connector (connecting-connector connecting))
            (network (event-loop-network (connector-loop connector)))

@@ -167,7 +167,8 @@ return its values. BODY must not leave the form by RETURN-FROM."
          (unless ,over (abandon-session ,byte-channel ,tls))))))
 
 (defun abandon-session (byte-channel tls)
-  "The session of TLS was left in the middle of a step: drop all that it has read or written."
+  "Drop all that the session of TLS has read or written, since a step of it was left before its
+end."
   (os:empty-area (tls-area tls))
   (setf (os:tls-area-lent (tls-area tls)) nil)
   (unless (eq :closed (tls-state tls))
@@ -219,7 +220,7 @@ also then, or a negated errno."
 ;;; Failing
 
 (defun fail-tls (byte-channel tls text)
-  "The session of BYTE-CHANNEL is over, because of TEXT."
+  "Note that the session of BYTE-CHANNEL has failed, because of TEXT."
   (when (tls-server tls)
     (forget-ticket (tls-used-credentials tls) (tls-context tls) (tls-server tls)))
   (setf (byte-channel-failure byte-channel) text

@@ -67,7 +67,7 @@ true if there were any."
     (plusp i)))
 
 (define-hot (run-early-functions :inline t) ((loop event-loop)) null
-  "Output of LOOP is about to be sent, or its turn ends."
+  "Run the functions of CALL-BEFORE-FLUSH: output of LOOP is about to be sent, or its turn ends."
   (let ((function-queue (event-loop-early loop)))
     (when (plusp (function-queue-count function-queue)) (run-queued-functions loop function-queue)))
   nil)

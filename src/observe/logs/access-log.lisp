@@ -100,7 +100,7 @@ are counted together.")
   "of ~D peers" (hash-table-count (failures-counts failures)))
 
 (defun tell-failures (failures)
-  "The second of FAILURES is over: log how many failures were not logged, and forget them."
+  "At the end of FAILURES' second, log how many failures were not logged, and forget them."
   (let ((counts (failures-counts failures)))
     (setf (failures-scheduled failures) nil)
     (let ((rows (loop for peer being the hash-keys of counts using (hash-value count)

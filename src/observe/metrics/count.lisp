@@ -37,7 +37,7 @@
 ;;; Runs
 
 (define-hot settle-runs ((target-record target-record) (now nanoseconds)) null
-  "The calls in the runs of TARGET-RECORD have ended at NOW: count how long they have taken."
+  "Count the durations of the calls in the runs of TARGET-RECORD, which have ended at NOW."
   (dotimes (i (target-record-run-count target-record))
     (let ((run (svref (target-record-runs target-record) i)))
       (declare (type run run))

@@ -274,7 +274,7 @@ requested flush; nil if the thread must end."
     (sb-thread:condition-broadcast (pipeline-waitqueue pipeline))))
 
 (defun drop-rest (pipeline)
-  "PIPELINE ends: drop the items that it has not sent."
+  "Drop the items that PIPELINE has not sent, because PIPELINE ends."
   (when (pipeline-keeps pipeline)
     (dolist (batch (append (shiftf (pipeline-waiting pipeline) '())
                            (ignore-errors (funcall (pipeline-take pipeline)))))

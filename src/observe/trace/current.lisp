@@ -95,7 +95,7 @@ perhaps on another thread."
 ;;; Spans of users
 
 (defun end-user-span (tracing queue span error)
-  "SPAN of TRACING ends, because of ERROR if that is not nil."
+  "End SPAN of TRACING, because of ERROR unless that is nil."
   (when error
     (let ((limits (tracing-limits tracing)))
       (add-event span "exception"

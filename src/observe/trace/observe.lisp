@@ -27,7 +27,7 @@ if the method is unknown."
   (substitute #\_ #\- (string-upcase status)))
 
 (defun put-call-status (span status text)
-  "SPAN's call or attempt has ended with STATUS, a keyword, and TEXT."
+  "Give SPAN, whose call or attempt has ended with STATUS, a keyword, and TEXT, its status."
   (if (eq :ok status)
       (put-status span :ok)
       (put-status span :error (if (and text (plusp (length text)))
@@ -81,14 +81,15 @@ beginning."
 ;;; Attempts
 
 (defun note-delays (record call attempt-span)
-  "The first attempt of CALL begins on the wire: record how long it had to wait."
+  "Record the events for which CALL, whose first attempt begins on the wire, had to wait."
   (when (client:waited-p call)
     (when (getf (rpc:call-stages call) :resolve)
       (add-event (record-span record) "Delayed name resolution complete" '()))
     (add-event attempt-span "Delayed LB pick complete" '())))
 
 (defun begin-attempt-span (record call key number transparent)
-  "An attempt of CALL begins, under the key KEY, after NUMBER others. Return its span."
+  "Begin the span of an attempt of CALL, which comes after NUMBER others, store it under KEY, and
+return it."
   (let ((span (begin-span (record-tracing record) (record-queue record)
                           (span-title "Attempt" call) :internal (child-context record)
                           (record-context record))))
@@ -99,7 +100,7 @@ beginning."
     span))
 
 (defun end-attempt-span (record entry status text)
-  "The attempt of ENTRY, one of RECORD's tries, has ended with STATUS and TEXT."
+  "End the span of ENTRY, one of RECORD's tries, whose attempt has ended with STATUS and TEXT."
   (setf (record-tries record) (remove entry (record-tries record) :count 1))
   (put-call-status (cdr entry) status text)
   (finish-span (record-tracing record) (record-queue record) (cdr entry)))
@@ -225,7 +226,7 @@ PLAIN is the value of TOLD-SIZE for the message."
       (t (event nil (cons "message-size" plain) (cons "message-size-compressed" octets))))))
 
 (defun note-sent (call octets)
-  "A message of CALL has been sent."
+  "Record that a message of CALL was sent."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((span (message-span record)))

@@ -53,7 +53,7 @@ come from peers and be nested deeply, so this does not recur."
                                            :key #'slot-presence :test-not #'eq)))))))
 
 (defun missing-below (message slot)
-  "SLOT is present in MESSAGE: the path from MESSAGE through SLOT to a missing required field, or
+  "The path from MESSAGE through SLOT, which is present in MESSAGE, to a missing required field; or
 nil."
   (let ((value (slot-user-value message slot)))
     (flet ((path (message control &rest arguments)

@@ -166,8 +166,8 @@ where this waits for room: if an interrupt ends this function there, MESSAGE is 
         (unless (rpc:call-status call) (error error))))))
 
 (defun narrow (subscription)
-  "A message of SUBSCRIPTION has been sent; if the message was one of the past, the limit of waiting
-messages falls by one."
+  "Note that a message of SUBSCRIPTION was sent; if it was one of the past, reduce the limit of
+waiting messages by one."
   (when (< (topic-queue-limit (subscription-topic subscription)) (subscription-limit subscription))
     (sb-thread:with-mutex ((subscription-lock subscription))
       (decf (subscription-limit subscription)))))

@@ -373,10 +373,10 @@ The admission's lock is held."
                                                         +steps-at-once+)))))
 
 (defun note-no-descriptors (server-loop)
-  "The process has run out of descriptors: lower the limit of connections of SERVER-LOOP's server
-and dismiss some connections of the peer that has the most. A lack of descriptors arises if the rest
-of the program uses more descriptors than the option spare-descriptors leaves to it. Return true if
-connections were dismissed. On SERVER-LOOP's loop."
+  "Lower the limit of connections of SERVER-LOOP's server and dismiss some connections of the peer
+that has the most, since the process has run out of descriptors. A lack of descriptors arises if the
+rest of the program uses more descriptors than the option spare-descriptors leaves to it. Return
+true if connections were dismissed. On SERVER-LOOP's loop."
   (let* ((admission (server-admission (server-loop-server server-loop)))
          (dismissed '()))
     (sb-thread:with-mutex ((admission-lock admission))
