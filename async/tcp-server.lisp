@@ -43,7 +43,7 @@ the keyword arguments."
   "The settings of sockets in ARGUMENTS, a plist of the callers of servers and clients."
   (loop for (key) on arguments by #'cddr
         unless (member key *socket-arguments*)
-          do (misuse "There is no argument ~S here; about sockets there are~{ ~S~}." key
+          do (misuse "There is no argument ~S; the arguments for sockets are~{ ~S~}." key
                      *socket-arguments*))
   (destructuring-bind (&key event-cb connect-cb write-cb drain-cb in-place stream tls
                          (high-water +high-water-octets+) (low-water (ash high-water -2))

@@ -38,7 +38,8 @@
 :http frames are read one by one, which may already prevent the failure.")
 
 (defun tell-story (scenario seed options failure rerun)
-  "SCENARIO with SEED has failed with FAILURE: run it again with tracers, and return a SEED-FAILED."
+  "Run SCENARIO with SEED, which has failed with FAILURE, again with tracers, and return a
+SEED-FAILED."
   (let ((before (tracers)) (simulation nil) (condition nil))
     (unwind-protect
          (loop for tracers in *story-tracers*

@@ -31,7 +31,8 @@ lost."
              (- end start)))))
 
 (defun datagram-arrives (socket octets)
-  "OCTETS that SOCKET has sent arrive at the port to which it is connected. Answers go back."
+  "Deliver OCTETS, which SOCKET has sent, at the port to which SOCKET is connected. Answers go
+back."
   (let* ((host (socket-host socket))
          (far-host (socket-far-host socket))
          (service (and (host-up far-host)

@@ -125,7 +125,7 @@ given."
     (let* ((informer (service-informer service))
            (revision (pb:watch-request-revision request))
            (watcher (make-watcher :call call :next revision)))
-      (when (minusp revision) (misuse "A revision is not negative, unlike ~D." revision))
+      (when (minusp revision) (misuse "A revision must not be negative, unlike ~D." revision))
       (when (service-stopping service)
         (status:fail :unavailable "the node is stopping"))
       (check-revision informer revision)

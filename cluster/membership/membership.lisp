@@ -24,7 +24,7 @@ same time all succeed.")
              (when result (return result))
              (loop:world-sleep (loop:next-pause pauses)))
         finally (error 'etcd:overloaded
-                       :text (format nil "other processes write all the time in ~A" what))))
+                       :text (format nil "other processes change ~A all the time" what))))
 
 (defmacro deciding-again ((what) &body body)
   "Evaluate BODY until BODY returns true, at most +MOST-TRIES+ times, with pauses. WHAT, a text in

@@ -115,7 +115,8 @@ that is not the node's. The node's lock is held."
       (enter-ring record (session-lease-records session-lease)))))
 
 (defun drop-session-lease (node session-lease)
-  "SESSION-LEASE, of NODE, has ended in the store, and with it all sessions that NODE kept by it."
+  "Drop SESSION-LEASE, of NODE, which has ended in the store, and with it all sessions that NODE
+kept by it."
   (sb-thread:with-mutex ((node-lock node))
     (loop for seconds being the hash-keys of (node-session-leases node) using (hash-value present)
           when (eq present session-lease)

@@ -463,7 +463,7 @@ reachable yet. Signal MISUSE for an element of KINDS that is not a kind. From an
 with STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
-  (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))
+  (let* ((functions (or (kinds-alist kinds) (misuse "A worker needs kinds of tasks.")))
          (worker (make-worker :name name :channel channel :functions functions
                               :seconds session-seconds :on-refused on-refused
                               :on-task-lost on-task-lost

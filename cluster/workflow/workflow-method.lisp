@@ -211,7 +211,7 @@ Refuse too many kinds before anything else is done: a message has room for a mil
 (defun kinds-claimed (node call request)
   "The kinds of tasks that REQUEST, the ClaimRequest of CALL, asks for, each once."
   (or (checked-kinds node call (pb:claim-request-kinds request))
-      (refuse :invalid-request "a claim names kinds of tasks")))
+      (refuse :invalid-request "a claim must name kinds of tasks")))
 
 (define-answer methods:claim :work (node request call)
   (let* ((session (pb:claim-request-session request))

@@ -110,7 +110,7 @@ wrong arguments. From any thread; end it with CLOSE-ETCD, or use WITH-ETCD."
 a string. PASSWORD is a string or a function that returns one. The new client is closed with ETCD;
 CLOSE-ETCD may end its leases and watches earlier. From any thread."
   (check-user user password)
-  (unless user (misuse "A user has a name."))
+  (unless user (misuse "A user needs a name."))
   (let ((client (make-instance 'etcd :channel (etcd-channel etcd) :timeout (etcd-timeout etcd)
                                :resolver (etcd-resolver etcd) :meter (etcd-meter etcd)
                                :user user :password password :parent etcd

@@ -51,4 +51,4 @@ are given, or neither."
                       (values octets (prefix-end octets)))))
         ((or from to) (values (if from (key-octets from) (octets-of 0))
                               (if to (key-octets to) (octets-of 0))))
-        (t (misuse "A range has a PREFIX, or FROM or TO. That of all keys has the prefix \"\"."))))
+        (t (misuse "A range has a PREFIX, or FROM or TO. For all keys give the prefix \"\"."))))

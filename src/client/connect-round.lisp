@@ -200,8 +200,8 @@ accepted a connection of CONNECT-ROUND, another round begins at once if calls wo
           (t (wait-for-better-times connection-set text (connect-round-began-ns connect-round))))))
 
 (defun pause-widening (connection-set text)
-  "A further link of CONNECTION-SET, which is ready, has failed with TEXT: begin no other link until
-a back-off ends."
+  "Begin no other link of CONNECTION-SET, which is ready, until a back-off ends, since a further
+link has failed with TEXT."
   (incf (connection-set-failed-connects connection-set))
   (let ((core (connection-set-core connection-set)))
     (trace-event :subchannel :no-further-connection :target (core-name core) :reason text)

@@ -77,7 +77,7 @@ return false. From any thread."))
 (define-condition await-timeout (clgrpc-error)
   ((future :initarg :future :reader await-timeout-future)) ; the future that was awaited
   (:report (lambda (condition stream)
-             (format stream "~A has not come in time." (await-timeout-future condition))))
+             (format stream "~A was not settled in time." (await-timeout-future condition))))
   (:documentation "The value of a future has not come in time; it still may."))
 
 (document-functions

@@ -228,7 +228,7 @@ in which WHAT names the text, if it cannot be read or does not match the certifi
    (lambda (key)
      (unless (and (= 1 (ssl-ctx-use-private-key context key))
                   (= 1 (ssl-ctx-check-private-key context)))
-       (tls-error "The private key in ~A does not go with the certificate: ~A." what
+       (tls-error "The private key in ~A does not match the certificate: ~A." what
                   (openssl-failure))))
    text what password))
 
@@ -448,7 +448,7 @@ that has NAME among its alternative names (RFC 9525). Signal TLS-ERROR if the na
 checked."
   (flet ((must (result)
            (unless (= 1 result)
-             (tls-error "~S is not a name that a certificate can be for." name))))
+             (tls-error "~S cannot be a name in a certificate." name))))
     (cond ((and name (make-address name 0))
            (when check (must (x509-verify-param-set1-ip-asc (ssl-get0-param ssl) name))))
           ((and name (host-name-p name))

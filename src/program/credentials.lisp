@@ -33,4 +33,4 @@ its key."
                         :others (loop for (certificate key) in others
                                       collect (credentials certificate key))))
           ((or key others client-roots)
-           (refuse "--tls-key, --tls-other and --client-ca go with --tls-cert")))))
+           (refuse "--tls-key, --tls-other and --client-ca need --tls-cert")))))

@@ -175,7 +175,7 @@ runs. From any thread."
        (call-with-call #',open #',function))))
 
 (defun await-fields (call)
-  "The operation AWAIT-METADATA: a client waits for the headers of the answer."
+  "The operation AWAIT-METADATA of a client: wait for the headers of the answer."
   (when (client-p call) (wait-for-call call #'call-fields)))
 
 (defun call-metadata (call)

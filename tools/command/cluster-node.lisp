@@ -70,7 +70,7 @@ the node again after this code.")
 (defun store-credentials (roots certificate key)
   "The credentials of the connection to etcd; nil without ROOTS."
   (cond (roots (client-credentials roots certificate key nil))
-        ((or certificate key) (refuse "--store-cert and --store-key go with --store-ca"))))
+        ((or certificate key) (refuse "--store-cert and --store-key need --store-ca"))))
 
 (defparameter *password-variable* "CLGRPC_STORE_PASSWORD"
   "The environment variable that contains the password of --store-user.")
@@ -93,7 +93,7 @@ environment's; nil without USER."
           (file (first-line file)
                 (lambda () (first-line file)))
           (variable)
-          (t (refuse "--store-user goes with --store-password-file, or with the variable ~A"
+          (t (refuse "--store-user needs --store-password-file, or with the variable ~A"
                      *password-variable*)))))
 
 (defun store-options (credentials user password-file metrics tracing)
@@ -204,7 +204,7 @@ those of STORE-CREDENTIALS. Return the exit code."
              "The store of the cluster's state: etcd:HOST:PORT, with commas between several
       members; or memory, in this process, for trials: its contents are lost when the process
       ends. Other nodes, and all clients, reach it as etcd:ADDRESS, the node's own address;
-      memory does not go with --tls-cert or --allow.")
+      memory cannot be used with --tls-cert or --allow.")
       (store-ca "FILE" #'identity nil
                 "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
       (store-cert "FILE" #'identity nil

@@ -68,5 +68,5 @@ cannot be judged is called unclear, and the number of rounds that would decide i
          (when fail-if-worse (refuse "--fail-if-worse is about runs, not profiles"))
          (compare-profiles format before after)
          0)
-        ((or (listp before) (listp after)) (refuse "one is a run, the other a profile"))
+        ((or (listp before) (listp after)) (refuse "one file is a run, the other a profile"))
         (t (compare-runs format before after fail-if-worse))))

@@ -126,7 +126,7 @@ made, or if SIGTERM comes, in a round or between two."
        (load:merge-rounds runs)))))
 
 (defun report-failed-round (run)
-  "RUN has been reported: signal a FAILURE if a further round could not be made."
+  "After RUN was reported, signal a FAILURE if a further round could not be made."
   (when *failed-round*
     (fail-command "round ~D could not be made: ~A" (1+ (max 1 (length (load:run-rounds run))))
                   *failed-round*)))

@@ -89,7 +89,7 @@ system calls, waits and switches of thread, batons, allocation and collections. 
     (when (and compare stacks-only)
       (refuse "~(~A~) cannot show a comparison (--compare)" output))
     (when (and (eq :off-cpu stacks) (not stacks-only))
-      (refuse "--stacks goes with -O folded or pprof"))
+      (refuse "--stacks needs -O folded or pprof"))
     (when (and command (null load))
       (format *error-output* "clgrpc profile: the process has no load; --load makes one~%")
       (finish-output *error-output*))

@@ -19,4 +19,4 @@ beginning of these options' names; ALPN is as for TLS-CREDENTIALS."
                                :certificate certificate :key key :server-name name
                                :alpn alpn))
         ((or certificate key name)
-         (refuse "--~A-cert, --~:*~A-key and --~:*~A-name go with --~:*~A-ca" prefix))))
+         (refuse "--~A-cert, --~:*~A-key and --~:*~A-name need --~:*~A-ca" prefix))))

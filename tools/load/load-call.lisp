@@ -375,8 +375,8 @@ a header that names the encoding."
     sound))
 
 (define-hot note-responses ((load-call load-call) (count quantity)) null
-  "COUNT responses of LOAD-CALL, of a stream, were received with these octets: note the time since
-the previous response."
+  "Note the time since the previous response of LOAD-CALL, a stream, of which COUNT responses were
+received with these octets."
   (let* ((generator (the generator (load-call-generator load-call)))
          (now (generator-now generator)))
     (when (and (plusp count) (load-call-counted load-call))

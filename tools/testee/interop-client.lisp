@@ -8,7 +8,7 @@
     (refuse "--use_test_ca wants the test authority's certificate as --ca_file"))
   (cond (use-tls (client-credentials (or ca-file "system") nil nil host-override))
         ((or ca-file host-override)
-         (refuse "--ca_file, --use_test_ca and --server_host_override go with --use_tls"))))
+         (refuse "--ca_file, --use_test_ca and --server_host_override need --use_tls"))))
 
 (define-command "interop-client"
     (()

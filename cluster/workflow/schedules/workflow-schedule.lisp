@@ -78,7 +78,7 @@ too long."
       (:interval-ms (unless (and (<= 1000 interval +longest-ms+) (zerop (mod interval 1000)))
                       (refuse :invalid-request "an interval is a whole number of seconds, at least ~
                                                 one")))
-      (t (refuse :invalid-request "a schedule has a cron expression or an interval")))
+      (t (refuse :invalid-request "a schedule needs a cron expression or an interval")))
     (unless (keywordp overlap) (refuse :invalid-request "~A has no rule for overlaps" overlap))
     (when (> catch-up +most-catch-up+)
       (refuse-size :too-large :catch-up +most-catch-up+ catch-up

@@ -163,7 +163,7 @@ it accepts.")
   (loop for (name value) on arguments by #'cddr
         for row = (find-option-row name)
         do (cond ((not (keywordp name))
-                  (misuse "Options are keywords and their values by turns; ~S is not a keyword."
+                  (misuse "Options are alternately keywords and values; ~S is not a keyword."
                           name))
                  ((null row)
                   (misuse "There is no keyword or option ~S~@[ (~A)~]; (clgrpc:option-table) lists ~

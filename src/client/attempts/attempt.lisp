@@ -291,8 +291,8 @@ CALL no longer uses."
                          (and link (client-link-draining link) (client-link-born-ns link)))))
 
 (defun fail-attempt (attempt failure)
-  "ATTEMPT, of a call that runs and is not committed, has failed with FAILURE: let the call continue
-without it."
+  "Let the call of ATTEMPT, which is running and not committed, continue without ATTEMPT, which has
+failed with FAILURE."
   (let* ((call (attempt-call attempt))
          (link (stream-link (attempt-stream attempt)))
          (number (attempt-number attempt))

@@ -154,8 +154,8 @@ members."
                    leaf-policy))))
 
 (defun connect-later (leaf-policy)
-  "Some members of LEAF-POLICY wait to be connected: connect a few of them now, and the others in
-the next turn."
+  "Connect a few of the members of LEAF-POLICY that wait to be connected, and the others in the next
+turn."
   (loop repeat +connections-at-once+
         for subchannel = (dequeue (leaf-policy-to-connect leaf-policy))
         while subchannel

@@ -27,7 +27,7 @@
   "~(~A~)" (tunnel-state tunnel))
 
 (defun fail-tunnel (byte-channel tunnel text)
-  "TUNNEL, of BYTE-CHANNEL, has failed, for the reason TEXT."
+  "Note that TUNNEL, of BYTE-CHANNEL, has failed for the reason TEXT."
   (setf (loop:byte-channel-failure byte-channel) text
         (tunnel-state tunnel) :failed
         (tunnel-output tunnel) nil

@@ -78,7 +78,7 @@
   (let ((host (only-value "host" fields)))
     (unless (or host (zerop minor)) (bad-message 400 "there is no host field"))
     (unless (and (every #'host-char-p (or host "")) (every #'host-char-p (or authority "")))
-      (bad-message 400 "the host has characters that no host has"))
+      (bad-message 400 "the host has characters that no host may have"))
     (or authority host)))
 
 (defun expects-p (fields)
@@ -86,7 +86,7 @@
   (let ((value (only-value "expect" fields)))
     (and value
          (or (string-equal "100-continue" value)
-             (bad-message 417 "the request expects something unknown")))))
+             (bad-message 417 "the request has an unknown expectation in the field expect")))))
 
 (defun connection-field-p (field)
   "True if FIELD is about the connection, not about the message."

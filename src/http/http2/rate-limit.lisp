@@ -108,5 +108,5 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
     (incf (counters-later-control-frames counters))
     (when (< (options-max-queued-control-frames (connection-options connection))
              (incf (counters-control-frames counters)))
-      (fail-connection connection +enhance-your-calm+ "answers to too many frames are not read"))
+      (fail-connection connection +enhance-your-calm+ "the peer does not read answers to frames"))
     nil))

@@ -159,7 +159,8 @@ question."
              (= 1 (message-code message))))))
 
 (defun receive-answer (query octets start end carrier)
-  "OCTETS from START to END have arrived by CARRIER, :udp or :tcp; the sender may be any host."
+  "Handle OCTETS from START to END, which have arrived by CARRIER, :udp or :tcp; the sender may be
+any host."
   (let ((message (handler-case (parse-message octets start end)
                    (malformed-message (error)
                      (trace-event :dns-resolver :bad-answer :reason (princ-to-string error))

@@ -390,8 +390,8 @@ function has added to that."
   (mark-dirty connection))
 
 (define-hot go-on-writing ((connection connection)) null
-  "CONNECTION, whose output waits for input, was read: write the output. If the read has ended a
-handshake whose octets had arrived in an earlier turn, no further event would cause the write."
+  "Write the output of CONNECTION, which waited for input, after a read. The read may have ended a
+handshake whose octets had arrived in an earlier turn; then no further event would cause the write."
   (unless (byte-channel-handshaking-p (connection-byte-channel connection))
     (write-again connection)))
 

@@ -179,7 +179,7 @@ none is given; if DEFAULT is nil, a port must be given."
 is nil. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
   (cond ((zerop (length authority)) nil)
         ((string/= "dns" (scheme-name scheme))
-         (no-target text "between ~A:// and the next slash nothing is expected"
+         (no-target text "nothing may stand between ~A:// and the next slash"
                     (scheme-name scheme)))
         ((not for-channel)
          (no-target text "only channels can name a DNS server; write dns:///HOST:PORT"))

@@ -213,7 +213,8 @@ of JOB was logged before. From the function of JOB."
   nil)
 
 (defun tell-recovery (job event &rest plist)
-  "JOB works: log EVENT with PLIST if a failure of JOB was logged before. From the function of JOB."
+  "Log EVENT with PLIST, since JOB works again, if a failure of JOB was logged before. From the
+function of JOB."
   (when (shiftf (job-failure job) nil)
     (apply #'log-event :info event plist))
   nil)

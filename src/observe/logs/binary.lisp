@@ -53,8 +53,8 @@
   "The shortest time between two reports of lost entries, in nanoseconds.")
 
 (defun note-lost (log count why)
-  "COUNT entries of LOG were lost because of WHY, a text or condition: count them, and log the loss
-unless another was logged recently."
+  "Count COUNT entries of LOG as lost because of WHY, a text or condition, and log the loss unless
+another was logged recently."
   (sb-ext:atomic-incf (aref (the (simple-array sb-ext:word (2)) (binary-log-counts log)) 1) count)
   (note-lost-entries :binary count)
   (let ((now (monotonic-ns)))

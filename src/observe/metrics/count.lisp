@@ -80,9 +80,9 @@
 (define-hot (count-in-run :inline t)
             ((target-record target-record) method (status symbol) (began-ns nanoseconds))
     (or null series)
-  "A call of METHOD, which began at BEGAN-NS, has ended with STATUS: its duration is counted when
-the loop of TARGET-RECORD sends its answers. Return the call's series, or nil if the loop is about
-to stop and the duration must be counted now."
+  "Note that a call of METHOD that began at BEGAN-NS has ended with STATUS. Its duration is counted
+when the loop of TARGET-RECORD sends its answers. Return the call's series, or nil if the loop is
+about to stop and the duration must be counted now."
   (let ((run (target-record-run target-record)))
     (cond ((and (eq status (run-status run))
                 (eq method (run-method run))

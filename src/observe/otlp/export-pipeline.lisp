@@ -150,8 +150,8 @@ CHANNEL had no connection meanwhile, if that is known."
     (format nil "~A~@[: ~A~]" (status:rpc-error-message error) reason)))
 
 (defun sift-batch (pipeline batch error)
-  "BATCH, the first that waits in PIPELINE, has ended with ERROR. If the reason is that some items
-cannot be encoded, drop these, let the others wait in the batch's place, and return true."
+  "If BATCH, the first that waits in PIPELINE, has failed with ERROR because some of its items
+cannot be encoded, drop these items, let the others wait in BATCH's place, and return true."
   (let* ((sift (pipeline-sift pipeline))
          (contents (batch-contents batch))
          (sound (and sift (typep error 'error) (funcall sift contents))))
@@ -167,8 +167,8 @@ cannot be encoded, drop these, let the others wait in the batch's place, and ret
   (funcall (pipeline-count pipeline) :failed 1))
 
 (defun halve-batch (pipeline batch error)
-  "BATCH, the first that waits in PIPELINE, has ended with ERROR. If BATCH was refused because its
-request is too long, let its halves wait in its place, and return true."
+  "If BATCH, the first that waits in PIPELINE, was refused with ERROR because its request is too
+long, let its halves wait in its place, and return true."
   (let* ((contents (batch-contents batch)) (count (batch-items batch)) (half (ceiling count 2)))
     (when (and (pipeline-sift pipeline)
                (< 1 count)

@@ -182,7 +182,7 @@ given up and repeated."
   (and (eq layout (message-layout message)) (not (message-p (message-extra message)))))
 
 (defun add-generic-coders (layout)
-  "LAYOUT already has a type, slots and a maker: give it a reader, a sizer and a writer."
+  "Give LAYOUT, which already has a type, slots and a maker, a reader, a sizer and a writer."
   (let* ((slots (layout-slots layout)) (name (message-type-name (layout-type layout)))
          (ordered (sort (coerce slots 'list) #'< :key #'slot-number))
          (table (make-hash-table)))

@@ -188,7 +188,7 @@ earlier ranges; those in this range are added."
   (when (field-descriptor-map-p field) (check-map-field field))
   (check-js-type field)
   (when (and (field-descriptor-extendee field) (custom-json-name field))
-    (complain field :json-name "an extension has no json_name"))
+    (complain field :json-name "an extension cannot have a json_name"))
   (when (find (code-char 0) (field-descriptor-json-name field))
     (complain field :json-name "json_name has a null character"))
   (when (and (field-descriptor-extendee field) (not (linker-read-p *linker*)))

@@ -106,9 +106,9 @@ pair in RANGES; each range that overlaps with another one is in a pair."
   (when (and (field-descriptor-extendee field) (eq :required (field-descriptor-label field)))
     (complain field :type "an extension cannot be required"))
   (when (and (field-descriptor-default-text field) (repeated-p field))
-    (complain field :default "a repeated field has no default"))
+    (complain field :default "a repeated field cannot have a default"))
   (let ((number (field-descriptor-number field)))
-    (cond ((not (plusp number)) (complain field :number "a field number is positive"))
+    (cond ((not (plusp number)) (complain field :number "a field number must be positive"))
           ((and (> number +maximum-number+) (null (field-descriptor-extendee field)))
            (complain field :number "a field number is at most ~D" +maximum-number+))))
   (declare-name field message))
@@ -264,7 +264,7 @@ pair in RANGES; each range that overlaps with another one is in a pair."
   "Find the value that FIELD of TYPE, a message or enum, has as default. Return true."
   (let ((text (field-descriptor-default-text field)))
     (cond ((and text (message-descriptor-p type))
-           (complain field :default "a message has no default"))
+           (complain field :default "a message field cannot have a default"))
           ((message-descriptor-p type))
           (text
            (let ((value (and (stringp text) (enum-value-named type text))))

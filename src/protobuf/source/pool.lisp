@@ -230,7 +230,7 @@ KIND: T, or :OPTIONS for options only."
     (map-import-closure
      (lambda (file)
        (when (minusp (decf (symbol-table-reach symbol-table)))
-         (fail-read nil "public imports put too many files in sight"))
+         (fail-read nil "public imports make too many files visible"))
        (unless (gethash file sight)
          (setf (gethash file sight) kind)
          (push file files)))

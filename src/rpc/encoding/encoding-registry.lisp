@@ -156,7 +156,7 @@ encoding."
       (misuse "~S cannot be the name of a compression, which is a keyword of at most ~D letters, ~
                digits and \"-_.\"." name +encoding-characters+))
     (when (member name '(:identity :gzip :deflate))
-      (misuse "The compression ~S is the library's own." name))
+      (misuse "The compression ~S is built in; register another name." name))
     text))
 
 (defun put-encoding (new)

@@ -41,7 +41,7 @@
     (misuse "~S cannot be the name of a codec, which has at most ~D small letters, digits and ~
              \"-_.\"." name
             +codec-characters+))
-  (when (string= "proto" name) (misuse "The codec \"proto\" is the library's own."))
+  (when (string= "proto" name) (misuse "The codec \"proto\" is built in; register another name."))
   (coerce name 'simple-string))
 
 (define-keyword-function register-codec (name &key serialize deserialize)

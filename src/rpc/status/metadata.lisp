@@ -28,9 +28,9 @@
   (char<= #\Space char #\~))
 
 (defun refuse-text (what kind text test)
-  "Signal MISUSE: TEXT, the part WHAT of metadata, is not a string, or has a character for which
-TEST is false; KIND describes valid texts. The error does not show TEXT: it may be secret, such as a
-token that was read with the end of its line, or given in place of the name."
+  "Signal MISUSE, since TEXT, the part WHAT of metadata, is not a string or has a character for
+which TEST is false; KIND describes valid texts. The error does not show TEXT: it may be secret,
+such as a token that was read with the end of its line, or given in place of the name."
   (if (stringp text)
       (let ((at (position-if-not test text)))
         (misuse "~A must be ~A, but has ~:[no characters~;~:*~S at ~D of ~D~]."
@@ -52,7 +52,8 @@ shows neither its value nor an invalid name."
                (refuse-text (format nil "The name in entry ~D of metadata" number)
                             "a string of lower-case letters, digits, and _ - ."
                             name #'name-char-p))
-             (when (reserved-name-p name) (misuse "The metadata name ~S belongs to gRPC." name))
+             (when (reserved-name-p name)
+               (misuse "The metadata name ~S is reserved for gRPC." name))
              (cond ((binary-name-p name)
                     (unless (typep value '(vector octet))
                       (misuse "The value of ~S must be octets, since its name ends in -bin." name)))

@@ -141,8 +141,8 @@ subscription's lock is held."
         (subscription-closing subscription) (list :status status :message text)))
 
 (defun note-unsent (subscription condition)
-  "A message of SUBSCRIPTION could not be sent because of CONDITION: end its call, or count the
-message as dropped if messages may be missing."
+  "Handle a message of SUBSCRIPTION that could not be sent because of CONDITION: count it as dropped
+if messages may be missing, else end the call."
   (let ((topic (subscription-topic subscription))
         (refused (typep condition 'status:rpc-error)))
     (cond ((and refused (not (eq :end (topic-slow topic))))

@@ -73,5 +73,5 @@ that allows others checks them itself."
     (is (search "odd number of keyword" (first (warnings '(open-toy 1 2)))))))
 
 (test options-alternate-with-values
-  (is (search "Options are keywords and their values by turns; 50051 is not a keyword."
+  (is (search "Options are alternately keywords and values; 50051 is not a keyword."
               (refusal #'make-channel-options 50051 1))))

@@ -207,7 +207,7 @@ Return its exit code and what it says on the standard error, once it has ended."
 (test profile-refuses-what-it-would-ignore
   (fails-p 2 "pprof cannot show a comparison (--compare)"
            "profile" "1" "-O" "pprof" "--compare" "x.json")
-  (fails-p 2 "--stacks goes with -O folded or pprof" "profile" "1" "--stacks" "off-cpu")
+  (fails-p 2 "--stacks needs -O folded or pprof" "profile" "1" "--stacks" "off-cpu")
   (fails-p 2 "there is no command \"1abc\" to profile" "profile" "1abc"))
 
 (test parsers-of-arguments

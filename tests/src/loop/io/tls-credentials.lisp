@@ -67,7 +67,7 @@
                 (complaint :client :roots "nowhere.pem")))
     (is (search "There is no certificate in"
                 (complaint :client :roots (certificate-file "server.key"))))
-    (is (search "does not go with the certificate"
+    (is (search "does not match the certificate"
                 (complaint :server :certificate (certificate-file "server.pem")
                                    :key (certificate-file "renewed.key"))))
     (is (search "is encrypted, and :password does not open it"
