@@ -146,7 +146,7 @@
 
 (test failures-that-nobody-takes-are-logged
   (let ((logged '()))
-    (with-events (events)
+    (with-logged (events)
       (with-program ()
         (let* ((server (tcp-server "127.0.0.1" 0 #'list)) (port (server-port server)))
           (close-tcp-server server)

@@ -35,7 +35,10 @@
                                     (signal-it ended)))
                 (sleep 0.05)
                 (double note call)))
-      (flet ((stages () (grpc:call-stages (nth-value 1 (ask channel (note 1))))))
+      (flet ((stages ()
+               (let ((call (nth-value 1 (ask channel (note 1)))))
+                 (is (equal (grpc:call-stages call) (grpc:call-stages call))) ; since it has ended
+                 (grpc:call-stages call))))
         (let ((first (stages)) (second (stages)))
           (check-account first)
           (check-account second)

@@ -120,7 +120,7 @@
 ;;; Errors
 
 (test errors-do-not-end-the-loop
-  (with-events (events)
+  (with-logged (events)
     (with-loops (loop) ()
       (let ((ran '()))
         (on-loop loop (lambda ()
@@ -139,9 +139,32 @@
       (is (typep (getf (cddr event) :condition) 'error))
       (is (search "ERROR" (getf (cddr event) :backtrace))))))
 
+(defstruct (broken-source (:include clgrpc.loop::source)))
+
+(test functions-of-a-source-may-fail
+  "That of an event, and that of the loop's end."
+  (let ((descriptor (os:open-eventfd)))
+    (flet ((fails (&rest arguments) (declare (ignore arguments)) (error 'mishap)))
+      (with-logged (events)
+        (with-loops (loop) ()
+          (let ((source (make-broken-source :loop loop :on-event #'fails :on-release #'fails)))
+            (on-loop loop (lambda () (clgrpc.loop::add-source source descriptor)))
+            (os:write-eventfd descriptor)
+            (loop until (events) do (settle loop))
+            (stop-event-loop loop)
+            (join-event-loop loop)
+            (is (equal (list (list :error :event-handler-error source 'mishap)
+                             (list :error :release-error source 'mishap))
+                       (remove-duplicates
+                        (loop for (level name . plist) in (events)
+                              collect (list level name (getf plist :source)
+                                            (type-of (getf plist :condition))))
+                        :test #'equal)))))))
+    (os:close-descriptor descriptor)))
+
 (test exhausted-stack-does-not-end-the-loop
   (support:exhausting-a-stack
-    (with-events (events)
+    (with-logged (events)
       (with-loops (loop) ()
         (labels ((dig (n) (1+ (dig (1+ n)))))
           (on-loop loop (lambda () (defer loop #'dig 0))))
@@ -227,7 +250,7 @@
 ;;; Life
 
 (test functions-called-at-the-stop
-  (with-events (events)
+  (with-logged (events)
     (let ((calls '()) (ready nil))
       (with-loops (loop) ()
         (flet ((first-added (loop) (push (list :first loop (in-event-loop-p loop)) calls))
@@ -280,7 +303,7 @@
     (is-true (join-event-loop loop))))
 
 (test joining-has-a-limit
-  (with-events (events)
+  (with-logged (events)
     (with-loops (loop) ()
       (let ((held (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
         (post loop (lambda () (sb-thread:signal-semaphore held) (await release)))

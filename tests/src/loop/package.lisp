@@ -9,7 +9,7 @@
                 #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
                 #:inbox-asleep-p #:confirm-wake #:close-inbox #:no-waker-left-p #:become-waker)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support))
-  (:export #:*patience-seconds* #:await #:on-loop #:settle #:threads-left #:with-loops #:with-events
+  (:export #:*patience-seconds* #:await #:on-loop #:settle #:threads-left #:with-loops
            #:check-gone #:shiftable-clock #:mishap #:client-credentials
            #:server-credentials #:listen-with #:echo #:with-clients #:client-stream #:client-send
            #:client-receive #:client-ended-p #:close-client #:pattern #:check-over-poll)

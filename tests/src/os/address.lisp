@@ -36,7 +36,12 @@
     (is (equal '("127.0.0.3:0") (mapcar #'os:address-text addresses))))
   (multiple-value-bind (addresses failure) (clgrpc.os::query-resolver "127.0.0.3.4.5")
     (is (null addresses))
-    (is (stringp failure))))
+    (is (stringp failure)))
+  (when (search "127.0.0.1" (uiop:read-file-string "/etc/hosts"))
+    (multiple-value-bind (host service failure) (os:lookup-name (os:make-address "127.0.0.1" 9))
+      (is (null failure))
+      (is (every #'graphic-char-p host))
+      (is (every #'graphic-char-p service)))))
 
 (test unix-addresses
   (flet ((text (name &rest options)

@@ -48,12 +48,9 @@
     (is (zerop count))))
 
 (test an-error-in-an-observer-goes-to-the-log
-  (let* ((events '())
-         (*log-function* (lambda (level event &rest plist)
-                           (declare (ignore level plist))
-                           (push event events)))
-         (observer (rpc:make-observer :refused (lambda (option peer)
-                                                 (declare (ignore option peer))
-                                                 (error "no")))))
-    (finishes (rpc:observe refused observer :max-calls "x"))
-    (is (equal '(:observer-error) events))))
+  (with-logged (events)
+    (finishes (rpc:observe refused (rpc:make-observer :refused (lambda (option peer)
+                                                                 (declare (ignore option peer))
+                                                                 (error "no")))
+                           :max-calls "x"))
+    (is (equal '(:observer-error) (mapcar #'second (events))))))

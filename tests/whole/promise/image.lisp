@@ -8,7 +8,7 @@
   "Have an image save itself as CORE while it serves and calls; return its exit code and output."
   (multiple-value-bind (output error-output code)
       (uiop:run-program
-       (list "env" (format nil "CLGRPC_OUTPUT=~A" core)
+       (list "env" (format nil "CLGRPC_OUTPUT=~A" core) "GRPC_VERBOSITY=INFO"
              (namestring sb-ext:*runtime-pathname*) "--noinform" "--non-interactive" "--no-sysinit"
              "--no-userinit" "--load" (support:root-file "scripts/load.lisp")
              "--eval" "(clgrpc.scripts:load-strictly \"clgrpc/examples\")"
@@ -27,6 +27,8 @@
     (let ((core (uiop:native-namestring path)))
       (multiple-value-bind (code output) (save-image core)
         (is (eql 0 code) "~A" output)
+        (dolist (object '("#<wire-server" "#<network-channel"))
+          (is (search (format nil "ended-before-save object=~A" object) output) "~A" output))
         (when (eql 0 code)
           (let ((reports (loop repeat 2 collect (core-report core))))
             (dolist (report reports)

@@ -268,5 +268,7 @@ as elsewhere."
   (is (equal '(() t) (announced "debug" nil)))
   (is (equal '(() t) (announced "NONE" nil)))
   (is (equal '((:http :tcp) t) (announced nil "http,tcp")))
-  (is (equal '((:http) t) (announced "INFO" "http,nonsense")))
+  (with-logged (events :unknown-tracers)
+    (is (equal '((:http) t) (announced "INFO" "http,nonsense")))
+    (is (equal '((:warning :unknown-tracers :names ("nonsense"))) (events))))
   (is (equal '(() nil) (announced "nonsense" ""))))

@@ -145,22 +145,19 @@
 
 (test the-log-has-what-a-config-says-in-vain
   "In JSON, fields that are probably misspelt, in either spelling; and a config for no method."
-  (let ((events '()))
-    (flet ((events (source)
-             (setf events '())
-             (let ((*log-function* (lambda (level event &rest plist)
-                                     (push (list* level event plist) events))))
-               (config:parse-service-config source)
-               (sort (loop for (nil event . plist) in events
-                           collect (list event (getf plist :path) (getf plist :likely-name)))
-                     #'string< :key #'second))))
-      (is (equal '((:service-config-field-ignored "methodConfig[0].timeOut" "timeout")
-                   (:service-config-field-ignored "methodConfigs" "methodConfig"))
-                 (events "{\"methodConfigs\":[],
-                           \"methodConfig\":[{\"name\":[{}],\"odd\":1,\"timeOut\":\"1s\"}]}")))
-      (is (equal '((:method-config-without-name "methodConfig[0]" nil))
-                 (events "{\"method_config\":[{\"timeout\":\"1s\",\"wait_for_ready\":true}]}")))
-      (is (null (events "{\"methodConfig\":[{\"name\":[{}],\"waitForReady\":true}]}"))))))
+  (flet ((events (source)
+           (with-logged (logged)
+             (config:parse-service-config source)
+             (sort (loop for (nil event . plist) in (logged)
+                         collect (list event (getf plist :path) (getf plist :likely-name)))
+                   #'string< :key #'second))))
+    (is (equal '((:service-config-field-ignored "methodConfig[0].timeOut" "timeout")
+                 (:service-config-field-ignored "methodConfigs" "methodConfig"))
+               (events "{\"methodConfigs\":[],
+                         \"methodConfig\":[{\"name\":[{}],\"odd\":1,\"timeOut\":\"1s\"}]}")))
+    (is (equal '((:method-config-without-name "methodConfig[0]" nil))
+               (events "{\"method_config\":[{\"timeout\":\"1s\",\"wait_for_ready\":true}]}")))
+    (is (null (events "{\"methodConfig\":[{\"name\":[{}],\"waitForReady\":true}]}")))))
 
 (test errors-say-where-and-what
   (let ((text (handler-case (config:parse-service-config (retry-with '|maxAttempts| "1"))

@@ -200,7 +200,7 @@ seconds, in which a client on a busy machine may not have read all."
 
 (defun check-owner-error (event-name &rest arguments)
   "A connection whose handler fails is closed with the condition and logged; others go on."
-  (with-events (events)
+  (with-logged (events)
     (with-loops (loop) ()
       (let ((good (listen-with (list loop) (make-handler :input #'echo))))
         (with-clients (other) ((listener-address good))
@@ -230,7 +230,7 @@ seconds, in which a client on a busy machine may not have read all."
                              (error "broken"))))
 
 (test closed-function-that-fails
-  (with-events (events)
+  (with-logged (events)
     (with-loops (loop) ()
       (let ((listener (listen-with (list loop)
                                    (make-handler :input #'echo

@@ -128,7 +128,7 @@
     (is (typep (second (first answers)) 'connect-error))))
 
 (test connect-function-that-fails
-  (with-events (events)
+  (with-logged (events)
     (with-loops (loop) ()
       (let ((listener (listen-with (list loop) (make-handler :input #'echo)))
             (called (sb-thread:make-semaphore)))

@@ -113,7 +113,7 @@ not yet closed, is not reset: it gets to the other."
                                                           :address address)))))))
 
 (test too-many-connections
-  (with-events (events)
+  (with-logged (events)
     (with-loops (loop) ()
       (let ((listener (listen-with (list loop) (make-handler :input #'echo)
                                    :options (make-server-options :max-connections 2))))
@@ -130,7 +130,7 @@ not yet closed, is not reset: it gets to the other."
     (is (equal '(:too-many-connections) (mapcar #'second (events))))))
 
 (test accept-function-that-fails
-  (with-events (events)
+  (with-logged (events)
     (with-loops (loop) ()
       (dolist (function (list (lambda (loop byte-channel peer)
                                 (declare (ignore loop byte-channel peer))
@@ -160,12 +160,18 @@ not yet closed, is not reset: it gets to the other."
 
 (defun count-accepts (errno seconds)
   "How often a listener on which a connection waits asks for it in SECONDS while the answer is the
-error ERRNO, and how often it says so in the log; afterwards the connection must be served. The time
+error ERRNO, how often it says so in the log, how often for a single connection, and how often that
+its function for lack of descriptors has failed; afterwards the connection must be served. The time
 begins when it asks first."
-  (let ((asked 0) (warnings 0) (begun (sb-thread:make-semaphore)))
-    (with-events (events)
+  (let ((asked 0) (begun (sb-thread:make-semaphore)))
+    (with-logged (events)
       (with-loops (loop) ()
-        (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
+        (let ((listener (listen-on "127.0.0.1:0" (make-server-options) (list loop)
+                                   (lambda (loop byte-channel peer)
+                                     (declare (ignore peer))
+                                     (make-connection loop byte-channel
+                                                      (make-handler :input #'echo)))
+                                   :on-full (lambda () (error 'mishap)))))
           (sb-int:encapsulate 'os:accept-socket 'fails
                               (lambda (original socket address)
                                 (declare (ignore original socket address))
@@ -179,22 +185,40 @@ begins when it asks first."
                  (sb-int:unencapsulate 'os:accept-socket 'fails)
                  (is (equalp #(1) (client-receive client 1))))
             (sb-int:unencapsulate 'os:accept-socket 'fails))))
-      (setf warnings (count :cannot-accept (events) :key #'second)))
-    (values asked warnings)))
+      (values asked (count :cannot-accept (events) :key #'second)
+              (count (list :debug :accept-failed (os:errno-text (- errno))) (events) :test #'equal
+                     :key (lambda (event)
+                            (list (first event) (second event) (getf (cddr event) :reason))))
+              (count :full-function-error (events) :key #'second)))))
 
 (test accept-that-only-fails
   "Whatever is wrong, a listener does not spin, and says so; errors that are one connection's are
 passed over, unless there is nothing else."
   (loop for (errno most) in `((,os:+emfile+ 10) (,os:+ebadf+ 10) (,os:+eperm+ 640)
                               (,os:+econnaborted+ 640) (22 10))
-        do (multiple-value-bind (asked warnings) (count-accepts errno 0.3)
+        do (multiple-value-bind (asked warnings passed-over broken) (count-accepts errno 0.3)
              (is (<= 1 asked most) "errno ~D: asked ~D times" errno asked)
-             (is (= 1 warnings) "errno ~D: ~D warnings" errno warnings))))
+             (is (= 1 warnings) "errno ~D: ~D warnings" errno warnings)
+             (is (= (if (= 640 most) asked 0) passed-over))
+             (is (= (if (= os:+emfile+ errno) asked 0) broken)))))
+
+(test listeners-that-cannot-be-watched-are-closed
+  (with-logged (events)
+    (with-loops (loop) ()
+      (with-replaced (('os:watch-descriptor (constantly (- os:+enfile+))))
+        (let ((address (listener-address (listen-with (list loop) (make-handler :input #'echo)))))
+          (settle loop)
+          (destructuring-bind (level name . plist) (first (events))
+            (is (equal (list :error :listener-failed (os:errno-text (- os:+enfile+)))
+                       (list level name (getf plist :reason))))
+            (is (string= address (listener-address (getf plist :listener)))))
+          (signals error (with-clients (client) (address)
+                           (client-send client (octets-of 1)))))))))
 
 ;;; Running out of descriptors
 
 (test no-descriptors-left
-  (with-events (events)
+  (with-logged (events)
     (with-loops (loop) ()
       (let ((listener (listen-with (list loop) (make-handler :input #'echo)))
             (limit nil))

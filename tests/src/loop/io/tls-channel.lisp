@@ -236,7 +236,7 @@
              (,(server-credentials :roots (certificate-file "ca.pem")) ,(client-credentials)
               "certificate required (the server requires a certificate: give :certificate"
               "peer did not return a certificate"))
-      do (with-events (events)
+      do (with-logged (events)
            (is-true (every #'search (list at-client at-server) (ends server client)))
            (is (= 1 (count-if (lambda (event)
                                 (and (eq :handshake-failed (second event))

@@ -169,7 +169,7 @@ clients and servers; what is wrong with the file is said of it."
          (is (/= first second))
          ;; only half of it has been copied: the old one goes on
          (uiop:copy-file (certificate-file "server.key") key)
-         (with-events (events)
+         (with-logged (events)
            (is (= second (server-context-of credentials)))
            (is (member :credentials-not-reloaded (events) :key #'second)))
          (uiop:copy-file (certificate-file "server.pem") certificate)
@@ -186,7 +186,7 @@ clients and servers; what is wrong with the file is said of it."
                                            :element-type 'octet)
          (file-position stream (* 20 (expt 2 30)))
          (write-byte 10 stream))
-       (with-events (events)
+       (with-logged (events)
          (is (= first (server-context-of credentials)))
          (is (equal '(:credentials-not-reloaded) (mapcar #'second (events))))
          (is (search "longer" (princ-to-string (events))))))
@@ -196,7 +196,7 @@ clients and servers; what is wrong with the file is said of it."
 
 (test files-that-hang-hold-no-loop-up
   "A certificate on a disk that hangs, for which a pipe stands: connections get what there was."
-  (with-events (events)
+  (with-logged (events)
     (call-with-certificate-copy
      (lambda (certificate key install)
        (declare (ignore install))

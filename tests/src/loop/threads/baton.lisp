@@ -156,3 +156,9 @@
     (check 'clgrpc.loop::lend-to-wait '(sb-thread:barrier (:write)) :sleeper :overtaker)
     (check 'overtake '(clgrpc.loop::seize loop clgrpc.loop::baton) :runner :overtaker)
     (check 'resume '((not (in-event-loop-p loop)) (return nil)) :runner :busy-overtaker)))
+
+(test pollers-that-a-stopped-thread-may-use-stay-open
+  (with-still-loop (loop)
+    (with-logged (events)
+      (clgrpc.loop::close-poller loop (event-loop-poller loop) nil)
+      (is (equal (list (list :error :waker-does-not-return :loop loop)) (events))))))

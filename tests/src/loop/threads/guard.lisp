@@ -9,7 +9,7 @@
       (setf last (nth-value 1 (clgrpc.loop:guarding (:test-error :number i) (error 'mishap)))))))
 
 (test a-place-logs-few-errors-in-a-second
-  (with-events (events)
+  (with-logged (events)
     (is (typep (fail-here 1000) 'mishap))
     (let ((logged (length (events))))
       (is (<= 10 logged 30) "~D were logged" logged)
@@ -20,12 +20,12 @@
 (test a-simulated-place-logs-all-errors
   (let ((*world* (make-world :clock #'monotonic-ns :wait (constantly nil)
                              :network (clgrpc.loop::world-network *world*))))
-    (with-events (events)
+    (with-logged (events)
       (dotimes (i 100) (clgrpc.loop:guarding (:simulated-error) (error 'mishap)))
       (is (= 100 (length (events)))))))
 
 (test what-is-not-logged-is-counted
-  (with-events (events)
+  (with-logged (events)
     (let ((errors (clgrpc.loop::make-errors)))
       (flet ((note () (clgrpc.loop::log-guarded errors :test-error (make-condition 'mishap) '())))
         (dotimes (i 25) (note))
@@ -39,7 +39,7 @@
   "Its function fails and has not started it: it rings again, later each time."
   (let ((now 0) (rung '()) (fails 3) (timer nil))
     (with-still-loop (loop :clock (lambda () now))
-      (with-events (events)
+      (with-logged (events)
         (setf timer (clgrpc.loop:make-lasting-timer
                      loop
                      (lambda (argument)

@@ -65,7 +65,7 @@
 (test a-held-thread-is-given-up-though-functions-unwind
   "A thread is held, and not busy, until its function USE is called; if that unwinds, what waits
 gets the thread. A function that unwinds before holds nothing."
-  (with-events (events)
+  (with-logged (events)
     (let* ((reserve (make-reserve :threads 1 :idle-seconds 30))
            (quota (make-quota :parent (clgrpc.loop::reserve-root reserve)))
            (ran (sb-thread:make-semaphore))
@@ -108,7 +108,7 @@ gets the thread. A function that unwinds before holds nothing."
 
 (test a-thread-that-cannot-be-made-is-not-counted
   "If the system makes no thread for a function, that is refused, and its place is free again."
-  (with-events (events)
+  (with-logged (events)
     (let* ((fails t)
            (ran (sb-thread:make-semaphore))
            (*world* (world-without-threads (lambda () fails)))
@@ -125,7 +125,7 @@ gets the thread. A function that unwinds before holds nothing."
 (test a-function-that-waits-is-kept-if-no-thread-can-be-made
   "The last thread is ended by force and the system makes no other: what waited runs after the next
 function."
-  (with-events (events)
+  (with-logged (events)
     (let* ((fails nil)
            (begun (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore))
            (ran (sb-thread:make-semaphore))
@@ -153,7 +153,7 @@ function."
     (is (equal '(:no-reserve-thread) (mapcar #'second (events))))))
 
 (test reserve-survives-errors
-  (with-events (events)
+  (with-logged (events)
     (let ((reserve (make-reserve :threads 1)) (done (sb-thread:make-semaphore)))
       (run-on-reserve reserve (lambda () (error "broken")))
       (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore done)))

@@ -67,7 +67,7 @@ turn after for twenty times as long, at most a second."
 
 (test errors-keep-no-other-task-from-its-turn
   (with-still-loop (loop)
-    (with-events (events)
+    (with-logged (events)
       (let ((ran '()))
         (flet ((err (argument) (error 'mishap) argument)
                (note (argument) (push argument ran)))

@@ -66,7 +66,7 @@
   "Though it is the one after which the loop would have looked."
   (let ((now +noon-ns+) (ran '()))
     (with-still-loop (loop :clock (lambda () now))
-      (with-events (events)
+      (with-logged (events)
         (start-timer loop
                      (make-timer (lambda (argument) (push argument ran)) :timer)
                      (+ now 1000000))
@@ -253,7 +253,7 @@ to a PING."
 
 (test a-handler-that-fails-loses-its-own-connection-only
   (with-still-loop (loop)
-    (with-events (events)
+    (with-logged (events)
       (let ((got 0) (bad nil) (good nil))
         (defer loop
           (lambda (argument)

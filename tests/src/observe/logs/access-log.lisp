@@ -103,10 +103,12 @@
     (with-probe (channel :options (list :observer log) :channel-options (list :observer log))
         (:ask #'refuse)
       (is-true (caught (ask channel (note 4))))
-      (is (equal '("NOT_FOUND" "no such note" :peer)
-                 (some-of (first (logged :client 1)) :status :message :ended-by)))
-      (is (equal '("NOT_FOUND" "no such note" :local)
-                 (some-of (first (logged :server 1)) :status :message :ended-by)))
+      (is (equal '("NOT_FOUND" "no such note" :peer 1 0)
+                 (some-of (first (logged :client 1)) :status :message :ended-by
+                          :messages-sent :messages-received)))
+      (is (equal '("NOT_FOUND" "no such note" :local 0 1)
+                 (some-of (first (logged :server 1)) :status :message :ended-by
+                          :messages-sent :messages-received)))
       ;; a method that the server does not have
       (is-true (caught (numbers (watch channel (note 4)))))
       (is (equal "UNIMPLEMENTED" (getf (second (logged :server 2)) :status)))
