@@ -123,7 +123,14 @@ another picker is published."
         (publish (constantly (client:make-failure "no such host" :not-found)))
         (let ((late (begin-ask core)))  ; gRFC A54
           (is (eq :internal (grpc:call-status late))))
-        (is (equal (list patient) (client::waiting-calls core)))))))
+        (is (equal (list patient) (client::waiting-calls core)))
+        (with-logged (events)
+          (publish (lambda (call) (declare (ignore call)) (error "no pick")))
+          (is (eq :internal (grpc:call-status (begin-ask core))))
+          (destructuring-bind (level name . plist) (first (events))
+            (is (equal '(:error :picker-failed "of a test")
+                       (list level name (getf plist :picker))))
+            (is (string= "no pick" (princ-to-string (getf plist :condition))))))))))
 
 (test the-end-of-a-core
   (let (puppet-of calls)

@@ -19,13 +19,14 @@
 
 (defmacro with-tls-probe ((channel &key (server-credentials '(credentials "server"))
                                      (client-credentials '(trusting nil)) server options
-                                     channel-options)
+                                     channel-options events)
                           (&rest handlers)
                           &body body)
   `(with-probe (,channel ,@(when server `(:server ,server))
                          :options (list* :credentials ,server-credentials ,options)
                          :channel-options (list* :credentials ,client-credentials
-                                                 ,channel-options))
+                                                 ,channel-options)
+                         :events ,events)
        ,handlers
      ,@body))
 
@@ -374,6 +375,12 @@ refusal, and logged. A client without a certificate is not asked about."
                                   (car seen) :test #'string=)))
       (is (search "has not passed :peer-check"
                   (refusal (credentials "server") (trusting nil :peer-check (check nil)))))
+      (with-tls-probe (channel :client-credentials (trusting nil :peer-check #'error)
+                               :events (:peer-check-failed))
+          (:ask #'double)
+        (is (search "has not passed :peer-check" (grpc:rpc-error-message
+                                                  (caught (ask channel (note 1))))))
+        (is (typep (getf (first (events-of :peer-check-failed)) :condition) 'error)))
       (let ((text (refusal (trusting "server" :peer-check (check nil)) (trusting "client"))))
         (is (stringp text)))
       (setf seen (list '()))

@@ -312,3 +312,15 @@ call to the backend server, which waits for it."
                  (ask channel (note 1 :body 2000) :timeout 60)))
              (grpc:stop-server server :drain 5)))
          (grpc:stop-server behind :drain 5))))))
+
+(test errors-of-a-thread-beside-a-call-are-logged
+  "Without a reserve thread it is a new one."
+  (with-started (server (start-probe (list :ask (lambda (note call)
+                                                  (clgrpc.gateway::run-beside call #'error)
+                                                  (double note call)))))
+    (grpc:with-channel (channel (grpc:server-address server))
+      (with-logged (events :gateway-error)
+        (with-replaced (('clgrpc.loop:run-on-reserve (constantly nil)))
+          (ask channel (note 1))
+          (is-true (wait-until #'events)))
+        (is (eq :error (first (first (events)))))))))

@@ -17,3 +17,13 @@ lines" "\"two lines\"") ((setf car) "(setf car)") (program:end "clgrpc.program:e
                            (make-string 60 :initial-element #\y)
                            (make-string 60 :initial-element #\z))))
           do (is (equal label (program::function-label name))))))
+
+(test a-map-that-cannot-be-written-is-logged
+  (with-replaced (('program::write-perf-map (lambda (function &rest arguments)
+                                              (declare (ignore function arguments))
+                                              (error "no room"))))
+    (with-logged (events)
+      (sb-thread:join-thread (program::begin-perf-map))
+      (destructuring-bind (level name . plist) (first (events))
+        (is (equal '(:error :perf-map-failed) (list level name)))
+        (is (string= "no room" (princ-to-string (getf plist :condition))))))))

@@ -43,6 +43,14 @@ lines of what that hears next."
       (last-lines program)
       (is (= 0 (support:program-exit-code program))))))
 
+(test a-manager-that-is-not-there-is-logged
+  (with-replaced (('program::manager-address
+                   (constantly (clgrpc.os:make-unix-address
+                                (clgrpc.base:string-octets "/nonexistent/socket")))))
+    (with-logged (events)
+      (program::tell-manager "READY=1")
+      (is (equal '((:warning :manager-not-told :reason "No such file or directory")) (events))))))
+
 (test a-manager-that-is-not-there-stops-nothing
   (dolist (path '("/nonexistent/socket" "@nobody-listens-here" "nonsense" "/"))
     (support:call-with-program
@@ -121,6 +129,18 @@ signal, one for which they then wait."
 
 (defun passed-p (semaphore)
   (sb-thread:wait-on-semaphore semaphore :timeout 60))
+
+(test errors-in-a-reload-are-logged
+  "The other functions are called all the same."
+  (let ((called nil))
+    (with-logged (events)
+      (with-replaced (('program::tell-serving #'list))
+        (call-with-unasked (lambda (ending)
+                             (program::reload ending nil
+                                              (list #'error (lambda () (setf called t)))))))
+      (is-true called)
+      (is (equal '((:info :reloading) (:error :reload-error))
+                 (mapcar (lambda (event) (subseq event 0 2)) (events)))))))
 
 (test many-hang-ups-are-one-more-reload
   "While one is under way; and what comes after the last is not lost."

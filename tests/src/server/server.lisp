@@ -284,6 +284,21 @@ start; nothing is logged of a service with a handler."
         (forget-method 'live-base)
         (is (typep (caught (answer)) 'grpc:unimplemented))))))
 
+(test routes-that-cannot-be-made-are-not-renewed
+  "The log has the reason, and the old routes stay."
+  (with-started (server (start-probe (list :ask #'double)) :drain 5)
+    (with-logged (events)
+      (with-replaced (('clgrpc.server::make-routes (lambda (&rest arguments)
+                                                     (declare (ignore arguments))
+                                                     (error "no routes"))))
+        (clgrpc.server::renew-routes server))
+      (destructuring-bind (level name . plist) (first (events))
+        (is (equal (list :error :services-not-renewed server)
+                   (list level name (getf plist :server))))
+        (is (string= "no routes" (princ-to-string (getf plist :condition))))))
+    (grpc:with-channel (channel (grpc:server-address server))
+      (is (= 4 (number-of (ask channel (note 2))))))))
+
 (test redefined-hierarchy
   "A class that gets another superclass inherits from it at the next call."
   (eval '(progn (defclass live-other (lab:bench) ())
