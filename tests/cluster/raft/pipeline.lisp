@@ -38,10 +38,13 @@ were called with, (index . match index or status), in the order of the calls."
     (flet ((bug (response error)
              (declare (ignore response error))
              (error "This is a bug.")))
-      (dotimes (i 3) (is-true (raft:pipeline-entries peer (request i 1) #'bug)))
-      (let ((told (give-entries peer 20 :previous 3)))
-        (is-true (raft:flush-pipeline peer :timeout 20))
-        (is (equal (up-to 20 3) (mapcar #'car (funcall told))))))))
+      (with-logged (events)
+        (dotimes (i 3) (is-true (raft:pipeline-entries peer (request i 1) #'bug)))
+        (let ((told (give-entries peer 20 :previous 3)))
+          (is-true (raft:flush-pipeline peer :timeout 20))
+          (is (equal (up-to 20 3) (mapcar #'car (funcall told)))))
+        (is (equal (make-list 3 :initial-element '(:error :raft-then-error))
+                   (mapcar (lambda (event) (subseq event 0 2)) (events))))))))
 
 (defun gated-member (gate)
   "A member that waits for GATE, a semaphore, before it handles a request."

@@ -65,6 +65,53 @@ are deleted, and so there is room again."
       (signals etcd:space-exceeded (workflow::run-keeper node #'due)))
     (is (< 0 (count-by node "completed") 5))))
 
+(test errors-of-a-node-s-jobs-are-logged
+  "The jobs continue. That the store fails, and that it answers again, is logged once."
+  (with-idle-node (node 150000)
+    (setf (workflow::node-keeper node) (etcd:add-job (workflow::node-etcd node) #'list))
+    (flet ((keep () (workflow::attend-keeper node #'list))
+           (sweep () (workflow::sweep-workflows-now-and-then node))
+           (ring () (workflow::run-timers node)))
+      (let ((failure (make-condition 'simple-error :format-control "broken"))
+            (absence (make-condition 'store-unavailable :text "away")))
+        (loop for (name call outcome . events)
+                in `((workflow::run-keeper ,#'keep ,failure
+                      (:error :workflow-clock-error :condition "broken"))
+                     (workflow::sweep-timers ,#'sweep ,failure
+                      (:error :workflow-clock-error :condition "broken"))
+                     (workflow::handle-own-shards ,#'ring ,failure
+                      (:error :workflow-clock-error :condition "broken"))
+                     (workflow::sweep-timers ,#'sweep ,absence)
+                     (workflow::handle-own-shards ,#'ring ,absence)
+                     (workflow::run-keeper ,#'keep ,absence
+                      (:warning :workflow-store-failed :condition ,(princ-to-string absence)))
+                     (workflow::run-keeper ,#'keep ,absence)
+                     (workflow::run-keeper ,#'keep nil (:info :workflow-store-back))
+                     (workflow::run-keeper ,#'keep nil))
+              do (with-logged (logged)
+                   (with-replaced ((name (lambda (&rest arguments)
+                                           (declare (ignore arguments))
+                                           (when outcome (error outcome)))))
+                     (is (plusp (funcall call))))
+                   (is (equal events (logged)))))
+        (with-logged (logged)
+          (workflow::note-stuck node "w" failure)
+          (is (equal '((:error :workflow-stuck :workflow "w" :condition "broken")) (logged))))))))
+
+(test dates-far-away-are-doubted
+  "A step of an hour is made at once; a longer one once it was asked for as long as it must be."
+  (let ((dates (workflow::make-dates (constantly 0))) (hour workflow::+longest-step-ms+))
+    (setf (workflow::dates-offset dates) 0)
+    (flet ((offset (asked steady) (workflow::proven-offset dates asked steady 100)))
+      (with-logged (logged)
+        (is (= hour (offset hour 0)))
+        (is (= (- hour) (offset (- hour) 0)))
+        (is (null (logged)))
+        (is (= 0 (offset (1+ hour) 1000)))
+        (is (= 0 (offset (1+ hour) 1099)))
+        (is (equal '((:warning :workflow-date-doubted :seconds-off 3600)) (logged)))
+        (is (= (1+ hour) (offset (1+ hour) 1100)))))))
+
 (test a-node-whose-report-failed-reports-again
   "Its entry among the nodes is there as soon as the store takes it."
   (with-idle-node (node 150000)

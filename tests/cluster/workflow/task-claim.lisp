@@ -37,6 +37,21 @@
     (is (zerop (hash-table-count (workflow::task-queue-queues task-queue)))
         "nothing is left of the kinds")))
 
+(test a-claim-that-fails-wakes-the-next
+  (let ((node (node-with-task-queue)) (tried '()))
+    (let ((claims (list (park node "a") (park node "a"))))
+      (workflow::note-ready node "a" "id")
+      (with-logged (events)
+        (with-replaced (('workflow::try-waiting (lambda (function node waiting)
+                                                  (declare (ignore function node))
+                                                  (push waiting tried)
+                                                  (error "broken"))))
+          (workflow::run-claimer node :claimer))
+        (is (equal claims (reverse tried)))
+        (is (equal '((:error :workflow-claim-error) (:error :workflow-claim-error))
+                   (mapcar (lambda (event) (subseq event 0 2)) (events)))))
+      (is (equal '(:claimer) (workflow::task-queue-idle (workflow::node-task-queue node)))))))
+
 (test candidates-are-found-beyond-those-of-other-claims
   (let ((node (node-with-task-queue)) (ids (loop for i below 60 collect (princ-to-string i))))
     (with-replaced (('workflow::find-ready

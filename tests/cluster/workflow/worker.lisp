@@ -275,6 +275,26 @@ closed leaves nothing of the worker."
                (is-true (loop:job-ended (loop:add-job background #'list))))
           (server:stop-server server))))))
 
+(test claims-that-fail-are-logged
+  "The worker claims again."
+  (let ((failures 2))
+    (flet ((fail-once (function &rest arguments)
+             (if (minusp (decf failures))
+                 (apply function arguments)
+                 (error (if (plusp failures)
+                            (make-condition 'too-large :text "too much")
+                            (make-condition 'simple-error :format-control "broken"))))))
+      (with-memory-node (node)
+        (with-logged (logged :workflow-claim-refused :workflow-worker-error)
+          (with-replaced (('workflow::claim-one #'fail-once))
+            (with-worker-of (worker node :kinds `(("a" . ,(constantly "done"))) :name "w")
+              (start-workflow node "w" '("a"))
+              (is (equal '(:completed "done" "") (outcome node "w")))))
+          (is (equal `((:warning :workflow-claim-refused :worker "w" :condition
+                        ,(princ-to-string (make-condition 'too-large :text "too much")))
+                       (:error :workflow-worker-error :worker "w" :condition "broken"))
+                     (logged))))))))
+
 (defun keeps-p (node session)
   "True if NODE keeps SESSION, since heartbeats come there."
   (sb-thread:with-mutex ((workflow::node-lock node))

@@ -125,8 +125,13 @@ lease, and when it comes back without its data."
   (with-store (store)
     (let* ((old (register "127.0.0.1:5"))
            (new (register "127.0.0.1:5" :weight 2)))
-      (discovery:drain-registration old)
-      (is-true (discovery:await-registration old :timeout +patience+))
+      (with-logged (events :server-registered :server-registered-by-another)
+        (discovery:drain-registration old)
+        (is-true (discovery:await-registration old :timeout +patience+))
+        (is-true (wait-until #'events))
+        (is (equal '((:info :server-registered-by-another :key "greeter/127.0.0.1:5"
+                      :state :draining))
+                   (events))))
       (is (equal '(("127.0.0.1:5" :serving)) (listed "greeter")))
       (discovery:withdraw old)
       (is (equal '(("127.0.0.1:5" :serving)) (listed "greeter")))
@@ -313,7 +318,10 @@ have one thread that waits; threads of the reserve end once there is nothing to 
       (is-true (discovery:await-registration (discovery:register server "greeter" :etcd *etcd*)
                                              :timeout +patience+))
       (support:kill-program (store-program store))
-      (grpc:stop-server server :drain 1/2)
+      (with-logged (events :server-not-withdrawn :server-withdrawn)
+        (grpc:stop-server server :drain 1/2)
+        (is (equal '((:warning :server-not-withdrawn) (:info :server-withdrawn))
+                   (mapcar (lambda (event) (subseq event 0 2)) (events)))))
       (is (> 10 (/ (- (get-internal-real-time) begin) internal-time-units-per-second))))))
 
 (test etcd-that-is-closed
@@ -330,7 +338,12 @@ have one thread that waits; threads of the reserve end once there is nothing to 
   (with-stand-in (store other)
     (call-with-failing-client
      (lambda (etcd)
-       (let ((registration (discovery:register nil "greeter" :etcd etcd :address "127.0.0.1:5")))
-         (is-true (discovery:await-registration registration :timeout +patience+))
-         (discovery:withdraw registration)))
+       (with-logged (events :server-not-registered :server-registered-again)
+         (let ((registration (discovery:register nil "greeter" :etcd etcd
+                                                               :address "127.0.0.1:5")))
+           (is-true (discovery:await-registration registration :timeout +patience+))
+           (is-true (wait-until (lambda () (rest (events)))))
+           (is (equal '((:warning :server-not-registered) (:info :server-registered-again))
+                      (mapcar (lambda (event) (subseq event 0 2)) (events))))
+           (discovery:withdraw registration))))
      store "Grant")))
