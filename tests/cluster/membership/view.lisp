@@ -59,3 +59,12 @@
                                         20))))
     (is (eq :forgotten (cluster::changes-from view 15)))
     (is (equal '() (cluster::changes-from view 21)))))
+
+(test a-mirror-s-errors-are-logged
+  (with-stand-in (store other)
+    (with-logged (events :cluster-watch-ended)
+      (with-replaced (('etcd:mirror (lambda (function store take &key on-error &allow-other-keys)
+                                      (declare (ignore function store take))
+                                      (funcall on-error "broken"))))
+        (clgrpc.cluster::follow-store (clgrpc.cluster::make-informer *etcd* "c")))
+      (is (equal '((:warning :cluster-watch-ended :cluster "c" :condition "broken")) (events))))))

@@ -230,3 +230,10 @@ where in an identity the name is."
                         (raft:refusal-reason (error-of (lambda () (grpc:receive call)))))))
            (grpc:close-channel channel)))))
     (is (equal '(1) (member-indices member)))))
+
+(test a-service-without-tls-says-so
+  (with-logged (events :raft-access)
+    (grpc:stop-server (grpc:start-server (raft:make-raft-service)) :drain 0)
+    (is (equal '((:warning :raft-access :condition
+                  "without TLS each peer that can connect may send as any member"))
+               (events)))))

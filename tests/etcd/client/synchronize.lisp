@@ -43,3 +43,17 @@ and forgets who has left."
                  (is-true (etcd:put etcd "a" "1" :timeout +patience+)))
             (end-store new)
             (uiop:delete-directory-tree (pathname (store-folder new)) :validate t)))))))
+
+(test members-that-cannot-be-read-are-logged
+  "The endpoints stay, and the members are read again."
+  (with-stand-in (store other)
+    (with-logged (events :etcd-endpoints-kept)
+      (with-replaced (('clgrpc.etcd::synchronize-once
+                       (lambda (&rest arguments)
+                         (declare (ignore arguments))
+                         (error (make-condition 'etcd:unavailable)))))
+        (clgrpc.etcd::keep-synchronizing *etcd* 1/100)
+        (is-true (wait-until (lambda () (rest (events))))))
+      (destructuring-bind (level name . plist) (first (events))
+        (is (equal '(:info :etcd-endpoints-kept) (list level name)))
+        (is (stringp (getf plist :condition)))))))

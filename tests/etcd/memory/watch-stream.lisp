@@ -277,3 +277,15 @@ read."
         (let ((response (rpc:receive call)))
           (is (equal '(-1) (heard response)))
           (is (= 1001 (pb:response-header-revision (pb:watch-response-header response)))))))))
+
+(test errors-of-a-watch-are-logged
+  "They end its call."
+  (with-engine (engine)
+    (with-watching (call)
+      (with-logged (events :memory-watch-error)
+        (with-replaced (('memory::advance-once (lambda (&rest arguments)
+                                                 (declare (ignore arguments))
+                                                 (error "broken"))))
+          (create call :key "a")
+          (signals error (rpc:receive call)))
+        (is (eq :error (first (first (events)))))))))

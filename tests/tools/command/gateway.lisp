@@ -58,3 +58,18 @@ calls by gRPC are forwarded."
   (is (= 1 (run-line "gateway" "127.0.0.1:1" "--types" "no-such.proto" "--listen" "127.0.0.1:0")))
   (fails-p 2 "/ cannot be read: " "gateway" "127.0.0.1:1" "--types" "/" "--listen" "127.0.0.1:0")
   (is (= 2 (run-line "gateway" "127.0.0.1:1" "--behind-name" "x" "--listen" "127.0.0.1:0"))))
+
+(test a-gateway-logs-when-its-types-change
+  "Not when they are as before; where they cannot be read, the reason."
+  (grpc:with-channel (channel "127.0.0.1:1")
+    (let ((service (grpc:make-gateway-service channel)) (known nil))
+      (flet ((renew (file)
+               (with-logged (events)
+                 (setf known (clgrpc.tools::renew-gateway service channel file '() known))
+                 (events))))
+        (is (equal '((:info :gateway-types :methods 3)) (renew (helloworld-file))))
+        (is (null (renew (helloworld-file))))
+        (destructuring-bind ((level name . plist)) (renew "/nonexistent.proto")
+          (is (equal '(:warning :gateway-types-unknown) (list level name)))
+          (is (search "/nonexistent.proto" (getf plist :reason))))
+        (is (null (renew (helloworld-file))))))))

@@ -132,3 +132,19 @@ were more, all there is."
                    (is (= 503 (fetch server "/console/events" :headers (bearer console))))
                    (with-events (stream console server) (look (1- left))))))
       (look console::+viewers+))))
+
+(test updates-that-fail-are-logged
+  "The next is made all the same."
+  (let ((failures 1) (console (console:make-console)))
+    (with-probe (channel :server server :events (:console-error)
+                 :options (list :observer console :http (list (console:console-handler console))))
+        (:ask #'double)
+      (with-replaced (('console::show-update (lambda (function &rest arguments)
+                                               (if (minusp (decf failures))
+                                                   (apply function arguments)
+                                                   (error "broken")))))
+        (with-events (stream console server)
+          (next-event stream)
+          (is-true (next-update stream))))
+      (is (= 1 (length (events-of :console-error)))))
+    (is-true (wait-until (lambda () (null (console::console-thread console)))))))
