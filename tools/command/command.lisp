@@ -95,9 +95,12 @@ characters only, and not longer than *LONGEST-TEXT*."
 (defun complain (command-name condition)
   "Print CONDITION, or a text, as one line on standard error."
   (let ((*print-pretty* nil))
-    (format *error-output* "clgrpc~@[ ~A~]: ~A~%" command-name
-            (shown (substitute #\Space #\Newline
-                               (bounded-text condition :limit *longest-text*)))))
+    (tell "clgrpc~@[ ~A~]: ~A" command-name
+          (shown (substitute #\Space #\Newline (bounded-text condition :limit *longest-text*))))))
+
+(defun tell (control &rest arguments)
+  "Print a line on standard error, of CONTROL and ARGUMENTS as for FORMAT."
+  (format *error-output* "~?~%" control arguments)
   (finish-output *error-output*))
 
 (defun run-command (arguments)

@@ -34,9 +34,8 @@ unclear figures on standard error."
           (unclear (words-of #'report:unclear-p)))
       (when worse (fail-command "~{~A~^; ~}" worse))
       (when unclear
-        (format *error-output* "clgrpc compare: ~{~A~^; ~}~:[~;; measure both with --rounds 5~]~%"
-                unclear (find :unknown comparisons :key #'report:comparison-verdict))
-        (finish-output *error-output*))
+        (tell "clgrpc compare: ~{~A~^; ~}~:[~;; measure both with --rounds 5~]"
+              unclear (find :unknown comparisons :key #'report:comparison-verdict)))
       (if unclear +exit-unclear+ 0))))
 
 (defun compare-runs (format before after fail-if-worse)

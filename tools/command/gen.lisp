@@ -43,20 +43,12 @@ DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files t
       (cons "protoc-gen" (rest arguments))
       (rest arguments)))
 
-(defun read-all (stream)
-  "The octets of STREAM up to its end."
-  (let ((buffer (make-buffer :size 65536)) (chunk (make-octets 65536)))
-    (loop for count = (read-sequence chunk stream)
-          do (append-octets buffer chunk :end count)
-          while (= count (length chunk)))
-    (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
-
 (define-command "protoc-gen" (() ())
   "Work as a plug-in of protoc or buf. Reads a CodeGeneratorRequest from the standard input and
 writes the response to the standard output; bin/protoc-gen-clgrpc does so too:
 `protoc --plugin=bin/protoc-gen-clgrpc --clgrpc_out=DIR x.proto`. With the parameter `imports`
 (--clgrpc_opt=imports) it also generates the sources of imported files."
   (let ((output (make-standard-output)))
-    (write-sequence (protobuf:answer-request (read-all (octet-input))) output)
+    (write-sequence (protobuf:answer-request (read-standard-octets)) output)
     (finish-output output)
     0))

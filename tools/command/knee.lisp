@@ -43,18 +43,16 @@ than were due. Nil if RUN is good enough."
   (flet ((time-of (name)
            (let ((value (report:figure-value name run)))
              (if value (page:duration-text value) "none"))))
-    (format *error-output* "~10,1F/s  p50 ~A  p99 ~A  ~A~@[; ~A~]~%" (load:run-intended-rps run)
-            (time-of "p50") (time-of "p99") (or verdict "good enough") (load:run-limited run))
-    (finish-output *error-output*)))
+    (tell "~10,1F/s  p50 ~A  p99 ~A  ~A~@[; ~A~]" (load:run-intended-rps run)
+          (time-of "p50") (time-of "p99") (or verdict "good enough") (load:run-limited run))))
 
 (defun tell-knee (good bad by-tool)
   "Print the result of a search on standard error: the highest rate GOOD, and BAD, a rate that is
 too high, or nil. BY-TOOL is true if the tool was a limit of the run at BAD."
-  (format *error-output* "The knee is at ~,1F calls a second~@[~A~]~@[; ~,1F are too many~].~%"
-          good
-          (and by-tool " or above, as the tool was a limit of the runs at higher rates")
-          (and (not by-tool) bad))
-  (finish-output *error-output*))
+  (tell "The knee is at ~,1F calls a second~@[~A~]~@[; ~,1F are too many~]."
+        good
+        (and by-tool " or above, as the tool was a limit of the runs at higher rates")
+        (and (not by-tool) bad)))
 
 (defun run-at-knee (plan conditions rate perform)
   "Search the knee of PLAN's calls by CONDITIONS, beginning with RATE. Return the RUN at the highest
@@ -70,17 +68,14 @@ conditions. A rate counts as too high if the server cannot be reached afterwards
                              (when (load:terminated-p)
                                (return-from run-at-knee (report-terminated best)))
                              (unless best (error error))
-                             (format *error-output* "~10,1F/s  ~A~%" rate (shown (princ-to-string
-                                                                                  error)))
-                             (finish-output *error-output*)
+                             (tell "~10,1F/s  ~A" rate (shown (princ-to-string error)))
                              (setf by-tool nil)
                              (return-from good-p nil))))
                     (verdict (knee-verdict run conditions)))
                (tell-step run verdict)
                (when (member (load:run-ended-early run) '(:interrupted :terminated))
-                 (format *error-output* "clgrpc load: the search was broken off, and this is the ~
-                                         report of its last run~%")
-                 (finish-output *error-output*)
+                 (tell "clgrpc load: the search was broken off, and this is the report of its last ~
+                        run")
                  (return-from run-at-knee run))
                (if verdict
                    (setf by-tool (tool-limited-p run))

@@ -43,11 +43,6 @@ complaint."
   (handler-case (coerce (alexandria:read-file-into-byte-vector file) 'octets)
     (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
 
-(defun read-standard-octets ()
-  (let ((stream (sb-sys:make-fd-stream 0 :input t :element-type '(unsigned-byte 8)
-                                         :buffering :full)))
-    (coerce (alexandria:read-stream-content-into-byte-vector stream) 'octets)))
-
 (defun nanoseconds-of (seconds)
   (if seconds (seconds-ns seconds) 0))
 
@@ -299,9 +294,8 @@ there are workers. Print a line on standard error if some of ADDRESSES get no co
                    count))
          (connections (or (getf options :connections) (max 1 (min count most)))))
     (when (< connections count)
-      (format *error-output* "clgrpc load: only ~D of the ~D addresses are called, one for each ~
-                              connection~%" connections count)
-      (finish-output *error-output*))
+      (tell "clgrpc load: ~D of the ~D addresses are called, as there are no more connections"
+            connections count))
     (list* :connections connections options)))
 
 (defun shorter-timeout (timeout config path)
@@ -354,9 +348,7 @@ channels."
 (defun tell-disobeyed (config path)
   "Print on standard error which settings of CONFIG a load ignores for the method at PATH."
   (let ((texts (disobeyed-members config path)))
-    (when texts
-      (format *error-output* "clgrpc load: of the service config, not obeyed: ~{~A~^; ~}~%" texts)
-      (finish-output *error-output*))))
+    (when texts (tell "clgrpc load: of the service config, not obeyed: ~{~A~^; ~}" texts))))
 
 ;;; The options in reports
 

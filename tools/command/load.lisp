@@ -50,8 +50,7 @@ TOTAL is the number of calls that will be made, or nil."
 (defun run-exit-code (run conditions)
   "The exit code for RUN; print the CONDITIONS that it breaks on standard error."
   (let ((broken (and conditions (report:broken-conditions conditions run))))
-    (dolist (line broken) (format *error-output* "~A~%" line))
-    (finish-output *error-output*)
+    (dolist (line broken) (tell "~A" line))
     (cond ((eq :interrupted (load:run-ended-early run)) +exit-interrupted+)
           ((eq :terminated (load:run-ended-early run)) +exit-terminated+)
           (broken +exit-condition+)
@@ -227,9 +226,8 @@ counts."
         (handler-case (setf (load:run-server run)
                             (server-figures before (counted-reading url name)))
           (failure (failure)
-            (format *error-output* "clgrpc load: the server's own counts are not known: ~A~%"
-                    (shown (failure-text failure)))
-            (finish-output *error-output*)))
+            (tell "clgrpc load: the server's own counts are not known: ~A"
+                  (shown (failure-text failure)))))
         run)))
 
 (defun count-errors-in (run)

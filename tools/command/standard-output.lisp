@@ -137,3 +137,6 @@ pipe, leave BODY and return +EXIT-BROKEN-PIPE+."
 (defun octet-input ()
   "A stream of the octets of the standard input."
   (sb-sys:make-fd-stream 0 :input t :element-type 'octet :buffering :full))
+
+(defun read-standard-octets ()
+  (coerce (alexandria:read-stream-content-into-byte-vector (octet-input)) 'octets))

@@ -16,12 +16,6 @@
                                      (type-of-name (protobuf:method-descriptor-output method))
                                      nil)))))
 
-(defun file-rules (path)
-  "The rules of the service config in the file PATH."
-  (rest:read-rules (handler-case (uiop:read-file-string path :external-format :utf-8)
-                     (error (error)
-                       (refuse "~A cannot be read: ~A" path (report:error-reason error))))))
-
 (defun pool-document (pool names rules title version connect)
   "The OpenAPI document, as text, of the services of POOL that are called NAMES."
   (let ((methods (pool-methods pool names)) (index (pool-index pool)))
@@ -52,8 +46,9 @@ are errors."
    (lambda (service list pool-of)
      (let* ((names (if service (list (string-left-trim "." service)) (funcall list)))
             (pool (funcall pool-of names)))
-       (handler-case (format t "~A~%" (pool-document pool names (and rules (file-rules rules)) title
-                                                     api-version connect))
+       (handler-case (format t "~A~%" (pool-document pool names (and rules
+                                                          (rest:read-rules (read-text-file rules)))
+                                                     title api-version connect))
          (grpc:rule-error (error) (fail-command "~A" error)))))
    address service proto import-path headers timeout
    (client-credentials tls-ca tls-cert tls-key tls-name))
