@@ -4,11 +4,8 @@ long as it lives, so each run is a process of its own, and what counts is how fa
 The machine moves them apart too: how far is seen of grpc-go's client, in turn with ours."""
 
 import client
-import driven
-import machine
 import markdown
 import series
-import servers
 import svg
 
 TITLE = "Blocking callers, from one process to the next"
@@ -19,32 +16,15 @@ KEYS = [("client_cpu_us_per_call", "client CPU µs/call"), ("us_per_call", "µs/
 
 
 def measure(options):
-    core = machine.cores()[0]
-    milliseconds = int(min(SECONDS, options.seconds) * 1000)
     runs = PROCESSES if options.rounds > 2 else options.rounds
-
-    clients = client.sides(servers.peer(), options.ours.split()[0])
-
-    with servers.Contenders(options) as contenders:
-        contenders.add_ours()
-        server = contenders.members[0]
-
-        def run(row, side):
-            command = [*side.command(row, milliseconds), server.address]
-            with driven.Load(command, core, side.environment) as load:
-                figures = driven.measured(load, server)
-            return {"client_cpu_us_per_call": figures["client_cpu_us_per_call"],
-                    "us_per_call": 1e6 / figures["calls_per_second"]}
-
-        rows = series.interleaved(ROWS, clients, runs, run)
-        for row in rows:
-            for side in row["sides"].values():
-                side["spread"] = {key: spread([one[key] for one in side["runs"]]) for key, _ in KEYS}
-        shown = [side.command(ROWS[0], milliseconds) for side in client.sides("peer", "clgrpc")]
-        return {"rounds": runs, "absent": [], "rows": rows, "commands": {
-            "server": server.command,
-            **{side.name: " ".join(machine.pinned(core, words)) + " ADDRESS"
-               for side, words in zip(clients, shown)}}}
+    results = client.compare(options, ROWS, ROWS[0], runs, min(SECONDS, options.seconds))
+    for row in results["rows"]:
+        for side in row["sides"].values():
+            side["runs"] = [{"client_cpu_us_per_call": one["client_cpu_us_per_call"],
+                             "us_per_call": 1e6 / one["calls_per_second"]} for one in side["runs"]]
+            side["median"] = series.medians(side["runs"])
+            side["spread"] = {key: spread([one[key] for one in side["runs"]]) for key, _ in KEYS}
+    return {"rounds": runs, **results}
 
 
 def spread(values):

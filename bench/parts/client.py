@@ -38,11 +38,12 @@ def sides(peer, ours):
     return [Side("clgrpc", our_command, {}), Side("grpc-go", their_command, {"GOMAXPROCS": "1"})]
 
 
-def measure(options):
+def compare(options, rows, shown, rounds, seconds):
+    """The results of ROUNDS runs of SECONDS for each of ROWS; SHOWN is the row whose commands they
+    tell."""
     core = machine.cores()[0]
-    milliseconds = int(options.seconds * 1000)
-    ours = options.ours.split()[0]
-    clients = sides(servers.peer(), ours)
+    milliseconds = int(seconds * 1000)
+    clients = sides(servers.peer(), options.ours.split()[0])
     with servers.Contenders(options) as contenders:
         contenders.add_ours()
         server = contenders.members[0]
@@ -52,12 +53,14 @@ def measure(options):
             with driven.Load(command, core, side.environment) as load:
                 return driven.measured(load, server)
 
-        rows = series.interleaved(ROWS, clients, options.rounds, run)
-        shown = [side.command(ROWS[2], milliseconds) for side in sides("peer", "clgrpc")]
-        return {"commands": {"server": server.command,
-                             **{side.name: "taskset -c %d %s ADDRESS" % (core, " ".join(words))
-                                for side, words in zip(clients, shown)}},
-                "absent": [], "rows": rows}
+        return {"rows": series.interleaved(rows, clients, rounds, run), "absent": [],
+                "commands": {"server": server.command, **{
+                    side.name: " ".join(machine.pinned(core, side.command(shown, milliseconds))) +
+                    " ADDRESS" for side in sides("peer", "clgrpc")}}}
+
+
+def measure(options):
+    return compare(options, ROWS, ROWS[2], options.rounds, options.seconds)
 
 
 def describe(row):
