@@ -6,10 +6,8 @@
 
 (defun call-with-user-agent (text function)
   "Call FUNCTION while channels send TEXT as the field user-agent, not the version of clgrpc."
-  (let ((former client::**user-agent**))
-    (setf client::**user-agent** (hpack:string-field "user-agent" text))
-    (unwind-protect (funcall function)
-      (setf client::**user-agent** former))))
+  (with-changed ((client::**user-agent** (hpack:string-field "user-agent" text)))
+    (funcall function)))
 
 (defun trace-text (simulation)
   "The number of events in SIMULATION, the seconds until the last one, and the digest of all."

@@ -1,5 +1,5 @@
 ;;;; The text of a simulation: its history, with the frames of HTTP/2 that arrive, then its metrics
-;;;; and spans.
+;;;; and spans. What is the same several times is written once, with the number of times.
 
 (in-package #:clgrpc.tests.record)
 
@@ -69,18 +69,30 @@ change nothing."
                                   ((and digits (digit-char-p char)) (1+ digits))))
                (unless (and digits (< 3 digits)) (write-char char stream))))))
 
+(defun write-counted (text count)
+  "Write TEXT, lines, and at the end of its first line COUNT unless that is 1."
+  (let ((end (position #\Newline text)))
+    (format t "~A~:[ (~D times)~;~*~]~A~%" (subseq text 0 end) (= 1 count) count
+            (if end (subseq text end) ""))))
+
 (defun write-history (simulation)
-  "Write what has happened in SIMULATION, in its order."
-  (let ((lines (make-hash-table :test 'equal)))
-    (loop for entry across (sim::history-entries (sim::simulation-history simulation))
-          for (nil connection octets) = (sim::entry-arguments entry)
-          for text = (line-text entry)
-          do (if (eq :octets (sim::entry-event entry))
-                 (dolist (frame (arrived-frames (line-at lines (sim::entry-where entry) connection)
-                                                octets))
-                   (format t "~A~D ~{~A~^ ~}~%" (subseq text 0 (search "octets" text))
-                           connection (mapcar #'item-text frame)))
-                 (write-line text)))))
+  "Write what has happened in SIMULATION, in its order; equal lines in succession once."
+  (let ((lines (make-hash-table :test 'equal)) (last nil) (count 0))
+    (flet ((note-line (line)
+             (cond ((equal line last) (incf count))
+                   (t (when last (write-counted last count))
+                      (setf last line count 1)))))
+      (loop for entry across (sim::history-entries (sim::simulation-history simulation))
+            for (nil connection octets) = (sim::entry-arguments entry)
+            for text = (line-text entry)
+            do (if (eq :octets (sim::entry-event entry))
+                   (dolist (frame (arrived-frames (line-at lines (sim::entry-where entry)
+                                                           connection)
+                                                  octets))
+                     (note-line (format nil "~A~D ~{~A~^ ~}" (subseq text 0 (search "octets" text))
+                                        connection (mapcar #'item-text frame))))
+                   (note-line text)))
+      (note-line nil))))
 
 (defun write-events (simulation)
   "Write what has happened in SIMULATION, but for what went over the wire."
@@ -170,18 +182,23 @@ change nothing."
         (format t "~A~A: ~A~%" (metrics:family-name family)
                 (attributes-text (metrics:point-attributes point)) (point-text point))))))
 
+(defun span-text (span)
+  "The text of SPAN, with the seconds that it takes and those after which its events are."
+  (flet ((seconds (ns) (ns-seconds (- ns (trace:span-start-ns span)))))
+    (format nil "~A ~(~A ~A~) ~,4F~A~:{~%  ~,4F ~A~A~}" (trace:span-name span)
+            (trace:span-kind span) (trace:span-status span) (seconds (trace:span-end-ns span))
+            (attributes-text (trace:span-attributes span))
+            (loop for event in (trace:span-events span)
+                  collect (list (seconds (trace:event-ns event)) (trace:event-name event)
+                                (attributes-text (trace:event-attributes event)))))))
+
 (defun write-spans (tracing)
-  "Write the spans of TRACING by their beginning, with the seconds that each takes and those after
-which its events are."
-  (dolist (span (stable-sort (remove :consumer (trace:drain tracing) :key #'trace:span-kind)
-                             #'< :key #'trace:span-start-ns))
-    (flet ((seconds (ns) (ns-seconds (- ns (trace:span-start-ns span)))))
-      (format t "~A ~(~A ~A~) ~,4F~A~%~:{  ~,4F ~A~A~%~}" (trace:span-name span)
-              (trace:span-kind span) (trace:span-status span) (seconds (trace:span-end-ns span))
-              (attributes-text (trace:span-attributes span))
-              (loop for event in (trace:span-events span)
-                    collect (list (seconds (trace:event-ns event)) (trace:event-name event)
-                                  (attributes-text (trace:event-attributes event))))))))
+  "Write the spans of TRACING by their beginning; equal ones once, where the first begins."
+  (let ((texts (mapcar #'span-text
+                       (stable-sort (remove :consumer (trace:drain tracing) :key #'trace:span-kind)
+                                    #'< :key #'trace:span-start-ns))))
+    (dolist (text (remove-duplicates texts :test #'string= :from-end t))
+      (write-counted text (count text texts :test #'string=)))))
 
 ;;; Scenarios
 
@@ -207,10 +224,8 @@ channels, and, if OBSERVED-P, what these have observed."
 The scenario that counts is the second one, which finds the caches of the process as the first has
 left them."
   (scenario-text function write observed-p)
-  (support:check-record name (let ((before (grpc:tracers)))
-                               (setf (grpc:tracers) tracers)
-                               (unwind-protect (scenario-text function write observed-p)
-                                 (setf (grpc:tracers) before)))))
+  (support:check-record name (with-changed (((grpc:tracers) tracers))
+                               (scenario-text function write observed-p))))
 
 (defmacro define-record (name (server client &key (write ''write-history) (observed t) (tracers ""))
                          text &body body)

@@ -3,23 +3,33 @@
 
 (in-package #:clgrpc.tests.tools)
 
-(defun write-line-outcome (arguments)
-  "Write what the command line ARGUMENTS prints, and its exit code if that is not 0."
-  (multiple-value-bind (code output errors) (apply #'run-line arguments)
-    (format t "$~{ ~A~}~%~A~A~@[exit code ~D~%~]" arguments output errors
-            (and (/= 0 code) code))))
+(defun line-outcomes (lines)
+  "What each of LINES, command lines, prints, and its exit code if that is not 0; in place of a long
+text that an earlier line has printed, that line."
+  (let ((printed (make-hash-table :test 'equal)))
+    (with-output-to-string (stream)
+      (dolist (line lines)
+        (multiple-value-bind (code output errors) (apply #'run-line line)
+          (let* ((text (concatenate 'string output errors)) (earlier (gethash text printed)))
+            (format stream "$~{ ~A~}~%~:[~A~*~;~*as~{ ~A~}~%~]~@[exit code ~D~%~]" line
+                    earlier text earlier (and (/= 0 code) code))
+            (when (< 400 (length text)) (setf (gethash text printed) (cons "$" line)))))))))
 
 (test command-texts
   "The help of all commands, the page of one, and completions for three."
   (let ((commands (mapcar #'tools::command-name tools::*commands*)))
     (support:check-record
      'command-texts
-     (with-output-to-string (*standard-output*)
-       (write-line-outcome '("--help"))
-       (dolist (command commands) (write-line-outcome (list command "--help")))
+     (with-output-to-string (stream)
+       (write-string (line-outcomes (cons '("--help")
+                                          (loop for command in commands
+                                                collect (list command "--help"))))
+                     stream)
        (let ((tools::*commands* (mapcar #'tools::find-command '("call" "completion" "demo"))))
-         (dolist (shell '("bash" "zsh" "fish")) (write-line-outcome (list "completion" shell))))
-       (tools::write-command-page (tools::find-command "call") *standard-output*)))))
+         (write-string (line-outcomes '(("completion" "bash") ("completion" "zsh")
+                                        ("completion" "fish")))
+                       stream))
+       (tools::write-command-page (tools::find-command "call") stream)))))
 
 (defparameter *lines*
   `(("list") ("list" "ADDRESS") ("list" "ADDRESS" "routeguide.RouteGuide")
@@ -42,7 +52,7 @@
     ("call" "ADDRESS" "x" "{}")
     ("call" "ADDRESS") ("call" "ADDRESS" "routeguide.RouteGuide/GetFeature" "{}" "--timeout" "x")
     ("call" "ADDRESS" "routeguide.RouteGuide/GetFeature" "{}" "--no-such")
-    ("openapi" "--server" "ADDRESS") ("no-such") ("lst") () ("--version") ("help") ("help" "list")
+    ("openapi" "--server" "ADDRESS") ("no-such") ("lst") () ("--version") ("help") ("help" "demo")
     ("completion" "csh") ("list" "a:b:c"))
   "Command lines; ADDRESS is that of a server of the route guide.")
 
@@ -51,7 +61,7 @@
   (with-reflected (address)
     (support:check-record
      'command-lines
-     (support:replaced (with-output-to-string (*standard-output*)
-                 (dolist (line *lines*)
-                   (write-line-outcome (substitute address "ADDRESS" line :test #'equal))))
-               address "ADDRESS"))))
+     (support:replaced (line-outcomes (loop for line in *lines*
+                                            collect (substitute address "ADDRESS" line
+                                                                :test #'equal)))
+                       address "ADDRESS"))))
