@@ -30,9 +30,10 @@ family) on LOOP with the first address of HOST, as text, that is of FAMILY: +AF-
 +AF-INET6+, or +AF-UNSPEC+ for either. If the name has no such address, EVENT-CB gets a DNS-ERROR.
 At most four look-ups run at once; others wait. Return true if HOST is numeric or localhost, so that
 no resolver is asked. FUNCTION is never called before this returns. From any thread."
+  (check-type family integer)
   (let* ((loop (the-loop loop))
-         (query (begin-query loop))
-         (known (os:resolve-host host 0 :lookup nil)))
+         (known (os:resolve-host host 0 :lookup nil)) ; first, since a query must be answered
+         (query (begin-query loop)))
     (flet ((answer (addresses failure)
              (let* ((address (find-if (lambda (address)
                                         (or (= family +af-unspec+)

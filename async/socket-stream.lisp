@@ -138,14 +138,11 @@ whole; END if it is ASCII."
 
 (defmethod sb-gray:stream-write-sequence ((stream async-io-stream) sequence
                                           &optional (start 0) end)
-  (let ((data (if (typep sequence 'octets) sequence (output-octets (subseq sequence start end)))))
-    (if (eq data sequence)
-        (write-socket-data (stream-socket stream) data :start start :end end)
-        (write-socket-data (stream-socket stream) data)))
+  (write-socket-data (stream-socket stream) sequence :start start :end end)
   sequence)
 
 (defmethod sb-gray:stream-write-string ((stream async-io-stream) string &optional (start 0) end)
-  (write-socket-data (stream-socket stream) (subseq string start end))
+  (write-socket-data (stream-socket stream) string :start start :end end)
   string)
 
 (defmethod sb-gray:stream-write-char ((stream async-io-stream) char)

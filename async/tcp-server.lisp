@@ -166,6 +166,7 @@ From any thread."
                   (connect-timeout (option-default :connect-timeout-seconds))
                 &allow-other-keys)
   (let* ((loop (the-loop loop))
+         (connect-ns (if connect-timeout (timeout-ns connect-timeout) most-positive-fixnum))
          (target (loop:parse-target target))
          (data (and data (output-octets data)))
          (settings (make-settings-from read-cb nil (without-keys arguments :loop :data
@@ -175,24 +176,25 @@ From any thread."
     (on-loop (loop)
       (begin-socket socket)
       (when data (write-socket-data socket data))
-      (loop:connect-to loop target (timeout-ns connect-timeout)
+      (loop:connect-to loop target connect-ns
                   (lambda (byte-channel condition)
                     (socket-connected socket target byte-channel condition))))
     result))
 
 (defun socket-connected (socket target byte-channel condition)
-  (let ((settings (%socket-settings socket)))
+  (let ((settings (%socket-settings socket)) (closed (%socket-closed socket)))
     (flet ((fail-socket (condition)
              (close-now socket t)
-             (tell-event socket condition)))
-      (cond ((%socket-closed socket)
+             (unless closed (tell-event socket condition))))
+      (cond ((and closed (null (%socket-early socket)))
              (when byte-channel (loop:close-byte-channel byte-channel)))
             (condition (fail-socket condition))
             (t (handler-case (open-connection socket byte-channel (loop:target-host target))
                  (error (error) (fail-socket error))
                  (:no-error (nothing)
                    (declare (ignore nothing))
-                   (when (settings-connect-cb settings)
+                   (when closed (close-now socket nil))
+                   (when (and (settings-connect-cb settings) (not closed))
                      (with-callback (socket (settings-event-cb settings))
                        (funcall (settings-connect-cb settings) socket))))))))))
 
@@ -203,7 +205,7 @@ octets. The keyword arguments, all optional:
 :DATA, octets or a string to send first. :CONNECT-CB (socket) is called when there is a connection.
 :EVENT-CB (condition) is called when the socket has closed or could not be connected; in the latter
 case with SOCKET-REFUSED, CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in
-seconds (20).
+seconds (20), or nil for no time-out.
 :TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil, or T for credentials that trust the
 system's certificates: the connection speaks TLS with HOST; written octets wait for the handshake.
 :LOOP, by default that of this thread. With :STREAM true (READ-CB socket stream) is called when

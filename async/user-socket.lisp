@@ -209,7 +209,6 @@ If BYTE-CHANNEL cannot become a connection, close it and signal SOCKET-ERROR or 
          (program (loop-program loop))
          (timeouts (%socket-timeouts socket)))
     (setf (%socket-closed socket) t
-          (%socket-early socket) nil
           (%socket-timeouts socket) nil)
     (if (settings-incoming (%socket-settings socket))
         (decf (program-incoming program))
@@ -236,11 +235,12 @@ again does nothing. From any thread."
     nil))
 
 (defun close-now (socket force)
-  (unless (%socket-closed socket)
-    (leave-socket socket)
-    (unless (%socket-connection socket) (end-use socket)))
+  (unless (%socket-closed socket) (leave-socket socket))
   (let ((connection (%socket-connection socket)))
-    (when connection (loop:close-connection connection :abort force))))
+    (cond (connection (loop:close-connection connection :abort force))
+          ((or force (null (%socket-early socket))) ; else SOCKET-CONNECTED sends that and closes
+           (setf (%socket-early socket) nil)
+           (end-use socket)))))
 
 (defmethod cancel ((socket socket) &optional text)
   (declare (ignore text))
@@ -254,11 +254,11 @@ again does nothing. From any thread."
 
 ;;; Output
 
-(defun output-octets (data)
-  "DATA of a user, a string or a sequence of integers, as OCTETS."
+(defun output-octets (data &optional (start 0) end)
+  "DATA of a user, a string or a sequence of integers, from START to END as OCTETS."
   (typecase data
-    (string (string-octets data))
-    (sequence (coerce data 'octets))
+    (string (string-octets (subseq data start end)))
+    (sequence (coerce (subseq data start end) 'octets))
     (t (misuse "Give octets, a string or another sequence of octets, not ~S." data))))
 
 (define-hot write-now ((socket socket) (octets octets) (start index) (end index)) boolean
@@ -306,7 +306,8 @@ Return true if SOCKET is ready for more; false if it is closed, or more of its o
 its high-water mark: then it is best to wait for its drain callback. From any thread; on another
 thread than the loop's this returns true if SOCKET was not closed."
   (declare (ignore force))
-  (let* ((octets (if (typep data 'octets) data (the octets (output-octets data))))
+  (unless (typep data 'octets) (setf data (output-octets data start end) start 0 end nil))
+  (let* ((octets (the octets data))
          (end (or end (length octets)))
          (loop (handle-loop socket)))
     (flet ((write-it (octets start end)
@@ -376,8 +377,9 @@ On its loop."
                  (make-timeouts :read-timer read-timer :read-ns read-ns :read-at now
                                 :write-timer write-timer :write-ns write-ns :written-at now)))
       (when read-timer (loop:start-timer loop read-timer (time-after read-ns now)))
-      (when (and write-timer (%socket-awaits socket))
-        (loop:start-timer loop write-timer (time-after write-ns now)))
+      (when (and write-timer (plusp (socket-unsent-octets socket)))
+        (setf (%socket-awaits socket) nil)
+        (await-output socket))
       nil)))
 
 (defun check-reading (socket)

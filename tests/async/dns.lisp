@@ -30,6 +30,14 @@
     (is (every (lambda (event) (typep event 'dns-error)) told))
     (is (search "no address of that family" (princ-to-string (first (last told)))))))
 
+(test lookups-of-something-else
+  "A wrong argument is an error of the call, after which the loop does not wait for an answer."
+  (with-program ()
+    (signals type-error (dns-lookup nil #'list))
+    (signals type-error (dns-lookup "127.0.0.1" #'list :family :inet))
+    (is (= 0 (getf (stats) :uses)))
+    (exit-event-loop)))
+
 (test reverse-lookups-that-go-wrong
   "An error, such as for a name that is not text, is an answer as well: the loop does not wait on."
   (let ((told '()))

@@ -56,6 +56,27 @@
                                    :event-cb (lambda (event) (push event told))))))
     (is (equal '(socket-refused) told))))
 
+(test connect-time-outs-of-no-time
+  "A wrong time-out is an error of the call, after which the loop does not wait for a connection; nil
+is none."
+  (with-program ()
+    (signals misuse (tcp-connect "127.0.0.1" 1 #'list :connect-timeout -1))
+    (is (= 0 (getf (stats) :uses)))
+    (exit-event-loop))
+  (let ((received nil))
+    (with-program ()
+      (let ((server (tcp-server "127.0.0.1" 0 #'write-back)))
+        (tcp-connect "127.0.0.1" (server-port server)
+                     (lambda (socket octets)
+                       (setf received octets)
+                       (close-socket socket)
+                       (close-tcp-server server))
+                     :data "x" :connect-timeout nil
+                     :event-cb (lambda (event)
+                                 (declare (ignore event))
+                                 (close-tcp-server server)))))
+    (is (equalp #(120) received))))
+
 (test pipes
   (support:with-folder (folder)
     (let ((path (merge-pathnames "100%.sock" folder)))

@@ -185,6 +185,56 @@
                                       (exit-event-loop))))
     (is (equal '(socket-timeout) told))))
 
+(test a-write-time-out-for-output-that-waits
+  "The time-out may come after the output for which it is."
+  (let ((told '()))
+    (with-server (server #'list :connect-cb (lambda (socket) (disable-socket socket :read t))
+                                :event-cb (lambda (event)
+                                            (declare (ignore event))
+                                            (close-tcp-server server)))
+      (call server #'list :data (make-octets 20000000) :high-water 30000000
+                          :connect-cb (lambda (socket)
+                                        (delay (lambda () (set-socket-timeouts socket nil 0.1))
+                                               :time 0.05))
+                          :event-cb (lambda (event)
+                                      (push (type-of event) told)
+                                      (exit-event-loop)))
+      (delay #'exit-event-loop :time 10))
+    (is (equal '(socket-timeout) told))))
+
+(test parts-of-data
+  "START and END count the elements of what is given, the characters of a string."
+  (let ((received (make-octets 0)))
+    (with-server (server (lambda (socket octets)
+                           (declare (ignore socket))
+                           (setf received (concatenate 'octets received octets)))
+                         :event-cb (lambda (event)
+                                     (declare (ignore event))
+                                     (close-tcp-server server)))
+      (let ((socket (call server #'list)))
+        (write-socket-data socket "äöü" :start 1 :end 2)
+        (write-socket-data socket '(1 2 3 4) :start 1 :end 3)
+        (write-socket-data socket "xyz" :end 1)
+        (signals error (write-socket-data socket "xyz" :start 2 :end 4))
+        (close-socket socket)))
+    (is (equalp #(195 182 2 3 120) received))))
+
+(test output-of-a-socket-that-is-closed-before-it-connects
+  "It is sent before the end; what cannot connect ends without a word."
+  (let ((received '()))
+    (with-server (server (lambda (socket octets)
+                           (declare (ignore socket))
+                           (push (octets-string octets) received)
+                           (close-tcp-server server)))
+      (close-socket (call server #'list :data "x" :event-cb (lambda (event) (push event received)))))
+    (is (equal '("x") received))
+    (with-program ()
+      (let ((server (tcp-server "127.0.0.1" 0 #'list)))
+        (close-tcp-server server)
+        (close-socket (call server #'list :data "x"
+                                          :event-cb (lambda (event) (push event received))))))
+    (is (equal '("x") received))))
+
 (test reset-by-the-peer
   (let ((told '()))
     (with-server (server (lambda (socket octets)
@@ -231,7 +281,7 @@
                           :connect-cb (lambda (socket) (push socket steps))
                           :event-cb (lambda (event) (push event steps)))))
         (is (null (socket-peer socket)))
-        (close-socket socket)
+        (close-socket socket :force t)
         (is-true (socket-closed-p socket))))
     (is (equal '(socket-eof) steps))))
 
