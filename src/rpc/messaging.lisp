@@ -147,6 +147,7 @@ early cancels a client's call. Signal the errors of RECEIVE. From the thread tha
        ,result)))
 
 (defmethod cancel ((call call) &optional (text "cancelled by the caller"))
+  (unless (stringp text) (misuse "The text of CANCEL is a string, not ~S." text))
   (operate post call (lambda () (operate abort call :cancelled text :local)))
   nil)
 
@@ -288,20 +289,22 @@ before, and outgoing messages after, those of an inner one. Return CALL."
          t)))
 
 (defun after (call seconds function)
-  "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL has ended
-before. AFTER is meant for handlers that have returned their call and hold no thread. Signal MISUSE
-for other arguments. From any thread."
+  "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, as soon as possible if
+SECONDS is negative, unless CALL has ended before. AFTER is meant for handlers that have returned
+their call and hold no thread. Signal MISUSE for other arguments. From any thread."
   (check-callback 'after call function)
   (unless (realp seconds) (misuse "SECONDS of AFTER is a real number, not ~S." seconds))
-  (operate after call seconds function)
+  (operate after call (max 0 seconds) function)
   nil)
 
 (defun reply (call message)
   "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. REPLY is meant for
-handlers that have returned their call. Signal MISUSE if MESSAGE is of a wrong type, or CALL has
-been answered already. If CALL has ended in another way, such as by its client or its deadline, do
-nothing. From any thread."
+handlers that have returned their call. Signal MISUSE if MESSAGE is of a wrong type, if CALL has a
+stream of answers, or if CALL has been answered already. If CALL has ended in another way, such as
+by its client or its deadline, do nothing. From any thread."
   (check-call call)
+  (unless (answers-once-p call)
+    (misuse "~A has a stream of answers: SEND sends each message, and FINISH ends it." call))
   (when (or (eq :ok (call-status call))
             (not (operate reply call (outgoing call message))))
     (misuse "~A has its answer. REPLY is called once, by a handler that returns its call; SEND ~

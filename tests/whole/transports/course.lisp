@@ -296,6 +296,38 @@ the end; with another status it does nothing after the reply."
         (mapc #'sb-thread:join-thread threads)
         (is (equal (make-list 60 :initial-element t) (car refusals)))))))
 
+(define-case reply-is-for-one-answer ()
+  "In a stream of answers REPLY is misuse, and what was sent before is not lost."
+  (with-transport (channel :events (:handler-error))
+      (:watch (lambda (note call)
+                (grpc:send call note)
+                (grpc:reply call note)))
+    (let ((call (watch channel (note 3))))
+      (is (= 3 (number-of (grpc:receive call))))
+      (is (eq :internal (status-of-error (caught (grpc:receive call))))))))
+
+(define-case functions-after-no-time ()
+  "A time that has passed already is no time."
+  (with-transport (channel)
+      (:ask (lambda (note call)
+              (grpc:after call -1/2 (lambda () (grpc:reply call note)))
+              call))
+    (is (= 3 (number-of (ask channel (note 3) :timeout 5))))))
+
+(define-case cancelled-with-a-reason ()
+  "A text; anything else is misuse, after which the call runs and can be cancelled."
+  (with-transport (channel) (:chat #'echo)
+    (grpc:with-call (call (chat channel :open))
+      (grpc:send call (note 1))
+      (is (= 1 (number-of (grpc:receive call))))
+      (signals grpc:misuse (grpc:cancel call :changed-my-mind))
+      (grpc:send call (note 2))
+      (is (= 2 (number-of (grpc:receive call))))
+      (grpc:cancel call "not needed")
+      (let ((error (caught (grpc:receive call))))
+        (is (eq :cancelled (status-of-error error)))
+        (is (search "not needed" (princ-to-string error)))))))
+
 (define-case messages-have-one-receiver ()
   "After ON-MESSAGE, RECEIVE and DO-MESSAGES are misuse; before it a thread may receive the first
 messages."
