@@ -112,8 +112,8 @@ From any thread."
   "Call (FUNCTION events) on LOOP again and again while DESCRIPTOR is :readable or :writable, as far
 as the list POLL-FOR names these; EVENTS lists the present ones. FREE-POLLER or CANCEL of
 the returned value ends this; call it before DESCRIPTOR is closed. EVENT-CB gets errors in
-FUNCTION, and a SOCKET-ERROR if FUNCTION closes DESCRIPTOR, which ends this as well. SOCKET has no
-effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched, or LOOP watches it already. On LOOP."
+FUNCTION. SOCKET has no effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched, or LOOP watches
+it already. On LOOP."
   (declare (ignore socket))
   (let* ((loop (the-loop loop))
          (watch (%make-watch :loop loop :descriptor descriptor :callback function :event-cb event-cb
@@ -145,10 +145,7 @@ effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched, or LOOP watches it 
           (funcall (%watch-callback watch) (remove-if-not #'found-p '(:readable :writable))))
         (unless (poller-freed-p watch)
           (loop:remove-source source)
-          (handler-case (add-watch watch)
-            (socket-error (condition)   ; such as a closed descriptor
-              (end-use watch)
-              (report-failure (handle-loop watch) (%watch-event-cb watch) condition))))))))
+          (add-watch watch))))))
 
 (defun end-watch (watch)
   (unless (poller-freed-p watch)

@@ -303,7 +303,7 @@ handlers that have returned their call. Signal MISUSE if MESSAGE is of a wrong t
 stream of answers, or if CALL has been answered already. If CALL has ended in another way, such as
 by its client or its deadline, do nothing. From any thread."
   (check-call call)
-  (unless (answers-once-p call)
+  (when (and (call-rpc-method call) (not (answers-once-p call)))
     (misuse "~A has a stream of answers: SEND sends each message, and FINISH ends it." call))
   (when (or (eq :ok (call-status call))
             (not (operate reply call (outgoing call message))))

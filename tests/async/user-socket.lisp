@@ -226,7 +226,9 @@
                            (declare (ignore socket))
                            (push (octets-string octets) received)
                            (close-tcp-server server)))
-      (close-socket (call server #'list :data "x" :event-cb (lambda (event) (push event received)))))
+      (close-socket (call server #'list
+                          :data "x"
+                          :event-cb (lambda (event) (push event received)))))
     (is (equal '("x") received))
     (with-program ()
       (let ((server (tcp-server "127.0.0.1" 0 #'list)))

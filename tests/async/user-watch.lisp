@@ -54,19 +54,6 @@
     (sb-sys:with-pinned-objects (octets)
       (sb-posix:read descriptor (sb-sys:vector-sap octets) 1))))
 
-(test descriptors-that-their-callback-closes
-  "That ends the watch; its event callback is told, and the loop ends."
-  (let ((told '()))
-    (with-program (:catch-app-errors t)
-      (multiple-value-bind (in out) (sb-posix:pipe)
-        (poll out (lambda (events)
-                    (push events told)
-                    (sb-posix:close in)
-                    (sb-posix:close out))
-              :event-cb (lambda (event) (push (type-of event) told)))
-        (unref (delay #'exit-event-loop :time 10))))
-    (is (equal '(socket-error (:writable)) told))))
-
 (test descriptors-of-the-user
   "They are told as long as they are readable, although what is there is read octet by octet."
   (call-with-pipe
