@@ -294,7 +294,7 @@ there are workers. Print a line on standard error if some of ADDRESSES get no co
                    count))
          (connections (or (getf options :connections) (max 1 (min count most)))))
     (when (< connections count)
-      (tell "clgrpc load: ~D of the ~D addresses are called, as there are no more connections"
+      (tell "clgrpc load: only ~D of the ~D addresses are called, one for each connection"
             connections count))
     (list* :connections connections options)))
 

@@ -91,7 +91,7 @@ system calls, waits and switches of thread, batons, allocation and collections. 
     (when (and (eq :off-cpu stacks) (not stacks-only))
       (refuse "--stacks needs -O folded or pprof"))
     (when (and command (null load))
-      (tell "clgrpc profile: there is no load on the process; --load gives one"))
+      (tell "clgrpc profile: the process has no load; --load makes one"))
     (let ((before (and compare (call-for-profile #'profile:read-profile compare)))
           (profile (call-for-profile #'profile:profile
                                      :pid pid :command command :in-flight in-flight
