@@ -104,8 +104,8 @@ READ-CB."
     (+ start count)))
 
 (defun last-character (octets start end)
-  "The index in OCTETS, UTF-8 from START to END, at which the last character begins if it may not be
-whole; END if it is ASCII."
+  "The index in OCTETS, UTF-8 from START to END, at which the last character begins if that may be
+incomplete; END if it is ASCII."
   (let ((lead (position-if (lambda (octet) (/= #b10 (ldb (byte 2 6) octet))) octets
                            :start start :end end :from-end t)))
     (if (and lead (< start lead) (logbitp 7 (aref octets lead))) lead end)))

@@ -18,7 +18,7 @@
 (in-package #:clgrpc.async)
 
 (defconstant +high-water-octets+ 65536
-  "The default for the octets of unsent output above which there is too much.")
+  "The default number of octets of unsent output above which WRITE-SOCKET-DATA returns false.")
 
 (defstruct (socket-settings (:conc-name settings-))
   "The settings that sockets share; the callbacks are described above."
@@ -298,13 +298,13 @@ sent, SOCKET is checked at the end of the turn."
                                (force t))
     boolean
   "Send DATA, or its part from START to END, to SOCKET's peer, at the end of the loop's turn, after
-all earlier output. DATA is octets (the fastest), a string, which goes as UTF-8, or another sequence
-of octets. DATA may be changed afterwards. Before there is a connection, DATA waits for that; once
+all earlier output. DATA is octets (the fastest), a string, which is sent as UTF-8, or another
+sequence of octets. DATA may be changed afterwards. Until SOCKET is connected, DATA waits; once
 SOCKET is closed, DATA is lost. READ-CB, WRITE-CB and EVENT-CB, if given, are SOCKET's callbacks
-from now on. FORCE has no effect.
-Return true if SOCKET is ready for more; false if it is closed, or more of its output is unsent than
-its high-water mark: then it is best to wait for its drain callback. From any thread; on another
-thread than the loop's this returns true if SOCKET was not closed."
+from now on. FORCE has no effect. Return true if SOCKET is ready for more; false if it is closed, or
+more of its output is unsent than its high-water mark: then it is best to wait for its drain
+callback. From any thread; on another thread than the loop's this returns true if SOCKET was not
+closed."
   (declare (ignore force))
   (unless (typep data 'octets) (setf data (output-octets data start end) start 0 end nil))
   (let* ((octets (the octets data))

@@ -24,8 +24,8 @@ octets wait. In a simulation, on any of its threads."
   nil)
 
 (defun heal (a b)
-  "End the partition between the hosts A and B; waiting octets go on. In a simulation, on any of its
-threads."
+  "End the partition between the hosts A and B; octets that waited are delivered. In a simulation,
+on any of its threads."
   (let* ((simulation (host-simulation a))
          (pair (parted-p simulation a b)))
     (when pair

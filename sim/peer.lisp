@@ -71,7 +71,7 @@ simulation, on any of its threads."
 
 (defun serve-datagrams (port function)
   "Serve PORT of the current host, until the host ends or starts again: call FUNCTION with the
-octets of each datagram. FUNCTION returns the octets of the answers, as a list, and does not wait.
-In a simulation, on any of its threads."
+octets of each datagram. FUNCTION returns a list of the octets of the answers, and must not wait. In
+a simulation, on any of its threads."
   (setf (gethash port (host-services (current-host))) function)
   nil)

@@ -25,7 +25,7 @@
 
 (defun pass-turn (turn)
   "Give TURN to the thread that waits, or will wait, for it. A futex takes half as long as a
-semaphore, and a simulation does little else as often."
+semaphore, and few operations of a simulation are as frequent as this one."
   (declare (type os:futex turn))
   (sb-ext:atomic-incf (aref turn 0))
   (os:wake-futex turn))

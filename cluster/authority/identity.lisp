@@ -48,9 +48,8 @@ quoted character anywhere has no common name: the text after that character may 
           when (uiop:string-prefix-p "CN=" part) return (subseq part 3))))
 
 (defun certificate-identities (names subject)
-  "Return the identities of a certificate with NAMES, as CERTIFICATE-NAMES returns them, and
-SUBJECT, as CERTIFICATE-SUBJECT does: a list of strings, the SPIFFE identity first. From any
-thread."
+  "Return the identities of a certificate, a list of strings, the SPIFFE identity first. NAMES and
+SUBJECT are values of CERTIFICATE-NAMES and CERTIFICATE-SUBJECT. From any thread."
   (flet ((texts (kind)
            (loop for (actual text) in names
                  when (eq kind actual) collect text))

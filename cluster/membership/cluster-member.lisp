@@ -70,7 +70,8 @@ MEMBER has not reported this."
               text)))
 
 (defun check-name (text what)
-  "Return TEXT. Signal MISUSE unless TEXT is a valid name; WHAT, a text, says what TEXT names."
+  "Return TEXT. Signal MISUSE unless TEXT is a valid name; WHAT, a text, describes the thing that
+TEXT names."
   (unless (name-p text)
     (misuse "The name of a ~A has 1 to ~D letters, digits and characters of ._-:[], unlike ~A." what
             +longest-name+ (printable-text (princ-to-string text) :limit 300)))

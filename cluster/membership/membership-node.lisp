@@ -48,8 +48,8 @@ requests to its own store, so that it ends soon.")
 
 (document-functions
   node-store "The client of etcd of NODE's store."
-  node-health "The health service of NODE. It reports for clgrpc.cluster.v1.Cluster whether NODE is
-a member."
+  node-health "The health service of NODE. For clgrpc.cluster.v1.Cluster it reports whether NODE is
+  a member."
   node-server "The server of NODE.")
 
 (defmacro with-node-lock ((node) &body body)

@@ -13,7 +13,7 @@ OPEN-STORE."
 (defun open-store (name &rest options)
   "Return a client of the store NAME: \"etcd:HOST:PORT\", with several members separated by commas,
 \"etcd:10.0.0.1:2379,10.0.0.2:2379\"; or \"memory\", a store within this process, which ends with
-the client. OPTIONS are as for MAKE-ETCD: :timeout, :credentials and so on; in memory there is
+the client. OPTIONS are as for MAKE-ETCD: :timeout, :credentials and so on; for \"memory\" only
 :timeout. Connects nothing yet. Signal MISUSE for another name. From any thread; end it with
 CLOSE-ETCD."
   (let ((prefix "etcd:"))

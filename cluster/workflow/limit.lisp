@@ -108,7 +108,7 @@ characters. WHAT names the thing in the error."
     (workflow-error () nil)))
 
 (defun short-text (text)
-  "TEXT, or the beginning of it if it is too long to be kept."
+  "TEXT, or its beginning if TEXT is too long to be kept."
   (if (<= (utf8-length text) +longest-text+)
       text
       (loop with octets = 0

@@ -38,8 +38,8 @@
                    "a session lasts 2 to ~D seconds" most))))
 
 (defun new-session (node seconds owner)
-  "A name for a session of SECONDS that is OWNER's. The name is short, as each change of a task has
-it."
+  "A name for a session of SECONDS that is OWNER's. The name is short, since each change of a task
+contains it."
   (format nil "~(~36R~)-~D~:[.~;~]~A" (below node (ash 1 62)) seconds (string= "" owner) owner))
 
 (defun open-session (node worker seconds &optional (owner ""))
@@ -129,7 +129,7 @@ check, and the keeper has found no claim."
 
 (defun check-claims (node session held)
   "Check which claims SESSION has, and return the tasks in HELD that no longer belong to SESSION.
-Claims of which the worker does not know go to other workers in the end."
+Claims of which the worker does not know are given to other workers after a while."
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal)))
     (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
       (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)

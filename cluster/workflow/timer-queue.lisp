@@ -65,7 +65,7 @@ is none."
       (setf (svref (timer-queue-busy timer-queue) shard) nil))))
 
 (defun sleep-seconds (node)
-  "How long the timers of NODE may rest."
+  "How long the job of NODE's timers may wait until it runs again."
   (let* ((timer-queue (node-timer-queue node))
          (next (sb-thread:with-mutex ((timer-queue-lock timer-queue))
                  (loop with next = nil

@@ -81,8 +81,8 @@ true."
 ;;; Sessions
 
 (defun note-tasks-lost (worker lost-p)
-  "The tasks of WORKER for which LOST-P, a function, is true belong to others now: mark them for
-their functions, and call ON-TASK-LOST."
+  "Mark those tasks of WORKER for which LOST-P, a function, is true as lost, since they belong to
+other workers now, and call ON-TASK-LOST."
   (let ((lost (with-worker (worker)
                 (loop for task in (worker-held worker)
                       when (and (not (task-lost task)) (funcall lost-p task))
@@ -205,7 +205,7 @@ another node may take the session. Signal a workflow error."
       (session-lost () (lose-session worker session)))))
 
 (defun beat-seconds (worker)
-  "How long after a heartbeat WORKER makes the next one. A node counts a heartbeat as missing after
+  "The time from one heartbeat of WORKER to the next. A node counts a heartbeat as missing after
 half of the session's time."
   (/ (worker-seconds worker) 3))
 

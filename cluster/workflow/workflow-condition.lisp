@@ -59,7 +59,7 @@ step that does nothing, a negative time.")
   (:backlog-full :resource-exhausted "A limit of the number of workflows, claims or the like is
 reached; try again later.")
   (:store-unavailable :unavailable "The store has not answered in time, or changed too often
-meanwhile. The request may have been done; it can be sent again as it is.")
+meanwhile. The request may have been done; it can be sent again unchanged.")
   (:changes-compacted :out-of-range "The store has compacted changes since the requested revision,
 and cannot report them one by one. List the workflows, and watch from now on.")
   (:access-denied :permission-denied "The peer may not do this: no permission gives it the role, or

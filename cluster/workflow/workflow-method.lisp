@@ -65,7 +65,7 @@ WORKFLOW-NOT-FOUND if the workflow does not exist."
         finally (refuse :store-unavailable "too many changes of ~A at once" id)))
 
 (defun workflow-state-reply (node request now result)
-  "The answer to REQUEST about the workflow whose cached state is NOW; RESULT is its result, or
+  "The answer to REQUEST about the workflow with the cached state NOW; RESULT is its result, or
 nil."
   (let* ((id (pb:get-workflow-state-request-id request))
          (state (cached-state-state now))

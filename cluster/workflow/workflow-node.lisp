@@ -364,7 +364,7 @@ The node's lock is held."
 
 (defun map-though-full (function list)
   "Call FUNCTION with each element of LIST, even after the store was too full for one; in that case
-signal SPACE-EXCEEDED at the end. So removals that come after a put are done, and make room for it."
+signal SPACE-EXCEEDED at the end. So removals that follow a put are done, and make room for it."
   (let ((full nil))
     (dolist (item list)
       (handler-case (funcall function item)
@@ -378,7 +378,7 @@ signal SPACE-EXCEEDED at the end. So removals that come after a put are done, an
 ;;; A workflow that cannot be changed, because of its data in the store or for a fault of ours,
 ;;; delays no other: it is left alone for a while, and tried again.
 
-(defconstant +stuck-seconds+ 10 "How long a workflow that could not be changed is left alone.")
+(defconstant +stuck-seconds+ 10 "How long a workflow that could not be changed is not tried again.")
 (defconstant +most-stuck+ 10000 "How many workflows that could not be changed a node remembers.")
 
 (defun note-stuck (node id condition)

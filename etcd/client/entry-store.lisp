@@ -52,12 +52,11 @@ or another. From any thread."
 FROM on and before TO. The entries are read at REVISION, by default the newest at the start; return
 that revision. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the
 default, :created or :changed (the revisions), :version or :value; or a list of a sort key and
-:ascending or :descending. FUNCTION gets only entries created at MIN-CREATED or later and at
-MAX-CREATED or before, and changed between MIN-CHANGED and MAX-CHANGED; these four keywords are
-revisions. If KEYS-ONLY is true, the entries' values are empty; STALE is as for FETCH. In the
-default order entries are fetched in pages of PAGE entries, each within TIMEOUT seconds; in any
-other order all at once. Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile.
-From any thread."
+:ascending or :descending. FUNCTION gets only entries that were created at a revision from
+MIN-CREATED to MAX-CREATED, and last changed at a revision from MIN-CHANGED to MAX-CHANGED. If
+KEYS-ONLY is true, the entries' values are empty; STALE is as for FETCH. In the default order
+entries are fetched in pages of PAGE entries, each within TIMEOUT seconds; in any other order all at
+once. Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile. From any thread."
   (declare (ignore keys-only min-created max-created min-changed max-changed))
   (check-type page (integer 1))
   (check-type limit (or null (integer 1)))

@@ -59,7 +59,7 @@ stop waiting."
     (when call (rpc:cancel call))))
 
 (defmacro with-cancellation-token ((cancellation-token) &body body)
-  "Evaluate BODY, which calls nothing of the user's; END-CANCELLATION-TOKEN ends its waits."
+  "Evaluate BODY, which calls no function of the user; END-CANCELLATION-TOKEN ends its waits."
   `(let ((*cancellation-token* ,cancellation-token)) ,@body))
 
 (defun pause-cancellation-token (end-ns)

@@ -98,8 +98,8 @@ answer broke off; or the function that returns the user's password has failed.")
 
 (defparameter *not-done-texts*
   '("no leader" "rpc not supported for learner" "not capable" "unhealthy cluster")
-  "Parts of the texts by which a member refuses a request before it does anything, for a temporary
-reason or one that other members do not have.")
+  "Parts of the texts with which a member refuses a request without doing anything, for a reason
+that is temporary or does not concern other members.")
 
 (defun uncertain-p (error)
   "True if the request that failed with ERROR, an RPC-ERROR, may have been done."

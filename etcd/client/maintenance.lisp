@@ -105,7 +105,7 @@ DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
 (define-keyword-function move-leader (etcd member &key endpoint timeout)
   "Have the member with the number MEMBER lead. Only the leader can do that: it is asked at ENDPOINT
 or, by default, at the client address that it announces. Signal NOT-READY if the member at ENDPOINT
-does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
+is not the leader, or if MEMBER cannot lead; or another ETCD-ERROR. From any thread."
   (with-endpoint (leader etcd (or endpoint (leader-endpoint etcd timeout)))
     (ask leader #'maintenance:move-leader (pb:make-move-leader-request :target-id member) timeout)
     nil))

@@ -106,8 +106,8 @@ request. Signal an ETCD-ERROR, or FUNCTION-FAILED."
     (watch-mirror mirror entries revision timeout)))
 
 (defun end-mirror (mirror)
-  "End MIRROR. Return two values: true, or false if MIRROR had ended before; and its watch. This is
-not interrupted."
+  "End MIRROR. Return two values: true, or false if MIRROR had ended before; and its watch.
+Interrupts are off meanwhile."
   (sb-sys:without-interrupts
     (multiple-value-prog1
         (with-mirror (mirror)

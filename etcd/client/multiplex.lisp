@@ -43,8 +43,8 @@ user's thread, and half of a change would remain."
      (sb-thread:with-mutex ((multiplex-lock ,multiplex)) ,@body)))
 
 (defun tell-watches (multiplex function)
-  "Call FUNCTION with the lock of MULTIPLEX, and wake the jobs of the watches that it returns. This
-is not interrupted."
+  "Call FUNCTION with the lock of MULTIPLEX, and wake the jobs of the watches that it returns.
+Interrupts are off meanwhile."
   (declare (type function function))
   (sb-sys:without-interrupts
     (dolist (watch (with-multiplex (multiplex) (funcall function)))
@@ -243,8 +243,8 @@ thread."
                                                     :watch-id number)))))))))
 
 (defun ask-for-progress (watch call end-ns)
-  "Ask for the progress of the watches of CALL, the stream of WATCH; no request is sent if CALL has
-ended, or others send on it until END-NS."
+  "Ask for the progress of the watches of CALL, the stream of WATCH; send no request if CALL has
+ended, or if other threads send on CALL until END-NS."
   (sb-thread:with-mutex ((multiplex-send-lock (multiplex-of (watch-etcd watch)))
                          :timeout (loop:seconds-until end-ns))
     (send-request call (pb:make-watch-request

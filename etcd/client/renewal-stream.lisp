@@ -44,7 +44,7 @@
   (sb-thread:condition-broadcast (renewal-stream-waitqueue stream)))
 
 (defun end-renewals (stream call &optional condition)
-  "If CALL is STREAM's call, remove it; the renewals that wait on it have failed with CONDITION."
+  "If CALL is STREAM's call, remove it, and fail the renewals that wait on it with CONDITION."
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((renewal-stream-lock stream))
             (when (and call (eq call (renewal-stream-call stream)))

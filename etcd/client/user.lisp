@@ -6,8 +6,8 @@
 (in-package #:clgrpc.etcd)
 
 (define-keyword-function enable-authentication (etcd &key timeout)
-  "Turn authentication on: from now on etcd serves only users, with the rights of their roles. There
-must be a user root with the role root. Signal NOT-READY if there is no such user, or another
+  "Turn authentication on: from now on etcd serves only users, with the rights of their roles. A
+user named root with the role root must exist. Signal NOT-READY if there is no such user, or another
 ETCD-ERROR. After that a client without a user can do nothing. From any thread."
   (ask etcd #'auth:auth-enable (pb:make-auth-enable-request) timeout)
   nil)

@@ -166,9 +166,9 @@ for later."
 
 (defun enter-queue (waiter value end-ns)
   "Put WAITER's key with VALUE, until END-NS. If the key exists, because its lease has this place
-already, leave it unchanged; then return false if its value differs from VALUE. Within
-WITH-WAITER-KEPT: from here on its lease, if it belongs to the waiter, is kept alive, and its loss
-is noticed."
+already, leave it unchanged; then return false if its value differs from VALUE. Call this within
+WITH-WAITER-KEPT: from now on WAITER's lease, if it is WAITER's own, is kept alive, and its loss is
+noticed."
   ;; before the cleanup of a place that was the same is forgotten
   (setf (waiter-asked waiter) t)
   (on-lease-loss (waiter-lease waiter) (waiter-loss-callback waiter))

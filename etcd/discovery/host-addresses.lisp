@@ -10,7 +10,8 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +look-up-seconds+ 30 "How long the addresses of a name count.")
+(defconstant +look-up-seconds+ 30 "How long the addresses of a name are used before the name is
+looked up again.")
 (defconstant +failure-seconds+ 5 "The pause after a look-up that has failed.")
 (defconstant +look-ups-at-once+ 4 "The most look-ups of one service under way at once.")
 

@@ -5,8 +5,8 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +shortest-lease-seconds+ 2 "The TTL of leases for which less was requested, as in
-etcd.")
+(defconstant +shortest-lease-seconds+ 2 "The shortest TTL: a lease for which less was requested gets
+this, as in etcd.")
 (defconstant +longest-lease-seconds+ 9000000000 "No lease has a longer TTL, as of etcd.")
 
 (defstruct (lease (:constructor make-lease (number seconds end-ns)) (:copier nil))

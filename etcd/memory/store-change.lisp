@@ -23,7 +23,8 @@ could ask for all items 200,000 times.")
   (check-order request))
 
 (defun check-comparison (comparison)
-  "Refuse COMPARISON, a Compare, if it has no key, or a target or a result without a name."
+  "Refuse COMPARISON, a Compare, if its key is missing, or if the enum has no name for its target or
+its result."
   (check-key (pb:compare-key comparison))
   (unless (and (keywordp (pb:compare-target comparison))
                (keywordp (pb:compare-result comparison)))

@@ -200,7 +200,7 @@ is nil, before END."
         finally (return count)))
 
 (defun count-range (tree start end)
-  "How often MAP-RANGE would call its function with the same arguments."
+  "The number of times that MAP-RANGE with the same arguments would call its function."
   (max 0 (- (if end (rank tree end) (tree-size tree)) (rank tree start))))
 
 (defun map-around (function ranges key)

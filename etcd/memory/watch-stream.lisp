@@ -283,8 +283,8 @@ and 0 if the first record has as many."
 
 (defun send-news-of (watching watch most)
   "Send one response of the first ready WATCH of WATCHING, if it has something to send, and scan
-fewer than MOST changes for it. Return the number of scanned changes; 0 if there would be MOST or
-more; nil if the call has no room."
+fewer than MOST changes for it. Return the number of scanned changes; 0 if the number would be MOST
+or more; nil if the call has no room."
   (multiple-value-bind (records revision next) (next-records watch (watching-engine watching))
     (case records
       (:caught-up 1)

@@ -170,7 +170,7 @@ METHOD. Signal MISUSE if METHOD has no codec."
         (rpc-method-request-type method))))
 
 (define-hot (sends-one-p :inline t) ((call call)) boolean
-  "True if CALL's method has a single message in our direction, which SEND does not send."
+  "True if CALL's method has a single message in our direction; SEND cannot send that message."
   (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
     (or (eq kind :unary)
         (eq kind (if (client-p call) :server-streaming :client-streaming)))))
@@ -349,8 +349,8 @@ CALL's loop."
         (begin-batch call inbound octets start end longest))))
 
 (define-hot queue-batch ((call call) (inbound inbound)) boolean
-  "Queue the batch of CALL, whose INBOUND is given, and return true; return false if it has none.
-On CALL's loop."
+  "Queue the batch of CALL, whose inbound part is INBOUND, and return true; return false if CALL has
+no batch. On CALL's loop."
   (let ((batch (shiftf (inbound-batch inbound) nil)))
     (when batch
       (push-batch call batch)
@@ -561,8 +561,8 @@ loop."
   (operate last-error call))
 
 (defun call-unsent-octets (call)
-  "The number of octets from CALL's user that the peer has not received, or had not when CALL ended.
-On its loop."
+  "The number of octets of CALL's user that the peer has not received, or had not received when CALL
+ended. On its loop."
   (let ((outcome (call-outcome call)))
     (if outcome (outcome-unsent outcome) (operate unsent-octets call))))
 

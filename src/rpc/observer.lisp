@@ -96,15 +96,15 @@ once.")
   (attempt-ended (call peer status stream sent received ns) nil
     "An attempt of CALL, a client's, to PEER has ended, with or without a stream. STATUS is that of
 the attempt: :cancelled if CALL continues with another attempt, and CALL's own if CALL has ended
-with this one. SENT and RECEIVED are the octets of its messages, as in MESSAGE-SENT; NS is its
-duration in nanoseconds.")
+with this one. SENT and RECEIVED are the octets of the attempt's messages, counted as in
+MESSAGE-SENT; NS is its duration in nanoseconds.")
   (headers-sent (call) nil
     "CALL's headers have been written.")
   (headers-received (call) nil
     "The headers of CALL's peer were received.")
   (message-sent (call octets) nil
-    "A message of CALL was written, with OCTETS octets on the wire without its prefix; for a
-client's call, in each of its attempts.")
+    "A message of CALL was written; it has OCTETS octets on the wire, without its prefix. For a
+client's call the event occurs in each attempt.")
   (message-received (call octets) nil
     "A message for CALL was received, with OCTETS octets on the wire without its prefix.")
   (request-begun (call authority) nil
@@ -188,7 +188,8 @@ nil."
 (defgeneric observer-for (source &key role target loop)
   (:documentation "The OBSERVER, or nil, of SOURCE, a user's :observer, for one channel or for one
 loop of a server. ROLE is :client or :server. TARGET is the channel's target in canonical form. LOOP
-is the loop whose baton is held when the observer's functions are called, nil within the image.")
+is the loop whose baton is held when the observer's functions are called; nil for calls within the
+image.")
   (:method (source &key &allow-other-keys)
     (misuse ":observer is a value of MAKE-OBSERVER or MAKE-METRICS, or a list of these, not ~S."
             source))

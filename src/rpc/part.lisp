@@ -78,7 +78,7 @@ runs of the callbacks."
   "The most failed attempts of a call that are remembered.")
 
 (defstruct (ending (:copier nil))
-  "How a call ended, or will end."
+  "The outcome with which a call has ended, or will end."
   (attempts 0 :type index) ; of a client's call that is retried: how many attempts have begun
   (failed '() :type list)               ; the elements of FAILED-ATTEMPTS, the newest first
   (outcome nil :type (or null outcome)) ; nil for :ok without text and details

@@ -32,7 +32,7 @@
 (defun ensure-promise (call octets options received)
   "Return once OCTETS of the heap are promised for a message of CALL; RECEIVED is as for
 CALL-WITH-ROOM. Signal an RPC-ERROR if CALL ends before there is room, or if there is no room within
-the room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
+the room-wait-seconds of OPTIONS. Call this in user code, since the thread may sleep."
   (unless (promise-p call octets received)
     (let ((found nil) (kept nil))
       (flet ((wait () (setf found (await-promise call octets options received))))
@@ -70,8 +70,8 @@ has passed."
 (defun call-promised (held function)
   "Call FUNCTION, user code that makes an answer. The first element of the list HELD is the number
 of octets promised for FUNCTION. While this thread waits for room for another message, such as a
-request that it decodes, it is 0 and nothing is promised. The promise remains 0 if there is no room
-afterwards."
+request that it decodes, the value is 0 and nothing is promised. The promise remains 0 if there is
+no room afterwards."
   (let ((octets (first held)))
     (loop:call-releasing
      (lambda () (settle-octets (shiftf (first held) 0)))

@@ -69,8 +69,8 @@
 (defun verdict (name &rest arguments)
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are the arguments of the
 verdict's text, a format control. A string among them may come from a peer, so only its first 120
-characters are shown: HPACK lets the peer repeat that string at the cost of one octet, and each of
-its characters may have to be escaped."
+characters are shown: With HPACK the peer can repeat such a string at the cost of one octet, and
+each character of it may have to be escaped."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is not a verdict." name))))
     (values (verdict-row-status row)

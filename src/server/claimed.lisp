@@ -45,7 +45,8 @@ clients expect."
   nil)
 
 (defun receive-claimed (call octets start end last)
-  "Pass on more of the body of CALL, which has a claim; see PROTOCOL-HANDLER."
+  "Pass further octets of the body of CALL, which has a claim, to its protocol handler; see
+PROTOCOL-HANDLER."
   (flet ((receive (call octets start end)
            (unless (or (call-status call) (claim-rejection (call-claim call)))
              (funcall (protocol-handler-receive (call-protocol-handler call))

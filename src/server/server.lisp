@@ -204,7 +204,7 @@ an address. From any thread."
     server))
 
 (defun begin-serving (server routes addresses)
-  "Give SERVER its loops, with ROUTES, and have it listen on ADDRESSES."
+  "Give SERVER its loops, with ROUTES, and make it listen on ADDRESSES."
   (unless (loop:simulated-p)            ; descriptors cost nothing in a simulation
     (let ((options (server-options server)))
       (setf (server-admission server) (make-admission options (allowed-connections options)))))
@@ -525,8 +525,8 @@ returned, at most one second: a working loop needs less."
     (when (plusp count) (loop:await-semaphore done :count count :timeout-seconds 1))))
 
 (defun wait-for-peers (server seconds)
-  "Wait, at most SECONDS, until the peers of SERVER, whose links have all ended, have closed their
-side. Closing a connection earlier might destroy answers that are on their way."
+  "Wait, at most SECONDS, until the peers of SERVER, which has no open link, have closed their side.
+Closing a connection earlier might destroy answers that are on their way."
   (await-emptied server seconds
                  (lambda ()
                    (loop for server-loop in (server-loops server)

@@ -19,7 +19,7 @@ else three for each octet of its UTF-8."
 
 (define-hot status-message-end ((message simple-string) (limit index)) (values index index boolean)
   "Find the part of MESSAGE that fits into LIMIT octets. The values are the position of the end of
-that beginning, the number of its octets, and true if it is not all of MESSAGE. In that case LIMIT
+that beginning, the number of its octets, and true if MESSAGE continues after it. In that case LIMIT
 has room for an ellipsis after it."
   (let ((size 0) (end 0) (end-size 0))
     (declare (type index size end end-size))

@@ -20,7 +20,8 @@
 (in-package #:clgrpc.services)
 
 (defconstant +listed-services+ 100
-  "With more services than this List is answered with :resource-exhausted, as the protocol asks.")
+  "With more services than this the method List is answered with :resource-exhausted, as the
+protocol requires.")
 
 (defconstant +longest-name+ 1000
   "The longest name of a service, in characters: a watcher holds its name for as long as it

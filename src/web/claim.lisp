@@ -187,8 +187,8 @@ codec of its own is gRPC's only."
          route)))
 
 (defun http2-refusal (route fields)
-  "The answer to a request with FIELDS over HTTP/1.1 if ROUTE's messages go both ways at once, else
-nil."
+  "If both sides of ROUTE's method send streams, the answer that refuses a request with FIELDS over
+HTTP/1.1; else nil."
   (and (eq :bidi (method:rpc-method-kind (server:route-method route)))
        (null (header fields ":method"))
        (exchange:text-answer 505 "streams in both directions need HTTP/2")))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.web)
 
 (defconstant +constant-octets+ 512
-  "How many octets of a header list are reserved for fields that are not metadata.")
+  "The octets of a header list that are reserved for fields other than metadata.")
 
 (defun web-send-metadata (call metadata)
   "The operation SEND-METADATA. The head of a single answer is sent together with the answer."

@@ -22,7 +22,7 @@
 
 (define-hot run-callback ((call wire-call) (function function)) boolean
   "Run FUNCTION, user code of CALL, with the baton lent; an error in it ends CALL. Return false if
-the baton was lost; then nothing of the loop may be used."
+the baton was lost; then the caller must not use the loop."
   (let ((abandoned t))
     (unwind-protect
          (multiple-value-bind (condition baton)

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.wire)
 
 (defconstant +keepalive-ping+ #x616C697665
-  "The payload of keepalive PINGs. Any octets of the peer answer them.")
+  "The payload of keepalive PINGs. Any octets from the peer count as an answer.")
 
 (defun begin-life (link)
   "Begin to watch LINK, which has been opened just now."

@@ -271,7 +271,7 @@ SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
         (t (post-charged call size function))))
 
 (define-hot encode-and-send ((call wire-call) message compress) null
-  "Send MESSAGE from user code. This thread encodes MESSAGE, so that the loop need not encode it.
+  "Send MESSAGE from user code. Encode MESSAGE on this thread, so that the loop need not encode it.
 COMPRESS is as for SEND."
   (let ((encoded (encode-message call message compress)))
     (flet ((send-it ()

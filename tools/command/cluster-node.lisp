@@ -93,7 +93,7 @@ environment's; nil without USER."
           (file (first-line file)
                 (lambda () (first-line file)))
           (variable)
-          (t (refuse "--store-user needs --store-password-file, or with the variable ~A"
+          (t (refuse "--store-user needs --store-password-file, or the variable ~A"
                      *password-variable*)))))
 
 (defun store-options (credentials user password-file metrics tracing)

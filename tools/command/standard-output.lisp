@@ -54,8 +54,8 @@ process ended by SIGPIPE.")
       (error 'output-error :stream output :reason (os:errno-text result))))
 
 (defun write-gathered (output)
-  "Write the gathered octets of OUTPUT. If a write fails the octets are lost; then signal
-OUTPUT-ERROR, or call the function UNREAD if the reader has closed the pipe."
+  "Write the gathered octets of OUTPUT. If a write fails, the octets are lost: signal OUTPUT-ERROR
+or, if the reader has closed the pipe, call the function UNREAD."
   (let* ((gathered (output-gathered output))
          (octets (buffer-octets gathered))
          (at (buffer-start gathered))

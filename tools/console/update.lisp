@@ -23,7 +23,7 @@
 
 (in-package #:clgrpc.console)
 
-(defconstant +links+ 50 "How many connections of a loop are shown.")
+(defconstant +links+ 50 "The most connections of a loop that are shown.")
 (defconstant +threads+ 100 "How many names of threads are shown.")
 
 ;;; The data about calls, events, servers and threads

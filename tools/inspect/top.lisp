@@ -85,8 +85,8 @@ no metrics."
     ((or failure usage-error) () nil)))
 
 (defun take-sample (channel url credentials)
-  "A sample of the process that CHANNEL leads to and whose metrics are at URL, or nil, by TLS with
-CREDENTIALS, or nil. A process with metrics need not serve channelz."
+  "A sample of the process at the other end of CHANNEL, with its metrics at URL, unless that is nil;
+CREDENTIALS, or nil, are for TLS. A process with metrics need not serve channelz."
   (multiple-value-bind (methods figures left-out)
       (if url (get-metrics url credentials) (values '() '() 0))
     (make-sample :ns (monotonic-ns) :methods methods :figures figures :left-out left-out
@@ -321,8 +321,8 @@ not answer, show that, and ask it again."
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz."))
      ((metrics "URL" #'parse-url nil
                "The URL at which the process serves metrics for Prometheus, http://HOST:PORT/metrics
-      or https://…; by default /metrics at ADDRESS, if that answers. Without metrics there is no table
-      of methods.")
+      or https://…; by default /metrics at ADDRESS, if that answers. Without metrics there is no
+      table of methods.")
       (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil
             "Look twice, an interval apart, print one table and end; this is the default if the

@@ -86,7 +86,7 @@
     (finish-drained connection)))
 
 (defun octets-text (octets)
-  "OCTETS, a peer's, as text to be shown."
+  "OCTETS, which a peer has sent, as a text that may be shown."
   (printable-text (map 'string #'code-char octets) :limit 200))
 
 (defun finish-drained (connection)

@@ -31,7 +31,8 @@
               (subseq hex 16 20) (subseq hex 20)))))
 
 (defun random-text (length random)
-  "A text of LENGTH random letters and digits; if LENGTH is not positive, of 2 to 16, as in ghz."
+  "A text of LENGTH random letters and digits, or, if LENGTH is not positive, of 2 to 16, as in
+ghz."
   (let ((letters "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"))
     (coerce (loop repeat (if (plusp length) length (+ 2 (random 15 random)))
                   collect (char letters (random (length letters) random)))

@@ -26,7 +26,7 @@
           (t (%make-load-call generator)))))
 
 (define-hot give-load-call-back ((generator generator) (load-call load-call)) null
-  "Put LOAD-CALL, which has ended, among those to be used again, unless it is still in a queue or a
+  "Make LOAD-CALL, which has ended, available for another call, unless it is still in a queue or a
 chain."
   (unless (or (load-call-queued load-call) (load-call-chained load-call))
     (setf (load-call-next load-call) (generator-free generator)

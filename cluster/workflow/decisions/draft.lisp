@@ -44,8 +44,8 @@
         (draft-events draft)))
 
 (defun add-small-payload (draft key octets)
-  "As ADD-PAYLOAD, for few OCTETS, which STATE contains itself; only once if STATE already has the
-same octets."
+  "As ADD-PAYLOAD, for few OCTETS, which are stored in the state itself, and only once if it already
+has the same octets."
   (let* ((state (draft-state draft)) (payloads (pb:workflow-state-payloads state))
          (same (find octets payloads :key #'pb:payload-octets :test #'equalp)))
     (cond (same (pb:payload-key same))

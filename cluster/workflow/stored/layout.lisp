@@ -15,7 +15,7 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +done-chunk+ 8 "How many steps that are done are stored together in a key.")
+(defconstant +done-chunk+ 8 "The number of finished steps that are stored together under a key.")
 (defconstant +left-chunk+ 32
   "How many steps that are far from being under way are stored together.")
 (defconstant +near-steps+ 4 "How many steps on each side of the current step are in the head at
@@ -97,7 +97,7 @@ END: all that belong to no chunk, and those of the head's steps and of the next 
 ;;; Splitting a state into chunks, and joining them
 
 (defun state-head (state)
-  "The head of STATE, a whole state, with which it shares its parts."
+  "The head of STATE, a whole state; the head shares its parts with STATE."
   (multiple-value-bind (begin end) (head-range state)
     (let ((head (copy-structure state)) (steps (pb:workflow-state-steps state)))
       (setf (pb:workflow-state-payloads head) (head-payloads state begin end)

@@ -20,8 +20,8 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +period-digits+ 3
-  "How many hexadecimal digits fewer the key of a period has than an AGE in milliseconds: so a
-period lasts some four seconds.")
+  "The key of a period is an AGE in milliseconds without this many hexadecimal digits at its end, so
+a period lasts some four seconds.")
 
 (defconstant +longest-progress-seconds+ 1 "How long a check waits for the watch of the sums.")
 (defconstant +most-vain-checks+ 3

@@ -71,8 +71,9 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
   (floor (sb-ext:dynamic-space-size) 10))
 
 (defun set-nursery (octets)
-  "Make a collection begin after OCTETS of new objects, or a tenth of the heap if that is less; limit
-the survivors that are copied at once to the same number. The new size applies after the next collection."
+  "Make a collection begin after OCTETS of new objects, or a tenth of the heap if that is less;
+limit the survivors that are copied at once to the same number. The new size applies after the next
+collection."
   (setf **nursery** (min octets (most-nursery))
         ;; not by (SETF BYTES-CONSED-BETWEEN-GCS): with that SBCL 2.6.4 changes the next collection
         ;; as well, and signals an error if the collection would have to be in the past

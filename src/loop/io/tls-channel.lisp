@@ -627,7 +627,7 @@ byte channel accepts."
       (setf (event-loop-tls-area loop) (os:make-tls-area))))
 
 (defun release-area (loop)
-  "Release the area of LOOP, which has stopped and whose sessions have all ended."
+  "Release the area of LOOP, which has stopped and has no open session."
   (let ((area (shiftf (event-loop-tls-area loop) nil)))
     (when area (os:free-tls-area area))))
 

@@ -267,7 +267,7 @@ that is not a forwarder was measured by its own layout, even if the type has ano
         (t (error 'type-error :datum message :expected-type 'message))))
 
 (defun need-slot (message field)
-  "The slot of MESSAGE that FIELD, as FIELD-VALUE takes it, means."
+  "The slot of MESSAGE that FIELD, in the forms that FIELD-VALUE accepts, denotes."
   (let ((slots (layout-slots (message-layout message))))
     (or (etypecase field
           (integer (find field slots :key #'slot-number))
@@ -310,9 +310,9 @@ MESSAGE has no such field. Only one thread at a time may do this with MESSAGE."
 
 (defun unknown-fields (message)
   "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
-they were received, or nil. These octets are written again when MESSAGE is serialized. Loaded
-extensions are not among the unknown fields. Do not change the returned octets. From any thread,
-while no other thread changes MESSAGE."
+they were received, or nil. They are written unchanged when MESSAGE is serialized. Loaded extensions
+are not among the unknown fields. Do not change the returned octets. From any thread, while no other
+thread changes MESSAGE."
   (let* ((message (current message)) (extras (settled-extras message)))
     (if extras (extras-unknown extras) (message-extra message))))
 

@@ -29,8 +29,8 @@
 (document-functions
   attempt-call "The call that ATTEMPT is one try of. Its values (CALL-VALUE) are for interceptors,
 too. From any thread."
-  attempt-number "The number of attempts of its call before ATTEMPT, as in
-grpc-previous-rpc-attempts: a transparent retry has the number of the attempt that it repeats. From
+  attempt-number "The number of earlier attempts of ATTEMPT's call, as in
+grpc-previous-rpc-attempts; a transparent retry has the number of the attempt that it repeats. From
 any thread."
   attempt-kind "The reason why ATTEMPT is made: :first, :retry or :hedge, by the policy of the
 method, or :transparent, because the server did not see the previous attempt. From any thread."
@@ -106,9 +106,9 @@ in BODY goes to the log."
 
 (defun intercept-attempt (attempt interceptors)
   "Call INTERCEPTORS, functions, with ATTEMPT, which is about to be sent to its server. Return nil,
-or the RPC-ERROR with which ATTEMPT fails: one that an interceptor has signalled, or one made from
-another error in an interceptor. On the thread where the transport begins attempts: the loop's or,
-in process, the caller's."
+or the RPC-ERROR with which ATTEMPT fails: an interceptor has signalled it, or another error, from
+which it was made. On the thread where the transport begins attempts: the loop's or, in process, the
+caller's."
   (block intercepting
     (guarding-attempt (attempt)
       (handler-bind ((rpc-error (lambda (error)

@@ -57,12 +57,12 @@ the table that the new one replaces, or nil."
         (add-route table method service (interceptors-for interceptors method)))
       (when (unknown-method service "/unknown/method")
         (when (route-table-unknown table)
-          (misuse "Two of the services take methods that no service has."))
+          (misuse "Two of the services handle methods that no service has."))
         (setf (route-table-unknown table) (unknown-router table service interceptors))))))
 
 (defun unknown-router (table service interceptors)
-  "A function for the slot UNKNOWN of TABLE, by which SERVICE takes calls of methods that no service
-has."
+  "A function for the slot UNKNOWN of TABLE, by which SERVICE handles calls of methods that no
+service has."
   (lambda (path)
     (let ((method (unknown-method service path)))
       (and method

@@ -41,12 +41,14 @@ POSITION          the position at which to begin, nil by default
 POSITION-OF       a function of a message that returns its position, the argument of BEGIN if the
                   stream breaks after this message
 LOST              a function without arguments, called if a stream ends with :out-of-range, because
-                  the server does not keep the next messages any more. The function deals with the
-                  missed messages and returns the position from which to go on, mostly nil. Without
+                  the server does not keep the next messages any more. The function handles the
+                  missed messages and returns the position from which to continue, usually nil.
+                  Without
                   LOST the error is signalled
 PATIENCE-SECONDS  a real from 0: the longest time without a message, since the stream first broke,
                   before the last error is signalled; 60 by default. A stream that lasted longer
-                  than this before it broke counts as a message, since its server had none to send
+                  than this before it broke counts as a message, since the server may have had
+                  nothing to send
 RETRY             a list of statuses after which the stream is requested again, after 1/4 to 5 s:
                   (:unavailable :cancelled :resource-exhausted) by default; others are signalled
 Only :keepalive-seconds of the channel detects a server that hangs. Signal MISUSE if one of these

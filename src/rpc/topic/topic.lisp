@@ -262,7 +262,7 @@ MESSAGE; or :slow if the queue has no room and the call must end. TOPIC's lock i
                     1))))))))
 
 (defun keep-past (topic message)
-  "Keep MESSAGE as the last of TOPIC, whose lock is held."
+  "Keep MESSAGE as the last message of TOPIC, whose lock is held."
   (enqueue message (topic-past topic))
   (if (< (topic-past-count topic) (topic-past-limit topic))
       (incf (topic-past-count topic))

@@ -97,7 +97,7 @@ the server's options."
                      :max-handshakes (options-max-handshakes options))))
 
 (defun max-leaving (connections)
-  "How many connections may be leaving at a time if the limit of connections is CONNECTIONS."
+  "How many dismissed connections may exist at a time if the limit of connections is CONNECTIONS."
   (+ 16 (ash connections -4)))
 
 ;;; The name of a peer

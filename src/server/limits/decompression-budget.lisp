@@ -113,8 +113,9 @@ a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends
 
 (defun call-timed (budget percent earned-ns function)
   "Call FUNCTION and return its values; charge BUDGET with the processor time that this thread uses
-for it beyond EARNED-NS. FUNCTION gets a function to be called with true before this thread waits,
-so that the time used so far is charged, and with false afterwards: waiting costs nothing."
+for it beyond EARNED-NS. FUNCTION gets a function, which it calls with true before this thread
+waits, so that the time used so far is charged, and with false afterwards, so that the wait is not
+charged."
   (declare (type function function))
   (let ((begin (thread-time-ns)) (left earned-ns))
     (flet ((charge-used (used)

@@ -57,7 +57,8 @@ is 1309."
     refused))
 
 (defconstant +least-queued-octets+ 65536
-  "How many octets of answers each connection may have queued, however many all connections have.")
+  "How many octets of answers each connection may always have queued, however many octets all
+connections have queued.")
 
 (defun most-queued-answers (link)
   "How many octets of answers LINK may have queued; the number is smaller while all links together

@@ -11,7 +11,7 @@
 (in-package #:clgrpc.server)
 
 (defstruct (owner-usage (:include ring) (:constructor %make-owner-usage (owner)) (:copier nil))
-  "How many places an owner has."
+  "The number of places that an owner holds."
   (owner nil :read-only t)              ; the owner, any object
   (count 0 :type index))                ; how many
 

@@ -21,7 +21,7 @@ protocol calls them."
 ;;; To make a document takes milliseconds, to ask for it some octets
 
 (defconstant +document-time+ internal-time-units-per-second
-  "How long a document is returned before it is made again: a second.")
+  "A document is made again when it is older than this: a second.")
 
 (defun kept-document (function &optional (clock #'get-internal-real-time))
   "A function that returns the document that FUNCTION returns; FUNCTION is called now, and later at

@@ -223,7 +223,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
       (claim-of router heads origins limit http-method target fields))))
 
 (defun unrouted-answer (server http-method target fields)
-  "The UNROUTED of the protocol: a request that nothing else handles counts as a REST request."
+  "The UNROUTED of the protocol: a request that no other handler or protocol handles is treated as a
+REST request."
   (declare (ignore target))
   (let ((origins (server:server-origins server))
         (asked (web:header-value fields "access-control-request-method")))
