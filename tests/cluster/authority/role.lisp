@@ -81,6 +81,33 @@
                             ((:work "a" "b") . "a"))
         do (signals misuse (check-permission permission))))
 
+(test roles-are-given-to-identities
+  "That of a permission, to each identity that its pattern matches, for its kind of tasks."
+  (flet ((given-p (permission identities role &optional kind name)
+           (and (authority::given-p (authority::parse-permission permission) identities role kind
+                                    name)
+                t)))
+    (loop for (permission given refused)
+            in '(((:read . "a") ((("b" "a") :read)) ((("b") :read) (() :read) (("a") :start)))
+                 ((:read . "anyone") ((() :read) (("a") :read)) ((() :start)))
+                 (((:work "x") . "a") ((("a") :work "x") (("a") :work)) ((("a") :work "y")))
+                 ((:work . "*") ((("a") :work "x") (("a") :work)) ((() :work "x")))
+                 ((:join . "{name}") ((("a") :join nil "a")) ((("a") :join nil "b")
+                                                              (("a") :raft nil "a"))))
+          do (dolist (peer given)
+               (is (eq t (apply #'given-p permission peer)) "~S ~S" permission peer))
+             (dolist (peer refused)
+               (is (eq nil (apply #'given-p permission peer)) "~S ~S" permission peer)))))
+
+(test refusals-name-the-peer-and-the-role
+  (loop for (text identities role kind name)
+          in '(("the peer, which has shown no certificate with a name, may not read" () :read)
+               ("a, b may not work x" ("a" "b") :work "x")
+               ("a may not join as n" ("a") :join nil "n")
+               ("a may not send as n" ("a") :raft nil "n"))
+        do (is (string= (format nil "~A: no permission gives that role" text)
+                        (authority::refusal-text identities role kind name)))))
+
 (test who-starts-is-warned
   "If everybody who can connect has the roles, or nobody has; and of names that nobody proves."
   (flet ((credentials (&rest asked)
