@@ -81,6 +81,19 @@ NAMES becomes the list of those it was asked for, and CHOICE is what is answered
 (defun encrypt (side octets)
   (os:encrypt-octets (side-ssl side) octets 0 (length octets)))
 
+(test settings-of-a-context
+  "Partial writes, buffers that move and are released; TLS 1.2 at least; no sessions kept by OpenSSL;
+no renegotiation, no compression, and the server's order of ciphers."
+  (let ((context (client-context)))
+    (unwind-protect
+         (flet ((setting (number) (os::ssl-ctx-ctrl context number 0 0)))
+           (is (= #x13 (logand #x13 (setting 33)))) ; SSL_CTRL_MODE
+           (is (= #x303 (setting 130)))             ; SSL_CTRL_GET_MIN_PROTO_VERSION
+           (is (= 0 (setting 45)))                  ; SSL_CTRL_GET_SESS_CACHE_MODE
+           (is (logtest #x40000000 (os::ssl-ctx-set-options context 0)))
+           (is (= #x620000 (logand #x620000 (os::ssl-ctx-set-options context 0)))))
+      (os:free-tls-context context))))
+
 (test tls-handshake
   (with-sides (client server :name "x.test.example")
     (multiple-value-bind (at-client at-server) (shake-both client server)

@@ -199,6 +199,13 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
     (is (search " 400" (ask "/v1/books/b" "-H" "x-server-timeout: soon")))
     (is (search " 400" (ask "/v1/books/b" "-H" "grpc-timeout: soon")))))
 
+(test timeouts-are-decimal-seconds
+  (loop for (text nanoseconds) in `(("0" 0) ("1.5" 1500000000) ("5." 5000000000) ("0.25" 250000000)
+                                    ("0.0000000019" 1) ("12.000000001" 12000000001)
+                                    ("999999999999" ,most-positive-fixnum)
+                                    ("9999999999999") ("") (".5") ("1.2.3") ("1a") ("-1"))
+        do (is (eql nanoseconds (clgrpc.rest::seconds-timeout text)) text)))
+
 (test rules-beside-are-served
   "As long as they are there; rules that are wrong keep a server from starting."
   (unwind-protect
