@@ -69,6 +69,24 @@ the inside out, in one vector."
       (signals message-print-error (message-json message :finder #'finder))
       (is (< 90 (levels-in (message-text message :finder #'finder)) 102)))))
 
+(test a-finder-knows-the-types-of-anys
+  "Reading and writing, in JSON and text format; without it there are only the types of the image."
+  (let ((odd (google.protobuf:make-any :type-url "x/odd.Name"
+                                       :value (serialize (clgrpc.test:make-inner :a 3)))))
+    (flet ((finder (name)
+             (and (string= "odd.Name" name) (find-message-type "clgrpc.test.Inner"))))
+      (loop for (write read expected) in `((message-json parse-json-message
+                                            "{\"@type\":\"x/odd.Name\",\"a\":3}")
+                                           (message-text parse-text-message
+                                            "[x/odd.Name] { a: 3 }"))
+            for text = (substitute #\Space #\Newline
+                                   (funcall write odd :finder #'finder))
+            do (is (string= (remove #\Space expected) (remove #\Space text)))
+               (is (message= odd (funcall read 'google.protobuf:any text :finder #'finder)))
+               (signals error (funcall read 'google.protobuf:any text))))
+    (signals message-print-error (message-json odd))
+    (is (search "type_url: \"x/odd.Name\"" (message-text odd)))))
+
 (test the-memory-of-anys-is-limited
   "Two octets make an empty message, in Anys too; what all of one message may take is one allowance."
   (let* ((crowd (make-octets 3000)))
