@@ -3,7 +3,7 @@
 
 (defpackage #:clgrpc.tests.protobuf
   (:use #:cl #:clgrpc.base #:clgrpc.protobuf #:clgrpc.tests.form)
-  (:local-nicknames (#:protobuf #:clgrpc.protobuf))
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:support #:clgrpc.tests.support))
   ;; for other tests
   (:export #:random-message))
 

@@ -172,7 +172,7 @@ keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
   "Of a oneof: the field that is present has a value of its own, wherever an interrupt has ended the
 thread that sets one."
   (let ((message (all)) (wrong '()))
-    (clgrpc.tests.support:interrupt-again-and-again
+    (support:interrupt-again-and-again
      (lambda ()
        (multiple-value-bind (value case) (clgrpc.test:all-pick message)
          (unless (ecase case

@@ -1,4 +1,4 @@
-;;;; What protoc 33.2 refuses is refused, at the same line.
+;;;; What protoc 33.2 refuses is refused, at the same line. The texts are in a record.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -8,9 +8,9 @@
     (write-string text out)))
 
 (test what-protoc-refuses
-  (let ((vectors (refused-vectors)))
+  (let ((vectors (refused-vectors)) (texts '()))
     (is (<= 200 (length vectors)))
-    (clgrpc.tests.support:with-folder (directory)
+    (support:with-folder (directory)
       (loop for (name nil text) in vectors do (write-proto directory name text))
       (loop for (name line) in vectors
             for file = (format nil "~A.proto" name)
@@ -19,10 +19,13 @@
             do (cond ((eql line 0) (is (null problem) "~A: ~A" name problem))
                      ((null problem) (fail "~A was accepted" name))
                      (t
+                      (push (support:replaced (princ-to-string problem)
+                                              (uiop:native-namestring directory) "HERE/")
+                            texts)
                       (is (equal file (proto-syntax-error-file problem)) "~A" problem)
                       (when line
-                        (is (= line (proto-syntax-error-line problem)) "~D: ~A" line
-                            problem))))))))
+                        (is (= line (proto-syntax-error-line problem)) "~D: ~A" line problem))))))
+    (support:check-record 'refused-files (format nil "~{~A~%~}" (reverse texts)))))
 
 (test a-declaration-with-an-empty-type-is-refused
   (signals proto-syntax-error
@@ -64,7 +67,7 @@ message M { extensions 1 to 5 [~{~A~^, ~}]; }" options))
                  "~A: ~A" options problem))))
 
 (test a-circle-of-imports-is-refused
-  (clgrpc.tests.support:with-folder (directory)
+  (support:with-folder (directory)
     (write-proto directory "a" (format nil "syntax = 'proto3';~%~%import 'b.proto';"))
     (write-proto directory "b" (format nil "syntax = 'proto3';~%import 'a.proto';"))
     (handler-case (progn (compile-file-named "a.proto" directory) (fail "it was accepted"))
