@@ -76,3 +76,13 @@
     (log-event :debug mark :number 5)
     (is (find mark (console::entries-after (console::console-tail console) 0)
               :key #'console::entry-event))))
+
+(test observers-that-the-option-adds
+  "A console, and metrics where there are none."
+  (flet ((added (&rest given)
+           (mapcar #'type-of (console::make-console-as-asked given))))
+    (is (equal '(metrics:metrics console:console) (added :console "127.0.0.1:0")))
+    (is (equal '(console:console)
+               (added :console "127.0.0.1:0" :observer (list (metrics:make-metrics)))))
+    (is (null (added :console "127.0.0.1:0" :observer (list (console:make-console)))))
+    (is (null (added)))))
