@@ -49,23 +49,20 @@
                                     "[clgrpc . test.extension.count]: 3"))))
 
 (test text-refused
-  (loop for (text line column path)
-          in '(("f3" 1 3 "f3") ("f3: " 1 5 "f3") ("f3: 1 f3: 2" 1 9 "f3") ("nope: 1" 1 1 "")
-               ("f3: 1.0" 1 5 "f3") ("f3: 2147483648" 1 5 "f3") ("f3: 08" 1 6 "f3")
-               ("f3: 1x" 1 6 "f3") ("f3: 0x" 1 7 "f3")
-               ("f3: '1'" 1 5 "f3") ("f1: 0x1" 1 5 "f1") ("f1: 1.5.2" 1 8 "f1") ("f13: 2" 1 6 "f13")
-               ("f13: tru" 1 6 "f13") ("f14: a" 1 6 "f14") ("f14: 'a" 1 8 "f14") ("f14: 'a
-'" 1 8 "f14") ("f14: '\\ud801'" 1 13 "f14") ("f14: '\\q'" 1 8 "f14")
-               ("f14: '\\xff'" 1 6 "f14")
-               ("f15: '\\400'" 1 11 "f15") ("f16: PINK" 1 6 "f16") ("f17 a" 1 5 "f17")
-               ("f17 {
-  next { a: x }" 2 13 "f17.next.a") ("f17 { a: 1 >" 1 12 "f17") ("f17 {" 1 6 "f17")
-               ("r3: [1," 1 8 "r3") ("r3: [1 2]" 1 8 "r3") ("f3: [1]" 1 5 "f3")
-               ("p3: 1 p6: 2" 1 9 "p6")
-               ("m1 { key: 'a' key: 'b' }" 1 15 "m1") ("m1 { other: 1 }" 1 6 "m1") ("}" 1 1 "")
-               ("[no.such.ext]: 1" 1 1 "") ("[a b c]: 1" 1 1 "") ("f3: 1,, f4: 2" 1 7 ""))
-        do (is (equal (list line column path) (json-refusal #'text-all text)) "~A: ~S" text
-               (json-refusal #'text-all text))))
+  "Where each fault is, and what is said of it."
+  (support:check-record
+   'refused-texts
+   (refusals #'text-all
+             '("f3" "f3: " "f3: 1 f3: 2" "nope: 1" "f3: 1.0" "f3: 2147483648" "f3: 08"
+               "f3: 1x" "f3: 0x" "f3: '1'" "f1: 0x1" "f1: 1.5.2" "f13: 2" "f13: tru" "f14: a"
+               "f14: 'a"
+               "f14: 'a
+'" "f14: '\\ud801'" "f14: '\\q'" "f14: '\\xff'" "f15: '\\400'" "f16: PINK"
+               "f17 a"
+               "f17 {
+  next { a: x }" "f17 { a: 1 >" "f17 {" "r3: [1," "r3: [1 2]" "f3: [1]"
+               "p3: 1 p6: 2" "m1 { key: 'a' key: 'b' }" "m1 { other: 1 }" "}"
+               "[no.such.ext]: 1" "[a b c]: 1" "f3: 1,, f4: 2"))))
 
 (test unknown-and-reserved-names-in-text
   (is (message= (all :f3 1)
