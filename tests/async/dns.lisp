@@ -60,18 +60,14 @@
 
 (test a-reverse-lookup-has-one-answer
   "The name, or the reason why it was not looked up."
-  (sb-int:encapsulate 'os:lookup-name 'knows (lambda (function octets)
-                                               (declare (ignore function octets))
-                                               (values "a.example" "none" nil)))
-  (unwind-protect
-       (progn
-         (is (equal '(("a.example" "none")) (reverse-lookup-answers)))
-         (sb-int:encapsulate 'loop:run-on-resolver 'refuses (constantly nil))
-         (let ((told (reverse-lookup-answers)))
-           (is (= 1 (length told)))
-           (is (search "too many look-ups are waiting" (first told)))))
-    (sb-int:unencapsulate 'loop:run-on-resolver 'refuses)
-    (sb-int:unencapsulate 'os:lookup-name 'knows)))
+  (with-replaced (('os:lookup-name (lambda (function octets)
+                                     (declare (ignore function octets))
+                                     (values "a.example" "none" nil))))
+    (is (equal '(("a.example" "none")) (reverse-lookup-answers)))
+    (with-replaced (('loop:run-on-resolver (constantly nil)))
+      (let ((told (reverse-lookup-answers)))
+        (is (= 1 (length told)))
+        (is (search "too many look-ups are waiting" (first told)))))))
 
 (test reverse-lookups
   (let ((host nil))

@@ -33,7 +33,7 @@
             (is-true (await-names a "a" "b"))
             (is (string= "node-b.example:50051" (member-address (find-member a "b")))))
           (is-true (await-names a "a"))
-          (is-true (wait-until (lambda () (= 4 (length changes)))))
+          (eventually (= 4 (length changes)))
           (is (equal `(((:joined "a" ,(node-generation a)))
                        ((:joined "b" ,generation))
                        ((:updated "b" ,generation))
@@ -64,13 +64,11 @@ that has left is gone from there."
       (with-node (a "a" :store *etcd* :cluster "mesh"
                         :labels '(("zone" . "west") ("weight" . "7") ("rack" . "12")))
         (is (equal `((,(node-address a) 7 "west" :serving ("member"))) (endpoints)))
-        (setf (discovery:default-etcd) *etcd*)
-        (unwind-protect
-             (grpc:with-channel (channel "etcd:///mesh")
-               (is (= 1 (length (pb:members-response-members
-                                 (methods:members channel (pb:make-members-request)
-                                                  :timeout +patience+ :wait-for-ready t))))))
-          (setf (discovery:default-etcd) nil))
+        (with-changed (((discovery:default-etcd) *etcd*))
+          (grpc:with-channel (channel "etcd:///mesh")
+            (is (= 1 (length (pb:members-response-members
+                              (methods:members channel (pb:make-members-request)
+                                               :timeout +patience+ :wait-for-ready t)))))))
         (cluster::announce-draining a)
         (is (equal '(:draining) (mapcar #'fourth (endpoints)))))
       (is (null (endpoints))))))
@@ -96,12 +94,12 @@ membership without a fight; with :refuse it does not start."
         (etcd:put *etcd* "of-the-first" "" :lease (node-lease first))
         (with-node (second "a" :store *etcd*)
           (is-true (await-state first :superseded))
-          (is-true (wait-until (lambda () losses)))
+          (eventually losses)
           (is (equal '(superseded) (mapcar #'type-of losses)))
           (is (eq :not-serving (health-of first)))
           (is (null (node-lease first)))
           ;; nor does what else it has put with its lease stay
-          (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "of-the-first")))))
+          (eventually (null (etcd:fetch *etcd* "of-the-first")))
           (is (< (node-generation first) (node-generation second)))
           ;; what the first does now is nothing to the second
           (is-true (stop-node first))
@@ -133,15 +131,14 @@ membership without a fight; with :refuse it does not start."
         (let ((generation (node-generation a)))
           (with-node (b "b" :store *etcd*)
             (etcd:revoke-lease (etcd:lease-by-number *etcd* (etcd:lease-id (node-lease a))))
-            (is-true (wait-until (lambda () (= 2 joins))))
+            (eventually (= 2 joins))
             (is (eq :member (node-state a)))
             (is (< generation (node-generation a)))
             (is (equal '(membership-lost) (mapcar #'type-of losses)))
             (is-true (await-names b "a" "b"))
             (is (= (node-generation a) (member-generation (find-member b "a"))))))
         ;; which is recorded last
-        (is-true (wait-until (lambda ()
-                               (equal "1" (metric (text-of metrics) "clgrpc_cluster_members")))))
+        (eventually (equal "1" (metric (text-of metrics) "clgrpc_cluster_members")))
         (let ((text (text-of metrics)))
           (is (equal "1" (metric text "clgrpc_cluster_lease_losses_total")))
           (is (equal "1" (metric text "clgrpc_cluster_joined")))
@@ -163,7 +160,7 @@ membership without a fight; with :refuse it does not start."
                              (apply function arguments)))))
         (let ((store (cluster:node-store node)))
           (etcd:revoke-lease (etcd:lease-by-number store (etcd:lease-id (node-lease node))))
-          (is-true (wait-until (lambda () (and (= 3 tries) (eq :member (node-state node)))))))))))
+          (eventually (and (= 3 tries) (eq :member (node-state node)))))))))
 
 (test nodes-see-that-their-entries-are-gone
   "A node whose entry somebody removes while its lease goes on is no member, and joins again; what
@@ -175,10 +172,10 @@ was put with the lease goes."
           (etcd:put *etcd* "of-the-first" "" :lease (node-lease a))
           (is-true (await-names a "a"))
           (etcd:remove-entry *etcd* (cluster::member-key "default" "a"))
-          (is-true (wait-until (lambda () (< generation (node-generation a)))))
+          (eventually (< generation (node-generation a)))
           (is-true (await-state a :member))
           (is (equal '(membership-lost) (mapcar #'type-of losses)))
-          (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "of-the-first")))))
+          (eventually (null (etcd:fetch *etcd* "of-the-first")))
           (is-true (await-names a "a"))
           (is (= (node-generation a) (member-generation (find-member a "a")))))))))
 
@@ -189,12 +186,10 @@ leader of etcd that hung, finds that out by itself, and joins again."
     (with-node (a "a" :store *etcd* :lease-seconds 2)
       (let ((generation (node-generation a)))
         (is-true (await-names a "a"))
-        (unwind-protect
-             (progn (sb-int:encapsulate 'cluster::note-changes 'deaf (constantly nil))
-                    (etcd:remove-entry *etcd* (cluster::member-key "default" "a"))
-                    (is-true (wait-until (lambda () (< generation (node-generation a)))))
-                    (is-true (await-state a :member)))
-          (sb-int:unencapsulate 'cluster::note-changes 'deaf))))))
+        (with-replaced (('cluster::note-changes (constantly nil)))
+          (etcd:remove-entry *etcd* (cluster::member-key "default" "a"))
+          (eventually (< generation (node-generation a)))
+          (is-true (await-state a :member)))))))
 
 (test nodes-that-are-not-to-join-again-stay-lost
   "A node with :rejoin nil whose entry was removed is lost until it is stopped."
@@ -243,7 +238,7 @@ client that it was given lives on."
                (grpc:stop-server server :drain 0)
                (is-true (stop-node node))
                (setf server (grpc:start-server engine :listen listen))
-               (is-true (wait-until (lambda () (null (fetch-members reader "default"))))))
+               (eventually (null (fetch-members reader "default"))))
           (stop-node node)
           (grpc:stop-server server :drain 0)
           (etcd:close-etcd reader)

@@ -18,7 +18,7 @@
              (is-true (await-names a "a" "b"))
              (let ((generation (node-generation b)))
                (etcd:revoke-lease (etcd:lease-by-number store (etcd:lease-id (node-lease b))))
-               (is-true (wait-until (lambda () (< generation (node-generation b)))))
+               (eventually (< generation (node-generation b)))
                (is-true (await-names a "a" "b"))))
            (is-true (await-names a "a"))
            (grpc:with-channel (channel (grpc:server-address (node-server a)))

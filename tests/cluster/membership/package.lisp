@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.tests.cluster
   (:use #:cl #:clgrpc.tests.form #:clgrpc.cluster)
   (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:store-program
-                #:begin-store #:wait-until #:+patience+ #:free-port
+                #:begin-store #:wait-until #:eventually #:+patience+ #:free-port
                 #:with-stand-in #:with-hook #:stand-in-hook)
   (:local-nicknames (#:grpc #:clgrpc) (#:etcd #:clgrpc.etcd) (#:cluster #:clgrpc.cluster)
                     (#:discovery #:clgrpc.discovery)

@@ -110,10 +110,7 @@
 
 (defmacro without-log (&body body)
   "Evaluate BODY, in which errors of handlers are nothing to be told of."
-  `(let ((function (sb-ext:symbol-global-value 'grpc:*log-function*)))
-     (setf (sb-ext:symbol-global-value 'grpc:*log-function*) nil)
-     (unwind-protect (progn ,@body)
-       (setf (sb-ext:symbol-global-value 'grpc:*log-function*) function))))
+  `(with-changed (((sb-ext:symbol-global-value 'grpc:*log-function*) nil)) ,@body))
 
 (test snapshots-of-anybody
   "Six streams at once of parts at random, to a member that fails now and then."

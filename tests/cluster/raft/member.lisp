@@ -183,13 +183,6 @@
      (let ((,member ,make-member))
        (call-with-member transport ,member (lambda (,peer) ,@body) (list ,@options)))))
 
-(defun await-true (function &optional (seconds 20))
-  "Wait, SECONDS at most, until FUNCTION returns true; return that."
-  (loop with end = (+ (monotonic-ns) (seconds-ns seconds))
-        thereis (funcall function)
-        while (< (monotonic-ns) end)
-        do (sb-thread:thread-yield)))
-
 ;;; On the simulator
 
 (defun add-member (member)

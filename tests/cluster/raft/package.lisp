@@ -3,6 +3,7 @@
 
 (defpackage #:clgrpc.tests.raft
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
+  (:import-from #:clgrpc.tests.support #:wait-until #:eventually)
   (:local-nicknames (#:grpc #:clgrpc) (#:raft #:clgrpc.raft)
                     (#:support #:clgrpc.tests.support) (#:v1 #:clgrpc.raft.v1)
                     (#:methods #:clgrpc.raft.v1.raft) (#:sim #:clgrpc.sim)

@@ -150,7 +150,7 @@ takes what its windows are, and as much again, which the member's end queues: 5.
       (let* ((told nil)
              (giver (sb-thread:make-thread
                      (lambda () (setf told (give-entries peer 100 :octets 100000 :wait 0))))))
-        (is-true (await-true (lambda () told)))
+        (eventually told)
         (is (= 100 (getf (raft:peer-statistics peer) :queued-entries)))
         (is (> 70 (getf (raft:peer-statistics peer) :under-way)))
         (sb-thread:signal-semaphore gate 1000)
@@ -225,7 +225,7 @@ with an error, and that later ones are sent."
                                                     (setf call its-call)
                                                     (funcall leave))
                                                   send)))
-        (is-true (await-true (lambda () (eq :cancelled (clgrpc.rpc:call-status call)))))))))
+        (eventually (eq :cancelled (clgrpc.rpc:call-status call)))))))
 
 (test a-thread-that-is-unwound-while-it-sends
   "It takes nobody along: what is under way ends, and what comes later is sent."
@@ -266,14 +266,13 @@ the thread that sends."
                                                         (setf told error))
                                                       :wait 0)
                                (sb-thread:signal-semaphore given)
-                               (await-true (lambda () closed))))
+                               (wait-until (lambda () closed))))
       (sb-thread:wait-on-semaphore given)
       (let ((closer (sb-thread:make-thread #'raft:close-peer :arguments (list peer))))
-        (is-true (await-true (lambda ()
-                               (clgrpc.raft::pipe-closed (clgrpc.raft::peer-pipe peer)))))
+        (eventually (clgrpc.raft::pipe-closed (clgrpc.raft::peer-pipe peer)))
         (setf closed t)
         (sb-thread:join-thread closer)
-        (is-true (await-true (lambda () (typep told 'grpc:cancelled))))))))
+        (eventually (typep told 'grpc:cancelled))))))
 
 ;;; On the simulator
 

@@ -57,7 +57,7 @@
            (good (header 20 :octets 20 :crc32c (raft:crc32c data)))
            (channel (raft:peer-channel peer))
            (old (begin-snapshot channel good (chunk 0 (subseq data 0 10)))))
-      (is-true (await-true (lambda () (member-chunks member))))
+      (eventually (member-chunks member))
       (let ((responses (send-snapshot-parts channel good (chunk 10 (subseq data 10)))))
         (is (equal '(10 20) (mapcar #'v1:install-snapshot-response-offset responses))))
       (signals grpc:aborted (grpc:receive old))
@@ -71,7 +71,7 @@
       (let* ((channel (raft:peer-channel peer))
              (good (header 20 :term 7 :octets 20 :crc32c (raft:crc32c data)))
              (call (begin-snapshot channel good (chunk 0 (subseq data 0 10)))))
-        (is-true (await-true (lambda () (member-chunks member))))
+        (eventually (member-chunks member))
         (setf (member-term member) 7)
         (is (equal '(7) (mapcar #'v1:install-snapshot-response-term
                                 (send-snapshot-parts channel (header 30 :octets 9)))))
@@ -90,7 +90,7 @@
       (let* ((channel (raft:peer-channel peer))
              (good (header 20 :octets 20 :crc32c (raft:crc32c data))))
         (begin-snapshot channel good (chunk 0 (subseq data 0 10)))
-        (is-true (await-true (lambda () (member-chunks member))))
+        (eventually (member-chunks member))
         (signals grpc:internal
           (send-snapshot-parts channel (header 40 :octets 9 :sender "bug")))
         (grpc:cancel (begin-snapshot channel good))
@@ -169,10 +169,10 @@ on with."
                (sb-thread:make-thread
                 (lambda () (send-snapshot-parts (raft:peer-channel peer) good (chunk 0 data))))))
         (let ((first (install)))
-          (is-true (await-true (lambda () (equal '(:begin :chunk :end) (member-inside member)))))
+          (eventually (equal '(:begin :chunk :end) (member-inside member)))
           (let ((second (install)))
             ;; time enough to be asked, were it not for the first
-            (await-true (lambda () (rest (member-begins member))) 0.3)
+            (wait-until (lambda () (rest (member-begins member))) :seconds 0.3)
             (is (equal '(:begin :chunk :end) (member-inside member)))
             (sb-thread:signal-semaphore gate 2)
             (is (= 2 (length (sb-thread:join-thread first))))

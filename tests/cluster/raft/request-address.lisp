@@ -145,7 +145,7 @@ that has begun."
            (let* ((data (some-octets 20))
                   (call (begin-snapshot channel (header 20 :octets 20 :crc32c (raft:crc32c data))
                                         (chunk 0 (subseq data 0 10)))))
-             (is-true (await-true (lambda () (member-chunks one))))
+             (eventually (member-chunks one))
              (with-peer-of (peer channel "C" "H" "A")
                (raft:pipeline-entries peer (request 0 3) #'list)
                (raft:flush-pipeline peer)

@@ -178,7 +178,7 @@ TROUBLE, a function of the sender's host, MEMBER's, and a chance, says what happ
                                         (raft:install-snapshot peer (header last)
                                                                (some-octets (* 2 last))
                                                                :chunk-octets last)))))))
-        (is-true (await-true (lambda () (member-begins member))))
+        (eventually (member-begins member))
         (sb-thread:signal-semaphore gate 100)
         (is (every #'v1:install-snapshot-response-installed
                    (mapcar #'sb-thread:join-thread threads)))

@@ -21,11 +21,11 @@
     (let ((answer nil))
       (is-false (raft:request-vote peer (vote 2) :then (lambda (response error)
                                                          (setf answer (list response error)))))
-      (is-true (await-true (lambda () answer)))
+      (eventually answer)
       (is-true (v1:request-vote-response-granted (first answer)))
       (is-false (second answer))
       (is (= 2 (member-term member)))
-      (is-true (await-true (lambda () (= 1 (getf (raft:peer-statistics peer) :messages))))))))
+      (eventually (= 1 (getf (raft:peer-statistics peer) :messages))))))
 
 (test entries-sent-alone-are-in-order
   "Those of several threads go one after the other: the member never has two at once."

@@ -190,8 +190,7 @@ resumes and deletes it."
                                                           :wait-ms 20000)
                                    :timeout 30)))
         (let ((calls (list (wait) (wait))))
-          (is (wait-until (lambda ()
-                            (= 2 (workflow::task-queue-parked (workflow::node-task-queue node))))))
+          (eventually (= 2 (workflow::task-queue-parked (workflow::node-task-queue node))))
           (signals backlog-full (claim node session '("ship") :wait 1))
           (mapc #'rpc:cancel calls))))))
 
@@ -212,10 +211,9 @@ waits for."
             (loop for i below 20
                   for before = (ended)
                   for call = (wait worker)
-                  do (is-true (wait-until (lambda () (= (- 101 before) (parked)))))
+                  do (eventually (= (- 101 before) (parked)))
                      (start-workflow node (format nil "w~D" i) '((:task "charge")))
-                     (is-true (wait-until (lambda ()
-                                            (or (loop:future-done-p call) (< before (ended))))))
+                     (eventually (or (loop:future-done-p call) (< before (ended))))
                      (cond ((loop:future-done-p call)
                             (incf done)
                             (report node (elt (pb:claim-reply-tasks (loop:await call)) 0)

@@ -40,7 +40,7 @@
     (workflow::with-worker (worker) (push beside (workflow::worker-attempts worker)))
     (let ((thread (sb-thread:make-thread
                    (lambda () (workflow::attempt-alone worker (task-lost-so-often 3))))))
-      (is-true (wait-until (lambda () (workflow::worker-suspects worker))))
+      (eventually (workflow::worker-suspects worker))
       (is (pb:has-report-request-give-back
            (workflow::attempt-beside worker (task-lost-so-often 0))))
       (is (equal '(2) done))

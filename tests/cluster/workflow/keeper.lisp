@@ -123,8 +123,7 @@ are deleted, and so there is room again."
         (is (= 1 (entries)))
         ;; its lease ends, and the store has no room for the entry under the next one
         (etcd:revoke-lease (workflow::membership-lease membership))
-        (is-true (wait-until (lambda () (not (etcd:lease-alive-p
-                                              (workflow::membership-lease membership))))))
+        (eventually (not (etcd:lease-alive-p (workflow::membership-lease membership))))
         (leave-no-room node)
         (signals etcd:space-exceeded (workflow::keep-membership node))
         (is (= 0 (entries)))
@@ -197,11 +196,11 @@ no node: else nobody would do its share of the timers in time, and its date woul
         (put-node "5678" nil)
         (put-node "1" lease)
         (put-node name lease)
-        (is-true (wait-until (lambda () (workflow::other-nodes dates))))
+        (eventually (workflow::other-nodes dates))
         (is (equal (list name) (workflow::other-nodes dates)))
         (is (= (floor workflow::+shards+ 2) (share)) "a node with its lease has a share")
         (etcd:revoke-lease lease)
-        (is-true (wait-until (lambda () (null (workflow::other-nodes dates)))))
+        (eventually (null (workflow::other-nodes dates)))
         (is (= workflow::+shards+ (share)))))))
 
 (test timers-are-looked-at-after-a-watch-was-lost
@@ -226,32 +225,27 @@ that."
 begins at that time. Neither leaves a watch to the client of the store."
   (let* ((engine (memory:make-engine)) (etcd (memory:connect engine)) (watches '())
          (entered (sb-thread:make-semaphore)) (gate (sb-thread:make-semaphore)))
-    (sb-int:encapsulate 'workflow::fill-ready-list 'wait
-                        (lambda (function node)
-                          (sb-thread:signal-semaphore entered)
-                          (sb-thread:wait-on-semaphore gate :timeout +patience+)
-                          (funcall function node)))
-    (sb-int:encapsulate 'loop:end-job 'hurry
-                        (lambda (function job &key (seconds 3600))
-                          (funcall function job :seconds (if (<= seconds 1) 0 seconds))))
-    (sb-int:encapsulate 'etcd:watch 'keep
-                        (lambda (function &rest arguments)
-                          (first (push (apply function arguments) watches))))
-    (unwind-protect
-         (let ((node (make-workflow-service etcd)))
-           (is-true (sb-thread:wait-on-semaphore entered :timeout +patience+))
-           (close-workflow-service node)
-           (is (null watches) "it has not waited")
-           (sb-thread:signal-semaphore gate)
-           (is-true (wait-until (lambda () (and watches (notany #'etcd:watch-open-p watches)))))
-           (signals store-unavailable (workflow::start-feed node))
-           (is (= 2 (length watches)))
-           (is (notany #'etcd:watch-open-p watches)))
-      (sb-int:unencapsulate 'etcd:watch 'keep)
-      (sb-int:unencapsulate 'loop:end-job 'hurry)
-      (sb-int:unencapsulate 'workflow::fill-ready-list 'wait)
-      (etcd:close-etcd etcd)
-      (memory:close-engine engine))))
+    (with-replaced (('workflow::fill-ready-list
+                     (lambda (function node)
+                       (sb-thread:signal-semaphore entered)
+                       (sb-thread:wait-on-semaphore gate :timeout +patience+)
+                       (funcall function node)))
+                    ('loop:end-job (lambda (function job &key (seconds 3600))
+                                     (funcall function job :seconds (if (<= seconds 1) 0 seconds))))
+                    ('etcd:watch (lambda (function &rest arguments)
+                                   (first (push (apply function arguments) watches)))))
+      (unwind-protect
+           (let ((node (make-workflow-service etcd)))
+             (is-true (sb-thread:wait-on-semaphore entered :timeout +patience+))
+             (close-workflow-service node)
+             (is (null watches) "it has not waited")
+             (sb-thread:signal-semaphore gate)
+             (eventually (and watches (notany #'etcd:watch-open-p watches)))
+             (signals store-unavailable (workflow::start-feed node))
+             (is (= 2 (length watches)))
+             (is (notany #'etcd:watch-open-p watches)))
+        (etcd:close-etcd etcd)
+        (memory:close-engine engine)))))
 
 (test a-session-costs-the-same-beside-many-others
   "Those of an identity are counted as they come and go."
@@ -381,7 +375,7 @@ begins at that time. Neither leaves a watch to the client of the store."
            (watcher (watch-workflow (lambda (change) (push (pb:change-id change) seen))
                                     node nil :revision 1)))
       (unwind-protect
-           (is-true (wait-until (lambda () (member (id "task") seen :test #'string=))))
+           (eventually (member (id "task") seen :test #'string=))
         (end-watching watcher)))
     (finishes (workflow::sweep-sessions node))
     (finishes (workflow::sweep-timers node))

@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.tests.workflow
   (:use #:cl #:clgrpc.tests.form #:clgrpc.workflow)
   (:import-from #:clgrpc.base #:misuse #:string-octets #:octets-string #:make-octets)
-  (:import-from #:clgrpc.tests.etcd #:with-store #:wait-until #:*etcd* #:+patience+)
+  (:import-from #:clgrpc.tests.etcd #:with-store #:wait-until #:eventually #:*etcd* #:+patience+)
   (:local-nicknames (#:base #:clgrpc.base) (#:loop #:clgrpc.loop) (#:etcd #:clgrpc.etcd)
                     (#:memory #:clgrpc.memory)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)

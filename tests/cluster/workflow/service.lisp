@@ -141,9 +141,7 @@ is over. It names a session that lives."
       (let ((future (calling:call-async #'methods:claim node
                                         (pb:make-claim-request :session session :kinds '("b" "a")
                                                                :wait-ms 20000))))
-        (is-true (wait-until (lambda ()
-                               (plusp
-                                (workflow::task-queue-parked (workflow::node-task-queue node))))))
+        (eventually (plusp (workflow::task-queue-parked (workflow::node-task-queue node))))
         (start-workflow other "w" '("a") :input "in")
         (let ((task (elt (pb:claim-reply-tasks (clgrpc.loop:await future :timeout +patience+)) 0)))
           (is (string= "w" (pb:task-id task)))
@@ -153,13 +151,9 @@ is over. It names a session that lives."
       (let ((future (calling:call-async #'methods:claim node
                                         (pb:make-claim-request :session session :kinds '("c")
                                                                :wait-ms 20000))))
-        (is-true (wait-until (lambda ()
-                               (plusp
-                                (workflow::task-queue-parked (workflow::node-task-queue node))))))
+        (eventually (plusp (workflow::task-queue-parked (workflow::node-task-queue node))))
         (rpc:cancel future)
-        (is-true (wait-until (lambda ()
-                               (zerop
-                                (workflow::task-queue-parked (workflow::node-task-queue node)))))))
+        (eventually (zerop (workflow::task-queue-parked (workflow::node-task-queue node)))))
       (start-workflow other "w2" '("c"))
       (is (= 1 (length (claim node session '("c")))))
       (signals session-lost (claim node "7b" '("a")))
@@ -178,15 +172,15 @@ is over. It names a session that lives."
              (parked (node) (workflow::task-queue-parked (workflow::node-task-queue node))))
         (let ((claims (list (ask node session) (ask node session) (ask other session)))
               (kept (ask other another)))
-          (is-true (wait-until (lambda () (= 4 (+ (parked node) (parked other))))))
+          (eventually (= 4 (+ (parked node) (parked other))))
           (methods:close-session node (pb:make-close-session-request :session session))
           (dolist (claim claims)
             (handler-case (progn (clgrpc.loop:await claim :timeout +patience+) (fail "answered"))
               (clgrpc.status:rpc-error (error)
                 (is (typep (workflow::workflow-condition error) 'session-lost)))))
           ;; a node that begins its watch of the index has all claims tried meanwhile
-          (is-true (wait-until (lambda () (= 0 (parked node)))))
-          (is-true (wait-until (lambda () (= 1 (parked other)))))
+          (eventually (= 0 (parked node)))
+          (eventually (= 1 (parked other)))
           (is (zerop
                (hash-table-count (workflow::task-queue-sessions (workflow::node-task-queue node)))))
           (signals session-lost (claim node session '("a") :wait 60))
@@ -199,7 +193,7 @@ is over. It names a session that lives."
          (call (calling:call-async #'methods:claim node
                                    (pb:make-claim-request :session session :kinds kinds
                                                           :wait-ms 60000))))
-    (is-true (wait-until (lambda () (< count (workflow::task-queue-parked task-queue)))))
+    (eventually (< count (workflow::task-queue-parked task-queue)))
     call))
 
 (defun ids-claimed (call)
@@ -212,7 +206,7 @@ is over. It names a session that lives."
           (task-queue (workflow::node-task-queue node)))
       ;; the node has looked around, and tries all claims no more
       (start-workflow node "w0" '((:signal "x")))
-      (is-true (wait-until (lambda () (plusp (workflow::node-running node)))))
+      (eventually (plusp (workflow::node-running node)))
       ;; nobody waits for its answer any more
       (let ((call (claim-later node session '("a"))))
         (sb-thread:with-mutex ((workflow::task-queue-lock task-queue))
@@ -408,10 +402,7 @@ task."
 
 (defmacro without-log (&body body)
   "Evaluate BODY, whose threads log nothing."
-  (alexandria:with-gensyms (before)
-    `(let ((,before (shiftf (sb-ext:symbol-global-value 'base:*log-function*) nil)))
-       (unwind-protect (progn ,@body)
-         (setf (sb-ext:symbol-global-value 'base:*log-function*) ,before)))))
+  `(with-changed (((sb-ext:symbol-global-value 'base:*log-function*) nil)) ,@body))
 
 (part a-report-again-gets-only-its-own-claim
   "The session that has reported may have claimed the next step since, by another call: the same
@@ -453,7 +444,7 @@ call; a claim does not wait then."
     (let ((service (make-instance 'passing-on :node node)) (session (open-a-session node)))
       (start-workflow node "w1" '("a"))
       (start-workflow node "w2" '("a"))
-      (is-true (wait-until (lambda () (= 2 (length (workflow::known-ready node "a" 2))))))
+      (eventually (= 2 (length (workflow::known-ready node "a" 2))))
       (let ((task (first (claim service session '("a") :wait 1))))
         (is-true task)
         (let ((next (report service task "A" :session session :next-kinds '("a") :of-any t)))
@@ -470,9 +461,7 @@ call; a claim does not wait then."
       (start-workflow node "w" '("a" "b"))
       (setf old (first (claim node session '("a"))))
       (cancel-workflow node "w")
-      (is-true (wait-until (lambda ()
-                             (zerop (etcd:count-entries
-                                     *etcd* :prefix (workflow::node-key node "state" ""))))))
+      (eventually (zerop (etcd:count-entries *etcd* :prefix (workflow::node-key node "state" ""))))
       (start-workflow node "w" '("a" "b"))
       (let ((new (first (claim node session '("a")))))
         (signals claim-lost (report node old "old"))
@@ -523,7 +512,7 @@ and sessions are looked after all the same."
 (part old-cached-states
   "What a node has seen of a workflow, and others have changed since, refuses nobody."
   (with-nodes (node other) ()
-    (is-true (wait-until (lambda () (workflow::node-index-watch node)))) ; with which it forgets all
+    (eventually (workflow::node-index-watch node)) ; with which it forgets all
     (let ((session (open-a-session node)))
       (start-workflow node "w" '("a" "b"))
       (let ((task (first (claim node session '("a")))))
@@ -562,10 +551,9 @@ and sessions are looked after all the same."
                          (start-workflow node "w" '("a"))
                          (claim node session '("a")))
                      :namespace namespace)
-    (is-true (wait-until (lambda ()
-                           (zerop (etcd:count-entries
-                                   *etcd* :prefix (format nil "clgrpc/workflows/~A/index/sessions/"
-                                                          namespace))))))
+    (eventually (zerop (etcd:count-entries
+                        *etcd* :prefix (format nil "clgrpc/workflows/~A/index/sessions/"
+                                               namespace))))
     (call-with-nodes 1 (lambda (node)
                          (is (= 1 (length (claim node (open-a-session node) '("a") :wait 20)))))
                      :namespace namespace)))
@@ -635,27 +623,25 @@ has none."
              (revision () (workflow::known-revision node session))
              (beat (&optional held) (send-beat heartbeats session held)))
         ;; the jobs of the node may ask at the same time, on their threads
-        (sb-int:encapsulate 'workflow::note-heartbeat 'count
-                            (lambda (function &rest arguments)
-                              (incf asked)
-                              (apply function arguments)))
-        (unwind-protect
-             (let ((opened (revision)))
-               (is (= 1 (asked-by #'beat)))
-               (is (< opened (revision)))
-               (setf opened (revision))
-               (is (null (claim node session '("a") :wait 0.01)))
-               (is-true (wait-until (lambda () (plusp (workflow::node-count-seconds node)))))
-               (is (= 0 (asked-by (lambda () (dotimes (i 10) (beat))))))
-               (start-workflow node "w" '("a"))
-               (let ((task (first (claim node session '("a") :wait 5))))
+        (with-replaced (('workflow::note-heartbeat (lambda (function &rest arguments)
+                                                     (incf asked)
+                                                     (apply function arguments))))
+          (unwind-protect
+               (let ((opened (revision)))
                  (is (= 1 (asked-by #'beat)))
-                 (report node task "x"))
-               (beat)
-               (is (= 0 (asked-by #'beat)))
-               (is (= opened (revision)) "the key is as it was"))
-          (sb-int:unencapsulate 'workflow::note-heartbeat 'count)
-          (rpc:cancel heartbeats))))))
+                 (is (< opened (revision)))
+                 (setf opened (revision))
+                 (is (null (claim node session '("a") :wait 0.01)))
+                 (eventually (plusp (workflow::node-count-seconds node)))
+                 (is (= 0 (asked-by (lambda () (dotimes (i 10) (beat))))))
+                 (start-workflow node "w" '("a"))
+                 (let ((task (first (claim node session '("a") :wait 5))))
+                   (is (= 1 (asked-by #'beat)))
+                   (report node task "x"))
+                 (beat)
+                 (is (= 0 (asked-by #'beat)))
+                 (is (= opened (revision)) "the key is as it was"))
+            (rpc:cancel heartbeats)))))))
 
 (part sessions-are-counted-while-the-watch-begins
   "Looking at which sessions there are forgets what has ended, and none that is being opened."
@@ -748,15 +734,15 @@ that is set forward or back loses nothing."
                                                             all))
                                                     channel nil :revision revision)))
              (dotimes (i 10) (signal-workflow two "w" "x" nil))
-             (is-true (wait-until (lambda () (and (= 11 (length seen)) (= 11 (length all))))))
+             (eventually (and (= 11 (length seen)) (= 11 (length all))))
              (server:stop-server server :drain 1)
              (dotimes (i 5) (signal-workflow two "w" "x" nil))
              (start-workflow two "w2" '("a"))
              (setf server (server:start-server two :listen address))
              (dotimes (i 5) (signal-workflow two "w" "x" nil))
-             (is-true (wait-until (lambda () ended)))
+             (eventually ended)
              (is (equal '(nil) ended))
-             (is-true (wait-until (lambda () (= 22 (length all)))))
+             (eventually (= 22 (length all)))
              (is (equal (loop for i from 1 to 21 collect i) (reverse seen)))
              (is (equal (loop for i from 1 to 21 collect (list "w" i))
                         (remove "w2" (reverse all) :key #'first :test #'string=)))
@@ -767,7 +753,7 @@ that is set forward or back loses nothing."
                                                     :on-end (lambda (condition)
                                                               (declare (ignore condition))
                                                               (setf over t)))
-               (is-true (wait-until (lambda () over)))
+               (eventually over)
                (is (equal '(21 20 19) numbers))))
         (when watcher (end-watching watcher))
         (when watcher-of-all (end-watching watcher-of-all))
@@ -783,13 +769,13 @@ that is set forward or back loses nothing."
       (etcd:compact *etcd* (pb:get-workflow-state-reply-revision (workflow-state node "w")))
       (watch-workflow (constantly nil) node nil :revision revision
                                                 :on-end (lambda (condition) (setf ended condition)))
-      (is-true (wait-until (lambda () ended)))
+      (eventually ended)
       (is (typep ended 'changes-compacted))
       ;; that of one workflow comes out of its history
       (let ((numbers '()))
         (let ((watcher (watch-workflow (lambda (change) (push (pb:change-number change) numbers))
                                        node "w")))
-          (is-true (wait-until (lambda () (= 2 (length numbers)))))
+          (eventually (= 2 (length numbers)))
           (end-watching watcher))))))
 
 (part watches-of-all-say-where-they-go-on
@@ -816,7 +802,7 @@ that is set forward or back loses nothing."
         (watch-workflow (constantly nil) node "w1" :after 3
                                                    :on-end (lambda (condition)
                                                              (setf ended condition)))
-        (is-true (wait-until (lambda () ended)))
+        (eventually ended)
         (is (typep ended 'changes-compacted))))))
 
 (test watches-go-on-within-a-revision
@@ -872,7 +858,7 @@ by which changes would be passed by."
                               (error condition))
                             node id :revision revision
                                     :on-end (lambda (condition) (setf ended condition)))
-            (is-true (wait-until (lambda () ended)))
+            (eventually ended)
             (is (eq 'workflow-error (type-of ended)))
             (is (search (if (typep condition 'support:unprintable)
                             "(cannot be printed)"
@@ -890,14 +876,13 @@ by which changes would be passed by."
                                :revision revision
                                :on-end (lambda (condition) (setf ended condition)))))
         (watch-from (+ 1000 next))
-        (is-true (wait-until (lambda () ended)))
+        (eventually ended)
         (is (typep ended 'changes-compacted))
         (setf ended nil)
         (let ((watcher (watch-from next)))
-          (is-true (wait-until (lambda ()
-                                 (plusp (workflow::feed-count (workflow::node-feed node))))))
+          (eventually (plusp (workflow::feed-count (workflow::node-feed node))))
           (start-workflow node "w2" '("a"))
-          (is-true (wait-until (lambda () heard)))
+          (eventually heard)
           (is-false ended)
           (end-watching watcher))))))
 
@@ -905,7 +890,7 @@ by which changes would be passed by."
   "Workflows, claims and watches are refused beyond their limits."
   (with-nodes (node) (:max-running 3 :max-waiting-claims 1 :max-watches 1)
     (dotimes (i 3) (start-workflow node (format nil "w~D" i) '((:signal "x"))))
-    (is-true (wait-until (lambda () (= 3 (workflow::node-running node)))))
+    (eventually (= 3 (workflow::node-running node)))
     ;; what was begun before is answered alike
     (is-false (start-workflow node "w1" '((:signal "x"))))
     (signals workflow-exists (start-workflow node "w1" '("a")))
@@ -917,17 +902,15 @@ by which changes would be passed by."
                                    (pb:make-claim-request :session session :kinds '("a")
                                                           :wait-ms 20000))))
         (let ((first (claim-later)))
-          (is-true (wait-until (lambda ()
-                                 (plusp
-                                  (workflow::task-queue-parked (workflow::node-task-queue node))))))
+          (eventually (plusp (workflow::task-queue-parked (workflow::node-task-queue node))))
           (signals backlog-full (claim node session '("a") :wait 1))
           (rpc:cancel first))))
     (let ((watcher (watch-workflow (constantly nil) node "w0")))
-      (is-true (wait-until (lambda () (plusp (workflow::feed-count (workflow::node-feed node))))))
+      (eventually (plusp (workflow::feed-count (workflow::node-feed node))))
       (let ((ended nil))
         (watch-workflow (constantly nil) node "w1" :on-end (lambda (condition)
                                                              (setf ended condition)))
-        (is-true (wait-until (lambda () ended)))
+        (eventually ended)
         (is (typep ended 'backlog-full)))
       (end-watching watcher)))
   (with-nodes (node other) (:max-sessions 2)
@@ -939,10 +922,10 @@ by which changes would be passed by."
                  (string= "max-sessions" (workflow-error-limit condition))))))
       (let ((session (progn (open-a-session node) (open-a-session node))))
         (is-true (too-many-p node) "its own count at once")
-        (is-true (wait-until (lambda () (= 2 (workflow::node-sessions other)))))
+        (eventually (= 2 (workflow::node-sessions other)))
         (is-true (too-many-p other))
         (methods:close-session other (pb:make-close-session-request :session session))
-        (is-true (wait-until (lambda () (= 1 (workflow::node-sessions node)))))
+        (eventually (= 1 (workflow::node-sessions node)))
         (is-false (too-many-p node))
         (is-true (too-many-p node)))))
   (with-nodes (node) ()
@@ -955,7 +938,7 @@ by which changes would be passed by."
 what comes, each once and in order; one peer cannot have them all."
   (with-nodes (node) (:max-watches-per-peer 40)
     (let ((told (make-array 40 :initial-element '())) (watchers '())
-          (before (progn (is-true (wait-until (lambda () (workflow::node-index-watch node))))
+          (before (progn (eventually (workflow::node-index-watch node))
                          (watches-of-the-store))))
       (start-workflow node "w" '((:signal "x") (:signal "x") (:signal "x")))
       (signal-workflow node "w" "x" nil)
@@ -964,20 +947,19 @@ what comes, each once and in order; one peer cannot have them all."
           (push (watch-workflow (lambda (change) (push (pb:change-number change) (svref told i)))
                                 node "w")
                 watchers)))
-      (is-true (wait-until (lambda () (= 40 (workflow::feed-count (workflow::node-feed node))))))
+      (eventually (= 40 (workflow::feed-count (workflow::node-feed node))))
       (is (<= (watches-of-the-store) (1+ before)))
       (let ((ended nil))
         (watch-workflow (constantly nil) node "w" :on-end (lambda (condition)
                                                             (setf ended condition)))
-        (is-true (wait-until (lambda () ended)))
+        (eventually ended)
         (is (typep ended 'backlog-full))
         (is (equal "max-watches-per-peer" (workflow-error-limit ended))))
       (dotimes (i 2) (signal-workflow node "w" "x" nil))
-      (is-true (wait-until (lambda () (every (lambda (numbers) (= 4 (length numbers))) told))))
+      (eventually (every (lambda (numbers) (= 4 (length numbers))) told))
       (is (every (lambda (numbers) (equal '(4 3 2 1) numbers)) told))
       (mapc #'end-watching watchers)
-      (is-true (wait-until (lambda ()
-                            (zerop (workflow::feed-count (workflow::node-feed node)))))))))
+      (eventually (zerop (workflow::feed-count (workflow::node-feed node)))))))
 
 (test a-feed-whose-watch-ends-at-once-begins-again
   "The watch of the store may end before the node has it: other watches get a new one."
@@ -996,12 +978,11 @@ what comes, each once and in order; one peer cannot have them all."
                            watch))))
         (let ((watcher (watch-workflow (lambda (change) (push (pb:change-number change) numbers))
                                        node "w")))
-          (is-true (wait-until (lambda ()
-                                 (let ((watch (workflow::feed-watch feed)))
-                                   (and (not first) numbers watch
-                                        (etcd:watch-open-p watch))))))
+          (eventually (let ((watch (workflow::feed-watch feed)))
+                        (and (not first) numbers watch
+                             (etcd:watch-open-p watch))))
           (signal-workflow node "w" "x" nil)
-          (is-true (wait-until (lambda () (equal '(2 1) numbers))))
+          (eventually (equal '(2 1) numbers))
           (end-watching watcher))))))
 
 (test watches-that-are-not-read-leave-threads-to-others
@@ -1014,25 +995,20 @@ store's client: 32 of them. Others end then, and their peers may ask again."
         (cancel-workflow node id :reason (make-string 2000 :initial-element #\x))))
     (let ((server (server:start-server node)) (feed (workflow::node-feed node))
           (refused (list 0)))
-      (sb-int:encapsulate 'workflow::end-subscription 'count
-                          (lambda (function &rest arguments)
-                            (sb-ext:atomic-incf (car refused))
-                            (apply function arguments)))
-      (unwind-protect
-           (client:with-channel (channel (server:server-address server)
-                                         :stream-window-octets 65535)
-             (let ((calls (loop repeat 40
-                                collect (methods:watch channel
-                                                       (pb:make-watch-request :revision 1)))))
-               (is-true (wait-until (lambda ()
-                                      (and (= 8 (car refused))
-                                           (= 32 (workflow::feed-senders feed))))))
-               (mapc #'rpc:cancel calls)
-               (is-true (wait-until (lambda ()
-                                      (and (zerop (workflow::feed-senders feed))
-                                           (zerop (workflow::feed-count feed))))))))
-        (sb-int:unencapsulate 'workflow::end-subscription 'count)
-        (server:stop-server server :drain 0)))))
+      (with-replaced (('workflow::end-subscription (lambda (function &rest arguments)
+                                                     (sb-ext:atomic-incf (car refused))
+                                                     (apply function arguments))))
+        (unwind-protect
+             (client:with-channel (channel (server:server-address server)
+                                           :stream-window-octets 65535)
+               (let ((calls (loop repeat 40
+                                  collect (methods:watch channel
+                                                         (pb:make-watch-request :revision 1)))))
+                 (eventually (and (= 8 (car refused)) (= 32 (workflow::feed-senders feed))))
+                 (mapc #'rpc:cancel calls)
+                 (eventually (and (zerop (workflow::feed-senders feed))
+                                  (zerop (workflow::feed-count feed))))))
+          (server:stop-server server :drain 0))))))
 
 (test the-store-is-asked-while-the-index-is-not-watched
   "A node that cannot begin its watch of the index does not believe that it knows all tasks."
@@ -1069,7 +1045,7 @@ store's client: 32 of them. Others end then, and their peers may ask again."
     (is-true (gethash "w" (workflow::node-recent node)))
     (workflow::wake-keeper node
                                 (lambda (wakeup) (setf (workflow::wakeup-lost-watch wakeup) t)))
-    (is-true (wait-until (lambda () (null (gethash "w" (workflow::node-recent node))))))))
+    (eventually (null (gethash "w" (workflow::node-recent node))))))
 
 (defun metric (metrics name &rest values)
   (let ((family (find name (metrics:collect metrics) :key #'metrics:family-name :test #'string=)))
@@ -1086,12 +1062,12 @@ store's client: 32 of them. Others end then, and their peers may ask again."
           (start-workflow node "w" '("a" (:wait 0)))
           (start-workflow node "w2" '("a"))
           (signals workflow-exists (start-workflow node "w2" '("b")))
-          (is-true (wait-until (lambda () (eql 2 (count-of "clgrpc.workflow.ready")))))
+          (eventually (eql 2 (count-of "clgrpc.workflow.ready")))
           ;; the two are counted one after the other
-          (is-true (wait-until (lambda () (eql 2 (count-of "clgrpc.workflow.running")))))
+          (eventually (eql 2 (count-of "clgrpc.workflow.running")))
           (let ((task (first (claim node session '("a")))))
             (report node task "A"))
-          (is-true (wait-until (lambda () (eql 1 (count-of "clgrpc.workflow.ready")))))
+          (eventually (eql 1 (count-of "clgrpc.workflow.ready")))
           (is (eql (nth-value 1 (workflow::room-used node))
                    (count-of "clgrpc.workflow.store_limit")))
           (is (eql 2 (count-of "clgrpc.workflow.workflows" "started")))
@@ -1108,9 +1084,8 @@ its namespace; a service that is closed is neither asked nor kept by it."
         (start-workflow a "w" '("a"))
         (start-workflow b "w" '("a"))
         (start-workflow b "w2" '("a"))
-        (is-true (wait-until (lambda ()
-                               (and (eql 1 (metric metrics "clgrpc.workflow.ready" "shared-a"))
-                                    (eql 2 (metric metrics "clgrpc.workflow.ready" "shared-b"))))))
+        (eventually (and (eql 1 (metric metrics "clgrpc.workflow.ready" "shared-a"))
+                         (eql 2 (metric metrics "clgrpc.workflow.ready" "shared-b"))))
         (is (eql 1 (metric metrics "clgrpc.workflow.workflows" "shared-a" "started"))))
       (is (null (metric metrics "clgrpc.workflow.ready" "shared-b"))))
     (with-nodes (a) (:metrics metrics :namespace "shared-a")
@@ -1154,15 +1129,15 @@ on."
           (unwind-protect
                (flet ((status () (services:health-status health "clgrpc.workflow.v1.Workflow")))
                  (start-workflow node "w" '((:wait 1/10) (:signal "x") (:wait 1/10)))
-                 (is-true (wait-until (lambda () (eq :serving (status)))))
+                 (eventually (eq :serving (status)))
                  (support:signal-program (tests:store-program store) sb-unix:sigstop)
                  (unwind-protect
                       (progn (signals store-unavailable (start-workflow node "w2" '("a")))
-                             (is-true (wait-until (lambda () (eq :not-serving (status))))))
+                             (eventually (eq :not-serving (status))))
                    (support:signal-program (tests:store-program store) sb-unix:sigcont))
                  (signal-workflow node "w" "x" nil :timeout +patience+)
                  (is (eq :completed (await-workflow node "w")))
-                 (is-true (wait-until (lambda () (eq :serving (status))))))
+                 (eventually (eq :serving (status))))
             (close-workflow-service node)))))))
 
 (test what-does-not-pass-is-not-told-as-passing
@@ -1202,10 +1177,9 @@ on."
                  (unwind-protect
                       (progn
                         ;; it counts every two seconds
-                        (is-true (wait-until (lambda ()
-                                               (loop::job-running (workflow::node-keeper node)))))
+                        (eventually (loop::job-running (workflow::node-keeper node)))
                         (is (> 20 (tests:seconds-of (close-workflow-service node))))
                         (setf closed t))
                    (support:signal-program (tests:store-program store) sb-unix:sigcont))
-                 (is-true (wait-until (lambda () (null (entries))))))
+                 (eventually (null (entries))))
             (unless closed (close-workflow-service node))))))))

@@ -13,7 +13,7 @@
                                :prefix (workflow::node-key node "state" ""))))
         (start-workflow node "v" '("a"))
         (start-workflow node "w" '("a"))
-        (is-true (wait-until (lambda () (= 2 (length told)))))
+        (eventually (= 2 (length told)))
         (etcd:cancel-watch watch)))
     told))
 

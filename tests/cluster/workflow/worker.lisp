@@ -109,7 +109,7 @@
           (with-worker-of (other node :kinds `(("slow" . ,(constantly "other"))))
             (is (equal '(:completed "other" "") (outcome node "w2"))))
           (sb-thread:signal-semaphore go)
-          (is-true (wait-until (lambda () refused)))
+          (eventually refused)
           (is-false (first refused))
           (is (typep (second refused) '(or claim-lost workflow-closed)))
           (loop:end-background (workflow::worker-background worker)))))))
@@ -182,27 +182,25 @@ there is room: no attempt is lost by that."
                  (sb-thread:signal-semaphore begun)
                  (sb-thread:wait-on-semaphore full :timeout +patience+)
                  "done"))
-          (sb-int:encapsulate 'workflow::count-refusal 'note
-                              (lambda (function node condition)
-                                (sb-thread:with-mutex (lock) (push condition refusals))
-                                (funcall function node condition)))
-          (unwind-protect
-               (with-worker-of (worker node :kinds `(("hold" . ,#'hold)) :session-seconds 60)
-                 (start-workflow node "w" '((:task "hold" :attempts 1)))
-                 (is-true (sb-thread:wait-on-semaphore begun :timeout +patience+))
-                 (client:with-channel (channel (tests:store-address store))
-                   (etcdserverpb.maintenance:alarm
-                    channel (etcdserverpb:make-alarm-request :action :activate :alarm :nospace)
-                    :timeout +patience+))
-                 (signals store-full (start-workflow node "w2" '("hold")))
-                 (sb-thread:signal-semaphore full)
-                 (is-true (wait-until (lambda () (<= 3 (count 'store-full refusals
-                                                              :key #'type-of)))))
-                 (is (eq :running (pb:workflow-state-status (state-of node "w"))))
-                 (is-true (etcd:disarm etcd))
-                 (is (equal '(:completed "done" "") (outcome node "w"))))
-            (sb-int:unencapsulate 'workflow::count-refusal 'note)
-            (close-workflow-service node)))))))
+          (with-replaced (('workflow::count-refusal
+                           (lambda (function node condition)
+                             (sb-thread:with-mutex (lock) (push condition refusals))
+                             (funcall function node condition))))
+            (unwind-protect
+                 (with-worker-of (worker node :kinds `(("hold" . ,#'hold)) :session-seconds 60)
+                   (start-workflow node "w" '((:task "hold" :attempts 1)))
+                   (is-true (sb-thread:wait-on-semaphore begun :timeout +patience+))
+                   (client:with-channel (channel (tests:store-address store))
+                     (etcdserverpb.maintenance:alarm
+                      channel (etcdserverpb:make-alarm-request :action :activate :alarm :nospace)
+                      :timeout +patience+))
+                   (signals store-full (start-workflow node "w2" '("hold")))
+                   (sb-thread:signal-semaphore full)
+                   (eventually (<= 3 (count 'store-full refusals :key #'type-of)))
+                   (is (eq :running (pb:workflow-state-status (state-of node "w"))))
+                   (is-true (etcd:disarm etcd))
+                   (is (equal '(:completed "done" "") (outcome node "w"))))
+              (close-workflow-service node))))))))
 
 (test too-much-to-do-is-not-too-long
   "A node that has too much to do uses the status of a message that is too long. The former passes."
@@ -321,7 +319,7 @@ in the same session, and its task stays its own."
                  (start-workflow other "w" '((:task "hold" :attempts 1)))
                  (is-true (sb-thread:wait-on-semaphore begun :timeout +patience+))
                  (let* ((session (workflow::worker-session worker)) (first nil))
-                   (is-true (wait-until (lambda () (setf first (keeper session)))))
+                   (eventually (setf first (keeper session)))
                    (dotimes (i 3)
                      (loop:wake-job (workflow::worker-heart worker)))
                    (is (eq first (keeper session)))

@@ -18,7 +18,7 @@
       (let ((bob (sb-thread:make-thread
                   (lambda (etcd) (etcd:campaign etcd "chair" "bob" :timeout +patience+))
                   :arguments (list *etcd*))))
-        (is-true (wait-until (lambda () (= 2 (etcd:count-entries *etcd* :prefix "chair/")))))
+        (eventually (= 2 (etcd:count-entries *etcd* :prefix "chair/")))
         (etcd:proclaim-value ada "ada 2")
         (is (string= "ada 2" (says (etcd:leader *etcd* "chair"))))
         (etcd:resign ada)
@@ -30,7 +30,7 @@
           (is-true (etcd:transact *etcd* :when (list (etcd:leadership-guard bob))))
           (is (< (etcd:leadership-revision ada) (etcd:leadership-revision bob)))
           (etcd:resign bob)))
-      (is-true (wait-until (lambda () (= 5 (length told)))))
+      (eventually (= 5 (length told)))
       (is (equal '(nil "ada" "ada 2" "bob" nil) (reverse told)))
       (etcd:cancel-mirror mirror))))
 
@@ -53,12 +53,10 @@
                      "/usr/bin/env" (etcdctl-arguments store '("elect" "chair" "theirs")))))
       (unwind-protect
            (progn
-             (is-true (wait-until (lambda ()
-                                    (= 2 (etcd:count-entries *etcd* :prefix "chair/")))))
+             (eventually (= 2 (etcd:count-entries *etcd* :prefix "chair/")))
              (is (string= "ours" (says (etcd:leader *etcd* "chair"))))
              (etcd:resign ours)
-             (is-true (wait-until (lambda ()
-                                    (equal "theirs" (says (etcd:leader *etcd* "chair"))))))
+             (eventually (equal "theirs" (says (etcd:leader *etcd* "chair"))))
              (signals etcd:not-obtained
                (etcd:campaign *etcd* "chair" "ours" :timeout 0.3))
              (support:signal-program program sb-unix:sigint)
@@ -76,7 +74,7 @@ has lost its data; keys that are no UTF-8 trouble nobody."
       (let ((heard '()))
         (etcd:observe *etcd* "e" (lambda (leader) (push (etcd:entry-text leader) heard)))
         (replace-store store (lambda (etcd) (stand etcd "two")))
-        (is-true (wait-until (lambda () (= 2 (length heard)))))
+        (eventually (= 2 (length heard)))
         (is (equal '("one" "two") (reverse heard)))))))
 
 (store-test leaders-whose-entry-was-removed-lose

@@ -208,7 +208,7 @@ one that a member has refused, since it can do nothing, is asked for again."
       (let ((ended nil))
         (etcd:watch etcd #'list :key "a" :on-end (lambda (condition) (setf ended condition)))
         (etcd:put other "a" (make-string 3000 :initial-element #\y))
-        (is-true (wait-until (lambda () ended)))
+        (eventually ended)
         (is (typep ended 'etcd:invalid-request))))))
 
 (test a-client-that-is-to-end-waits-for-nothing

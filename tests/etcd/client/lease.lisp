@@ -38,7 +38,7 @@
       (etcd:revoke-lease lease))
     (let ((lease (etcd:grant-lease *etcd* 1 :keep-alive nil)))
       (etcd:put *etcd* "b" "1" :lease lease)
-      (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "b")))))
+      (eventually (null (etcd:fetch *etcd* "b")))
       (is-false (etcd:lease-alive-p lease)))))
 
 (store-test renewals-share-a-stream
@@ -108,15 +108,15 @@ has not answered for its time."
       (etcd:with-etcd (other (store-address store) :timeout +patience+)
         (clgrpc.etcd::ask other #'etcdserverpb.lease:lease-revoke
                           (pb:make-lease-revoke-request :id (etcd:lease-id lease)) nil))
-      (is-true (wait-until (lambda () lost)))
+      (eventually lost)
       (is (equal '(etcd:lease-not-found) lost))
       (is-false (etcd:lease-alive-p lease))
       (setf lost '()
             lease (etcd:grant-lease *etcd* 1 :on-loss note))
       (support:signal-program (store-program store) sb-unix:sigstop)
       (unwind-protect
-           (progn (is-true (wait-until (lambda () (not (etcd:lease-alive-p lease)))))
-                  (is-true (wait-until (lambda () lost)))
+           (progn (eventually (not (etcd:lease-alive-p lease)))
+                  (eventually lost)
                   (is (equal '(etcd:unavailable) lost)))
         (support:signal-program (store-program store) sb-unix:sigcont)))))
 
@@ -161,7 +161,7 @@ tells all who want to know."
         ;; as if its client had found out by itself
         (handler-case (etcd:renew-lease again)
           (etcd:lease-not-found (condition) (clgrpc.etcd::lose-lease again condition)))
-        (is-true (wait-until (lambda () (= 2 (length lost)))))
+        (eventually (= 2 (length lost)))
         (is (eq 'etcd:lease-not-found (second lost)))
         ;; at once, when it is lost already
         (etcd:on-lease-loss again (lambda (condition) (push condition lost)))
@@ -184,7 +184,7 @@ over."
                (if (evenp (length asked))
                    (rpc:finish call)
                    (silent-call call)))))
-      (is-true (wait-until (lambda () lost)))
+      (eventually lost)
       (is (<= 3 (length asked)))
       (is (<= (lease-end lease) lost))
       (is-false (etcd:lease-alive-p lease)))))
@@ -205,7 +205,7 @@ over."
                  (setf (clgrpc.etcd::renewal-next-ns (clgrpc.etcd::lease-renewal lease))
                        (base:monotonic-ns))
                  (loop:wake-job (clgrpc.etcd::keepalive-job (clgrpc.etcd::keepalive-of *etcd*)))
-                 (is-true (wait-until (lambda () (< before asked)))))))
+                 (eventually (< before asked)))))
         (let ((lease (lease)))
           (await-renewal lease)
           (is (> 5 (seconds-of (etcd:revoke-lease lease))))
@@ -233,7 +233,7 @@ over."
                       :key #'sb-thread:thread-name :test #'equal)))
       (is (> 20 (- (length (sb-thread:list-all-threads)) threads)))
       (mapc #'etcd:revoke-lease leases)
-      (is-true (wait-until (lambda () (rpc:call-status (first streams))))))))
+      (eventually (rpc:call-status (first streams))))))
 
 (test one-lease-that-is-gone-is-no-other
   "Of leases on one stream the one that has ended is lost, and the others are kept."
@@ -247,10 +247,10 @@ over."
                                                                       lost))))))
            (ends (mapcar #'lease-end leases)))
       (etcd:revoke-lease (etcd:lease-by-number other (etcd:lease-id (second leases))))
-      (is-true (wait-until (lambda () lost)))
+      (eventually lost)
       (is (equal '((1 . etcd:lease-not-found)) lost))
-      (is-true (wait-until (lambda () (and (< (first ends) (lease-end (first leases)))
-                                           (< (third ends) (lease-end (third leases)))))))
+      (eventually (and (< (first ends) (lease-end (first leases)))
+                       (< (third ends) (lease-end (third leases)))))
       (is (equal '(t nil t) (mapcar #'etcd:lease-alive-p leases))))))
 
 (test renewals-do-not-shorten-a-lease
@@ -404,11 +404,11 @@ user's, which cannot even be printed, and not with a status."
                             (prog1 (funcall function keepalive) (incf runs)))))
            (let* ((lease (etcd:grant-lease etcd 60)) (end (lease-end lease)))
              ;; the job has seen the lease, and rests
-             (is-true (wait-until (lambda () (plusp runs))))
+             (eventually (plusp runs))
              (setf (clgrpc.etcd::renewal-next-ns (clgrpc.etcd::lease-renewal lease))
                    (base:monotonic-ns))
              (loop:wake-job (clgrpc.etcd::keepalive-job (clgrpc.etcd::keepalive-of etcd)))
-             (is-true (wait-until (lambda () (< end (lease-end lease)))))))))
+             (eventually (< end (lease-end lease)))))))
      store "KeepAlive")))
 
 (test watches-begin-after-an-error-of-the-channel
@@ -420,6 +420,6 @@ user's, which cannot even be printed, and not with a status."
                                                   (incf heard (length changes)))
                                            :key "a" :timeout +patience+)))
          (etcd:put other "a" "1")
-         (is-true (wait-until (lambda () (= 1 heard))))
+         (eventually (= 1 heard))
          (etcd:cancel-watch watch)))
      store "Watch")))

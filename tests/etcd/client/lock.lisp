@@ -91,7 +91,7 @@ it."
         (is (< (etcd:lock-revision lock) (etcd:lock-revision next)))
         (is-false (etcd:transact *etcd* :when guard :then '((:put "a" "mine still"))))
         (is (string= "mine" (etcd:entry-text (etcd:fetch *etcd* "a"))))
-        (is-true (wait-until (lambda () lost)))
+        (eventually lost)
         (is (typep (first lost) 'etcd:lease-not-found))
         (is-false (etcd:lock-held-p lock))
         (etcd:release-lock lock)
@@ -134,8 +134,7 @@ it."
                                            (etcdctl-arguments store '("lock" "shared")))))
       (unwind-protect
            (progn
-             (is-true (wait-until (lambda ()
-                                    (= 2 (etcd:count-entries *etcd* :prefix "shared/")))))
+             (eventually (= 2 (etcd:count-entries *etcd* :prefix "shared/")))
              (is-true (etcd:lock-held-p lock))
              (etcd:release-lock lock)
              ;; etcdctl prints its key once it has the lock
@@ -184,7 +183,7 @@ it."
                     (2 (etcd:put other key "" :lease lease)))))
               (next)))
         (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))
-        (is-true (wait-until (lambda () (zerop (etcd:count-entries *etcd* :prefix "")))))
+        (eventually (zerop (etcd:count-entries *etcd* :prefix "")))
         (is (<= 3 times)))
       ;; or when etcd answers again
       (let ((times 0))
@@ -196,7 +195,7 @@ it."
           (next)))
       (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))
       (is (= 1 (etcd:count-entries *etcd* :prefix "")))
-      (is-true (wait-until (lambda () (zerop (etcd:count-entries *etcd* :prefix "")))))
+      (eventually (zerop (etcd:count-entries *etcd* :prefix "")))
       (is-true (etcd:lease-alive-p lease))
       ;; a release
       (let ((lock (etcd:acquire-lock *etcd* "l" :lease lease)) (times 0))

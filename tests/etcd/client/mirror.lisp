@@ -30,7 +30,7 @@ newest first, were applied to."
       (is (equal '(("m/a" . "1")) (copy-of events)))
       (etcd:put *etcd* "m/b" "2")
       (etcd:transact *etcd* :then '((:put "m/c" "3") (:remove "m/a")))
-      (is-true (wait-until (lambda () (= 3 (length events)))))
+      (eventually (= 3 (length events)))
       (is (equal '(("m/b" . "2") ("m/c" . "3")) (copy-of events)))
       (is (equal (list first (+ 1 first) (+ 2 first)) (reverse (mapcar #'third events))))
       (etcd:cancel-mirror mirror)
@@ -56,10 +56,10 @@ newest first, were applied to."
       (end-store store)
       (setf (store-port store) port)
       (begin-store store)
-      (is-true (wait-until (lambda () (equal '(:entries :entries) (mapcar #'first events)))))
+      (eventually (equal '(:entries :entries) (mapcar #'first events)))
       (is (equal '(("m/b" . "2") ("m/c" . "3")) (copy-of events)))
       (etcd:put *etcd* "m/d" "4")
-      (is-true (wait-until (lambda () (assoc "m/d" (copy-of events) :test #'string=)))))))
+      (eventually (assoc "m/d" (copy-of events) :test #'string=)))))
 
 (test mirrors-begin-anew-when-the-store-has-lost-its-data
   (with-store (store)
@@ -72,10 +72,10 @@ newest first, were applied to."
       (end-store store)
       (uiop:delete-directory-tree (pathname (store-folder store)) :validate t)
       (begin-store store)
-      (is-true (wait-until (lambda () (equal '(:entries :entries) (mapcar #'first events)))))
+      (eventually (equal '(:entries :entries) (mapcar #'first events)))
       (is (null (copy-of events)))
       (etcd:put *etcd* "m/d" "4")
-      (is-true (wait-until (lambda () (equal '(("m/d" . "4")) (copy-of events))))))))
+      (eventually (equal '(("m/d" . "4")) (copy-of events))))))
 
 (store-test mirrors-end
   "A mirror whose function fails ends, and says why."
@@ -86,7 +86,7 @@ newest first, were applied to."
                             (when (eq :changes kind) (error "This is a bug.")))
                    :prefix "m/" :on-end (lambda (condition) (setf ended condition)))
       (etcd:put *etcd* "m/a" "1")
-      (is-true (wait-until (lambda () ended)))
+      (eventually ended)
       (is (typep ended 'simple-error)))))
 
 (test mirrors-whose-first-changes-are-compacted
@@ -104,10 +104,10 @@ mirror comes of that, which is told all entries again, and which CANCEL-MIRROR e
                                           (declare (ignore revision))
                                           (push (list kind items) events))
                                  :prefix "m/")))
-        (is-true (wait-until (lambda () (= 6 (length events)))))
+        (eventually (= 6 (length events)))
         (is (equal '(("m/a" . "6") ("m/b" . "x")) (copy-of events)))
         (etcd:put other "m/c" "y")
-        (is-true (wait-until (lambda () (= 7 (length events)))))
+        (eventually (= 7 (length events)))
         (is (equal '(:changes :entries :entries :entries :entries :entries :entries)
                    (mapcar #'first events)))
         (etcd:cancel-mirror mirror)
@@ -138,7 +138,7 @@ mirror comes of that, which is told all entries again, and which CANCEL-MIRROR e
                (status:fail :unavailable "not now"))
               (t (next))))
           (break-streams store)
-          (is-true (wait-until (lambda () asked)))
+          (eventually asked)
           (is (> 30 (seconds-of (funcall end mirror))))
           (is-false (loop::job-running job))
           (sb-thread:signal-semaphore gate 10)

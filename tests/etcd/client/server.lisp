@@ -163,11 +163,3 @@ all."
                         :ignore-error-status t)
     (declare (ignore errors))
     (values output code)))
-
-(defun wait-until (predicate &key (seconds +patience+))
-  "Wait until PREDICATE is true; return its value."
-  (loop with end = (+ (base:monotonic-ns) (base:seconds-ns seconds))
-        for value = (funcall predicate)
-        until (or value (> (base:monotonic-ns) end))
-        do (sleep 0.01)
-        finally (return value)))

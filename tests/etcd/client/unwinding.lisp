@@ -147,7 +147,7 @@ one that is being refreshed tells what comes."
                                 (wait-until (lambda () (etcd:mirror-watch mirror)))
                                 (setf heard 0)
                                 (etcd:put other "m/a" "")
-                                (is-true (wait-until (lambda () (plusp heard))))))
+                                (eventually (plusp heard))))
         (unwind-within store
                        (lambda () (etcd:cancel-mirror mirror))
                        :after (lambda ()

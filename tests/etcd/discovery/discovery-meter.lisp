@@ -49,7 +49,7 @@ of."
             (clgrpc.discovery::note-lookup service-watcher nil "nobody knows it")
             (is (equal '((1 "greeter" "look_up")) (points metrics "clgrpc.discovery.failures")))))
         ;; nobody asks any more; the service watcher's thread ends by itself
-        (is-true (wait-until (lambda () (null (points metrics "clgrpc.discovery.age")))))))))
+        (eventually (null (points metrics "clgrpc.discovery.age")))))))
 
 (test progress-is-a-sign-of-life
   "A service watcher that asks etcd how far its changes were told learns whether it is still there."

@@ -79,7 +79,7 @@
         (grpc:with-channel (channel (target store) :balance :round-robin)
           (is (= 0 (who channel)))
           (put-server later)
-          (is-true (wait-until (lambda () (member 2 (answering channel)))))
+          (eventually (member 2 (answering channel)))
           (is (equal '(0 2) (answering channel))))
         (grpc:with-channel (channel (target store "greeter2"))
           (is (= 1 (who channel))))))))
@@ -100,13 +100,11 @@
   (with-store (store)
     (with-servers (servers 1)
       (put-server (first servers))
-      (setf (discovery:default-etcd) *etcd*)
-      (unwind-protect
-           (dolist (target '("etcd:///greeter" "etcd:greeter"))
-             (grpc:with-channel (channel target)
-               (is (= 0 (who channel)))
-               (is (string= target (grpc:channel-target channel)))))
-        (setf (discovery:default-etcd) nil)))))
+      (with-changed (((discovery:default-etcd) *etcd*))
+        (dolist (target '("etcd:///greeter" "etcd:greeter"))
+          (grpc:with-channel (channel target)
+            (is (= 0 (who channel)))
+            (is (string= target (grpc:channel-target channel)))))))))
 
 (test channels-share-a-service-watcher
   "Channels to one name of one etcd have one thread that follows it; the last one ends it."
@@ -120,8 +118,7 @@
             (is (= 0 (who other)))
             (is (= (1+ before) (length clgrpc.discovery::**service-watchers**))))
           (is (= (1+ before) (length clgrpc.discovery::**service-watchers**))))
-        (is-true (wait-until (lambda () (= before
-                                           (length clgrpc.discovery::**service-watchers**)))))))))
+        (eventually (= before (length clgrpc.discovery::**service-watchers**)))))))
 
 (test configs-come-from-a-key
   "A service config comes into force when it is put, and the channel's own when it is removed; a
@@ -138,7 +135,7 @@ wrong one changes nothing."
         (etcd:put *etcd* "greeter/more" (said "127.0.0.1:1"))
         (is-true (answers-p channel '(0 1)))
         (etcd:remove-entry *etcd* (discovery:service-config-key "greeter"))
-        (is-true (wait-until (lambda () (= 1 (length (answering channel))))))))))
+        (eventually (= 1 (length (answering channel))))))))
 
 (test zones-are-children
   "The zone is the child of priority that a server is of."
@@ -166,9 +163,9 @@ wrong one changes nothing."
         (flet ((share ()
                  "Of 40 calls, those of the second server."
                  (loop repeat 40 count (= 1 (who channel)))))
-          (is-true (wait-until (lambda () (= 30 (share)))))
+          (eventually (= 30 (share)))
           (put-server (second servers) "{\"weight\":1}")
-          (is-true (wait-until (lambda () (= 20 (share))))))))))
+          (eventually (= 20 (share))))))))
 
 (test empty-lists-take-nothing-away
   "A channel whose servers are all gone from the store keeps them; one that never had any says why."
@@ -233,10 +230,9 @@ behind."
                          (fail "it was answered"))
       (grpc:unavailable (error)
         (is (search "Connection refused" (princ-to-string error))))))
-  (is-true (wait-until (lambda ()
-                         (notany (lambda (thread)
-                                   (equal "clgrpc etcd" (sb-thread:thread-name thread)))
-                                 (sb-thread:list-all-threads))))))
+  (eventually (notany (lambda (thread)
+                        (equal "clgrpc etcd" (sb-thread:thread-name thread)))
+                      (sb-thread:list-all-threads))))
 
 (test etcd-comes-late
   "A channel made while etcd is away finds its servers when it comes."

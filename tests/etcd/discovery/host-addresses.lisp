@@ -43,13 +43,13 @@
       (unwind-protect
            (progn
              (is (null (clgrpc.discovery::begin-lookups hosts)))
-             (is-true (wait-until (lambda () (= 2 (length (book-news book))))))
+             (eventually (= 2 (length (book-news book))))
              (is (equal '("127.0.0.1:3") (addresses "quick:3")))
              (is (null (addresses "bad:2")))
              (is (null (addresses "slow:1")))
              (is-true (clgrpc.discovery::unanswered-p hosts) "one has no answer"))
         (open-book book))
-      (is-true (wait-until (lambda () (= 3 (length (book-news book))))))
+      (eventually (= 3 (length (book-news book))))
       (is (equal '("127.0.0.1:1") (addresses "slow:1")))
       (is-false (clgrpc.discovery::unanswered-p hosts))
       (is (equal '(t t t) (book-news book))))))
@@ -94,9 +94,7 @@ addresses."
          (progn
            (clgrpc.discovery::begin-lookups hosts)
            (clgrpc.discovery::begin-lookups hosts)
-           (is-true (wait-until (lambda ()
-                                  (= clgrpc.discovery::+look-ups-at-once+
-                                     (length (book-asked book)))))))
+           (eventually (= clgrpc.discovery::+look-ups-at-once+ (length (book-asked book)))))
       (open-book book))
     (is-true (wait-until (lambda ()
                            (clgrpc.discovery::begin-lookups hosts)

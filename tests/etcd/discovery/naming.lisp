@@ -63,5 +63,4 @@ config is no server to it."
           (etcdctl "del" "greeter/by-hand")
           (is-true (answers-p channel '(1))))
         (discovery:register (first servers) "greeter" :etcd *etcd* :id "first")
-        (is-true (wait-until (lambda ()
-                               (search "greeter/first" (etcdctl "get" "--prefix" "gree")))))))))
+        (eventually (search "greeter/first" (etcdctl "get" "--prefix" "gree")))))))

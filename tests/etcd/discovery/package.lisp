@@ -5,6 +5,7 @@
   (:import-from #:clgrpc.base #:misuse #:octets-of)
   (:import-from #:clgrpc.tests.etcd
                 #:with-store #:*etcd* #:store-address #:store-program #:begin-store #:wait-until
+                #:eventually
                 #:free-port #:+patience+ #:with-stand-in #:held-by #:unwind-within
                 #:call-with-failing-client)
   (:local-nicknames (#:discovery #:clgrpc.discovery) (#:etcd #:clgrpc.etcd) (#:grpc #:clgrpc)

@@ -13,18 +13,15 @@
                (mirror (clgrpc.discovery::service-watcher-servers service-watcher))
                (before (etcd:mirror-watch mirror)))
           (etcd:refresh-mirror mirror)
-          (is-true (wait-until (lambda ()
-                                 (not (member (etcd:mirror-watch mirror) (list nil before))))))
+          (eventually (not (member (etcd:mirror-watch mirror) (list nil before))))
           (is (= 0 (who channel)))
           (put-server (second servers))
           (is-true (answers-p channel '(0 1))))))))
 
 (defmacro with-name ((channel &rest options) &body body)
   "Evaluate BODY with CHANNEL one to etcd:///greeter in *ETCD*."
-  `(unwind-protect
-        (progn (setf (discovery:default-etcd) *etcd*)
-               (grpc:with-channel (,channel "etcd:///greeter" ,@options) ,@body))
-     (setf (discovery:default-etcd) nil)))
+  `(with-changed (((discovery:default-etcd) *etcd*))
+     (grpc:with-channel (,channel "etcd:///greeter" ,@options) ,@body)))
 
 (test a-client-that-is-closed-finds-nothing
   "A channel by a client of etcd that was closed before says so."
@@ -92,19 +89,23 @@ used, leave it its servers and the changes of these."
   "When they are put, not each time that other servers change."
   (with-memory (engine)
     (with-servers (servers 2)
-      (with-logged (logged :discovery-ignored)
-        (flet ((addresses ()
-                 (loop for (nil nil . plist) in (logged) collect (getf plist :address))))
-          (put-server (first servers))
-          (etcd:put *etcd* "greeter/wrong" "{\"Op\":0,\"Addr\":\"no address\"}")
-          (with-name (channel :balance :round-robin)
-            (is (= 0 (who channel)))
-            (put-server (second servers))
-            (is-true (answers-p channel '(0 1)))
-            (is (equal '("no address") (addresses)))
-            (etcd:put *etcd* "greeter/wrong" "{\"Op\":0,\"Addr\":\"nor this\"}")
-            (is-true (wait-until (lambda ()
-                                   (equal '("no address" "nor this") (addresses)))))))))))
+      (let ((logged '()))
+        (flet ((listen-to (level event &key address &allow-other-keys)
+                 (declare (ignore level))
+                 (when (eq :discovery-ignored event) (push address logged))))
+          (clgrpc.base:add-log-listener #'listen-to)
+          (unwind-protect
+               (let ((clgrpc.base:*log-function* nil))
+                 (put-server (first servers))
+                 (etcd:put *etcd* "greeter/wrong" "{\"Op\":0,\"Addr\":\"no address\"}")
+                 (with-name (channel :balance :round-robin)
+                   (is (= 0 (who channel)))
+                   (put-server (second servers))
+                   (is-true (answers-p channel '(0 1)))
+                   (is (equal '("no address") logged))
+                   (etcd:put *etcd* "greeter/wrong" "{\"Op\":0,\"Addr\":\"nor this\"}")
+                   (eventually (equal '("nor this" "no address") logged))))
+            (clgrpc.base:remove-log-listener #'listen-to)))))))
 
 (defclass narrow-engine (memory:engine) ()
   (:documentation "An engine that answers no more than ten entries at a time."))
@@ -142,7 +143,7 @@ has addresses."
                    (etcd:put *etcd* "greeter/slow"
                              (said (format nil "slow~A"
                                            (subseq address (position #\: address)))))
-                   (is-true (wait-until (lambda () (book-asked book))))
+                   (eventually (book-asked book))
                    (put-server (second servers))
                    (is-true (answers-p channel '(0 1))))
               (open-book book))
@@ -159,8 +160,7 @@ has addresses."
                (told (clgrpc.discovery::service-watcher-told service-watcher)))
           (dotimes (i 20) (etcd:put *etcd* (format nil "greeter/wrong-~D" i) "nonsense"))
           (put-server (first servers))
-          (is-true (wait-until (lambda ()
-                                 (not (clgrpc.discovery::service-watcher-news service-watcher)))))
+          (eventually (not (clgrpc.discovery::service-watcher-news service-watcher)))
           (is (eq told (clgrpc.discovery::service-watcher-told service-watcher)))
           (put-server (second servers))
           (is-true (answers-p channel '(0 1))))))))

@@ -31,12 +31,12 @@ calls; its watchers are told. The thread that waits for that ends with the engin
                                         (push (etcd:change-kind (first changes)) told))
                                :key "a")))
         (etcd:put *etcd* "a" "1" :lease lease)
-        (is-true (wait-until (lambda () told)))
+        (eventually told)
         (is (<= 3570 (etcd:lease-seconds-left lease) 3600))
         (incf offset (base:seconds-ns 3000))
         (is (<= 570 (etcd:lease-seconds-left lease) 600))
         (incf offset (base:seconds-ns 601))
-        (is-true (wait-until (lambda () (equal '(:removal :put) told))))
+        (eventually (equal '(:removal :put) told))
         (is-false (etcd:lease-alive-p lease))
         (etcd:cancel-watch watch)
         (is (= 1 (threads-named "clgrpc memory")))))
@@ -45,13 +45,10 @@ calls; its watchers are told. The thread that waits for that ends with the engin
 (defun calls-counted (name function)
   "How often the function NAME is called while FUNCTION runs, from any thread."
   (let ((count (list 0)))
-    (unwind-protect (progn
-                      (sb-int:encapsulate name 'count
-                                          (lambda (counted &rest arguments)
-                                            (sb-ext:atomic-incf (car count))
-                                            (apply (the function counted) arguments)))
-                      (funcall function))
-      (sb-int:unencapsulate name 'count))
+    (with-replaced ((name (lambda (counted &rest arguments)
+                            (sb-ext:atomic-incf (car count))
+                            (apply (the function counted) arguments))))
+      (funcall function))
     (car count)))
 
 (test other-leases-cost-a-grant-nothing
@@ -107,6 +104,6 @@ of them once, in order."
                                              (incf done))))))))))
       (mapc #'sb-thread:join-thread threads)
       (is (string= "400" (etcd:entry-text (etcd:fetch *etcd* "n"))))
-      (is-true (wait-until (lambda () (= 400 (length heard)))))
+      (eventually (= 400 (length heard)))
       (is (equal (loop for i from 3 repeat 400 collect i) (reverse heard)))
       (etcd:cancel-watch watch))))

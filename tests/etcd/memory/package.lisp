@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.tests.memory
   (:use #:cl #:clgrpc.tests.form)
   (:import-from #:clgrpc.base #:octets-of #:misuse #:string-octets #:octets-string)
-  (:import-from #:clgrpc.tests.etcd #:*etcd* #:wait-until #:with-store)
+  (:import-from #:clgrpc.tests.etcd #:*etcd* #:wait-until #:eventually #:with-store)
   (:local-nicknames (#:memory #:clgrpc.memory) (#:etcd #:clgrpc.etcd) (#:base #:clgrpc.base)
                     (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:calling #:clgrpc.calling) (#:inproc #:clgrpc.inproc)

@@ -194,8 +194,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
                      :queue 0.15 "waiting for a stream" "all 1 that 127.0.0.1:" "are open")
         (let ((waiting (grpc:call-async #'lab.bench:ask channel (note 3))))
           ;; until its loop has begun it, which is when it queues
-          (is (wait-until (lambda ()
-                            (plusp (getf (grpc:call-stages waiting) :total)))))
+          (eventually (plusp (getf (grpc:call-stages waiting) :total)))
           (loop repeat 2 do (signal-it go-on))
           (grpc:await first)
           (let ((stages (grpc:call-stages (nth-value 1 (grpc:await waiting)))))
@@ -256,7 +255,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
           (grpc:cancel call))
         (is (await-signal ended))
         (check-account (first accounts) :at :answer)
-        (is (wait-until (lambda () error)))
+        (eventually error)
         (check-error error 'grpc:cancelled :answer 0 "waiting for the handler" "received: 1")))))
 
 (test a-deadline-that-has-passed-waits-for-nothing

@@ -112,7 +112,7 @@ otherwise."
       (is (null (grpc:receive call))))
     (let ((call (chat channel :open)))
       (grpc:cancel call "enough")
-      (is (wait-until (lambda () (grpc:call-status call))))
+      (eventually (grpc:call-status call))
       (is (grpc:cancelled-p call))
       (loop repeat 2
             for error = (caught (grpc:receive call))

@@ -123,8 +123,7 @@ that share connections and have OPTIONS besides."
                     (is (= 1 (length (links-of (first channels)))))
                     (grpc:stop-server server)
                     (dolist (channel channels)
-                      (is-true (wait-until
-                                (lambda () (not (eq :ready (grpc:channel-state channel)))))))))
+                      (eventually (not (eq :ready (grpc:channel-state channel)))))))
       (mapc #'grpc:close-channel channels))))
 
 (test a-server-that-goes-away-is-left-by-all
@@ -144,9 +143,8 @@ that share connections and have OPTIONS besides."
             (speak call 2)
             (grpc:close-send call)
             (is (null (grpc:receive call))))
-          (is (wait-until (lambda ()
-                            (null (client::connection-set-draining
-                                   (connection-set-of-channel first)))))))))))
+          (eventually (null (client::connection-set-draining
+                             (connection-set-of-channel first)))))))))
 
 (test back-off-is-seen-by-all
   "A channel that comes to a server that could not be reached a moment ago does not try at once."
@@ -187,7 +185,7 @@ none is passed by for ever."
                  (flet ((waiting ()
                           (client::subchannel-pool-waiting-count
                            (client::core-subchannel-pool (client::channel-core first)))))
-                   (is (wait-until (lambda () (= 20 (waiting)))))
+                   (eventually (= 20 (waiting)))
                    (is (notany #'grpc:future-done-p futures))
                    (grpc:close-send call)
                    (is (equal (loop for i below 20 collect (* 2 i))
@@ -411,7 +409,7 @@ over."
       (speak call 3)
       (grpc:close-send call)
       (is (null (grpc:receive call)))
-      (is-true (wait-until (lambda () (null (client::connection-set-draining connection-set))))))))
+      (eventually (null (client::connection-set-draining connection-set))))))
 
 (test calls-of-a-former-connection-set-end-with-their-channel
   (with-told-sharers (first second one other)

@@ -11,21 +11,21 @@
                (when (zerop (mod i 10))
                  (grpc:send (chat channel :open) (note 1))))))
       (cycle 0)
-      (is (wait-until (lambda () (= 0 (getf (grpc:server-statistics server) :connections)))))
+      (eventually (= 0 (getf (grpc:server-statistics server) :connections)))
       (let ((threads (our-threads)) (descriptors (os:open-descriptor-count)))
         (loop for i from 1 to (max 200 (cycles)) do (cycle i))
-        (is (wait-until (lambda () (= 0 (getf (grpc:server-statistics server) :connections)))))
-        (is (wait-until (lambda () (= descriptors (os:open-descriptor-count)))))
+        (eventually (= 0 (getf (grpc:server-statistics server) :connections)))
+        (eventually (= descriptors (os:open-descriptor-count)))
         ;; reserve threads come and go
-        (is-true (wait-until (lambda () (<= (our-threads) (+ 2 threads)))))))))
+        (eventually (<= (our-threads) (+ 2 threads)))))))
 
 (test servers-leave-nothing
   (let ((threads (our-threads)) (descriptors (os:open-descriptor-count)))
     (loop repeat 20
           do (with-probe (channel :options '(:loops 2)) (:ask #'double)
                (ask channel (note 1))))
-    (is (wait-until (lambda () (= threads (our-threads)))))
-    (is (wait-until (lambda () (= descriptors (os:open-descriptor-count)))))))
+    (eventually (= threads (our-threads)))
+    (eventually (= descriptors (os:open-descriptor-count)))))
 
 (defun drop-channels (count address &rest options)
   "Make COUNT channels to ADDRESS, connect them, and forget them. Another thread does so: what this

@@ -60,7 +60,7 @@ the server does not even answer PING."
       (await-peer peer (lambda () (http2:connection-ready-p (peer-http2 peer))))
       (is (= 1 (connections server)))
       ;; from here on the peer hears nothing
-      (is (wait-until (lambda () (zerop (connections server))))))))
+      (eventually (zerop (connections server))))))
 
 (test pings-too-often-end-the-connection
   "Client and server whose settings fight: the server says why, the whole channel asks less often."
@@ -119,8 +119,8 @@ the server does not even answer PING."
                                 :channel-options channel-options)
                (:ask (handling (note) note))
              (is (= 1 (number-of (ask channel (note 1)))))
-             (is (wait-until (lambda () (zerop (connections server)))))
-             (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
+             (eventually (zerop (connections server)))
+             (eventually (eq :idle (grpc:channel-state channel)))
              (is (= 2 (number-of (ask channel (note 2)))) "and opened again"))))
 
 (test quiet-connections-shrink
@@ -137,7 +137,7 @@ the server does not even answer PING."
                    sum (length (clgrpc.http2::connection-table (clgrpc.wire::link-http2 link))))))
       (burst)
       (is (plusp (slots)))
-      (is (wait-until (lambda () (and (zerop (slots)) (= 1 (connections server))))))
+      (eventually (and (zerop (slots)) (= 1 (connections server))))
       (burst))))
 
 (test calls-keep-their-connection
@@ -154,7 +154,7 @@ the server does not even answer PING."
     (let ((first (chat channel :open)))
       (grpc:send first (note 1))
       (is (= 1 (number-of (grpc:receive first))))
-      (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
+      (eventually (eq :idle (grpc:channel-state channel)))
       (let ((second (chat channel :open)))
         (grpc:send second (note 2))
         (is (= 2 (number-of (grpc:receive second))))

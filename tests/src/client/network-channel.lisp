@@ -91,7 +91,7 @@
       (is (eq :ready (grpc:channel-state channel)))
       (is (= 2 (number-of (ask channel (note 1)))))
       (grpc:stop-server server)
-      (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
+      (eventually (eq :idle (grpc:channel-state channel)))
       (is (typep (caught (grpc:ensure-connected channel)) 'grpc:unavailable))
       (is (eq :transient-failure (grpc:channel-state channel)))
       (grpc:close-channel channel)
@@ -123,7 +123,7 @@
       (let ((error (caught (grpc:ensure-connected channel :timeout 0.05))))
         (is (typep error 'grpc:deadline-exceeded))
         (is (not (grpc:rpc-error-sent-p error))))
-      (is (wait-until (lambda () (eq :connecting (grpc:channel-state channel))))))))
+      (eventually (eq :connecting (grpc:channel-state channel))))))
 
 (test names-and-families
   "localhost by name, and IPv6."
@@ -177,7 +177,7 @@
                 (stopper nil))
             (is (await-signal running))
             (setf stopper (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20))))
-            (is (wait-until (lambda () (not (eq :ready (grpc:channel-state channel))))))
+            (eventually (not (eq :ready (grpc:channel-state channel))))
             (is (null (grpc:call-status call)))
             (grpc:close-channel channel)
             (is (typep (caught (grpc:receive call)) 'grpc:cancelled))
@@ -217,7 +217,7 @@
         (is (<= (our-threads) (+ 10 before)))
         (mapc #'grpc:close-channel channels)
         (is (= 2 (number-of (ask channel (note 1)))))))
-    (is (wait-until (lambda () (= threads (our-threads)))))))
+    (eventually (= threads (our-threads)))))
 
 (test close-from-several-threads
   "Each returns, and the channel is closed when all have."
@@ -236,12 +236,12 @@
                  (lambda () (signal-it begun) (await-signal over)))
       (is-true (await-signal begun))
       (let ((closer (sb-thread:make-thread (lambda () (grpc:close-channel channel)))))
-        (is-true (wait-until (lambda () (not (client::channel-open-p channel)))))
+        (eventually (not (client::channel-open-p channel)))
         (sb-thread:terminate-thread closer)
         (signal-it over)
         (sb-thread:join-thread closer :default nil :timeout +patience+)
         (is (not (sb-thread:thread-alive-p closer))))
-      (is-true (wait-until (lambda () (eq :shutdown (grpc:channel-state channel)))))
+      (eventually (eq :shutdown (grpc:channel-state channel)))
       (is (< (loop-users) users)))))
 
 (test states-can-be-waited-for
@@ -270,9 +270,8 @@
         (grpc:on-state-change channel (lambda (state) (push state states)))
         (ask channel (note 1))
         (grpc:stop-server server)
-        (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
+        (eventually (eq :idle (grpc:channel-state channel)))
         (grpc:close-channel channel)
-        (is (wait-until (lambda () (equal '(:idle :connecting :ready :idle :shutdown)
-                                          (reverse states)))))
+        (eventually (equal '(:idle :connecting :ready :idle :shutdown) (reverse states)))
         (grpc:on-state-change channel (lambda (state) (push state late)))
-        (is (wait-until (lambda () (equal '(:shutdown) late))))))))
+        (eventually (equal '(:shutdown) late))))))

@@ -38,8 +38,8 @@ have been told."
 (test observers-of-a-unary-call
   (with-observed (channel client server) (:ask #'double)
     (is (= 8 (number-of (ask channel (note 4)))))
-    (is-true (wait-until (lambda () (told-of client :attempt-ended))))
-    (is-true (wait-until (lambda () (told-of server :call-ended))))
+    (eventually (told-of client :attempt-ended))
+    (eventually (told-of server :call-ended))
     ;; the call may begin before its connection
     (is (= 1 (length (told-of client :connection-begun))))
     (is (equal '(:call-begun :attempt-begun :headers-sent :message-sent :headers-received
@@ -67,7 +67,7 @@ have been told."
   (with-observed (channel client server) (:chat #'echo)
     (let ((call (chat channel (list (note 1) (note 2 :body 100000)) :compression :gzip)))
       (is (equal '(1 2) (numbers call))))
-    (is-true (wait-until (lambda () (told-of server :call-ended))))
+    (eventually (told-of server :call-ended))
     (flet ((octets (told what) (mapcar #'second (told-of told what))))
       (is (= 2 (length (octets client :message-sent))))
       (is (equal (octets client :message-sent) (octets server :message-received)))
@@ -80,7 +80,7 @@ have been told."
       (with-raw-server (address :at :end) (refusing 1 counter)
         (grpc:with-channel (channel address :observer observer)
           (is (= 7 (number-of (ask channel (note 1)))))
-          (is-true (wait-until (lambda () (= 2 (length (told-of told :attempt-ended))))))
+          (eventually (= 2 (length (told-of told :attempt-ended))))
           (is (equal '(:unavailable :ok) (mapcar #'third (told-of told :attempt-ended))))
           (is (equal '(1 3) (mapcar #'third (told-of told :attempt-begun))))
           (is (= 1 (length (told-of told :call-begun))))
@@ -102,7 +102,7 @@ have been told."
     (multiple-value-bind (other others) (recorder)
       (with-probe (channel :channel-options (list :observer (list one nil other))) (:ask #'double)
         (is (= 4 (number-of (ask channel (note 2)))))
-        (is-true (wait-until (lambda () (told-of others :attempt-ended))))
+        (eventually (told-of others :attempt-ended))
         (is (equal (told-names told) (told-names others)))))))
 
 (test observers-of-connections-and-refusals
@@ -113,13 +113,13 @@ have been told."
                   (loop repeat 3000 until (told-of server :refused) do (sleep 0.01)))
                 (double note call))))
     (let ((future (grpc:call-async #'lab.bench:ask channel (note 1))))
-      (is-true (wait-until (lambda () (told-of server :call-begun))))
+      (eventually (told-of server :call-begun))
       (is (typep (caught (ask channel (note 2))) 'grpc:resource-exhausted))
       (is (= 2 (number-of (grpc:await future))))
       (is (eq :max-calls (first (first (told-of server :refused)))))
       (is (= 2 (length (told-of server :call-ended)))))
     (grpc:close-channel channel)
-    (is-true (wait-until (lambda () (told-of server :connection-ended))))
+    (eventually (told-of server :connection-ended))
     (is (= 1 (length (told-of client :connection-ended))))
     (is (stringp (second (first (told-of client :connection-ended)))))))
 

@@ -52,7 +52,7 @@
                  (is (= (* 2 i) (number-of (ask channel (note i) :wait-for-ready t))))
                  (is (eq :ready (grpc:channel-state channel)))
                  (grpc:stop-server server))
-               (is (wait-until (lambda () (not (eq :ready (grpc:channel-state channel))))))
+               (eventually (not (eq :ready (grpc:channel-state channel))))
                (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))))))
 
 (test whoever-calls-often-reconnects-as-well
@@ -233,8 +233,7 @@ well."
         (is (= 2 (getf (grpc:server-statistics server) :connections)))
         (signal-it go-on)
         (is (equal '(0 1 2) (numbers watch)))
-        (is (wait-until (lambda ()
-                          (= 1 (getf (grpc:server-statistics server) :connections)))))))))
+        (eventually (= 1 (getf (grpc:server-statistics server) :connections)))))))
 
 (test stream-limit
   "Calls past the server's limit of streams wait for one, in order, and can be cancelled meanwhile."
@@ -272,7 +271,7 @@ well."
         (is (equal '(2 2 2) (mapcar #'wire::link-calls
                                     (client::connection-set-links (connection-set-of subchannel)))))
         (grpc:send waiting (note 9))
-        (is (wait-until (lambda () (client::waiting-calls (client::channel-core channel)))))
+        (eventually (client::waiting-calls (client::channel-core channel)))
         (grpc:close-send (fifth calls))
         (is (null (grpc:receive (fifth calls))))
         (is (= 9 (number-of (grpc:receive waiting))))
@@ -298,7 +297,7 @@ well."
       (is (equal (rest links) (client::connection-set-links (connection-set-of subchannel))))
       (is (eq :ready (grpc:channel-state channel)))
       (is (= 2 (number-of (ask channel (note 1)))))
-      (is (wait-until (lambda () (= 1 (getf (grpc:server-statistics server) :connections)))))
+      (eventually (= 1 (getf (grpc:server-statistics server) :connections)))
       (is (eq :ready (grpc:channel-state channel))))))
 
 (test a-link-that-does-not-come-about-changes-nothing
@@ -314,9 +313,8 @@ well."
                            (list (os:make-address "127.0.0.1" 1)))
                      (client::widen connection-set 2)
                      (setf (client::connection-set-addresses connection-set) addresses)))
-        (is (wait-until (lambda () (client:connection-set-failure connection-set))))
-        (is (wait-until (lambda ()
-                          (null (client::connection-set-connect-rounds connection-set)))))
+        (eventually (client:connection-set-failure connection-set))
+        (eventually (null (client::connection-set-connect-rounds connection-set)))
         (is (eq :ready (grpc:channel-state channel)))
         (is (= 2 (number-of (ask channel (note 1)))))))
     (grpc:stop-server server)))
@@ -343,8 +341,7 @@ well."
            (is (<= (seconds-ns 0.1) (- (monotonic-ns) begin))))
          (is (null (client::connection-set-connect-rounds
                     (connection-set-of (the-subchannel channel))))))
-       (is (wait-until (lambda ()
-                         (zerop (getf (grpc:server-statistics server) :connections)))))
+       (eventually (zerop (getf (grpc:server-statistics server) :connections)))
        (grpc:stop-server server)))))
 
 (test the-whole-of-connecting-has-a-limit

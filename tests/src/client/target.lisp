@@ -42,7 +42,7 @@
                                     (subseq peer 0 (position #\: peer))))))))))
       (grpc:stop-server server))
     (is (null (probe-file path)))
-    (is (wait-until (lambda () (= descriptors (os:open-descriptor-count)))))))
+    (eventually (= descriptors (os:open-descriptor-count)))))
 
 (test one-address-that-cannot-be-had
   "Then the others are not kept either."
@@ -53,23 +53,21 @@
     (is (null (probe-file path)))
     (signals grpc:socket-error (start-probe '() :listen "unix:/no/such/directory/x.sock"))
     (signals grpc:misuse (start-probe '() :listen "dns://1.1.1.1/localhost:0"))
-    (is (wait-until (lambda () (= descriptors (os:open-descriptor-count)))))))
+    (eventually (= descriptors (os:open-descriptor-count)))))
 
 (test targets-of-channels
-  (let* ((path (free-path))
-         (server (start-probe (list :ask #'double)
-                              :listen (list "127.0.0.1:0" (format nil "unix:~A" path)))))
-    (unwind-protect
-         (let* ((address (grpc:server-address server))
-                (port (subseq address (1+ (position #\: address)))))
-           (dolist (form '("dns:///127.0.0.1:~A" "dns:localhost:~A" "localhost:~A"
-                           "passthrough:///127.0.0.1:~A" "ipv4:127.0.0.1:~A"
-                           "ipv4:127.0.0.1:1,127.0.0.1:~A"))
-             (grpc:with-channel (channel (format nil form port))
-               (is (= 4 (number-of (ask channel (note 2)))) "~A" form)))
-           (grpc:with-channel (channel (format nil "unix://~A" path))
-             (is (= 4 (number-of (ask channel (note 2)))))))
-      (grpc:stop-server server))))
+  (let ((path (free-path)))
+    (with-started (server (start-probe (list :ask #'double)
+                                       :listen (list "127.0.0.1:0" (format nil "unix:~A" path))))
+      (let* ((address (grpc:server-address server))
+             (port (subseq address (1+ (position #\: address)))))
+        (dolist (form '("dns:///127.0.0.1:~A" "dns:localhost:~A" "localhost:~A"
+                        "passthrough:///127.0.0.1:~A" "ipv4:127.0.0.1:~A"
+                        "ipv4:127.0.0.1:1,127.0.0.1:~A"))
+          (grpc:with-channel (channel (format nil form port))
+            (is (= 4 (number-of (ask channel (note 2)))) "~A" form)))
+        (grpc:with-channel (channel (format nil "unix://~A" path))
+          (is (= 4 (number-of (ask channel (note 2))))))))))
 
 (test authority-of-targets
   (let ((seen nil))

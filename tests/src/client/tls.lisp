@@ -155,8 +155,7 @@
       (is (= 0 (nth-value 1 (sb-bsd-sockets:socket-receive
                              socket nil 100 :element-type '(unsigned-byte 8)))))
       (sb-bsd-sockets:socket-close socket)
-      (is-true (wait-until (lambda ()
-                             (zerop (getf (grpc:server-statistics server) :connections)))))))
+      (eventually (zerop (getf (grpc:server-statistics server) :connections)))))
   (support:with-silent-listener (address)
     (grpc:with-channel (channel address :credentials (trusting nil) :preface-timeout-seconds 0.2)
       (let ((error (caught (ask channel (note 1)))))
@@ -260,13 +259,13 @@
                                             :credentials client)
                           (ask channel (note 1))))
                ;; one connection goes on; those of CYCLE may linger
-               (is-true (wait-until (lambda () (<= (os:tls-session-count) (+ 2 sessions)))))))
+               (eventually (<= (os:tls-session-count) (+ 2 sessions)))))
         (ask channel (note 1))
         (cycle 20)
         (let ((octets (support:foreign-octets)) (descriptors (os:open-descriptor-count)))
           (cycle (cycles))
           (is (< (- (support:foreign-octets) octets) 500000))
-          (is-true (wait-until (lambda () (<= (os:open-descriptor-count) descriptors)))))))
+          (eventually (<= (os:open-descriptor-count) descriptors)))))
     (is (= sessions (os:tls-session-count)))))
 
 ;;; Which name a server's certificate must have

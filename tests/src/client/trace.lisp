@@ -4,11 +4,8 @@
 (in-package #:clgrpc.tests.client)
 
 (defun call-with-tracers (names function)
-  (let ((before (grpc:tracers)))
-    (with-log ()
-      (unwind-protect (progn (setf (grpc:tracers) names)
-                             (funcall function))
-        (setf (grpc:tracers) before)))))
+  (with-log ()
+    (with-changed (((grpc:tracers) names)) (funcall function))))
 
 (defmacro with-tracers ((names) &body body)
   "Evaluate BODY while the tracers NAMES are on and the log is kept."
@@ -16,12 +13,10 @@
 
 (defmacro with-traced-probe ((channel names &rest options) (&rest handlers) &body body)
   "As WITH-PROBE, with the tracers NAMES on from before the server starts until BODY is left."
-  `(let ((before (grpc:tracers)))
-     (unwind-protect
-          (with-probe (,channel ,@options) ,handlers
-            (setf (grpc:tracers) ,names)
-            ,@body)
-       (setf (grpc:tracers) before))))
+  `(with-changed (((grpc:tracers)))
+     (with-probe (,channel ,@options) ,handlers
+       (setf (grpc:tracers) ,names)
+       ,@body)))
 
 (defun traced (event &rest plist)
   "What a tracer has told as EVENT with all of PLIST, oldest first."
@@ -92,11 +87,11 @@
     (with-tracers ("subchannel")
       (grpc:with-channel (channel address :backoff-initial-seconds 0.01)
         (caught (ask channel (note 1)))
-        (is (wait-until (lambda () (traced :back-off :target address))))
+        (eventually (traced :back-off :target address))
         (let ((server (start-probe (list :ask #'double) :listen address)))
           (ask channel (note 1) :wait-for-ready t)
           (grpc:stop-server server)
-          (is (wait-until (lambda () (traced :connection-ended))))))
+          (eventually (traced :connection-ended))))
       (is (traced :attempt :address address :tracer :subchannel))
       (is (traced :attempt-failed :address address :reason "Connection refused"))
       (is (traced-once :connected :peer address))
@@ -130,9 +125,9 @@
       (let ((request '(("HEADERS" 1 (:end-headers)) ("DATA" 1 (:end-stream))))
             (response '(("HEADERS" 1 (:end-headers)) ("DATA" 1 nil)
                         ("HEADERS" 1 (:end-stream :end-headers)))))
-        (is (wait-until (lambda () (= 3 (length (frames :frame-received :client))))))
+        (eventually (= 3 (length (frames :frame-received :client))))
         ;; the server tells after its write, when the client may have read that already
-        (is (wait-until (lambda () (= 3 (length (frames :frame-sent :server))))))
+        (eventually (= 3 (length (frames :frame-sent :server))))
         (is (equal request (frames :frame-sent :client)))
         (is (equal request (frames :frame-received :server)))
         (is (equal response (frames :frame-sent :server)))
@@ -153,7 +148,7 @@
       (flet ((octets (event)
                (loop for plist in (traced event :role role :frame "DATA")
                      sum (getf plist :length))))
-        (is (wait-until (lambda () (= (octets :frame-sent) (octets :frame-received)))))
+        (eventually (= (octets :frame-sent) (octets :frame-received)))
         (is (< 3000000 (octets :frame-sent) 3000100))))
     (is (null (set-difference (mapcar (lambda (plist) (getf plist :frame))
                                       (append (traced :frame-sent) (traced :frame-received)))
@@ -168,7 +163,7 @@
                  (grpc:do-messages (note stream))))
       (let ((call (chat channel (lambda ()
                                   (when (<= (incf sent) 40) (note 1 :body 10000))))))
-        (is (wait-until (lambda () (traced :window-withheld :tracer :flowctl))))
+        (eventually (traced :window-withheld :tracer :flowctl))
         (is (null (traced :window-given-back)))
         (signal-it go-on)
         (is (null (grpc:receive call))))

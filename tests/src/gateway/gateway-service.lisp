@@ -178,10 +178,9 @@ have the threads of their own server."
         (let ((call (watch channel (note 1 :body 10000))) (before -1))
           (is (= 1 (number-of (grpc:receive call))))
           ;; until it stands still
-          (is-true (wait-until (lambda ()
-                                 (prog1 (and (< 0 before) (= before (car sent)))
-                                   (setf before (car sent))
-                                   (await-signal (make-signal) :seconds 0.2)))))
+          (eventually (prog1 (and (< 0 before) (= before (car sent)))
+                        (setf before (car sent))
+                        (await-signal (make-signal) :seconds 0.2)))
           (is (< (car sent) total))
           (is (= (1- total) (length (numbers call))))
           (is (= total (car sent))))))))

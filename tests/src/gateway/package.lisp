@@ -6,7 +6,7 @@
   (:import-from #:clgrpc.tests.server
                 #:handling #:start-probe #:with-started #:call-with-log #:ask #:watch #:collect
                 #:chat #:double #:count-up #:add-up #:echo #:curl #:note #:number-of #:numbers
-                #:make-signal #:signal-it #:await-signal #:wait-until))
+                #:make-signal #:signal-it #:await-signal #:wait-until #:eventually))
 
 (in-package #:clgrpc.tests.gateway)
 

@@ -48,7 +48,7 @@ was to do later is forgotten."
       (is (eq t unwound))
       (is (eq t on-cancel))
       (is (= 1 (length timers)))
-      (is (wait-until (lambda () (notany #'timer-pending-p timers)))))))
+      (eventually (notany #'timer-pending-p timers)))))
 
 (test cancellation-from-other-threads
   (let ((sent (make-signal)) (seen nil))
@@ -181,7 +181,7 @@ was to do later is forgotten."
           (setf ahead 1000000000000)
           (grpc:resolve-future future '())
           (is (= 1 (number-of (grpc:await call :timeout 20))))
-          (is-true (wait-until (lambda () (= 3 (length elapsed)))))
+          (eventually (= 3 (length elapsed)))
           (is (= 1 (count-if (lambda (ns) (<= 1000000000000 ns)) elapsed)) "~S" elapsed))))))
 
 (test call-credentials-are-checked-before-the-call

@@ -45,6 +45,6 @@
                             :channel-options (list :observer (observer :client)))
           (:watch #'count-up)
         (is (equal '(0 1 2) (numbers (watch channel (note 3)))))
-        (is-true (wait-until (lambda () (= 2 (length told)))))
+        (eventually (= 2 (length told)))
         (is (equal '(2 4) (rest (assoc :client told))))
         (is (equal '(4 2) (rest (assoc :server told))))))))

@@ -212,9 +212,8 @@ error of the callback."
                (let ((call (chat channel :open)))
                  (grpc:send call (note 2))
                  (is (eql 7 (number-of (grpc:receive call))))
-                 (is-true (wait-until (lambda ()
-                                        (null (inproc::inproc-callbacks-scheduled
-                                               (inproc::call-inproc-callbacks served))))))
+                 (eventually (null (inproc::inproc-callbacks-scheduled
+                                    (inproc::call-inproc-callbacks served))))
                  call)))
         (let ((call (begun)))
           (is (eq :time-over (outcome-in 0.1 (lambda () (grpc:send call (note 1))))))

@@ -13,14 +13,11 @@
            (is (eq :unavailable (try)))
            (signals grpc:unavailable (grpc:ensure-connected channel))
            (dotimes (i 2)
-             (let ((server (server-at "inproc:channels-by-name" :ask #'double)))
-               (unwind-protect
-                    (progn
-                      (is (equal '("inproc:channels-by-name") (grpc:server-addresses server)))
-                      (is (eq channel (grpc:ensure-connected channel)))
-                      (is (= 2 (number-of (ask channel (note 1)))))
-                      (signals grpc:misuse (server-at "inproc:channels-by-name" :ask #'double)))
-                 (grpc:stop-server server)))
+             (with-started (server (server-at "inproc:channels-by-name" :ask #'double))
+               (is (equal '("inproc:channels-by-name") (grpc:server-addresses server)))
+               (is (eq channel (grpc:ensure-connected channel)))
+               (is (= 2 (number-of (ask channel (note 1)))))
+               (signals grpc:misuse (server-at "inproc:channels-by-name" :ask #'double)))
              (is (eq :unavailable (try)))))
       (grpc:close-channel channel))))
 
@@ -39,9 +36,7 @@
                      (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 1000))))))
     (unwind-protect
          (progn
-           (is-true (wait-until (lambda ()
-                                  (not (eq :open (inproc::callee-state
-                                                  (inproc::server-callee server)))))))
+           (eventually (not (eq :open (inproc::callee-state (inproc::server-callee server)))))
            (is (eq :unavailable (status-of-error (caught (ask channel (note 1))))))
            (grpc:close-channel channel)
            (is (eq :cancelled (status-of-error (caught (grpc:await call))))))

@@ -16,13 +16,12 @@
 (def-suite :clgrpc.inproc :description "Calls within the image.")
 
 (defun call-with-channel-to-probe (function handlers server-options channel-options)
-  (let ((server (apply #'start-probe handlers
-                       :listen (format nil "inproc:~A" (gensym "PROBE")) server-options)))
-    (unwind-protect
-         (let ((channel (apply #'grpc:server-channel server channel-options)))
-           (unwind-protect (funcall function channel server)
-             (grpc:close-channel channel)))
-      (grpc:stop-server server :drain 5))))
+  (with-started (server (apply #'start-probe handlers
+                               :listen (format nil "inproc:~A" (gensym "PROBE")) server-options)
+                 :drain 5)
+    (let ((channel (apply #'grpc:server-channel server channel-options)))
+      (unwind-protect (funcall function channel server)
+        (grpc:close-channel channel)))))
 
 (defmacro with-inproc ((channel &key (server (gensym "SERVER")) options channel-options events)
                        (&rest handlers)

@@ -70,7 +70,7 @@
         (is (await-signal begun))
         (sleep 0.05)
         (grpc:close-channel channel)
-        (is (wait-until (lambda () (eq :cancelled (grpc:call-status call)))))
+        (eventually (eq :cancelled (grpc:call-status call)))
         (signals grpc:misuse (ask channel (note 1)))))))
 
 (test attempts-on-the-caller's-thread-are-cancelled

@@ -30,7 +30,7 @@
                             (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
                                                                  :timeout 1000)))))))
       (is (= 1 (length timers)))
-      (is (wait-until (lambda () (notany #'timer-pending-p timers)))))))
+      (eventually (notany #'timer-pending-p timers)))))
 
 (test timeouts-leave-no-loop-behind
   "A channel that acquires a loop keeps it, even if a timeout ends the call that needs it; one that

@@ -8,6 +8,7 @@
                 #:connection-output-pending-p
                 #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
                 #:inbox-asleep-p #:confirm-wake #:close-inbox #:no-waker-left-p #:become-waker)
+  (:import-from #:clgrpc.tests.support #:eventually)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support))
   (:export #:*patience-seconds* #:await #:on-loop #:settle #:threads-left #:with-loops
            #:check-gone #:shiftable-clock #:mishap #:client-credentials

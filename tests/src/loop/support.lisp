@@ -33,10 +33,7 @@
 (defun descriptors-become-p (count)
   "True if the process has COUNT open descriptors, or has them soon: a thread that was overtaken in
 its wait closes the poller that it had when it wakes up."
-  (loop with pause = (sb-thread:make-semaphore)
-        repeat 2000
-        thereis (= count (os:open-descriptor-count))
-        do (sb-thread:wait-on-semaphore pause :timeout 0.01)))
+  (support:wait-until (lambda () (= count (os:open-descriptor-count)))))
 
 (defun open-files ()
   "The open descriptors of the process, each a list of its number and what it is open to."
@@ -81,6 +78,15 @@ that has answered, is waited for."
   "Do BODY with NAMES bound to running loops made with ARGUMENTS. They are stopped afterwards, and
 must have left no thread and no descriptor."
   `(call-with-loops ,(length names) (lambda () (list ,@arguments)) (lambda ,names ,@body)))
+
+(defmacro with-events ((events) &body body)
+  "Do BODY with EVENTS naming a function that returns the events logged so far, oldest first."
+  (let ((list (gensym)))
+    `(let ((,list (list '())))
+       (flet ((,events () (reverse (car ,list))))
+         (with-changed ((*log-function* (lambda (&rest event)
+                                          (sb-ext:atomic-push event (car ,list)))))
+           ,@body)))))
 
 (defun check-gone (loop)
   "LOOP comes to have no connection."

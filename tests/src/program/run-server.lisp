@@ -14,7 +14,7 @@ forms and exit hooks run."
     (with-greeter (program address)
       ;; until then it may be about to forget what its stream of standard output held, and with it
       ;; what a handler puts there
-      (is-true (loop repeat 3000 thereis (main-thread-waits-p program) do (sleep 0.01)))
+      (support:eventually (main-thread-waits-p program))
       (grpc:with-channel (channel address)
         (is (string= "Hello, Ada!" (greet channel "Ada"))))
       (support:signal-program program signal)

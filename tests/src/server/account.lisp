@@ -122,12 +122,10 @@ time to collect all garbage."
 
 (defun call-with-heap-of (live function)
   (let* ((used (floor (* live (heap-size))))
-         (spare (- (heap-size) (* 2 used)))
-         (next clgrpc.base::**next-search**))
+         (spare (- (heap-size) (* 2 used))))
     (with-replaced (('heap-used (constantly used)) ('heap-spare (constantly spare)))
-      (setf clgrpc.base::**next-search** (+ (monotonic-ns) (seconds-ns 1000)))
-      (unwind-protect (funcall function)
-        (setf clgrpc.base::**next-search** next)))))
+      (with-changed ((clgrpc.base::**next-search** (+ (monotonic-ns) (seconds-ns 1000))))
+        (funcall function)))))
 
 (test no-calls-begin-while-the-heap-is-full
   "Each call that comes then has a look, so the next one begins once the heap is not full."

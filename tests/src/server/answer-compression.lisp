@@ -230,10 +230,9 @@ its call ends with a status, mostly :internal, and the server goes on."
 
 (defun call-with-compressor (name compress decompress function)
   "Call FUNCTION while there is the compression NAME with these functions, besides our own."
-  (let ((before encoding::**encodings**))
-    (unwind-protect (progn (grpc:register-compressor name :compress compress :decompress decompress)
-                           (funcall function))
-      (setf encoding::**encodings** before))))
+  (with-changed (encoding::**encodings**)
+    (grpc:register-compressor name :compress compress :decompress decompress)
+    (funcall function)))
 
 (defun turned (octets &optional level)
   "OCTETS, each exclusive-or 255: a compression for tests, which gains nothing."

@@ -256,10 +256,10 @@ that, however handlers run."
                (before (progn (is-true (await-signal running)) (timers))))
           (let ((others (loop for i from 2 to 5
                               collect (grpc:call-async #'lab.bench:ask channel (note i)))))
-            (is-true (wait-until (lambda () (= (+ 4 before) (timers)))))
+            (eventually (= (+ 4 before) (timers)))
             (loop repeat 5 do (signal-it go-on))
             (dolist (future (cons first others)) (grpc:await future))
-            (is-true (wait-until (lambda () (<= (timers) before))))))))))
+            (eventually (<= (timers) before))))))))
 
 (test places-of-calls-that-have-ended-are-free
   "A call that is cancelled while it waits for a thread leaves its place in the queue to another."

@@ -12,10 +12,11 @@
                     (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os)
                     (#:support #:clgrpc.tests.support) (#:memory #:clgrpc.tests.world)
                     (#:dialogue #:clgrpc.tests.dialogue))
-  (:import-from #:clgrpc.tests.support #:close-socket #:connect-socket)
+  (:import-from #:clgrpc.tests.support #:close-socket #:connect-socket #:wait-until #:eventually)
   (:export
    ;; support.lisp
-   #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:server-links
+   #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:eventually #:settled
+   #:server-links
    #:budgets #:held-octets #:note #:number-of
    #:numbers #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught #:route-named
    ;; service.lisp

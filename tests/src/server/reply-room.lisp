@@ -62,12 +62,10 @@ meanwhile: handlers that hold room do not wait for each other."
          (let ((promised (promised-octets)))
            (setf thread (sb-thread:make-thread
                          (lambda () (number-of (ask channel (note 7 :body 100000))))))
-           (is-true (wait-until (lambda ()
-                                  (and (room-awaited-p)
-                                       (= promised (promised-octets))))))
+           (eventually (and (room-awaited-p) (= promised (promised-octets))))
            (funcall free))))
       (is (eql 7 (sb-thread:join-thread thread :default nil)))
-      (is-true (wait-until (lambda () (= before (promised-octets))))))))
+      (eventually (= before (promised-octets))))))
 
 (test messages-that-wait-for-room-have-the-turn-of-their-peer-only
   "A compressed message that waits for room keeps none of other peers from being decompressed. Its
@@ -90,9 +88,8 @@ own peer gets no more turns meanwhile, and owes the time that the message has us
       (call-with-room-short
        (lambda (free)
          (setf thread (sb-thread:make-thread (lambda () (number-of (ask channel (note 7))))))
-         (is-true (wait-until (lambda ()
-                                (and (room-awaited-p)
-                                     (= all (sb-thread:semaphore-count (server::timed-turns)))))))
+         (eventually (and (room-awaited-p)
+                          (= all (sb-thread:semaphore-count (server::timed-turns)))))
          (is (= (1- peers) (sb-thread:semaphore-count turns)))
          (is-true (server::budget-used-p budget))
          (is (null inside))
@@ -116,11 +113,10 @@ for its answer back meanwhile: one with a turn may wait for that room."
       (serving:note-answer (route-named server 'lab.bench:ask) 10000000)
       (sb-thread:wait-on-semaphore turns :n peers)
       (setf thread (sb-thread:make-thread (lambda () (number-of (ask channel (note 7))))))
-      (is-true (wait-until (lambda ()
-                             (and entered (= before (promised-octets))))))
+      (eventually (and entered (= before (promised-octets))))
       (sb-thread:signal-semaphore turns peers)
       (is (eql 7 (sb-thread:join-thread thread :default nil)))
-      (is-true (wait-until (lambda () (= before (promised-octets)))))
+      (eventually (= before (promised-octets)))
       (is (= peers (sb-thread:semaphore-count turns))))))
 
 ;;; A message with many fields, and so many octets without any of them
@@ -140,10 +136,10 @@ service Taker { rpc Take(stream Wide) returns (Wide); }"
 
 (defun call-with-taker (options function)
   "Call FUNCTION with a server of a taker, with OPTIONS, that waits for no room."
-  (let ((server (apply #'grpc:start-server (make-instance 'taker) :listen "127.0.0.1:0"
-                                                                  :room-wait-seconds 0 options)))
-    (unwind-protect (funcall function server)
-      (grpc:stop-server server :drain 5))))
+  (with-started (server (apply #'grpc:start-server (make-instance 'taker)
+                               :listen "127.0.0.1:0" :room-wait-seconds 0 options)
+                 :drain 5)
+    (funcall function server)))
 
 (defun wide (parts &optional (more 0))
   "A message with PARTS empty ones inside it, and MORE octets of text."

@@ -221,7 +221,7 @@ that tells whether all echoes of a call ran on the loop."
        (grpc:with-call (second (chat channel :open))
          (speak second 2)
          (speak first 3)))
-     (is-true (wait-until (lambda () (server::route-blocks route))))
+     (eventually (server::route-blocks route))
      (is (loop repeat 20
                do (setf (server::route-blocks route) :waits)
                thereis (funcall on-the-loop-p)))

@@ -92,8 +92,8 @@ start; nothing is logged of a service with a handler."
       (signals loop:socket-error (start-probe '() :listen (list "127.0.0.1:0"
                                                                 (grpc:server-address server))))
       (grpc:stop-server server))
-    (is (wait-until (lambda () (= threads (our-threads)))))
-    (is (wait-until (lambda () (= descriptors (open-descriptors)))))))
+    (eventually (= threads (our-threads)))
+    (eventually (= descriptors (open-descriptors)))))
 
 (loop:register-scheme "left" :listen (lambda (server address)
                                        (declare (ignore server address))
@@ -105,8 +105,8 @@ start; nothing is logged of a service with a handler."
         (servers (registered server:**servers**)))
     (is (eq :left (catch 'left (start-probe '() :listen '("127.0.0.1:0" "left:x") :loops 2))))
     (is (null (set-difference (registered server:**servers**) servers)))
-    (is (wait-until (lambda () (= threads (our-threads)))))
-    (is (wait-until (lambda () (= descriptors (open-descriptors)))))))
+    (eventually (= threads (our-threads)))
+    (eventually (= descriptors (open-descriptors)))))
 
 ;;; Stopping
 
@@ -122,12 +122,11 @@ start; nothing is logged of a service with a handler."
         (let* ((stopper (sb-thread:make-thread
                          (lambda () (grpc:stop-server server :drain 20))))
                (seconds (elapsed-seconds
-                          (is (wait-until (lambda () (not (grpc:server-running-p server)))))
+                          (eventually (not (grpc:server-running-p server)))
                           (grpc:send chat (note 1))
                           (is (= 1 (number-of (grpc:receive chat))))
                           ;; a new call finds nobody, once the client has been told
-                          (is (wait-until (lambda () (not (eq :ready
-                                                              (grpc:channel-state channel))))))
+                          (eventually (not (eq :ready (grpc:channel-state channel))))
                           (let ((error (caught (ask channel (note 1) :timeout 5))))
                             (is (typep error 'grpc:unavailable))
                             (is (not (grpc:rpc-error-sent-p error))))
@@ -194,7 +193,7 @@ start; nothing is logged of a service with a handler."
                         (await-peer peer (lambda () (plusp (length (exchange-data-octets chat)))))
                         (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
              (late nil))
-        (is (wait-until (lambda () (not (grpc:server-running-p server)))))
+        (eventually (not (grpc:server-running-p server)))
         ;; not having read the GOAWAY
         (setf late (send-request peer "/lab.Bench/Ask" :data (note-octets 5)))
         (http2:send-data (exchange-stream chat) (make-octets 0) 0 0 t)
@@ -220,7 +219,7 @@ start; nothing is logged of a service with a handler."
         (is (< (elapsed-seconds (is (not (grpc:stop-server server :drain 0)))) 5))
         (is (typep (caught (grpc:await future)) 'grpc:unavailable))
         (signal-it go-on)))
-    (is (wait-until (lambda () (= threads (our-threads)))))))
+    (eventually (= threads (our-threads)))))
 
 (test stop-from-several-threads
   (with-probe (channel :server server) (:ask #'double)

@@ -28,19 +28,6 @@
   "What the connections of SERVER are charged with."
   (reduce #'+ (server-links server) :key #'wire::link-held))
 
-(defun wait-until (predicate &key (seconds +patience+))
-  "Wait until PREDICATE is true, for what tells nobody when it changes; return its value. It is
-looked at all the time for 10 ms, and then each millisecond, for others need the processor, too."
-  (loop with quiet = (make-signal)
-        with begin = (monotonic-ns)
-        for value = (funcall predicate)
-        for waited = (- (monotonic-ns) begin)
-        until (or value (> waited (seconds-ns seconds)))
-        do (if (< waited 10000000)
-               (sb-thread:thread-yield)
-               (await-signal quiet :seconds 0.001)) ; which nobody signals
-        finally (return value)))
-
 (defun settled (function)
   "The value of FUNCTION once it has been the same for a tenth of a second: for things that come to
 a halt without telling anybody."

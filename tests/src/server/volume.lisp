@@ -176,7 +176,7 @@ waits or a callback, at either end; in the end nothing is charged to the connect
                   (is-true (await-signal done))))
             (is (= (length bodies) (length answers)))
             (is (every #'same-body-p (reverse answers) bodies))))
-        (is-true (wait-until (lambda () (zerop (held-octets server)))))))))
+        (eventually (zerop (held-octets server)))))))
 
 ;;; Calls that nobody reads
 
@@ -194,13 +194,13 @@ connection, though together they have sent several times its window."
                  (await-signal gate)
                  nil))
       (let ((calls (loop repeat 20 collect (chat channel (endless (note 1 :body 10000))))))
-        (is-true (wait-until (lambda () (<= (* 20 60000) (held-octets server)))))
+        (eventually (<= (* 20 60000) (held-octets server)))
         ;; sooner than the handlers give up, which would make room; the second needs many windows
         (is (= 42 (number-of (ask channel (note 21) :timeout 5))))
         (is (= 42 (number-of (ask channel (note 21 :body 1000000) :timeout 5))))
         (mapc #'grpc:cancel calls)
         (dolist (call calls) (signal-it gate))
-        (is-true (wait-until (lambda () (zerop (held-octets server)))))))))
+        (eventually (zerop (held-octets server)))))))
 
 (test calls-nobody-reads-are-bounded
   "Past half of max-held-octets the connection waits as well; no call is ended for it, and once

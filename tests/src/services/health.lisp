@@ -4,12 +4,10 @@
 
 (defun call-with-health (function)
   "Call FUNCTION with a server of a probe and a health service, that service, and a channel."
-  (let* ((service (make-instance 'grpc:health-service))
-         (server (grpc:start-server (list (make-probe) service))))
-    (unwind-protect
-         (grpc:with-channel (channel (grpc:server-address server))
-           (funcall function server service channel))
-      (grpc:stop-server server :drain 0))))
+  (let ((service (make-instance 'grpc:health-service)))
+    (with-started (server (grpc:start-server (list (make-probe) service)) :drain 0)
+      (grpc:with-channel (channel (grpc:server-address server))
+        (funcall function server service channel)))))
 
 (defmacro with-health ((server service channel) &body body)
   `(call-with-health (lambda (,server ,service ,channel)
@@ -100,18 +98,15 @@
 
 (test a-server-that-cannot-start-changes-no-status
   "As one whose address is taken; the next one has the statuses that were set before."
-  (let ((service (make-instance 'grpc:health-service))
-        (other (grpc:start-server '())))
-    (unwind-protect
-         (progn
-           (grpc:set-health-status service "" :not-serving)
-           (grpc:set-health-status service "lab.Bench" :unknown)
-           (is (null (ignore-errors (grpc:start-server (list (make-probe) service)
-                                                       :listen (grpc:server-address other)))))
-           (with-started (server (grpc:start-server (list (make-probe) service)) :drain 0)
-             (is (eq :not-serving (grpc:health-status service "")))
-             (is (eq :unknown (grpc:health-status service "lab.Bench")))))
-      (grpc:stop-server other :drain 0))))
+  (let ((service (make-instance 'grpc:health-service)))
+    (with-started (other (grpc:start-server '()) :drain 0)
+      (grpc:set-health-status service "" :not-serving)
+      (grpc:set-health-status service "lab.Bench" :unknown)
+      (is (null (ignore-errors (grpc:start-server (list (make-probe) service)
+                                                  :listen (grpc:server-address other)))))
+      (with-started (server (grpc:start-server (list (make-probe) service)) :drain 0)
+        (is (eq :not-serving (grpc:health-status service "")))
+        (is (eq :unknown (grpc:health-status service "lab.Bench")))))))
 
 (test names-of-no-service-are-logged
   "Whether they get their status before or after the server starts: a warning if one is misspelt."
@@ -184,7 +179,7 @@ may be :UNKNOWN; and no change of another name."
           (grpc:set-health-status service "not.Made" :unknown)
           (is (eq :unknown (next-status other))))))
     ;; all have gone
-    (is (wait-until (lambda () (zerop (count-watchers service)))))))
+    (eventually (zerop (count-watchers service)))))
 
 (defun call-of-watcher (service)
   "The call of the first watcher of the whole server, once there is one."
@@ -309,9 +304,9 @@ status is the right one, and at the end each watcher is told that and ends."
                                   (case (length statuses)
                                     (2 (grpc:set-health-status service "lab.Bench" :unknown))
                                     (3 (grpc:cancel call)))))
-               (is (wait-until (lambda () (= 1 (length statuses)))))
+               (eventually (= 1 (length statuses)))
                (grpc:set-health-status service "lab.Bench" :not-serving)
-               (is (wait-until (lambda () (= 1 (count-watchers service)))))
+               (eventually (= 1 (count-watchers service)))
                (is (equal '(:serving :not-serving :unknown) (reverse statuses)))
                (is-true (grpc:stop-server server :drain 20))
                (is (eq :not-serving (next-status other)))

@@ -5,33 +5,32 @@
 (test metrics-over-plain-http
   "In both formats, compressed, by HEAD, over both versions of HTTP; not by POST."
   (let* ((metrics (grpc:make-metrics))
-         (counter (grpc:make-counter metrics "shop.orders"))
-         (server (grpc:start-server '() :http (list (grpc:metrics-handler metrics)))))
-    (unwind-protect
-         (flet ((get-metrics (&rest arguments) (apply #'curl server "/metrics" arguments))
-                (has (line text) (is (search line text) "~S is not in ~S" line text)))
-           (grpc:add counter 3)
-           (let ((plain (get-metrics "-i")))
-             (has "HTTP/1.1 200" plain)
-             (has "content-type: text/plain; version=0.0.4; charset=utf-8|" plain)
-             (has "vary: accept, accept-encoding|" plain)
-             (has "|# TYPE shop_orders_total counter|shop_orders_total{" plain)
-             (is-false (search "content-encoding" plain)))
-           (let ((open (get-metrics "-i" "-H" "accept: application/openmetrics-text")))
-             (has "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8|"
-                  open)
-             (has "|# TYPE shop_orders counter|shop_orders_total{" open)
-             (has "|# EOF|" open))
-           (has "|# TYPE shop_orders_total counter|" (get-metrics "--http2-prior-knowledge"))
-           (let ((packed (get-metrics "-i" "--compressed")))
-             (has "content-encoding: gzip|" packed)
-             (has "|# TYPE shop_orders_total counter|" packed))
-           (let ((head (get-metrics "-I")))
-             (has "HTTP/1.1 200" head)
-             (has "content-type: text/plain" head)
-             (is-false (search "shop_orders" head)))
-           (has "405" (get-metrics "-i" "-d" "x")))
-      (grpc:stop-server server :drain 0))))
+         (counter (grpc:make-counter metrics "shop.orders")))
+    (with-started (server (grpc:start-server '() :http (list (grpc:metrics-handler metrics)))
+                   :drain 0)
+      (flet ((get-metrics (&rest arguments) (apply #'curl server "/metrics" arguments))
+             (has (line text) (is (search line text) "~S is not in ~S" line text)))
+        (grpc:add counter 3)
+        (let ((plain (get-metrics "-i")))
+          (has "HTTP/1.1 200" plain)
+          (has "content-type: text/plain; version=0.0.4; charset=utf-8|" plain)
+          (has "vary: accept, accept-encoding|" plain)
+          (has "|# TYPE shop_orders_total counter|shop_orders_total{" plain)
+          (is-false (search "content-encoding" plain)))
+        (let ((open (get-metrics "-i" "-H" "accept: application/openmetrics-text")))
+          (has "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8|"
+               open)
+          (has "|# TYPE shop_orders counter|shop_orders_total{" open)
+          (has "|# EOF|" open))
+        (has "|# TYPE shop_orders_total counter|" (get-metrics "--http2-prior-knowledge"))
+        (let ((packed (get-metrics "-i" "--compressed")))
+          (has "content-encoding: gzip|" packed)
+          (has "|# TYPE shop_orders_total counter|" packed))
+        (let ((head (get-metrics "-I")))
+          (has "HTTP/1.1 200" head)
+          (has "content-type: text/plain" head)
+          (is-false (search "shop_orders" head)))
+        (has "405" (get-metrics "-i" "-d" "x"))))))
 
 (test metrics-are-not-made-for-each-request
   "A scrape takes milliseconds; who asks for thousands gets the last once more, and soon a new one."
@@ -49,7 +48,7 @@
         (is (<= services::+answers-at-once+ different 150) "~D are different" different)
         (is (not (eq (first (last answers))
                      (scrape '("accept" . "application/openmetrics-text")))))
-        (is (wait-until (lambda () (not (eq (first (last answers)) (scrape))))))))))
+        (eventually (not (eq (first (last answers)) (scrape))))))))
 
 (test metrics-are-at-the-path-that-is-said
   "And at no other."

@@ -31,7 +31,7 @@ holds nothing afterwards."
                            :options (list :protocols '(:grpc :grpc-web :connect :rest) ,@options))
           (,@handlers)
         ,@body
-        (is-true (wait-until (lambda () (nothing-left-p ,server))))))))
+        (eventually (nothing-left-p ,server))))))
 
 (defmacro with-counted-protocols ((server calls &rest options) &body body)
   "Evaluate BODY with SERVER, of all protocols, and CALLS how often a handler was called."
@@ -458,7 +458,7 @@ as one from behind a gateway, is not a mistake of the client's body."
                   (grpc:do-messages (message stream) message)
                   (note 1)))
     (with-plain-socket (socket (grpc:server-address server))
-      (is-true (wait-until (lambda () (budgets server))))
+      (eventually (budgets server))
       (dolist (owed '(nil t))
         (when owed
           (dolist (budget (budgets server))
@@ -537,6 +537,6 @@ as one from behind a gateway, is not a mistake of the client's body."
                                                    (list nil line type)
                                                    (format nil "Content-Length: ~D|" (length body))
                                                    body))))
-                   finally (is-true (wait-until (lambda () (= 90 open)))))
+                   finally (eventually (= 90 open)))
           (mapc #'close-socket sockets)))
-      (is-true (wait-until (lambda () (= 90 cancelled)))))))
+      (eventually (= 90 cancelled)))))

@@ -10,7 +10,7 @@
   (:import-from #:clgrpc.tests.server
                 #:with-probe #:double #:count-up #:add-up #:curl #:note #:number-of #:framed
                 #:note-octets #:budgets #:make-signal
-                #:signal-it #:await-signal #:wait-until #:+patience+ #:server-links
+                #:signal-it #:await-signal #:wait-until #:eventually #:+patience+ #:server-links
                 #:held-octets #:octets-charged #:handling
                 #:with-plain-socket #:connect-socket #:close-socket #:say-text
                 #:hear-octets #:wire-text #:answers #:hear-all

@@ -6,12 +6,10 @@
   "Call FUNCTION with a function that returns for how much room calls have asked since it was called
 before."
   (let ((rooms '()))
-    (sb-int:encapsulate 'clgrpc.rpc:call-with-room 'note-room
-                        (lambda (call-with-room call octets &rest arguments)
-                          (push octets rooms)
-                          (apply call-with-room call octets arguments)))
-    (unwind-protect (funcall function (lambda () (nreverse (shiftf rooms '()))))
-      (sb-int:unencapsulate 'clgrpc.rpc:call-with-room 'note-room))))
+    (with-replaced (('clgrpc.rpc:call-with-room (lambda (call-with-room call octets &rest arguments)
+                                                  (push octets rooms)
+                                                  (apply call-with-room call octets arguments))))
+      (funcall function (lambda () (nreverse (shiftf rooms '())))))))
 
 (test messages-of-the-web-need-little-room
   "One of Protocol Buffers needs as much as one of gRPC: more than usual only if it takes that. What

@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.tests.form
   (:use #:cl #:fiveam)
   (:shadow #:test #:in-suite)
-  (:export #:test #:in-suite #:with-replaced #:with-logged)
+  (:export #:test #:in-suite #:with-replaced #:with-changed)
   (:documentation "FiveAM, with a TEST whose body is compiled with its file, in the suite of its
 package."))
 
@@ -27,7 +27,8 @@ package."))
            #:set-descriptor-limit #:foreign-octets
            #:suite-tests #:test-name #:suite-p #:failed-check-p #:skipped-check-p #:check-reason
            #:test-layer #:tests-failed #:tests-failed-suites
-           #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine
+           #:at-length #:patient-seconds #:wait-until #:eventually #:exhausting-a-stack
+           #:skip-on-slow-machine
            #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets #:unprintable
            #:check-record #:renew-records #:replaced
            #:make-socket #:close-socket #:connect-socket #:with-silent-listener

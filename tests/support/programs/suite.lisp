@@ -75,6 +75,25 @@ machine's own processor needs at most: ten times as many if CLGRPC_EMULATED says
 this."
   (if (uiop:getenvp "CLGRPC_EMULATED") (* 10 seconds) seconds))
 
+;;; Waiting
+
+(defun wait-until (predicate &key (seconds (patient-seconds 60)))
+  "Wait until PREDICATE is true, for what tells nobody when it changes; return its value. It is
+looked at all the time for 10 ms, and then each millisecond, for others need the processor, too."
+  (loop with quiet = (sb-thread:make-semaphore)
+        with begin = (get-internal-real-time)
+        for value = (funcall predicate)
+        for waited = (/ (- (get-internal-real-time) begin) internal-time-units-per-second)
+        until (or value (> waited seconds))
+        do (if (< waited 1/100)
+               (sb-thread:thread-yield)
+               (sb-thread:wait-on-semaphore quiet :timeout 0.001)) ; which nobody signals
+        finally (return value)))
+
+(defmacro eventually (form &rest options)
+  "Check that FORM becomes true; OPTIONS are those of WAIT-UNTIL."
+  `(fiveam:is-true (wait-until (lambda () ,form) ,@options) "~S has not become true" ',form))
+
 ;;; Skipped tests
 
 (defmethod fiveam::test-lambda :around ((test fiveam::test-case))

@@ -1,4 +1,4 @@
-;;;; The form that defines a test, and one that replaces functions meanwhile.
+;;;; The form that defines a test, and two that replace functions, or values, meanwhile.
 
 (in-package #:clgrpc.tests.form)
 
@@ -54,21 +54,13 @@ STAND-IN. That is called with the function itself and its arguments."
                                      collect `(list ,name ,stand-in)))
                        (lambda () ,@body)))
 
-(defun call-with-logged (names function)
-  "Call FUNCTION as WITH-LOGGED says."
-  (let ((events (list '())))
-    (flet ((note (level event &rest plist)
-             (when (or (null names) (member event names))
-               (sb-ext:atomic-push (list* level event plist) (car events)))))
-      (uiop:symbol-call '#:clgrpc.base '#:add-log-listener #'note)
-      (unwind-protect (progv (list (uiop:find-symbol* '#:*log-function* '#:clgrpc.base)) '(nil)
-                        (funcall function (lambda () (reverse (car events)))))
-        (uiop:symbol-call '#:clgrpc.base '#:remove-log-listener #'note)))))
-
-(defmacro with-logged ((events &rest names) &body body)
-  "Evaluate BODY without another log of this thread. (EVENTS) returns what all threads have logged
-meanwhile, oldest first: a list of the level, the event and its plist. NAMES are the only events
-listed, if there are any."
-  `(call-with-logged ',names (lambda (logged)
-                               (flet ((,events () (funcall logged)))
-                                 ,@body))))
+(defmacro with-changed ((&rest rows) &body body)
+  "Evaluate BODY while each PLACE of ROWS, (PLACE VALUE) or PLACE, has VALUE, for all threads, if one
+is given; afterwards it has the value of before."
+  (let* ((rows (loop for row in rows
+                     collect (list* (gensym "FORMER") (if (consp row) row (list row)))))
+         (changes (loop for (nil place . value) in rows
+                        when value append (cons place value))))
+    `(let ,(loop for (former place) in rows collect (list former place))
+       (unwind-protect (progn (setf ,@changes) ,@body)
+         (setf ,@(loop for (former place) in rows append (list place former)))))))

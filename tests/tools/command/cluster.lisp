@@ -60,10 +60,8 @@
       ;; workflows, which ada works on
       (is (= 0 (run-line "call" address "clgrpc.workflow.v1.Workflow/Start" "-d"
                          "{\"id\": \"w1\", \"steps\": [{\"task\": \"echo\"}]}")))
-      (is (loop repeat 400
-                thereis (search "w1" (nth-value 1 (run-line "cluster" "workflows" address
-                                                            "--status" "completed")))
-                do (sleep 0.05)))
+      (eventually (search "w1" (nth-value 1 (run-line "cluster" "workflows" address
+                                                      "--status" "completed"))))
       (is (search "\"COMPLETED\"" (nth-value 1 (run-line "cluster" "workflows" address
                                                          "--json"))))
       ;; with its worker and its store
@@ -131,10 +129,10 @@ is asked."
                (is (= code actual) "~A ~S: ~A" what arguments output)
                output))
            (awaited (status id)
-             (loop repeat 400
-                   thereis (search (format nil "\"status\": \"~A\"" status)
-                                   (nth-value 1 (run-line "cluster" "show" address id "--json")))
-                   do (sleep 0.05))))
+             (wait-until (lambda ()
+                           (search (format nil "\"status\": \"~A\"" status)
+                                   (nth-value 1 (run-line "cluster" "show" address id
+                                                          "--json")))))))
       (let ((request (format nil "{\"type\": \"trial\", \"steps\": [~A, ~A]}"
                              "{\"signal\": \"go\"}" "{\"task\": \"echo\"}")))
         (is (search "w1 started" (said 0 "start" "w1" "--request" request)))
@@ -234,9 +232,7 @@ is asked."
       (said 1 "create-schedule" "s" "--every" "2s" "--task" "echo")
       (is (search "night created" (said 0 "create-schedule" "night" "--cron" "0 3 * * *" "--task"
                                         "echo" "--overlap" "allow" "--catch-up" "3")))
-      (is-true (loop repeat 400
-                     thereis (search "s.2" (said 0 "workflows"))
-                     do (sleep 0.05)))
+      (eventually (search "s.2" (said 0 "workflows")))
       (let ((output (said 0 "schedules")))
         (dolist (text '("each 1 s" "0 3 * * *" "03:00:00.000Z"))
           (is (search text output) "~A is not in ~A" text output)))

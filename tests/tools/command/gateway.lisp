@@ -40,7 +40,7 @@
       (support:with-server-program (program same (support:testee-program) "serve" "greeter"
                                             "--listen" address "--limits" "reuse-port=true")
         (is (string= address same))
-        (is-true (wait-until (lambda () (search "Hello, Ada!" (greet-in-json front)))))))))
+        (eventually (search "Hello, Ada!" (greet-in-json front)))))))
 
 (test gateway-without-types-says-so
   "Without a server behind it the gateway begins, and the standard error has the reason why only

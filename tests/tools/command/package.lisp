@@ -2,7 +2,7 @@
 
 (defpackage #:clgrpc.tests.tools
   (:use #:cl #:clgrpc.tests.form)
-  (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:wait-until)
+  (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:wait-until #:eventually)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
                     (#:testee #:clgrpc.testee) (#:method #:clgrpc.method)
                     (#:load #:clgrpc.load) (#:etcd #:clgrpc.etcd)

@@ -353,10 +353,9 @@ headers and trailers that begin with x-, as second value."
                         (apply #'lab-answers channel (fdefinition stub) requests options)
                       (is (like-p answers result) "~S ~S: ~S" stub requests result)
                       (is (equalp metadata its-metadata) "~S ~S: ~S" stub requests its-metadata)))
-           (is-true (wait-until (lambda ()
-                                  (string= "{\"begun\":3,\"finished\":2,\"cancelled\":1}"
-                                           (lab-answers channel #'lab.web.v1.meta-service:seen
-                                                        '("{\"key\":\"k\"}"))))))
+           (eventually (string= "{\"begun\":3,\"finished\":2,\"cancelled\":1}"
+                                (lab-answers channel #'lab.web.v1.meta-service:seen
+                                             '("{\"key\":\"k\"}"))))
            (let ((reply (lab-answers channel #'lab.web.v1.meta-service:meta '("{}") :timeout 20)))
              (is (search "\"hasDeadline\":1" reply))
              (is (< 9999 (parse-integer reply :start (length "{\"timeoutMs\":\"")

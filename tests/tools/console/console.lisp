@@ -32,7 +32,7 @@
     (ask channel (note 1))
     (caught (ask channel (note 0)))
     (fetch server "/console/" :headers (bearer console))
-    (is-true (wait-until (lambda () (= 2 (length (kept-plists console))))))
+    (eventually (= 2 (length (kept-plists console))))
     (is (= 2 (counted (console:console-metrics console) "grpc.server.call.duration"))
         "a request of HTTP is no call")
     (destructuring-bind (well failed) (kept-plists console)
@@ -48,14 +48,14 @@
     (with-probe (channel :options (list :observer (list metrics console)))
         (:ask #'double)
       (ask channel (note 1))
-      (is-true (wait-until (lambda () (kept-plists console))))
+      (eventually (kept-plists console))
       (is (= 1 (counted metrics "grpc.server.call.duration"))))))
 
 (test metrics-of-the-users-need-not-be-given-twice
   (let* ((metrics (grpc:make-metrics)) (console (console:make-console :metrics metrics)))
     (with-probe (channel :options (list :observer console)) (:ask #'double)
       (ask channel (note 1))
-      (is-true (wait-until (lambda () (kept-plists console))))
+      (eventually (kept-plists console))
       (is (= 1 (counted metrics "grpc.server.call.duration"))))))
 
 (test channels-and-calls-within-the-image
@@ -63,12 +63,10 @@
     (with-probe (channel :channel-options (list :observer console)) (:ask #'double)
       (ask channel (note 1)))
     (is (equal '(:client) (mapcar (lambda (plist) (getf plist :role)) (kept-plists console))))
-    (let ((server (start-probe (list :ask #'double))))
-      (unwind-protect
-           (let ((channel (grpc:server-channel server :observer console)))
-             (ask channel (note 1))
-             (is-true (wait-until (lambda () (= 2 (length (kept-plists console)))))))
-        (grpc:stop-server server)))
+    (with-started (server (start-probe (list :ask #'double)))
+      (let ((channel (grpc:server-channel server :observer console)))
+        (ask channel (note 1))
+        (eventually (= 2 (length (kept-plists console))))))
     (is (= 2 (counted (console:console-metrics console) "grpc.client.call.duration")))))
 
 (test the-log-is-heard

@@ -17,8 +17,7 @@
         (flet ((look (calls)
                  (dotimes (i calls) (ask channel (note 1)))
                  (incf all calls)
-                 (is-true (wait-until
-                           (lambda () (= all (counted metrics "grpc.server.call.duration")))))
+                 (eventually (= all (counted metrics "grpc.server.call.duration")))
                  (console::take-look hour metrics (monotonic-ns))))
           (look 2)
           (look 0)
@@ -46,7 +45,7 @@
   (with-shown (console server channel)
     (ask channel (note 1))
     (is (null (console::console-thread console)))
-    (is-true (wait-until (lambda () (plusp (console::hour-looks (console::console-hour console))))))
+    (eventually (plusp (console::hour-looks (console::console-hour console))))
     (console::take-look (console::console-hour console) (console:console-metrics console)
                         (monotonic-ns))
     (with-events (stream console server)

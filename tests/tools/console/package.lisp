@@ -32,7 +32,7 @@ shows it, and a channel to it. Afterwards nobody looks any more."
                  :options (list :observer console :http (list (console:console-handler console))))
         (:ask #'double)
       (funcall function console server channel))
-    (is-true (wait-until (lambda () (null (console::console-thread console)))))))
+    (eventually (null (console::console-thread console)))))
 
 (defmacro with-shown ((console server channel &rest options) &body body)
   `(call-with-shown (lambda (,console ,server ,channel)

@@ -40,9 +40,7 @@ far, and how many calls it has."
                          :channel-options (list :observer console))
         (:ask #'double)
       (dotimes (i 3) (ask channel (note 1)))
-      (is-true (wait-until (lambda ()
-                             (= 3 (counted (console:console-metrics console)
-                                           "grpc.server.call.duration")))))
+      (eventually (= 3 (counted (console:console-metrics console) "grpc.server.call.duration")))
       (let* ((first (update-of console update-stream)) (series (rows-of first)))
         (is (equal '((("client" "lab.Bench/Ask" "OK") 3) (("server" "lab.Bench/Ask" "OK") 3))
                    (count-rows first series)))
@@ -53,9 +51,7 @@ far, and how many calls it has."
         ;; then
         (caught (ask channel (note 0)))
         (dotimes (i 2) (ask channel (note 1)))
-        (is-true (wait-until (lambda ()
-                               (= 6 (counted (console:console-metrics console)
-                                             "grpc.server.call.duration")))))
+        (eventually (= 6 (counted (console:console-metrics console) "grpc.server.call.duration")))
         (let* ((second (update-of console update-stream)) (series (append series (rows-of second))))
           (is (equal '((("client" "lab.Bench/Ask" "NOT_FOUND") 1)
                        (("client" "lab.Bench/Ask" "OK") 2)
@@ -122,9 +118,7 @@ far, and how many calls it has."
       (clgrpc.tests.server::answers
        server (format nil "POST /lab.Bench/Ask HTTP/1.1|host: a|content-type: application/json|~
                            content-length: 2|connection: close||{}"))
-      (is-true (wait-until (lambda ()
-                             (= 2 (counted (console:console-metrics console)
-                                           "grpc.server.call.duration")))))
+      (eventually (= 2 (counted (console:console-metrics console) "grpc.server.call.duration")))
       (let ((update (update-of console (console::make-update-stream))))
         (is (equal '("" "connect")
                    (sort (loop for row in (rows-of update) collect (aref row 5)) #'string<)))

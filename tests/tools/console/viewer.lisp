@@ -65,7 +65,7 @@
     (with-events (stream console server)
       (next-event stream)
       (is-true (console::console-thread console)))
-    (is-true (wait-until (lambda () (null (console::console-thread console)))))
+    (eventually (null (console::console-thread console)))
     (let ((taken (console::update-stream-taken-ns (console::console-update-stream console))))
       (ask channel (note 1))
       ;; who comes back soon finds what was there

@@ -317,7 +317,7 @@ so over the same loop; see CALL-WATCHED."
                        (repeated (opening-octets `(:data ,id ,(note-octets 1 :body 16000))) 300)))
       (grpc:with-channel (channel address)
         (let ((call (watch channel (note 1))))
-          (is-true (wait-until (lambda () (grpc:call-status call))))
+          (eventually (grpc:call-status call))
           (is (eq :internal (grpc:call-status call)))
           (is (search "FLOW_CONTROL_ERROR" (princ-to-string (caught (numbers call))))))))))
 
@@ -338,6 +338,6 @@ GOAWAY or not, end when the channel is closed."
             (grpc:call-metadata call)   ; waits for the headers
             (grpc:close-channel channel)
             (is (eq :cancelled (grpc:call-status call)))
-            (is-true (wait-until (lambda () (grpc:future-done-p future))))
+            (eventually (grpc:future-done-p future))
             (is (member (status:rpc-error-status (caught (grpc:await future)))
                         '(:cancelled :unavailable)))))))))

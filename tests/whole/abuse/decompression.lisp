@@ -114,7 +114,7 @@ longer than their deadlines. Another connection is served meanwhile."
     (with-attacker (attacker address :from *other*)
       (is-true (served-p attacker))
       (have-owe server 1000))
-    (is-true (wait-until (lambda () (= 1 (connection-count server)))))
+    (eventually (= 1 (connection-count server)))
     ;; two entries are looked at when a connection ends
     (dotimes (i 4)
       (with-attacker (attacker address) (is-true (served-p attacker))))

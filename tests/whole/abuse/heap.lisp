@@ -172,7 +172,7 @@ long as all of its attempts."
                                address)))
                  (format t "~&; ~(~A~) from ~:[one address~;many~], ~D MB: a bystander has waited ~
                             ~,3F s at most~%" holder many megabytes seconds)))
-             (is-true (wait-until (lambda () (answered-p address 10)))))))
+             (eventually (answered-p address 10)))))
 
 (test what-peers-hold-ends-no-process
   (check-holders 512 1)

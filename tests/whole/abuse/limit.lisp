@@ -27,11 +27,11 @@
   "The bystander's is one of them."
   (with-victim (address :server server :options '(:max-connections-per-peer 5))
     (with-connected (first 4 address)
-      (is-true (wait-until (lambda () (= 5 (connected-count server)))))
+      (eventually (= 5 (connected-count server)))
       (with-connected (more 3 address)
         (is (every #'turned-away-p more)))
       (is (= 5 (connected-count server))))
-    (is-true (wait-until (lambda () (= 1 (connected-count server)))))
+    (eventually (= 1 (connected-count server)))
     (with-attacker (attacker address) (is-true (served-p attacker)))))
 
 (test too-many-handshakes
@@ -40,13 +40,13 @@
     (with-attacker (decent address)
       (is-true (served-p decent))
       (with-connected (silent 5 address)
-        (is-true (wait-until (lambda () (= 7 (connected-count server)))))
+        (eventually (= 7 (connected-count server)))
         (with-connected (more 3 address)
           (is (every #'turned-away-p (subseq silent 0 3)))
           (is (notany #'gone-p (append more (nthcdr 3 silent)))))
         (is-true (served-p decent))
         ;; their time is up
-        (is-true (wait-until (lambda () (= 2 (connected-count server))))))
+        (eventually (= 2 (connected-count server))))
       (with-attacker (attacker address) (is-true (served-p attacker))))))
 
 (test too-many-calls
@@ -82,7 +82,7 @@ limited, another's are served."
         (with-attacker (decent address) (is-true (served-p decent)))
         (signal-it release)
         (loop repeat 7 do (signal-it release))
-        (is (wait-until (lambda () (served-p attacker))))))))
+        (eventually (served-p attacker))))))
 
 (defun call-with-stalled (function)
   "Call FUNCTION with a handler that returns for numbers from 70 on only when FUNCTION has."
@@ -160,11 +160,11 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
                         :handlers (list :ask #'answer-at-length))
     (with-attacker (attacker address :settings '((:initial-window-size 0)))
       (ask-for-much attacker 2 100)
-      (is-true (wait-until (lambda () (< 65536 (queued-octets server)))))
+      (eventually (< 65536 (queued-octets server)))
       (throw-and-reset attacker (support:at-length 50 200) 1000000)
       (with-attacker (decent address) (is-true (served-p decent)))
       ;; one of the two that asked for much may wait still
-      (is-true (wait-until (lambda () (>= 1 (held-up-count server))))))))
+      (eventually (>= 1 (held-up-count server))))))
 
 (defun held-up-count (server)
   "How many calls wait at SERVER for answers to leave."
@@ -179,9 +179,9 @@ nothing else to send, which would have it look."
                         :handlers (list :ask #'answer-at-length))
     (with-attacker (attacker address)
       (let ((much (first (ask-for-much attacker 1 300))))
-        (is-true (wait-until (lambda () (< 65536 (queued-octets server)))))
+        (eventually (< 65536 (queued-octets server)))
         (let ((little (demand attacker "/lab.Bench/Ask" (note-octets 1))))
-          (is-true (wait-until (lambda () (= 1 (held-up-count server)))))
+          (eventually (= 1 (held-up-count server)))
           (throw-frames attacker `(:rst-stream ,much :cancel))
           (is (eq :ok (verdict attacker little))))))))
 
@@ -237,7 +237,6 @@ nothing else to send, which would have it look."
                        (error "no"))))
       (with-connected (attackers 6 (grpc:server-address server))
         (is (every #'turned-away-p attackers))))
-    (is-true (wait-until (lambda ()
-                           (zerop (hash-table-count (server::admission-peers
-                                                     (server::server-admission server)))))))
+    (eventually (zerop (hash-table-count (server::admission-peers
+                                          (server::server-admission server)))))
     (is (= 2 (number-of (ask channel (note 1)))))))

@@ -405,7 +405,7 @@ since all fields are in the tables from the second on."
           (throw-frames attacker `(:rst-stream ,id :cancel)))
         (is-true (served-p attacker)))
       ;; what is left is the links' own
-      (is-true (wait-until (lambda () (< (wheel-count wheel) 5)))))))
+      (eventually (< (wheel-count wheel) 5)))))
 
 (test streams-without-window
   "Many streams that may not send; then they may, and all end well."

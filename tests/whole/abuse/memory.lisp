@@ -43,7 +43,7 @@ refused, short answers are given all the while, and long ones again once the sil
                  (is (eq :ok (verdict decent (demand decent "/grpc.testing.TestService/EmptyCall"
                                                      (framed (octets-of)))))))))
         (dolist (attacker silent) (close-socket (attacker-socket attacker)))))
-    (is-true (wait-until (lambda () (answered-p address 1000000))))))
+    (eventually (answered-p address 1000000))))
 
 (defun hear-endings (attackers count)
   "The last frames of the streams of ATTACKERS, a list for each attacker: COUNT frames, or fewer if
@@ -84,7 +84,7 @@ refused, and the server lives."
                (is (plusp given)))
           (dolist (attacker attackers) (close-socket (attacker-socket attacker))))))
     ;; what the attackers held is the collector's now
-    (is-true (wait-until (lambda () (answered-p address 1000000))))))
+    (eventually (answered-p address 1000000))))
 
 ;;; Messages that take much more memory once they are decoded
 
@@ -121,7 +121,7 @@ others are served all the while."
                  (is (eq :ok (verdict decent (demand decent "/grpc.testing.TestService/EmptyCall"
                                                      (framed (octets-of)))))))))
         (dolist (attacker attackers) (close-socket (attacker-socket attacker)))))
-    (is-true (wait-until (lambda () (answered-p address 1000000))))))
+    (eventually (answered-p address 1000000))))
 
 (defun answer-within-process ()
   "Have 60 threads get five answers of 4 MB each from a handler in this process; print how many were

@@ -16,7 +16,8 @@
   (:import-from #:clgrpc.tests.dialogue #:frames-octets)
   (:import-from #:clgrpc.tests.hpack #:with-random #:random-octets)
   (:import-from #:clgrpc.tests.server
-                #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:server-links
+                #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:eventually
+                #:server-links
                 #:held-octets #:note #:note-octets #:number-of #:numbers #:with-log #:events-of
                 #:elapsed-seconds #:caught #:framed #:handling #:start-probe #:with-probe
                 #:with-started #:ask #:watch #:collect #:chat #:echo #:echo-reactively

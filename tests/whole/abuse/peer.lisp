@@ -19,8 +19,7 @@ the oldest gives way."
   (with-victim (address :server server :watched nil
                         :options '(:max-handshakes 50 :preface-timeout-seconds 60))
     (with-connected (silent 120 address)
-      (is-true (wait-until (lambda () (= 70 (loop for attacker in silent
-                                                  count (gone-p attacker))))))
+      (eventually (= 70 (loop for attacker in silent count (gone-p attacker))))
       (is (= 51 (connected-count server)))
       (dolist (from (list *other* nil))
         (dotimes (i 10)
@@ -63,7 +62,7 @@ come between get a place all the same, however few may be leaving at a time."
                                                   :roots (support:certificate-file "ca.pem"))))
       (with-connected (attackers 60 address)
         (dolist (attacker attackers) (throw-octets attacker hello))
-        (is-true (wait-until (lambda () (= 21 (connected-count server)))))
+        (eventually (= 21 (connected-count server)))
         (grpc:with-channel (channel address
                                     :credentials (grpc:tls-credentials
                                                   :roots (support:certificate-file "ca.pem")))
@@ -96,8 +95,8 @@ which is told by GOAWAY; that itself gets no more."
       (let ((ids (loop for attacker in greedy
                        do (greet attacker)
                        collect (demand attacker "/lab.Bench/Collect" (note-octets 1) :end nil))))
-        (is-true (wait-until (lambda () (= 9 (loop for server-loop in (server:server-loops server)
-                                                   sum (server::server-loop-open server-loop))))))
+        (eventually (= 9 (loop for server-loop in (server:server-loops server)
+                               sum (server::server-loop-open server-loop))))
         (with-connected (others 4 address :from *other*)
           (mapc #'greet others)
           (is-true (every #'served-p others)))
@@ -114,7 +113,7 @@ which is told by GOAWAY; that itself gets no more."
       (dotimes (i 40)
         (with-attacker (refused address :from (vector 127 0 1 (1+ i)) :polite nil)
           (is (eq :closed (hear-to-the-end refused)))))
-      (is-true (wait-until (lambda () (>= 3 (hash-table-count peers))))))))
+      (eventually (>= 3 (hash-table-count peers))))))
 
 (test calls-of-one-address
   "Requests that never end, on many connections: another peer's calls begin, and those of another

@@ -34,7 +34,7 @@ When those have been cancelled, or taken, they are."
   (with-long-answers (address server)
     (with-attacker (attacker address :settings '((:initial-window-size 0)))
       (let ((ids (ask-for-much attacker 1000 400)))
-        (is (wait-until (lambda () (< 20000000 (queued-octets server)))))
+        (eventually (< 20000000 (queued-octets server)))
         (with-attacker (decent address) (is-true (served-p decent)))
         (is (< (queued-octets server) 60000000) "~D octets queued" (queued-octets server))
         (dolist (id (butlast ids 10)) (throw-frames attacker `(:rst-stream ,id :cancel)))
@@ -65,7 +65,7 @@ When those have been cancelled, or taken, they are."
       (dolist (attacker attackers)
         (greet attacker '(:initial-window-size 0))
         (ask-for-much attacker 50 400))
-      (is (wait-until (lambda () (< 15000000 (queued-octets server)))))
+      (eventually (< 15000000 (queued-octets server)))
       (with-attacker (decent address) (is-true (served-p decent)))
       (is (< (queued-octets server) 60000000) "~D octets queued" (queued-octets server)))))
 
@@ -81,7 +81,7 @@ it is charged all the same. Of these rounds about half failed."
                  (ask-for-much attacker 50 400))
                (flet ((queued () (queued-octets server))
                       (charged () (account-sum (server::server-account server))))
-                 (is (wait-until (lambda () (< 15000000 (queued)))))
+                 (eventually (< 15000000 (queued)))
                  (is (wait-until (lambda () (<= (queued) (charged))))
                      "~D octets wait, ~D are charged" (queued) (charged)))))))
 
@@ -145,8 +145,7 @@ unsent; when it is read all get their status, wherever their handlers run."
       (demand gone "/lab.Bench/Collect" (note-octets 1) :end nil)
       (with-attacker (full address :settings '((:initial-window-size 1000000000)))
         (ask-for-much full 50 400)
-        (is-true (wait-until (lambda () (= 1 (connected-count server)))
-                             :seconds *return-seconds*))))))
+        (eventually (= 1 (connected-count server)) :seconds *return-seconds*)))))
 
 (test half-closed-connections
   "Who ends its side of the connection has gone (we do not answer into the dark)."
@@ -154,8 +153,7 @@ unsent; when it is read all get their status, wherever their handlers run."
     (with-attacker (attacker address)
       (demand attacker "/lab.Bench/Collect" (note-octets 1) :end nil)
       (sb-bsd-sockets:socket-shutdown (attacker-socket attacker) :direction :output)
-      (is-true (wait-until (lambda () (= 1 (connected-count server)))
-                           :seconds *return-seconds*)))))
+      (eventually (= 1 (connected-count server)) :seconds *return-seconds*))))
 
 (test slow-prefaces
   "Hundreds that send their preface octet by octet, and never the end of it."
@@ -164,7 +162,7 @@ unsent; when it is read all get their status, wherever their handlers run."
       (loop for octet across (subseq *preface* 0 20)
             do (dolist (attacker attackers) (throw-octets attacker (octets-of octet))))
       (is (every (lambda (attacker) (eq :protocol-error (hear-to-the-end attacker))) attackers))
-      (is-true (wait-until (lambda () (= 1 (connected-count server))))))))
+      (eventually (= 1 (connected-count server))))))
 
 (test slow-handshakes
   "Hundreds that begin TLS, and go on octet by octet."
@@ -182,4 +180,4 @@ unsent; when it is read all get their status, wherever their handlers run."
         (loop for octet across hello
               do (dolist (attacker attackers) (throw-octets attacker (octets-of octet))))
         (is (every #'turned-away-p attackers))
-        (is-true (wait-until (lambda () (= 1 (connected-count server)))))))))
+        (eventually (= 1 (connected-count server)))))))

@@ -35,15 +35,15 @@ another's are served at once, as are those of an address that comes last."
                                          :reserve-wait-seconds 1))
       (with-attacker (attacker address)
         (dotimes (i 300) (demand attacker "/lab.Bench/Chat" (note-octets 1) :end nil))
-        (is-true (wait-until (lambda () (<= 20 (most-running server)))))
+        (eventually (<= 20 (most-running server)))
         (with-attacker (decent address)
           (dotimes (i 5) (is-true (talk decent) "~A" execution)))
         (with-attacker (decent address :from *other*)
           (dotimes (i 5) (is-true (talk decent) "~A" execution)))
         (is (<= (first (thread-counts server)) 30) "~A: ~S" execution (thread-counts server))
-        (is-true (wait-until (lambda () (events-of :refused)) :seconds 20))
+        (eventually (events-of :refused) :seconds 20)
         (is (search "of 127.0.0.1 (reserve-wait-seconds)" (refused-text))))
-      (is-true (wait-until (lambda () (eql 0 (most-running server))))))))
+      (eventually (eql 0 (most-running server))))))
 
 (test handlers-that-block-on-the-loop
   "Handlers that are said not to block, and do."
@@ -84,16 +84,16 @@ run, and all of the first do in the end."
              (with-attacker (attacker address)
                (let ((ids (loop repeat 200
                                 collect (demand attacker "/lab.Bench/Chat" (note-octets 77)))))
-                 (is-true (wait-until (lambda () (<= 20 (car called)))))
+                 (eventually (<= 20 (car called)))
                  (with-attacker (decent address)
                    (dotimes (i 5) (is-true (talk decent)))
                    (is-true (served-p decent)))
                  (is (<= (first (thread-counts server)) 30) "~S" (thread-counts server))
                  (throw-frames attacker `(:rst-stream ,(first (last ids)) :cancel))
                  (release)
-                 (is-true (wait-until (lambda () (<= 199 (car called)))))))
+                 (eventually (<= 199 (car called)))))
           (release))
-        (is-true (wait-until (lambda () (eql 0 (most-running server)))))))))
+        (eventually (eql 0 (most-running server)))))))
 
 (defun loops-rest-p (server)
   "True if no loop of SERVER has made a turn in the fifth of a second that this takes."
@@ -126,16 +126,16 @@ of them gets its thread."
           (unwind-protect
                (progn
                  (dotimes (i 40) (demand attacker "/lab.Bench/Chat" (note-octets 77)))
-                 (is-true (wait-until (lambda () (crowded-p server 1))))
+                 (eventually (crowded-p server 1))
                  (let ((before (car called)))
                    (signal-it release)
-                   (is-true (wait-until (lambda () (= (1+ before) (car called)))))
+                   (eventually (= (1+ before) (car called)))
                    (is-true (wait-until (lambda () (loops-rest-p server)))
                             "The loop looks again and again.")
                    (is (= (1+ before) (car called)))))
             (dotimes (i 40) (signal-it release)))
-          (is-true (wait-until (lambda () (= 40 (car called))))))
-        (is-true (wait-until (lambda () (eql 0 (most-running server)))))))))
+          (eventually (= 40 (car called))))
+        (eventually (eql 0 (most-running server)))))))
 
 (test callbacks-that-wait-for-the-threads-of-others
   "Callbacks of a connection that wait since others hold the threads run when those return, though
@@ -156,17 +156,17 @@ one of the connection's own still blocks."
                  (dolist (other others)
                    (greet other)
                    (demand-some other 20 77))
-                 (is-true (wait-until (lambda () (crowded-p server 3))))
+                 (eventually (crowded-p server 3))
                  (with-attacker (attacker address)
                    (demand-some attacker 2 78)
-                   (is-true (wait-until (lambda () (crowded-p server 4))))
+                   (eventually (crowded-p server 4))
                    (is (= 1 (called 1)))
                    (dotimes (i 60) (signal-it (car releases)))
-                   (is-true (wait-until (lambda () (= 2 (called 1)))))
+                   (eventually (= 2 (called 1)))
                    (dotimes (i 2) (signal-it (cadr releases)))))
             (dotimes (i 60) (signal-it (car releases)))
             (dotimes (i 2) (signal-it (cadr releases)))))
-        (is-true (wait-until (lambda () (eql 0 (most-running server)))))))))
+        (eventually (eql 0 (most-running server)))))))
 
 (test callbacks-that-wait-come-before-later-handlers
   "A callback that waits for a thread of its connection gets one in its turn, though handlers of the
@@ -193,13 +193,13 @@ connection wait for threads all the while."
             (unwind-protect
                  (let ((first (open-chat)) (second (open-chat)))
                    (say first 77)
-                   (is-true (wait-until (lambda () (= 1 (car called)))))
+                   (eventually (= 1 (car called)))
                    (ask 30)
-                   (is-true (wait-until (lambda () (crowded-p server 1))))
+                   (eventually (crowded-p server 1))
                    (say second 78)
                    (ask 100)
                    (dotimes (i 60) (signal-it release))
-                   (is-true (wait-until (lambda () (= 2 (car called))) :seconds 20)))
+                   (eventually (= 2 (car called)) :seconds 20))
               (signal-it stay)
               (dotimes (i 130) (signal-it release)))))
-        (is-true (wait-until (lambda () (eql 0 (most-running server)))))))))
+        (eventually (eql 0 (most-running server)))))))

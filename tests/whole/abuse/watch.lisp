@@ -49,11 +49,9 @@ GET-INTERNAL-RUN-TIME has it."
 
 (defun call-with-small-nursery (function)
   "Call FUNCTION while *NURSERY-OCTETS* are consed between two collections, from a full one on."
-  (let ((before (sb-ext:bytes-consed-between-gcs)))
-    (setf (sb-ext:bytes-consed-between-gcs) *nursery-octets*)
+  (with-changed (((sb-ext:bytes-consed-between-gcs) *nursery-octets*))
     (sb-ext:gc :full t)
-    (unwind-protect (funcall function)
-      (setf (sb-ext:bytes-consed-between-gcs) before))))
+    (funcall function)))
 
 ;;; What the machine does to threads
 

@@ -80,8 +80,8 @@ take of the heap; CONNECTIONS is a function that returns how many it has."
              (let ((octets (heap-octets)))
                (mapc #'async:close-socket (setf sockets (nthcdr +few+ sockets)))
                (setf sockets nil)
-               (is-true (wait-until (lambda () (= +few+ (funcall connections)))))
-               (is-true (wait-until (lambda () (= +few+ (loop:event-loop-connections loop)))))
+               (eventually (= +few+ (funcall connections)))
+               (eventually (= +few+ (loop:event-loop-connections loop)))
                (let ((each (/ (- octets (heap-octets)) (- +many+ +few+))))
                  (report "crowd: ~A, ~D connections, ~,0F octets each at both ends"
                          name +many+ each)

@@ -61,7 +61,7 @@ of CHANNEL; return it."
              (is (= 0 (number-of (ask channel (note 0)))) "others go on")
              (signal-it release)
              ;; or the next one's handler might take what releases this one
-             (is-true (wait-until (lambda () (zerop (car inside))))))))))))
+             (eventually (zerop (car inside))))))))))
 
 (test interrupt-leaves-the-loop-to-others
   "While C-c has opened a debugger for a caller that drives, others call, and it may go on to wait."
@@ -139,7 +139,7 @@ others had calls, leaves it to the caller again."
         (dotimes (round 20)
           (say round)
           (clgrpc.loop::request-runner loop)
-          (is-true (wait-until (lambda () (not (free-p loop)))))
+          (eventually (not (free-p loop)))
           (when (loop for i below 100
                       do (say i)
                       thereis (free-p loop))

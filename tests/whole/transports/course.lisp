@@ -341,7 +341,7 @@ messages."
         (push (number-of (grpc:receive call)) got)
         (grpc:on-message call (lambda (note) (push (number-of note) got)))
         (signals grpc:misuse (grpc:receive call))
-        (is (wait-until (lambda () (grpc:call-status call))))
+        (eventually (grpc:call-status call))
         (is (wait-until (lambda () (equal '(4 3 2 1) got))) "~S" got)
         ;; it cancels a call that is left by an error, so it comes last
         (signals grpc:misuse (grpc:do-messages (note call) note))))))
@@ -583,7 +583,7 @@ begins."
   (with-transport (channel :server server) (:ask #'double :watch #'count-up)
     (dotimes (i 5) (ask channel (note i)))
     (numbers (watch channel (note 3)))
-    (is (wait-until (lambda () (= 6 (getf (grpc:server-statistics server) :calls)))))))
+    (eventually (= 6 (getf (grpc:server-statistics server) :calls)))))
 
 (defun count-without-end (note call)
   (loop (grpc:send call note)))
@@ -595,10 +595,8 @@ begins."
       (grpc:send call (note 1))
       (is (= 1 (number-of (grpc:receive call))))
       (let ((stopper (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
-        (is (wait-until (lambda () (not (grpc:server-running-p server)))))
-        (is (wait-until (lambda ()
-                          (eq :unavailable
-                              (status-of-error (caught (ask channel (note 1) :timeout 5)))))))
+        (eventually (not (grpc:server-running-p server)))
+        (eventually (eq :unavailable (status-of-error (caught (ask channel (note 1) :timeout 5)))))
         (grpc:send call (note 2))
         (is (= 2 (number-of (grpc:receive call))))
         (grpc:close-send call)
@@ -626,10 +624,9 @@ begins."
           (is (await-signal running))
           (let ((stopper (sb-thread:make-thread
                           (lambda () (grpc:stop-server server :drain 300)))))
-            (is (wait-until (lambda ()
-                              (eq :unavailable
-                                  (status-of-error
-                                   (caught (numbers (chat channel (list (note 1))))))))))
+            (eventually (eq :unavailable
+                            (status-of-error
+                             (caught (numbers (chat channel (list (note 1))))))))
             (signal-it go-on)
             (is (eql 4 (ended caller)))
             (is (eq t (ended stopper)))))))))
@@ -644,7 +641,7 @@ the end of its server's drain."
                (ask channel (note 1))
                (when close (grpc:close-channel channel))
                (is (eq (= drain +patience+) (grpc:stop-server server :drain drain)))
-               (is-true (wait-until (lambda () (grpc:call-status call))))
+               (eventually (grpc:call-status call))
                (is (eq status (grpc:call-status call)))))))
     (forget :timeout 0.1 :status :deadline-exceeded)
     (forget :close t :status :cancelled)
@@ -670,10 +667,9 @@ do, within the time that they have."
             (:callback (let ((call (chat channel :open)))
                          (grpc:send call (note 3))
                          (is (equal '(3) (numbers call))))))
-          (is (wait-until (lambda ()
-                            (notany (lambda (thread)
-                                      (equal "clgrpc stop" (sb-thread:thread-name thread)))
-                                    (sb-thread:list-all-threads)))))
+          (eventually (notany (lambda (thread)
+                                (equal "clgrpc stop" (sb-thread:thread-name thread)))
+                              (sb-thread:list-all-threads)))
           (is-false (grpc:server-running-p server))
           (is-true (grpc:stop-server server)))))
     (is (equal '(nil nil) results))))

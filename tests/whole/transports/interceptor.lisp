@@ -15,7 +15,7 @@ returns the notes by number."
                                (grpc:attempt-status attempt))
                          notes)))))
             (lambda (count)
-              (is (wait-until (lambda () (= count (length notes)))))
+              (eventually (= count (length notes)))
               (sb-thread:with-mutex (lock)
                 (sort (shiftf notes '()) #'< :key #'first))))))
 
@@ -159,7 +159,7 @@ metadata could be changed then."
                 note)
          :watch #'count-up :chat #'echo)
       (flet ((seen ()
-               (is (wait-until (lambda () seen)))
+               (eventually seen)
                (shiftf seen '())))
         (ask channel (note 1))
         (is (equal '((:ok "" "h" "t")) (seen)))
@@ -192,7 +192,7 @@ metadata could be changed then."
           (:chat (hanging-first 1 #'echo cancelled))
         (attempts-made)
         (let ((call (send-all (chat channel :open) (notes 1))))
-          (is (wait-until (lambda () (= 1 (aref **attempts** 0)))))
+          (eventually (= 1 (aref **attempts** 0)))
           (grpc:cancel call)
           (is (equal '((0 :first :cancelled)) (funcall ends 1))))))))
 

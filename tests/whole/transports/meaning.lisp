@@ -402,7 +402,7 @@ b") ("x-a-bin" . "text")))
                         (lambda ()
                           (setf error (caught (ask channel (note 1) :timeout 0.05
                                                    :call-credentials credentials)))))))
-          (is (wait-until (lambda () (not (sb-thread:thread-alive-p thread)))))
+          (eventually (not (sb-thread:thread-alive-p thread)))
           ;; a call that still waits needs that
           (when (sb-thread:thread-alive-p thread) (grpc:resolve-future future '()))
           (sb-thread:join-thread thread)

@@ -61,14 +61,14 @@ server."))
 
 (defun call-in-process (function service server-options channel-options)
   "As CALL-OVER, for channels within the image."
-  (let ((server (apply #'grpc:start-server service
-                       :listen (format nil "inproc:~A" (gensym "TRANSPORTS")) server-options)))
-    (unwind-protect
-         (let ((channel (apply #'grpc:make-channel (grpc:server-address server)
-                               (without-wire-options channel-options))))
-           (unwind-protect (funcall function channel server)
-             (grpc:close-channel channel)))
-      (grpc:stop-server server :drain 5))))
+  (with-started (server (apply #'grpc:start-server service
+                               :listen (format nil "inproc:~A" (gensym "TRANSPORTS"))
+                               server-options)
+                 :drain 5)
+    (let ((channel (apply #'grpc:make-channel (grpc:server-address server)
+                          (without-wire-options channel-options))))
+      (unwind-protect (funcall function channel server)
+        (grpc:close-channel channel)))))
 
 (defmethod call-over ((transport (eql :in-process)) function service server-options
                       channel-options)

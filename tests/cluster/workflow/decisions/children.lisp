@@ -156,7 +156,7 @@
         (is (string= "w" (pb:parent-id (pb:workflow-state-parent child))))
         (is (string= "doubling" (pb:workflow-state-type (state-of node "named.1.0")))))
       ;; nothing is left to be done
-      (is-true (wait-until (lambda () (null (errands-left node))))))))
+      (eventually (null (errands-left node))))))
 
 (defun errands-left (node)
   "Keys of what is due at NODE that are no timers."
@@ -174,13 +174,13 @@
            (there-p (id) (handler-case (state-of node id) (workflow-not-found () nil))))
       (start-workflow node "w" '((:parallel ((:parallel ((:signal "x")))) ((:signal "x")))))
       (start-workflow node "v" '((:children ((((:signal "x")))) :abandon t)))
-      (is-true (wait-until (lambda () (and (there-p "w.1.0.1.0") (there-p "w.1.1")
-                                           (there-p "v.1.0")))))
+      (eventually (and (there-p "w.1.0.1.0") (there-p "w.1.1")
+                       (there-p "v.1.0")))
       (cancel-workflow node "w" :reason "enough")
       (cancel-workflow node "v")
-      (is-true (wait-until (lambda () (equal '(:cancelled :cancelled :cancelled)
-                                             (mapcar #'status '("w.1.0" "w.1.1" "w.1.0.1.0"))))))
-      (is-true (wait-until (lambda () (null (errands-left node)))))
+      (eventually (equal '(:cancelled :cancelled :cancelled)
+                         (mapcar #'status '("w.1.0" "w.1.1" "w.1.0.1.0"))))
+      (eventually (null (errands-left node)))
       (is (eq :running (status "v.1.0"))))))
 
 (test a-child-whose-id-is-taken-fails-the-step
@@ -235,7 +235,7 @@ results are a transaction's."
            (cancel (from to)
              (loop for place from from below to
                    do (cancel-workflow node (workflow::child-id "w" 1 place)))))
-      (is-true (wait-until (lambda () (eq :joining (pb:step-state-status (step-state))))))
+      (eventually (eq :joining (pb:step-state-status (step-state))))
       ;; the node's own jobs leave their errands where they are meanwhile
       (with-replaced (('workflow::handle-errands (constantly '())))
         (cancel 0 70)
@@ -247,7 +247,7 @@ results are a transaction's."
       (is (= 70 (count :cancelled (pb:step-state-children (step-state))
                        :key #'pb:child-state-status)))
       (cancel 70 100)
-      (is-true (wait-until (lambda () (eq :done (pb:step-state-status (step-state)))))))))
+      (eventually (eq :done (pb:step-state-status (step-state)))))))
 
 (test what-is-of-a-former-workflow-is-known
   "An id is used again: the end of a former child, and the end of the former parent, change nothing

@@ -160,8 +160,7 @@ has come."
   "A claim that waits, of a session that the node knows, makes no request to the store."
   (with-memory-node (node)
     (let ((session (open-a-session node)) (requests 0))
-      (is-true (wait-until (lambda ()
-                             (workflow::ready-list-watched (workflow::node-ready-list node)))))
+      (eventually (workflow::ready-list-watched (workflow::node-ready-list node)))
       (with-replaced (('workflow::fetch-ready
                        (lambda (function &rest arguments)
                          (incf requests)

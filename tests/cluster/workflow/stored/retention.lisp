@@ -7,15 +7,12 @@
   (let ((count (list 0)) (name 'memory::range-items))
     (flet ((ended-p (item)
              (search (string-octets "/by/completed/") (memory::item-key item))))
-      (unwind-protect
-           (progn (sb-int:encapsulate name 'count
-                                      (lambda (counted &rest arguments)
-                                        (multiple-value-bind (items all) (apply counted arguments)
-                                          (sb-ext:atomic-incf (car count)
-                                                              (count-if #'ended-p items))
-                                          (values items all))))
-                  (funcall function))
-        (sb-int:unencapsulate name 'count)))
+      (with-replaced ((name (lambda (counted &rest arguments)
+                              (multiple-value-bind (items all) (apply counted arguments)
+                                (sb-ext:atomic-incf (car count)
+                                                    (count-if #'ended-p items))
+                                (values items all)))))
+        (funcall function)))
     (car count)))
 
 (defmacro entries-read (&body body)
@@ -43,8 +40,7 @@ follows what ends and what is deleted, and reads all only if it has lost track."
                (etcd:count-entries (workflow::node-etcd node)
                                    :prefix (workflow::node-key node "by/completed/"))))
         ;; with which the keeper has done its own check
-        (is-true (wait-until (lambda ()
-                               (workflow::retention-watch (workflow::node-retention node)))))
+        (eventually (workflow::retention-watch (workflow::node-retention node)))
         (dotimes (i 60) (complete (format nil "w~D" i)))
         (let ((read (entries-read (workflow::limit-retention node))) (kept (ended)))
           (is (<= 20 kept 50) "~D are kept" kept)
@@ -65,7 +61,7 @@ follows what ends and what is deleted, and reads all only if it has lost track."
   "A check whose watch has not caught up within a second deletes nothing and fails nothing; after
 some of these all is read again."
   (with-memory-node (node :retention-octets 5000)
-    (is-true (wait-until (lambda () (workflow::retention-watch (workflow::node-retention node)))))
+    (eventually (workflow::retention-watch (workflow::node-retention node)))
     (dotimes (i 10)
       (start-workflow node (format nil "w~D" i) '((:until 0)) :input (make-octets 1000)))
     (let ((silent t) (begin (get-internal-real-time)))

@@ -25,7 +25,7 @@ the condition."
 makes room."
   (call-with-small-store
    (lambda (node)
-     (is-true (wait-until (lambda () (workflow::usage-octets (workflow::node-usage node)))))
+     (eventually (workflow::usage-octets (workflow::node-usage node)))
      (multiple-value-bind (count condition) (fill-store node 10000)
        (is (<= 40 count 50))
        (is (string= "max-store-octets" (workflow-error-limit condition)))
@@ -40,15 +40,14 @@ makes room."
          (loop for i below 20
                do (is-true (delete-workflow node (format nil "w~D" i) :cancel t))))
        ;; once the store is asked again
-       (is-true (wait-until (lambda ()
-                              (handler-case (start-workflow node "new" '("a"))
-                                (backlog-full () nil)))))))
+       (eventually (handler-case (start-workflow node "new" '("a"))
+                     (backlog-full () nil)))))
    1000000 :max-store-share 1/2))
 
 (test quotas-are-the-store-s-or-the-user-s
   (call-with-small-store
    (lambda (node)
-     (is-true (wait-until (lambda () (workflow::usage-octets (workflow::node-usage node)))))
+     (eventually (workflow::usage-octets (workflow::node-usage node)))
      (is (= 70000 (nth-value 1 (workflow::room-used node)))))
    1000000 :store-quota 100000))
 
@@ -83,8 +82,7 @@ makes room."
           (start-workflow node (format nil "w~2,'0D" i) '((:signal "x")))
           (signal-workflow node (format nil "w~2,'0D" i) "x" (make-octets 5000)))
         (start-workflow node "runs" '((:signal "x")))
-        (is-true (wait-until (lambda ()
-                               (workflow::timer-queue-own (workflow::node-timer-queue node)))))
+        (eventually (workflow::timer-queue-own (workflow::node-timer-queue node)))
         (workflow::limit-retention node)
         (let ((kept (ids :completed)))
           (is (<= 6 (length kept) 9) "~D are kept" (length kept))

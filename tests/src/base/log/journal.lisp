@@ -248,19 +248,14 @@ as elsewhere."
 
 (defun announced (verbosity trace)
   "The tracers that are on, and the log function, after VERBOSITY and TRACE were read."
-  (let ((function (sb-ext:symbol-global-value '*log-function*)) (before (tracers)))
-    (flet ((get-variable (name)
-             (cdr (assoc name `(("GRPC_VERBOSITY" . ,verbosity) ("GRPC_TRACE" . ,trace))
-                         :test #'string=))))
-      (unwind-protect
-           (progn
-             (setf (sb-ext:symbol-global-value '*log-function*) nil)
-             (clgrpc.base::forget-environment)
-             (clgrpc.base:read-environment #'get-variable)
-             (clgrpc.base:read-environment (constantly "all"))
-             (list (tracers) (and (sb-ext:symbol-global-value '*log-function*) t)))
-        (setf (sb-ext:symbol-global-value '*log-function*) function
-              (tracers) before)))))
+  (flet ((get-variable (name)
+           (cdr (assoc name `(("GRPC_VERBOSITY" . ,verbosity) ("GRPC_TRACE" . ,trace))
+                       :test #'string=))))
+    (with-changed (((sb-ext:symbol-global-value '*log-function*) nil) ((tracers)))
+      (clgrpc.base::forget-environment)
+      (clgrpc.base:read-environment #'get-variable)
+      (clgrpc.base:read-environment (constantly "all"))
+      (list (tracers) (and (sb-ext:symbol-global-value '*log-function*) t)))))
 
 (test environment
   "It is read once; what it names is switched on, and without it nothing is printed."

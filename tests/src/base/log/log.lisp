@@ -4,17 +4,12 @@
 
 (defun errors-written (function)
   "What is written to the standard error while FUNCTION runs with the default log function."
-  (let ((log (sb-ext:symbol-global-value '*log-function*))
-        (errors (sb-ext:symbol-global-value '*error-output*))
-        (output (make-string-output-stream)))
-    (setf (sb-ext:symbol-global-value '*log-function*) 'log-errors
-          (sb-ext:symbol-global-value '*error-output*) output)
-    (unwind-protect (progn
-                      (funcall function)
-                      (flush-log)
-                      (get-output-stream-string output))
-      (setf (sb-ext:symbol-global-value '*log-function*) log
-            (sb-ext:symbol-global-value '*error-output*) errors))))
+  (let ((output (make-string-output-stream)))
+    (with-changed (((sb-ext:symbol-global-value '*log-function*) 'log-errors)
+                   ((sb-ext:symbol-global-value '*error-output*) output))
+      (funcall function)
+      (flush-log)
+      (get-output-stream-string output))))
 
 (defparameter *default-log-function* (sb-ext:symbol-global-value '*log-function*)
   "What it was when this was loaded; the runner of all tests sets it to nil.")

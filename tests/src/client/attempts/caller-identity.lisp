@@ -170,7 +170,7 @@ answer after that is dropped."
       (is (typep (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1))
                                      :timeout 20))
                  'grpc:cancelled))
-      (is-true (wait-until (lambda () (null (loop:future-completions never))))))))
+      (eventually (null (loop:future-completions never))))))
 
 (test credentials-that-fail-where-attempts-begin
   "With their status, but none that only applications give (gRFC A54); another error is
@@ -376,7 +376,7 @@ even while the credentials that they have waited for do not answer."
         (let ((kept (count-if #'sb-ext:weak-pointer-value pointers)))
           (is (> 10 kept) "~D of 40 calls are kept" kept))
         (dolist (future futures) (grpc:resolve-future future '()))
-        (is (wait-until (lambda () (not (client::busy-p (client::channel-core channel))))))))))
+        (eventually (not (client::busy-p (client::channel-core channel))))))))
 
 (test idle-channels-wait-for-credentials
   "A channel does not go idle under a call whose credentials are fetched."
@@ -387,7 +387,7 @@ even while the credentials that they have waited for do not answer."
     (with-told-probe (channel :call-credentials credentials) (:ask #'double)
       (let ((call (grpc:call-async #'lab.bench:ask channel (note 1))))
         (wait-until (lambda () (told-requests credentials)))
-        (is (wait-until (lambda () (client::busy-p (client::channel-core channel)))))
+        (eventually (client::busy-p (client::channel-core channel)))
         (grpc:resolve-future future '())
         (is (= 2 (number-of (grpc:await call :timeout 5))))
-        (is (wait-until (lambda () (not (client::busy-p (client::channel-core channel))))))))))
+        (eventually (not (client::busy-p (client::channel-core channel))))))))

@@ -65,7 +65,7 @@
                                              seen)))))))
         (is (= 7 (number-of (ask channel (note 1)))))
         (is (= 2 (car counter)))
-        (is (wait-until (lambda () (= 2 (length seen)))))
+        (eventually (= 2 (length seen)))
         (is (equal '((0 :first :unavailable) (0 :transparent :ok)) (reverse seen)))))))
 
 (test interceptors-of-attempts-may-use-the-call
@@ -74,8 +74,7 @@
            (with-probe (channel :channel-options (list :attempt-interceptors (list interceptor)))
                (:chat #'echo :ask #'double)
              (funcall function channel)
-             (is-true (wait-until (lambda ()
-                                    (zerop (client:subchannel-calls (the-subchannel channel)))))))))
+             (eventually (zerop (client:subchannel-calls (the-subchannel channel)))))))
     (call-with-interceptor (lambda (attempt) (grpc:send (grpc:attempt-call attempt) (note 5)))
                            (lambda (channel)
                              (let ((call (chat channel :open)))

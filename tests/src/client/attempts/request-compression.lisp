@@ -161,9 +161,8 @@ it is connected to: one reads no compression. (NOTE accepted exchange) is called
         (grpc:with-channel (channel (format nil "ipv4:~A,~A" plain packing)
                                     :balance :round-robin :compression :gzip)
           (grpc:ensure-connected channel)
-          (is (wait-until (lambda ()
-                            (= 2 (count :ready (grpc:channel-addresses channel)
-                                        :key (lambda (facts) (getf facts :state)))))))
+          (eventually (= 2 (count :ready (grpc:channel-addresses channel)
+                                  :key (lambda (facts) (getf facts :state)))))
           (funcall function channel))))))
 
 (test a-server-that-reads-no-compression-gets-none

@@ -140,7 +140,7 @@ or new."
         (is (typep (caught (ask channel (note 1) :timeout 0.3)) 'grpc:deadline-exceeded))
         (is (= 2 (car counter)))
         (let ((future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
-          (is-true (wait-until (lambda () (= 4 (car counter)))))
+          (eventually (= 4 (car counter)))
           (grpc:cancel future)
           (is (typep (caught (grpc:await future)) 'grpc:cancelled)))))))
 
@@ -170,7 +170,7 @@ calls that would fail for it: who waits for ready waits for the back-off."
       (:ask #'double)
     (flet ((ask-after (resets &rest arguments)
              (turn-away-all server)
-             (is-true (wait-until (lambda () (not (eq :ready (grpc:channel-state channel))))))
+             (eventually (not (eq :ready (grpc:channel-state channel))))
              (call-with-resets resets
                                (lambda () (caught (apply #'ask channel (note 4) arguments)))))
            (back-offs ()
@@ -323,7 +323,7 @@ is the channel."
                      (echo stream call))))
       (let ((call (chat channel :open)))
         (grpc:send call (note 1))
-        (is-true (wait-until (lambda () (grpc:failed-attempts call))))
+        (eventually (grpc:failed-attempts call))
         (grpc:send call (note 2 :body 5000))
         (grpc:send call (note 3))
         (grpc:close-send call)

@@ -169,7 +169,7 @@ whether it says before that all is well.")
    '((:unavailable :well t))
    (lambda (channel service)
      (is (= 7 (number-of (ask channel (note 7) :timeout 20 :wait-for-ready t))))
-     (is (wait-until (lambda () (= 2 (length (watches service))))))
+     (eventually (= 2 (length (watches service))))
      (is (= 7 (number-of (ask channel (note 7) :timeout 20 :wait-for-ready t))))
      (is (> 0.15 (first (gaps service)))))))
 

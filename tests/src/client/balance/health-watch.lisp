@@ -63,11 +63,11 @@
                            collect (lab:note-text (ask channel (note 1) :timeout 10
                                                                               :wait-for-ready t)))
                      :test #'string=)))
-             (is (wait-until (lambda () (= 2 (length (who 10))))))
+             (eventually (= 2 (length (who 10))))
              (grpc:set-health-status (first healths) "" :not-serving)
-             (is (wait-until (lambda () (equal '("1") (who 10)))))
+             (eventually (equal '("1") (who 10)))
              (grpc:set-health-status (first healths) "" :serving)
-             (is (wait-until (lambda () (= 2 (length (who 10))))))))
+             (eventually (= 2 (length (who 10))))))
       (dolist (server servers) (is-true (grpc:stop-server server :drain 5))))))
 
 (test channels-may-do-without-health-checks

@@ -14,13 +14,10 @@
 
 (defun call-with-policies (function)
   "Call FUNCTION while there are the policies plain and mine, and no others."
-  (let ((before config::**policies**))
-    (unwind-protect
-         (progn (setf config::**policies** '())
-                (config:register-policy :plain '("plain" "plain_experimental") 'plain)
-                (config:register-policy :mine '("mine_alone") 'mine 'parse-mine)
-                (funcall function))
-      (setf config::**policies** before))))
+  (with-changed ((config::**policies** '()))
+    (config:register-policy :plain '("plain" "plain_experimental") 'plain)
+    (config:register-policy :mine '("mine_alone") 'mine 'parse-mine)
+    (funcall function)))
 
 (defmacro with-policies (&body body)
   `(call-with-policies (lambda () ,@body)))

@@ -28,7 +28,7 @@ and notes in the journal what it tells, and its loop."
 
 (defun answer-told (count)
   "The deed number COUNT, from 1, once it is done."
-  (is-true (wait-until (lambda () (<= count (length (deeds))))))
+  (eventually (<= count (length (deeds))))
   (nth (1- count) (deeds)))
 
 (test names-are-looked-up-by-the-server-of-the-target

@@ -23,7 +23,7 @@
           (is (search "2 calls are in flight" (princ-to-string error)))
           (is (not (status:rpc-error-sent-p error)))))
       (grpc:cancel first)
-      (is (wait-until (lambda () (grpc:call-status first))))
+      (eventually (grpc:call-status first))
       (dotimes (i 5) (is (= 6 (number-of (ask channel (note 3))))))
       (grpc:cancel second))))
 
@@ -47,8 +47,7 @@
     (let ((first (chat channel :open)))
       (speak first 1)
       (let ((second (chat channel :open)))
-        (is (wait-until (lambda ()
-                          (client::waiting-calls (client::channel-core channel)))))
+        (eventually (client::waiting-calls (client::channel-core channel)))
         (let ((error (caught (grpc:receive (chat channel :open)))))
           (is (eq :unavailable (status:rpc-error-status error)))
           (is (search "breaker-max-waiting" (princ-to-string error))))
@@ -97,8 +96,7 @@
         (is (search "too many of its calls have failed" (princ-to-string error)))
         (is (not (search "are open" (princ-to-string error))) "nor were there no streams"))
       (setf *sick* nil)
-      (is (wait-until (lambda ()
-                        (eql 2 (ignore-errors (number-of (ask channel (note 1))))))))
+      (eventually (eql 2 (ignore-errors (number-of (ask channel (note 1))))))
       (is (eq :closed (breaker))))))
 
 (test breakers-leave-calls-to-other-servers

@@ -96,7 +96,7 @@
                                        heard)))))
       (ask channel (note 1))
       (signals grpc:unimplemented (lab.absent:ask channel (note 1) :timeout 5))
-      (is (wait-until (lambda () (= 4 (length heard)))))
+      (eventually (= 4 (length heard)))
       (is (equal '((:first t :ok t) (:second t :ok t)
                    (:first t :unimplemented t) (:second t :unimplemented t))
                  (reverse heard))))))

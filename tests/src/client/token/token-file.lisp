@@ -27,7 +27,7 @@
         (write-text path second)
         (is (equal first (ask-token credentials)))
         (age-token credentials :refresh -1 :end 30)
-        (is (wait-until (lambda () (equal second (ask-token credentials)))))))
+        (eventually (equal second (ask-token credentials)))))
     (with-token-file (path "opaque")
       (let ((credentials (grpc:token-file path :seconds 10)))
         (is (equal "opaque" (ask-token credentials)))

@@ -441,22 +441,22 @@ BROKEN, or nil, ends when it has been read, with both pollers."
 
 ;;; Byte channels
 
+(defun echo-around (loop &rest around)
+  "A listener on LOOP that answers with what it reads, each connection by a byte channel AROUND the
+accepted one."
+  (listen-on "127.0.0.1:0" (make-server-options) (list loop)
+             (lambda (loop byte-channel peer)
+               (declare (ignore peer))
+               (make-connection loop (apply #'byte-channel-around byte-channel around)
+                                (make-handler :input #'echo)))))
+
 (test reads-have-much-room
   "A read requests 128 KB, so that a long message takes few turns."
   (with-loops (loop) ()
     (let* ((rooms '())
-           (listener
-             (listen-on "127.0.0.1:0" (make-server-options) (list loop)
-                        (lambda (loop byte-channel peer)
-                          (declare (ignore peer))
-                          (make-connection
-                           loop
-                           (byte-channel-around
-                            byte-channel
-                            :read (lambda (byte-channel octets start end)
-                                    (push (- end start) rooms)
-                                    (byte-channel-read byte-channel octets start end)))
-                           (make-handler :input #'echo))))))
+           (listener (echo-around loop :read (lambda (byte-channel octets start end)
+                                               (push (- end start) rooms)
+                                               (byte-channel-read byte-channel octets start end)))))
       (with-clients (client) ((listener-address listener))
         (client-send client (pattern 1000))
         (is (equalp (pattern 1000) (client-receive client 1000)))
@@ -467,23 +467,15 @@ BROKEN, or nil, ends when it has been read, with both pollers."
   ;; as TLS may: the first read wants to write, the first write wants to read
   (with-loops (loop) ()
     (let* ((reads 0) (writes 0)
-           (listener
-             (listen-on "127.0.0.1:0" (make-server-options) (list loop)
-                        (lambda (loop byte-channel peer)
-                          (declare (ignore peer))
-                          (make-connection
-                           loop
-                           (byte-channel-around
-                            byte-channel
-                            :read (lambda (&rest arguments)
-                                    (if (= 1 (incf reads))
-                                        +wants-write+
-                                        (apply #'byte-channel-read arguments)))
-                            :write (lambda (&rest arguments)
-                                     (if (= 1 (incf writes))
-                                         +wants-read+
-                                         (apply #'byte-channel-write arguments))))
-                           (make-handler :input #'echo))))))
+           (listener (echo-around loop
+                                  :read (lambda (&rest arguments)
+                                          (if (= 1 (incf reads))
+                                              +wants-write+
+                                              (apply #'byte-channel-read arguments)))
+                                  :write (lambda (&rest arguments)
+                                           (if (= 1 (incf writes))
+                                               +wants-read+
+                                               (apply #'byte-channel-write arguments))))))
       (with-clients (client) ((listener-address listener))
         (client-send client (octets-of 1))
         ;; each event reports both directions, so that the next octets set both free

@@ -8,15 +8,12 @@
 (defun check-over-poll (suite)
   "Check that each test of SUITE, a name, passes with loops over poll(2), or is skipped, which the
 suite itself reports."
-  (let ((saved clgrpc.loop::*make-poller*))
-    (setf clgrpc.loop::*make-poller* 'make-poll-poller)
-    (unwind-protect
-         (dolist (name (mapcar #'support:test-name (support:suite-tests (fiveam:get-test suite))))
-           (let ((failures (nth-value 1 (fiveam:results-status
-                                         (let ((*test-dribble* (make-broadcast-stream)))
-                                           (run name))))))
-             (is (null failures) "~A: ~{~A~^; ~}" name (mapcar #'support:check-reason failures))))
-      (setf clgrpc.loop::*make-poller* saved))))
+  (with-changed ((clgrpc.loop::*make-poller* 'make-poll-poller))
+    (dolist (name (mapcar #'support:test-name (support:suite-tests (fiveam:get-test suite))))
+      (let ((failures (nth-value 1 (fiveam:results-status
+                                    (let ((*test-dribble* (make-broadcast-stream)))
+                                      (run name))))))
+        (is (null failures) "~A: ~{~A~^; ~}" name (mapcar #'support:check-reason failures))))))
 
 (test poller-of-the-environment
   "GRPC_POLL_STRATEGY says which of the two pollers a loop gets: the first that is there."

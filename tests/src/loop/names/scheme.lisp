@@ -3,9 +3,7 @@
 (in-package #:clgrpc.tests.loop)
 
 (defun call-with-schemes-of-ones-own (function)
-  (let ((schemes loop::**schemes**))
-    (unwind-protect (funcall function)
-      (setf loop::**schemes** schemes))))
+  (with-changed (loop::**schemes**) (funcall function)))
 
 (test schemes-are-found-by-what-stands-before-the-colon
   (call-with-schemes-of-ones-own

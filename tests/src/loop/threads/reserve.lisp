@@ -71,10 +71,9 @@ gets the thread. A function that unwinds before holds nothing."
            (ran (sb-thread:make-semaphore))
            (give-up nil))
       (flet ((idle-p ()
-               (loop repeat 20000
-                     thereis (and (clgrpc.loop::reserve-idle reserve)
-                                  (zerop (clgrpc.loop::reserve-busy reserve)))
-                     do (sb-thread:thread-yield)))
+               (support:wait-until (lambda ()
+                                     (and (clgrpc.loop::reserve-idle reserve)
+                                          (zerop (clgrpc.loop::reserve-busy reserve))))))
              (ask () (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore ran))
                                      :if-busy :insist :quota quota)))
         (is-true (clgrpc.loop:run-holding reserve quota
@@ -140,12 +139,9 @@ function."
         (is (eq :queued (try (lambda () (sb-thread:signal-semaphore ran)))))
         (setf fails t)
         (sb-thread:signal-semaphore release)
-        (is-true (loop repeat 20000
-                       thereis (and (events)
-                                    (= 0 (reserve-thread-count reserve))
-                                    (= 1 (clgrpc.loop::quota-waiting
-                                          (clgrpc.loop::reserve-root reserve))))
-                       do (sb-thread:wait-on-semaphore begun :timeout 0.001)))
+        (eventually (and (events)
+                         (= 0 (reserve-thread-count reserve))
+                         (= 1 (clgrpc.loop::quota-waiting (clgrpc.loop::reserve-root reserve)))))
         (setf fails nil)
         (is-true (try #'list))
         (is-true (await ran))

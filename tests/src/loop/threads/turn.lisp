@@ -283,32 +283,23 @@ to a PING."
 nor is it left behind in the wait when the loop stops, as it would be if both had one poller. It
 closes the one that it had."
   (let ((reserve (make-reserve :threads 3))
-        (descriptors 0)
-        (pause (sb-thread:make-semaphore)))
-    (flet ((wait-until (predicate)
-             (loop repeat 2000
-                   thereis (funcall predicate)
-                   do (sb-thread:wait-on-semaphore pause :timeout 0.01))))
-      (with-loops (loop) (:reserve reserve)
+        (descriptors 0))
+    (with-loops (loop) (:reserve reserve)
+      (settle loop)
+      (setf descriptors (os:open-descriptor-count))
+      (dotimes (i 3)
         (settle loop)
-        (setf descriptors (os:open-descriptor-count))
-        (dotimes (i 3)
-          (settle loop)
-          (let ((baton 0) (thread nil))
-            (is-true (wait-until (lambda ()
-                                   (setf thread (clgrpc.loop::event-loop-thread loop)
-                                         baton (clgrpc.loop::event-loop-baton loop))
-                                   (= clgrpc.loop::+waiting+ (clgrpc.loop::baton-state baton)))))
-            (is-true (clgrpc.loop::request-takeover loop baton :first))
-            (is-true (wait-until (lambda ()
-                                   (not (eq thread (clgrpc.loop::event-loop-thread loop))))))
-            ;; the thread that has left is one of the reserve
-            (is-true (wait-until (lambda ()
-                                   (= 1 (getf (event-loop-statistics loop) :idle-threads))))
-                     "A thread that was overtaken has not left its wait.")
-            (is (= descriptors (os:open-descriptor-count)))))
-        (is (= 42 (on-loop loop (constantly 42)))))
-      (is-true (close-reserve reserve 10)))))
+        (let ((baton 0) (thread nil))
+          (eventually (progn (setf thread (clgrpc.loop::event-loop-thread loop)
+                                   baton (clgrpc.loop::event-loop-baton loop))
+                             (= clgrpc.loop::+waiting+ (clgrpc.loop::baton-state baton))))
+          (is-true (clgrpc.loop::request-takeover loop baton :first))
+          (eventually (not (eq thread (clgrpc.loop::event-loop-thread loop))))
+          ;; the thread that has left is one of the reserve
+          (eventually (= 1 (getf (event-loop-statistics loop) :idle-threads)))
+          (is (= descriptors (os:open-descriptor-count)))))
+      (is (= 42 (on-loop loop (constantly 42)))))
+    (is-true (close-reserve reserve 10))))
 
 (test newcomers-come-in-the-middle-of-a-long-turn
   "Input that comes while deferred functions take long is read before all of them have run. A peer
@@ -360,12 +351,11 @@ since, even if it is the only one."
                       (setf (clgrpc.loop::event-loop-ready-count loop) (+ start (length items)))))
                (setf (clgrpc.loop::event-loop-ready loop) (make-array 16 :initial-element 0))
                (fill-ready 0 (loop for i below left collect i))
-               (sb-int:encapsulate 'clgrpc.loop::dispatch-events 'bring
-                                   (lambda (function loop count)
-                                     (declare (ignore function loop count))
-                                     (fill-ready left '(:a :b))))
-               (unwind-protect (clgrpc.loop::note-events loop 0)
-                 (sb-int:unencapsulate 'clgrpc.loop::dispatch-events 'bring))
+               (with-replaced (('clgrpc.loop::dispatch-events
+                                (lambda (&rest arguments)
+                                  (declare (ignore arguments))
+                                  (fill-ready left '(:a :b)))))
+                 (clgrpc.loop::note-events loop 0))
                (is (equalp (coerce (append '(:a :b) (loop for i below left collect i)) 'vector)
                            (subseq (clgrpc.loop::event-loop-ready loop) 0
                                    (clgrpc.loop::event-loop-ready-count loop))))

@@ -130,8 +130,8 @@
         (grpc:send call (note 1))
         (is (= 1 (number-of (grpc:receive call))))
         (grpc:cancel call))
-      (is (wait-until (lambda () (equal '(6 4 2) (channel-calls channelz channel)))))
-      (is (wait-until (lambda () (equal '(6 4 2) (server-calls channelz server)))))
+      (eventually (equal '(6 4 2) (channel-calls channelz channel)))
+      (eventually (equal '(6 4 2) (server-calls channelz server)))
       (let* ((subchannel (only-subchannel channelz channel))
              (socket (only-socket channelz channel))
              (data (v1:socket-data socket)))
@@ -151,8 +151,7 @@
         ;; the other end of the same connection
         (destructuring-bind (number) (sockets channelz (server-number server))
           (let ((other (the-socket channelz number)))
-            (is (wait-until (lambda ()
-                              (equal '(6 5 1) (streams (the-socket channelz number))))))
+            (eventually (equal '(6 5 1) (streams (the-socket channelz number))))
             (is (= 8 (v1:socket-data-messages-received (v1:socket-data other))))
             (is (= 8 (v1:socket-data-messages-sent (v1:socket-data other))))
             (is (null (v1:socket-data-last-local-stream-created-timestamp (v1:socket-data other))))
@@ -172,8 +171,8 @@
         (is (equal '(1 0 0) (streams (only-socket channelz channel))))
         (is (equal '(1 0 0) (calls (v1:subchannel-data (only-subchannel channelz channel)))))
         (grpc:cancel call)
-        (is (wait-until (lambda () (equal '(1 0 1) (channel-calls channelz channel)))))
-        (is (wait-until (lambda () (equal '(1 0 1) (server-calls channelz server)))))
+        (eventually (equal '(1 0 1) (channel-calls channelz channel)))
+        (eventually (equal '(1 0 1) (server-calls channelz server)))
         (is (equal '(1 0 1) (streams (only-socket channelz channel))))
         (is (equal '(1 0 1) (calls (v1:subchannel-data (only-subchannel channelz channel)))))))))
 
@@ -412,7 +411,7 @@
                (sb-bsd-sockets:socket-connect
                 silent #(127 0 0 1)
                 (nth-value 1 (clgrpc.os:parse-address (grpc:server-address server))))
-               (is (wait-until (lambda () (= 1 (length (sockets channelz number))))))
+               (eventually (= 1 (length (sockets channelz number))))
                (let ((data (v1:socket-data (the-socket channelz
                                                        (first (sockets channelz number))))))
                  (is (= 0 (v1:socket-data-streams-started data)))
@@ -444,9 +443,8 @@
                                             :keepalive-without-calls t))
         (:ask #'double)
       (ask channel (note 1))
-      (is (wait-until (lambda ()
-                        (plusp (v1:socket-data-keep-alives-sent
-                                (v1:socket-data (only-socket channelz channel))))))))))
+      (eventually (plusp (v1:socket-data-keep-alives-sent
+                          (v1:socket-data (only-socket channelz channel))))))))
 
 ;;; What is closed is forgotten
 
@@ -477,7 +475,7 @@
     (with-probe (channel :server server) (:ask #'double)
       (dotimes (i 20)
         (grpc:with-channel (other (grpc:server-address server)) (ask other (note 1))))
-      (is (wait-until (lambda () (null (sockets channelz (server-number server))))))
+      (eventually (null (sockets channelz (server-number server))))
       (is (equal '(20 20 0) (server-calls channelz server)) "their calls are counted still"))))
 
 ;;; Loops that do not answer
@@ -501,10 +499,10 @@
 
 (test a-handler-of-the-same-loop-can-be-asked-of
   "The server that serves channelz tells of itself, from its own loop."
-  (let ((server (grpc:start-server (make-instance 'grpc:channelz-service) :execution :inline)))
-    (unwind-protect
-         (grpc:with-channel (channelz (grpc:server-address server))
-           (is (equal '(1 0 0) (server-calls channelz server)))
-           (is (equal '(2 1 0) (server-calls channelz server)))
-           (is (= 1 (length (sockets channelz (server-number server))))))
-      (grpc:stop-server server :drain 0))))
+  (with-started (server (grpc:start-server (make-instance 'grpc:channelz-service)
+                                           :execution :inline)
+                 :drain 0)
+    (grpc:with-channel (channelz (grpc:server-address server))
+      (is (equal '(1 0 0) (server-calls channelz server)))
+      (is (equal '(2 1 0) (server-calls channelz server)))
+      (is (= 1 (length (sockets channelz (server-number server))))))))

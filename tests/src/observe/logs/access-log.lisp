@@ -78,25 +78,24 @@
 (test calls-within-the-image-are-logged
   (let ((log (grpc:make-access-log)))
     (with-log ()
-      (let ((server (start-probe (list :ask #'double :watch #'count-up) :observer log)))
-        (unwind-protect
-             (let ((channel (grpc:server-channel server :observer log)))
-               (ask channel (note 4))
-               (numbers (watch channel (note 2)))
-               (let ((ours (logged :client 2)) (theirs (logged :server 2)))
-                 (is (equal (list (list "/lab.Bench/Ask" "inproc:" "OK" 1 (octets 4) (octets 8))
-                                  (list "/lab.Bench/Watch" "inproc:" "OK" 1 (octets 2)
-                                        (octets 0 1)))
-                            (loop for event in ours
-                                  collect (some-of event :method :peer :status :attempts
-                                                   :octets-sent :octets-received))))
-                 (is (equal (list (list "/lab.Bench/Ask" "OK" (octets 4))
-                                  (list "/lab.Bench/Watch" "OK" (octets 2)))
-                            (loop for event in theirs
-                                  collect (some-of event :method :status :octets-received))))
-                 (is (plusp (getf (first ours) :seconds))))
-               (grpc:close-channel channel))
-          (grpc:stop-server server :drain 0))))))
+      (with-started (server (start-probe (list :ask #'double :watch #'count-up) :observer log)
+                     :drain 0)
+        (let ((channel (grpc:server-channel server :observer log)))
+          (ask channel (note 4))
+          (numbers (watch channel (note 2)))
+          (let ((ours (logged :client 2)) (theirs (logged :server 2)))
+            (is (equal (list (list "/lab.Bench/Ask" "inproc:" "OK" 1 (octets 4) (octets 8))
+                             (list "/lab.Bench/Watch" "inproc:" "OK" 1 (octets 2)
+                                   (octets 0 1)))
+                       (loop for event in ours
+                             collect (some-of event :method :peer :status :attempts
+                                              :octets-sent :octets-received))))
+            (is (equal (list (list "/lab.Bench/Ask" "OK" (octets 4))
+                             (list "/lab.Bench/Watch" "OK" (octets 2)))
+                       (loop for event in theirs
+                             collect (some-of event :method :status :octets-received))))
+            (is (plusp (getf (first ours) :seconds))))
+          (grpc:close-channel channel))))))
 
 (test a-failure-says-how-the-call-has-ended
   (let ((log (grpc:make-access-log)))
@@ -180,8 +179,7 @@
                                  (loop repeat 20 do (caught (ask channel (note 4))))
                                  (incf calls 20)
                                  (plusp (told)))))
-          (is-true (wait-until (lambda ()
-                                 (= calls (+ (told) (length (logged :server 0)))))))
+          (eventually (= calls (+ (told) (length (logged :server 0)))))
           (is (>= (length (logged :server 0)) 10)))))))
 
 (test peers-that-fail-are-counted-without-their-ports-and-not-all
@@ -255,7 +253,7 @@
     (with-probe (channel :channel-options (list :observer log) :events (:observer-error))
         (:ask #'double)
       (is (= 8 (number-of (ask channel (note 4)))))
-      (is-true (wait-until (lambda () (events-of :observer-error)))))))
+      (eventually (events-of :observer-error)))))
 
 (test what-an-access-log-cannot-be-made-of-is-refused
   (signals misuse (grpc:make-access-log :ratio 1.5))

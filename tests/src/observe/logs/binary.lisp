@@ -103,21 +103,20 @@ them."
   (with-binary-log (all entries :filter "*")
     (with-binary-log (headers other-entries :filter "*{h}")
       (with-log ()
-        (let ((server (start-probe (list :ask #'double) :observer (list all headers))))
-          (unwind-protect
-               (grpc:with-channel (channel (grpc:server-address server)
-                                           :observer (list headers all))
-                 (ask channel (note 1))
-                 (dolist (found (list (settled-entries entries 12)
-                                      (settled-entries other-entries 12)))
-                   (dolist (logger '(:client :server))
-                     (is (equal '(:client-header :client-message :client-half-close
-                                  :server-header :server-message :server-trailer)
-                                (kinds found logger)))
-                     (is (equal '(1 2 3 4 5 6)
-                                (mapcar #'binlog:grpc-log-entry-sequence-id-within-call
-                                        (entries-of found logger)))))))
-            (grpc:stop-server server :drain 5)))))))
+        (with-started (server (start-probe (list :ask #'double) :observer (list all headers))
+                       :drain 5)
+          (grpc:with-channel (channel (grpc:server-address server)
+                                      :observer (list headers all))
+            (ask channel (note 1))
+            (dolist (found (list (settled-entries entries 12)
+                                 (settled-entries other-entries 12)))
+              (dolist (logger '(:client :server))
+                (is (equal '(:client-header :client-message :client-half-close
+                             :server-header :server-message :server-trailer)
+                           (kinds found logger)))
+                (is (equal '(1 2 3 4 5 6)
+                           (mapcar #'binlog:grpc-log-entry-sequence-id-within-call
+                                   (entries-of found logger))))))))))))
 
 (test entries-have-what-they-should
   (with-binary-log (log entries :filter "*")
@@ -307,7 +306,7 @@ them."
         (:ask #'double)
       (is (eq :resource-exhausted
               (grpc:rpc-error-status (caught (ask channel (note 4 :body 20000000))))))
-      (is-true (wait-until (lambda () (entry-of (funcall entries) :server :client-message))))
+      (eventually (entry-of (funcall entries) :server :client-message))
       (let* ((entry (entry-of (funcall entries) :server :client-message))
              (message (binlog:grpc-log-entry-message entry)))
         (is-true (binlog:grpc-log-entry-payload-truncated entry))
@@ -375,7 +374,7 @@ them."
       (signal-it gate)
       (loop repeat 40 do (signal-it gate))
       ;; 30 entries; 3 may wait while one is written
-      (is-true (wait-until (lambda () (<= 20 (grpc:binary-log-dropped log) 29))))
+      (eventually (<= 20 (grpc:binary-log-dropped log) 29))
       (let ((told (find "clgrpc.log.lost" (metrics:collect (grpc:make-metrics))
                         :key #'metrics:family-name :test #'string=)))
         (is (<= 20 (loop for point in (metrics:family-points told)
@@ -421,6 +420,6 @@ them."
                                                              (error "The disk is full.")))))
       (with-probe (channel :channel-options (list :observer log)) (:ask #'double)
         (ask channel (note 1))
-        (is-true (wait-until (lambda () (= 6 (grpc:binary-log-dropped log)))))
-        (is-true (wait-until (lambda () (events-of :binary-log-failed)))))
+        (eventually (= 6 (grpc:binary-log-dropped log)))
+        (eventually (events-of :binary-log-failed)))
       (grpc:close-binary-log log))))

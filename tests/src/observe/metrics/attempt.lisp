@@ -7,15 +7,13 @@
   "Call FUNCTION with a channel to a probe whose method Ask is HANDLER, with POLICY, a plist, in the
 config of all methods; what the channel counts, all instruments; and what the server counts."
   (let* ((client (grpc:make-metrics :enable t))
-         (server (grpc:make-metrics))
-         (probe (start-probe (list :ask handler) :observer server)))
-    (unwind-protect
-         (grpc:with-channel (channel (grpc:server-address probe)
-                             :observer client
-                             :service-config (list :method-config
-                                                   (list (list* :name '(()) policy))))
-           (funcall function channel client server))
-      (grpc:stop-server probe :drain 0))))
+         (server (grpc:make-metrics)))
+    (with-started (probe (start-probe (list :ask handler) :observer server) :drain 0)
+      (grpc:with-channel (channel (grpc:server-address probe)
+                          :observer client
+                          :service-config (list :method-config
+                                                (list (list* :name '(()) policy))))
+        (funcall function channel client server)))))
 
 (defun sum-and-count (metrics name)
   "The sum of the histogram NAME of METRICS, and how many values it has; nil if there are none."
@@ -92,8 +90,8 @@ config of all methods; what the channel counts, all instruments; and what the se
    (lambda (channel client server)
      (signals grpc:deadline-exceeded (ask channel (note 1) :timeout 0.1))
      (let ((call (grpc:call-async #'lab.bench:ask channel (note 1))))
-       (is-true (wait-until (lambda () (equal '(("lab.Bench/Ask" 2))
-                                              (points server "grpc.server.call.started")))))
+       (eventually (equal '(("lab.Bench/Ask" 2))
+                          (points server "grpc.server.call.started")))
        (grpc:cancel call))
      (is-true (ended-p client "grpc.client.call.duration" 2))
      ;; the attempt ends on the loop, the call perhaps before
@@ -117,7 +115,7 @@ config of all methods; what the channel counts, all instruments; and what the se
                (reduce #'+ (let ((family (family client name)))
                              (and family (metrics:family-points family)))
                        :key #'metrics:point-value)))
-        (is-true (wait-until (lambda () (plusp (number "grpc.lb.wrr.rr_fallback")))))
+        (eventually (plusp (number "grpc.lb.wrr.rr_fallback")))
         (is (plusp (number "grpc.lb.wrr.endpoint_weight_not_yet_usable")))
         (is (zerop (number "grpc.lb.wrr.endpoint_weight_stale")))
         (destructuring-bind (sum count) (sum-and-count client "grpc.lb.wrr.endpoint_weights")

@@ -133,27 +133,26 @@ longer than the caller waits."
 (test requests-of-http-are-no-calls
   "Neither as calls of a method that is not known nor as any other."
   (let* ((metrics (grpc:make-metrics))
-         (answered 0)
-         (probe (start-probe (list :ask #'double)
-                             :observer metrics
-                             :http (list (grpc:http-handler "/" (lambda (request)
-                                                                  (declare (ignore request))
-                                                                  (incf answered)
-                                                                  204))))))
-    (unwind-protect
-         (progn
-           (dolist (path '("/" "/lab.Bench/Nothing"))
-             (is (search " 204 " (clgrpc.tests.server::answers
-                                  probe (format nil "GET ~A HTTP/1.1|host: a|connection: close||"
-                                                path)))))
-           (with-raw-client (peer (grpc:server-address probe))
-             (clgrpc.tests.server:ask-plainly peer "/")
-             (ask-raw peer "/lab.Bench/Nothing"))
-           (is (= 3 answered))
-           (is-true (ended-p metrics "grpc.server.call.duration" 1))
-           (is (equal '(("other" "UNIMPLEMENTED" 1)) (points metrics "grpc.server.call.duration")))
-           (is (equal '(("other" 1)) (points metrics "grpc.server.call.started"))))
-      (grpc:stop-server probe :drain 0))))
+         (answered 0))
+    (with-started (probe (start-probe (list :ask #'double)
+                                      :observer metrics
+                                      :http (flet ((answer (request)
+                                                     (declare (ignore request))
+                                                     (incf answered)
+                                                     204))
+                                              (list (grpc:http-handler "/" #'answer))))
+                   :drain 0)
+      (dolist (path '("/" "/lab.Bench/Nothing"))
+        (is (search " 204 " (clgrpc.tests.server::answers
+                             probe (format nil "GET ~A HTTP/1.1|host: a|connection: close||"
+                                           path)))))
+      (with-raw-client (peer (grpc:server-address probe))
+        (clgrpc.tests.server:ask-plainly peer "/")
+        (ask-raw peer "/lab.Bench/Nothing"))
+      (is (= 3 answered))
+      (is-true (ended-p metrics "grpc.server.call.duration" 1))
+      (is (equal '(("other" "UNIMPLEMENTED" 1)) (points metrics "grpc.server.call.duration")))
+      (is (equal '(("other" 1)) (points metrics "grpc.server.call.started"))))))
 
 (defun post-note (server path)
   "Have SERVER answer a note in JSON, as Connect and REST have it, that is sent to PATH."
@@ -296,7 +295,7 @@ longer than the caller waits."
       (ask channel (note 1))
       (is-false (family metrics "grpc.subchannel.disconnections") "nothing has been counted")
       (is-false (family metrics "grpc.subchannel.connection_attempts_failed")))
-    (is-true (wait-until (lambda () (family metrics "grpc.subchannel.disconnections"))))
+    (eventually (family metrics "grpc.subchannel.disconnections"))
     (is (equal '((1)) (points metrics "grpc.subchannel.connection_attempts_succeeded")))
     (is (equal '((0)) (points metrics "grpc.subchannel.open_connections")))
     (points metrics "grpc.subchannel.disconnections")))
@@ -318,9 +317,8 @@ longer than the caller waits."
   (with-log (:observer-error)
     (let ((metrics (grpc:make-metrics :exemplar (lambda (call) (/ 6 call)))))
       ;; ten errors a second are logged: this may be the eleventh
-      (is-true (wait-until (lambda ()
-                             (or (metrics::labels-of (metrics::metrics-exemplar metrics) 0)
-                                 (events-of :observer-error)))))
+      (eventually (or (metrics::labels-of (metrics::metrics-exemplar metrics) 0)
+                      (events-of :observer-error)))
       (is (null (metrics::labels-of (metrics::metrics-exemplar metrics) 0))))))
 
 (test what-is-no-exemplar-loses-no-call

@@ -37,10 +37,9 @@
                          :rejected-spans (or rejected 0) :error-message (or why ""))))))
 
 (defun call-with-collector (behaviour function)
-  (let* ((collector (make-instance 'fake-collector :behaviour behaviour))
-         (server (grpc:start-server (list collector) :listen "127.0.0.1:0")))
-    (unwind-protect (funcall function collector (grpc:server-address server))
-      (grpc:stop-server server :drain 0))))
+  (let ((collector (make-instance 'fake-collector :behaviour behaviour)))
+    (with-started (server (grpc:start-server (list collector) :listen "127.0.0.1:0") :drain 0)
+      (funcall function collector (grpc:server-address server)))))
 
 (defmacro with-collector ((collector address &optional (behaviour '(constantly nil))) &body body)
   "Evaluate BODY with COLLECTOR bound to one that listens at ADDRESS and has BEHAVIOUR."

@@ -80,7 +80,7 @@ FORM, a propagator; PEER is the path of the Go program."
              (setf trace-id (grpc:trace-id (grpc:current-trace)))
              (say-hello channel "Ada"))
            (funcall flush)
-           (is-true (wait-until (lambda () (<= 8 (length (all-spans collector))))))
+           (eventually (<= 8 (length (all-spans collector))))
            (let ((all (all-spans collector)))
              (is (= 8 (length all)))
              (dolist (entry all)

@@ -109,7 +109,7 @@
                                          (grpc:reply call note)))
                 call))
       (ask channel (note 1))
-      (is-true (wait-until (lambda () (= 3 (length (car seen))))))
+      (eventually (= 3 (length (car seen))))
       (let ((span (named "Recv." (drained tracing 3))))
         (is (equal (make-list 3 :initial-element (id-of span)) (car seen)))))))
 
@@ -123,12 +123,12 @@
                                     (sb-ext:atomic-push (here) (car seen)))))
           (grpc:send call (note 1))
           (grpc:close-send call)
-          (is-true (wait-until (lambda () (car seen)))))
+          (eventually (car seen)))
         (grpc:attach (grpc:call-async #'lab.bench:ask channel (note 2))
                      (lambda (value error)
                        (declare (ignore value error))
                        (sb-ext:atomic-push (here) (car seen))))
-        (is-true (wait-until (lambda () (= 2 (length (car seen)))))))
+        (eventually (= 2 (length (car seen)))))
       (let ((work (named "work" (drained tracing 7))))
         (is (equal (list (id-of work) (id-of work)) (car seen)))))))
 

@@ -4,10 +4,7 @@
 
 (defun call-with-groups-alone (function)
   "Call FUNCTION while no system has added a group."
-  (let ((groups command::**groups**))
-    (unwind-protect (progn (setf command::**groups** '())
-                           (funcall function))
-      (setf command::**groups** groups))))
+  (with-changed ((command::**groups** '())) (funcall function)))
 
 (test groups-work-on-one-server-in-turn
   "Each gets the command line: for observers with those that come before its own, and around a

@@ -5,9 +5,7 @@
 
 (defun call-with-encodings (function)
   "Call FUNCTION, which may register compressions; afterwards there are those of before."
-  (let ((before encoding::**encodings**))
-    (unwind-protect (funcall function)
-      (setf encoding::**encodings** before))))
+  (with-changed (encoding::**encodings**) (funcall function)))
 
 (defmacro with-encodings (&body body)
   `(call-with-encodings (lambda () ,@body)))

@@ -43,12 +43,10 @@
   `(let ((,server (start-probe (list :ask #'double) :http ,handlers ,@options)))
      (unwind-protect
           (progn ,@body
-                 (is-true (wait-until (lambda ()
-                                        (zerop
-                                         (server::server-loop-open (first (server:server-loops
-                                                                           ,server)))))))
-                 (is-true (wait-until (lambda ()
-                                        (zerop (account-sum (server::server-account ,server)))))))
+                 (eventually (zerop
+                              (server::server-loop-open (first (server:server-loops
+                                                                ,server)))))
+                 (eventually (zerop (account-sum (server::server-account ,server)))))
        (grpc:stop-server ,server :drain 0))))
 
 (defun answers (server text &key size (seconds +patience+))
@@ -353,8 +351,7 @@ is cut off, and its peer told."
   (with-web (server :options (:preface-timeout-seconds 0.2))
     (with-plain-socket (socket (grpc:server-address server))
       (is (string= "" (hear-all socket)))
-      (is-true (wait-until (lambda ()
-                             (zerop (getf (grpc:server-statistics server) :connections))))))
+      (eventually (zerop (getf (grpc:server-statistics server) :connections))))
     (with-plain-socket (socket (grpc:server-address server))
       (say-text socket "PRI")
       (is (search "no preface and SETTINGS in time" (hear-all socket))))))
@@ -389,13 +386,13 @@ other, and one that has said nothing has neither."
                                      server-loop)))
                parts)))
       (with-plain-socket (socket (grpc:server-address server))
-        (is-true (wait-until (lambda () (equal '((nil nil)) (parts)))))
+        (eventually (equal '((nil nil)) (parts)))
         (say-text socket (wire-text "GET /a HTTP/1.1|Host: a||"))
         (is (plusp (length (hear-octets socket 1))))
         (is (equal '((nil t)) (parts))))
-      (is-true (wait-until (lambda () (null (parts)))))
+      (eventually (null (parts)))
       (with-raw-client (peer (grpc:server-address server))
-        (is-true (wait-until (lambda () (equal '((t nil)) (parts)))))
+        (eventually (equal '((t nil)) (parts)))
         (is (= 415 (http-status-of (ask-plainly peer "/b"))))))))
 
 (test slow-readers-keep-their-connection

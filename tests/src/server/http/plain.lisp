@@ -141,11 +141,11 @@ kept; nothing stays charged to the connection."
                                                           (make-octets 1000) 0 1000 nil)
                                          exchange))))
           (flush-peer peer)
-          (is-true (wait-until (lambda () (<= 50000 (held-octets server)))))
+          (eventually (<= 50000 (held-octets server)))
           (dolist (exchange exchanges)
             (http2:reset-stream (exchange-stream exchange) http2:+cancel+))
           (flush-peer peer))
-        (is-true (wait-until (lambda () (zerop (held-octets server)))))))))
+        (eventually (zerop (held-octets server)))))))
 
 (test a-body-is-charged-once-however-often-it-grows
   "A body that comes in parts is accepted if it is not longer than its connection may hold."

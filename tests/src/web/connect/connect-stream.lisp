@@ -131,7 +131,7 @@ when FUNCTION, called with the server when that reads no more, has returned. Che
                       (note count))))
       (let ((client (sb-thread:make-thread
                      (lambda () (stream-json server "/lab.Bench/Collect" body "--http1.1")))))
-        (is-true (wait-until (lambda () (paused-p server))))
+        (eventually (paused-p server))
         (funcall function server)
         (signal-it go)
         (is (search (format nil "{\"number\":\"~D\"}" count)
@@ -185,7 +185,7 @@ of it comes."
         (say-text socket body))
       (await-signal entered)
       (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
-        (is-true (wait-until (lambda () (every #'last-answer-p (server-links server)))))
+        (eventually (every #'last-answer-p (server-links server)))
         (signal-it go-on)
         (let ((text (hear-all socket)))
           (is (search "{\"number\":\"2\"}" text))
@@ -201,6 +201,4 @@ of it comes."
                                           (apply #'concatenate 'octets
                                                  (mapcar (lambda (text) (enveloped 0 text)) texts))
                                           version))))
-      (is-true (wait-until (lambda ()
-                             (eql (* 2 (reduce #'+ texts :key #'length))
-                                  (message-octets metrics "rcvd"))))))))
+      (eventually (eql (* 2 (reduce #'+ texts :key #'length)) (message-octets metrics "rcvd"))))))

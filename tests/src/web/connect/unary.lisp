@@ -9,7 +9,7 @@
       (is (string= "{\"number\":\"42\"} 200"
                    (apply #'post server "/lab.Bench/Ask" "application/json" "{\"number\":21}"
                           version *status*))))
-    (is (wait-until (lambda () (= 2 (getf (grpc:server-statistics server) :calls)))))))
+    (eventually (= 2 (getf (grpc:server-statistics server) :calls)))))
 
 (test octets-of-unary-answers-are-counted
   "Those of the message, in JSON as in Protocol Buffers."
@@ -18,9 +18,8 @@
       (with-octets-file (file (grpc:serialize (note 1)))
         (post server "/lab.Bench/Ask" "application/json" "{\"number\":21}")
         (post server "/lab.Bench/Ask" "application/proto" file))
-      (is-true (wait-until (lambda ()
-                             (eql (+ (length "{\"number\":\"42\"}") 2)
-                                  (message-octets metrics "sent")))))
+      (eventually (eql (+ (length "{\"number\":\"42\"}") 2)
+                       (message-octets metrics "sent")))
       (is (eql (+ (length "{\"number\":21}") 2) (message-octets metrics "rcvd"))))))
 
 (test a-call-is-of-the-first-version-of-connect

@@ -148,17 +148,14 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
 (test the-size-of-a-text-is-its-own
   "Room is promised for each message of a body, not for all that is before it."
   (let ((sizes '()))
-    (sb-int:encapsulate 'clgrpc.web:receive-as-text 'note-size
-                        (lambda (receive call size function)
-                          (push size sizes)
-                          (funcall receive call size function)))
-    (unwind-protect
-         (with-library (ask)
-           (setf sizes '())
-           (is (search "[\"a\",\"bcd\"]"
-                       (ask "/v1/uploads/n" "-d" "{\"name\":\"a\"}  {\"name\":\"bcd\"}" "@json")))
-           (is (equal '(12 14) (reverse sizes))))
-      (sb-int:unencapsulate 'clgrpc.web:receive-as-text 'note-size))))
+    (with-replaced (('clgrpc.web:receive-as-text (lambda (receive call size function)
+                                                   (push size sizes)
+                                                   (funcall receive call size function))))
+      (with-library (ask)
+        (setf sizes '())
+        (is (search "[\"a\",\"bcd\"]"
+                    (ask "/v1/uploads/n" "-d" "{\"name\":\"a\"}  {\"name\":\"bcd\"}" "@json")))
+        (is (equal '(12 14) (reverse sizes)))))))
 
 (test pages-of-other-origins-call-if-they-may
   "A preflight is answered; what needs none and has effects is refused."
