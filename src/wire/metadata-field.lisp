@@ -112,7 +112,8 @@ by commas. A field that is not sound has no pairs; its call has been ended."
     (if (binary-field-p field)
         (loop for octets across (the simple-vector (binary-values field))
               collect (cons name (subseq-octets octets 0 (length (the octets octets)))))
-        (list (cons name (hpack:field-value-string field))))))
+        ;; "it may be stripped" (gRPC over HTTP/2, "ASCII-Value")
+        (list (cons name (string-trim '(#\Space #\Tab) (hpack:field-value-string field)))))))
 
 (defun fields-metadata (fields)
   "Return the alist of FIELDS, a simple vector of HPACK fields, in their order."

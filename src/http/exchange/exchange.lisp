@@ -132,7 +132,7 @@ runs, or before it is answered.")
         (value (hpack:field-value-string field)))
     (cond ((string= ":authority" name) (cons "host" value))
           ((char= #\: (char name 0)) nil)
-          (t (cons name value)))))
+          (t (cons name (string-trim '(#\Space #\Tab) value)))))) ; as HTTP/1.1 does
 
 (defun known-headers (known)
   "The headers of KNOWN, a known head, made when they are first needed."

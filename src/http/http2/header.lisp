@@ -80,13 +80,13 @@ octets above 126 (8.2.1)."
                     (not (<= 65 octet 90))
                     (or (/= octet 58) (zerop i)))))
 
-(define-hot valid-value-p ((value octets)) boolean
-  "True if VALUE has no NUL, CR or LF and neither begins nor ends with a blank (8.2.1)."
+(define-hot valid-value-p ((value octets) (blanks boolean)) boolean
+  "True if VALUE has no NUL, CR or LF and, unless BLANKS, neither begins nor ends with a blank
+(8.2.1)."
   (flet ((blank-p (octet) (or (= octet 32) (= octet 9))))
     (let ((length (length value)))
       (or (zerop length)
-          (and (not (blank-p (aref value 0)))
-               (not (blank-p (aref value (1- length))))
+          (and (or blanks (not (or (blank-p (aref value 0)) (blank-p (aref value (1- length))))))
                (loop for octet across value
                      never (or (= octet 0) (= octet 10) (= octet 13))))))))
 
@@ -103,7 +103,8 @@ octets above 126 (8.2.1)."
          (value (hpack:field-value field))
          (kind (if (plusp (length name)) (name-kind name) +kind-malformed+)))
     (if (and (valid-name-p name)
-             (valid-value-p value)
+             ;; other implementations of gRPC send metadata and messages with blanks at the ends
+             (valid-value-p value (or (= kind +kind-other+) (= kind +kind-grpc-message+)))
              (case kind
                (#.+kind-other+ (/= 58 (aref name 0)))
                ((#.+kind-method+ #.+kind-scheme+ #.+kind-path+) (plusp (length value)))

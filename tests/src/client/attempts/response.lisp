@@ -77,6 +77,12 @@ another."
       (is (equalp (octets-of 1 2) (grpc:rpc-error-details-octets error)))
       (is (equal '(("x-tail" . "1")) (grpc:rpc-error-trailers error)))
       (is (eq :peer (grpc:rpc-error-ended-by error))))
+    ;; as other servers send them
+    (let ((error (error-from (end '("grpc-status" . "5") '("grpc-message" . " gone ")
+                                  '("x-tail" . " 1 ")))))
+      (is (typep error 'grpc:not-found))
+      (is (string= " gone " (grpc:rpc-error-message error)))
+      (is (equal '(("x-tail" . "1")) (grpc:rpc-error-trailers error))))
     (let ((error (error-from (end '("grpc-status" . "10")
                                   '("grpc-status-details-bin" . "!!!")))))
       (is (typep error 'grpc:aborted))
