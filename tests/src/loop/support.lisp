@@ -79,15 +79,6 @@ that has answered, is waited for."
 must have left no thread and no descriptor."
   `(call-with-loops ,(length names) (lambda () (list ,@arguments)) (lambda ,names ,@body)))
 
-(defmacro with-events ((events) &body body)
-  "Do BODY with EVENTS naming a function that returns the events logged so far, oldest first."
-  (let ((list (gensym)))
-    `(let ((,list (list '())))
-       (flet ((,events () (reverse (car ,list))))
-         (with-changed ((*log-function* (lambda (&rest event)
-                                          (sb-ext:atomic-push event (car ,list)))))
-           ,@body)))))
-
 (defun check-gone (loop)
   "LOOP comes to have no connection."
   (loop repeat 100000

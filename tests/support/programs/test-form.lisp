@@ -1,4 +1,5 @@
-;;;; The form that defines a test, and two that replace functions, or values, meanwhile.
+;;;; The form that defines a test, two that replace functions or values meanwhile, and one that
+;;;; collects what is logged.
 
 (in-package #:clgrpc.tests.form)
 
@@ -53,6 +54,25 @@ STAND-IN. That is called with the function itself and its arguments."
   `(call-with-replaced (list ,@(loop for (name stand-in) in rows
                                      collect `(list ,name ,stand-in)))
                        (lambda () ,@body)))
+
+(defun call-with-logged (names function)
+  "Call FUNCTION as WITH-LOGGED says."
+  (let ((events (list '())))
+    (flet ((note (level event &rest plist)
+             (when (or (null names) (member event names))
+               (sb-ext:atomic-push (list* level event plist) (car events)))))
+      (uiop:symbol-call '#:clgrpc.base '#:add-log-listener #'note)
+      (unwind-protect (progv (list (uiop:find-symbol* '#:*log-function* '#:clgrpc.base)) '(nil)
+                        (funcall function (lambda () (reverse (car events)))))
+        (uiop:symbol-call '#:clgrpc.base '#:remove-log-listener #'note)))))
+
+(defmacro with-logged ((events &rest names) &body body)
+  "Evaluate BODY without another log of this thread. (EVENTS) returns what all threads have logged
+meanwhile, oldest first: a list of the level, the event and its plist. NAMES are the only events
+listed, if there are any."
+  `(call-with-logged ',names (lambda (logged)
+                               (flet ((,events () (funcall logged)))
+                                 ,@body))))
 
 (defmacro with-changed ((&rest rows) &body body)
   "Evaluate BODY while each PLACE of ROWS, (PLACE VALUE) or PLACE, has VALUE, for all threads, if one
