@@ -12,9 +12,9 @@ appears in logs and in STATS; POLLER is a value of MAKE-EPOLL-POLLER, the defaul
 MAKE-POLL-POLLER. If CATCH-APP-ERRORS is nil, handlers around this call see an error in a callback,
 and then the debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and
 EXIT-EVENT-LOOP. If CATCH-APP-ERRORS is true, an error in a callback ends that callback. The error
-goes to the event callback of the object that it is about, if there is one and
-SEND-ERRORS-TO-EVENTCB is true; else to CATCH-APP-ERRORS if that is a function; else to the log.
-Signal MISUSE if this thread runs a loop already."
+is passed to the event callback of its object, if the object has one and SEND-ERRORS-TO-EVENTCB is
+true; else to CATCH-APP-ERRORS if that is a function; else it is logged. Signal MISUSE if this
+thread runs a loop already."
   (when (and *event-loop* (in-event-loop-p *event-loop*))
     (misuse "This thread runs ~A already." *event-loop*))
   (let* ((loop (apply #'make-event-loop :name name (and poller (list :poller poller))))

@@ -350,10 +350,10 @@ system's buffers; once these are full, the peer cannot send. On its loop."
 ;;; Time-outs
 
 (defun set-socket-timeouts (socket read-seconds write-seconds)
-  "Set the time-outs of SOCKET: when no octets have come for READ-SECONDS, a real, or waiting output
-has not moved for WRITE-SECONDS, close SOCKET and call its event callback with a SOCKET-TIMEOUT;
-nil, or a number that is not positive, means no time-out. Signal SOCKET-CLOSED if SOCKET is closed.
-On its loop."
+  "Set the time-outs of SOCKET: when no octets have arrived for READ-SECONDS, a real, or the peer
+has taken no waiting output for WRITE-SECONDS, close SOCKET and call its event callback with a
+SOCKET-TIMEOUT; nil, or a number that is not positive, means no time-out. Signal SOCKET-CLOSED if
+SOCKET is closed. On its loop."
   (when (%socket-closed socket)
     (error 'socket-closed :owner socket :operation "set the time-outs of" :reason "it is closed"))
   (set-timeouts socket read-seconds write-seconds))

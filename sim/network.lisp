@@ -98,7 +98,7 @@ separates the hosts. Plans that find no octets do nothing."
       (launch socket (if (symbolp item) 0 (length item))))))
 
 (defun arrive (socket)
-  "The first packet that SOCKET has sent arrives, unless its way is cut off."
+  "Deliver the first packet that SOCKET has sent, unless a partition stops it."
   (let* ((host (socket-host socket))
          (simulation (host-simulation host)))
     (cond ((null (fifo-items (socket-flight socket))))

@@ -38,7 +38,7 @@ this is nil, or if another thread keeps the reservation for too long."
                  (refuse :unavailable "an earlier part of the snapshot is still being stored")))
       (unless (or (null snapshot-receiver)
                   (eq snapshot-receiver (local-member-snapshot-receiver member)))
-        (refuse :aborted "the snapshot now comes on another stream"))
+        (refuse :aborted "the snapshot is now sent on another stream"))
       (setf (local-member-busy member) claim))))
 
 (defun release-snapshot-receiver (member claim)

@@ -79,7 +79,7 @@ receiver, the response, and whether the snapshot is wanted."
         (setf (local-member-snapshot-receiver member) snapshot-receiver)
         (when before
           (end-snapshot-delivery (snapshot-receiver-snapshot-delivery before)
-                                 "the snapshot now comes on another stream")))
+                                 "the snapshot is now sent on another stream")))
       (values snapshot-receiver response wanted))))
 
 (defun keep-chunk (member snapshot-receiver chunk)

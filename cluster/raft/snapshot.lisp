@@ -32,7 +32,8 @@ the thread of INSTALL-SNAPSHOT.")
     octets))
 
 (defun source-crc32c (source octets chunk-octets end-ns)
-  "The CRC-32C of the first OCTETS octets of SOURCE. Signal an RPC-ERROR if END-NS comes first."
+  "The CRC-32C of the first OCTETS octets of SOURCE. Signal an RPC-ERROR if END-NS is reached
+first."
   (let ((crc 0))
     (loop for offset from 0 below octets by chunk-octets
           do (when (>= (loop:world-now) end-ns)

@@ -76,8 +76,8 @@ Each node reports its machine's date three times in this period.")
        (<= (abs (- offset (date-step-offset date-step))) +longest-step-ms+)))
 
 (defun proven-offset (dates offset steady proof-ms)
-  "The offset of DATES at the time STEADY, when OFFSET is asked for. If OFFSET is far away, it must
-be asked for during PROOF-MS."
+  "The offset of DATES at the time STEADY, when OFFSET is asked for. If OFFSET is far away, it is
+adopted only after it was asked for during PROOF-MS."
   (let ((present (dates-offset dates)) (date-step (dates-date-step dates)))
     (cond ((<= (abs (- offset present)) +longest-step-ms+)
            (setf (dates-date-step dates) nil)

@@ -269,8 +269,8 @@ ended. Signal SESSION-LOST if the session has."
         (values nil nil)))))
 
 (defun keep-session-here (node session stream)
-  "Let NODE keep SESSION from now on, since a heartbeat has come on STREAM. Signal SESSION-LOST if
-SESSION has ended."
+  "Let NODE keep SESSION from now on, since a heartbeat has arrived on STREAM. Signal SESSION-LOST
+if SESSION has ended."
   (loop with revision = (or (known-revision node session) (fetch-revision node session))
         repeat +most-tries+
         do (multiple-value-bind (done entry) (try-to-keep node session stream revision)
@@ -339,7 +339,7 @@ have not changed."
                      (t (forget-session node session)))))))
 
 (defun release-silent (node)
-  "Give leases of their own to the sessions of NODE from which no heartbeat has come for too long."
+  "Give leases of their own to the sessions of NODE that have sent no heartbeat for too long."
   (let ((groups '()))
     (dolist (silent (take-silent node)) (push silent (getf groups (first silent))))
     (loop for (seconds group) on groups by #'cddr

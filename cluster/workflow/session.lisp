@@ -141,8 +141,8 @@ Claims of which the worker does not know are given to other workers after a whil
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
 
 (defun note-heartbeat (node session held stream)
-  "Note that SESSION lives, since a heartbeat has come on STREAM, and holds HELD. Return the tasks
-in HELD that no longer belong to the session. Signal SESSION-LOST."
+  "Note that SESSION lives and has the tasks HELD, since a heartbeat has arrived on STREAM. Return
+the tasks in HELD that no longer belong to the session. Signal SESSION-LOST."
   (unless (hear node session stream) (keep-session-here node session stream))
   (when (zerop (length held)) (forget-load node session))
   (if (or (plusp (length held)) (may-have-claims-p node session))

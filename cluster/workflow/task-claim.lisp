@@ -368,7 +368,7 @@ of TASK-QUEUE."
 
 (defun next-in-turn (task-queue queue)
   "The entry in QUEUE, of the claims for a kind, whose worker has few tasks: the first without tasks
-or, among the first few, the first with the fewest. Claims that are passed by go to the end of
+or, among the first few, the first with the fewest. Claims that are skipped are moved to the end of
 QUEUE."
   (loop with first = (ring-first queue) and best = nil and least = 0
         repeat +passed-claims+

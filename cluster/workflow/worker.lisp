@@ -164,7 +164,7 @@ closes."
     (when call (rpc:cancel call))))
 
 (defun fail-unanswered (call)
-  "Signal a workflow error with the reason why no answer has come on CALL."
+  "Signal a workflow error with the reason why no answer has arrived on CALL."
   (with-workflow-errors
     (case (rpc:call-status call)
       ((nil) (status:fail :deadline-exceeded "no heartbeat was answered in time"))

@@ -87,7 +87,7 @@ once. Signal an ETCD-ERROR; COMPACTED if the revision is compacted meanwhile. Fr
 
 (define-keyword-function fetch-entries (etcd &rest arguments &key &allow-other-keys)
   "Return two values: a list of the entries of a range, and the revision at which they were read.
-The arguments are those of MAP-ENTRIES. From any thread."
+The arguments are as for MAP-ENTRIES. From any thread."
   (let* ((entries '())
          (revision (apply #'map-entries (lambda (entry) (push entry entries)) etcd arguments)))
     (values (nreverse entries) revision)))

@@ -14,7 +14,7 @@
 (declaim (sb-ext:freeze-type meter))
 
 (defun new-meter (metrics)
-  "A meter whose instruments are those of METRICS."
+  "A meter with the instruments of METRICS."
   (flet ((counter (name unit text)
            (metrics:make-counter metrics name :unit unit :text text)))
     (make-meter

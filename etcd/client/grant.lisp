@@ -34,8 +34,8 @@ the requested one. A lease with ID may belong to another client, so that request
            (error error)))))))
 
 (defun freshen-lease (lease end-ns)
-  "Renew LEASE once, until END-NS, if the answer that granted it came so late that less than two
-thirds of its time certainly remain. Signal an ETCD-ERROR if LEASE may have ended."
+  "Renew LEASE once, until END-NS, if the answer that granted it arrived so late that perhaps less
+than two thirds of its time remain. Signal an ETCD-ERROR if LEASE may have ended."
   (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
     (handler-case (renew-lease lease :timeout (loop:seconds-until end-ns))
       (lease-not-found ()

@@ -88,7 +88,7 @@ with its lease, which is no longer renewed if it is the lock's own. From any thr
         (unless held (error (lost-error lock)))))))
 
 (defmacro with-lock ((variable etcd name &rest options) &body body)
-  "Evaluate BODY under the lock NAME, with VARIABLE bound to it; OPTIONS are those of ACQUIRE-LOCK.
+  "Evaluate BODY under the lock NAME, with VARIABLE bound to it; OPTIONS are as for ACQUIRE-LOCK.
 The lock is released when BODY is left, if etcd can be reached. Signal the conditions of
 ACQUIRE-LOCK; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile. Transactions in BODY
 that compare LOCK-GUARD are safe even if the lock was lost; other actions of BODY may then have

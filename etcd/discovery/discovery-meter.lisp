@@ -29,7 +29,7 @@
         finally (return (and (plusp known) longest))))
 
 (defun new-meter (metrics)
-  "A meter whose instruments are those of METRICS."
+  "A meter with the instruments of METRICS."
   (flet ((instrument (make name unit text &rest attributes)
            (funcall make metrics name :unit unit :text (format nil text)
                                       :attributes (cons "clgrpc.service" attributes))))

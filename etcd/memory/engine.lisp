@@ -56,9 +56,9 @@ by CONNECT; START-SERVER accepts an engine as a service, for other programs, suc
 counting keys, values and 128 octets for each entry. The engine keeps the last MAX-REVISIONS, or up
 to a quarter more, and compacts older ones, and newer ones too if it needs the space. The engine has
 at most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has fewer watches than are
-free. Watches that request progress get a response about it every PROGRESS-SECONDS. The engine's
-clock is that of CLGRPC.LOOP:*WORLD*. The engine is not durable, and logs this fact. From any
-thread; end it with CLOSE-ENGINE."
+free. Watches that request progress get a response about it every PROGRESS-SECONDS. The engine uses
+the clock of CLGRPC.LOOP:*WORLD*. The engine is not durable, and logs this fact. From any thread;
+end it with CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
   (check-type max-octets (integer 1))
   (check-type max-revisions (integer 1))

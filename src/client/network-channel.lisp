@@ -281,7 +281,7 @@ that value, or NIL after TIMEOUT seconds."
   "Bound the silence of CHANNEL's servers while calls are under way, even if :keepalive-seconds and
 :keepalive-timeout-seconds are longer. After a silence of SECONDS a server gets a PING; if it stays
 silent for SECONDS more, its connection ends. The calls on that connection end with :unavailable,
-and later calls go to other servers. This is for services whose servers allow such PINGs, see
+and later calls use other servers. This is for services whose servers allow such PINGs, see
 MIN-PING-SECONDS. This has no effect on a channel whose server has complained of PINGs, nor on a
 channel without a network. Return CHANNEL. From any thread."
   (when (typep channel 'wire-channel)

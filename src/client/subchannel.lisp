@@ -370,7 +370,7 @@ now."
     (when (core-dropped core) (funcall (core-dropped core)))))
 
 (defun end-connection-set (connection-set text)
-  "Stop all attempts of CONNECTION-SET, which no subchannel uses any more, because of TEXT."
+  "Stop all attempts of CONNECTION-SET because of TEXT, since no subchannel uses it."
   (setf (connection-set-link-state connection-set) :shutdown)
   (end-connect-rounds connection-set text)
   (stop-back-off (connection-set-back-off connection-set) (connection-set-loop connection-set)))

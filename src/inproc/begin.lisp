@@ -28,7 +28,7 @@ has ended the handler."
   nil)
 
 (defun keep (call-pair)
-  "Note that the handler of CALL-PAIR has returned its call, so the answer comes later."
+  "Note that the handler of CALL-PAIR has returned its call and will answer later."
   (open-mailboxes call-pair)
   (let ((route (call-pair-route call-pair)))
     (setf (route-kept route) (method:binding-function (route-binding route))))

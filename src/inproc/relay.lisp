@@ -390,7 +390,7 @@ answer had begun."
         (t (attempt:tell-begun **retry-operations** relay))))
 
 (defun begin-due (relay)
-  "Begin the next attempt of RELAY if its time has come."
+  "Begin the next attempt of RELAY if it is due."
   (when (and (car (relay-timer relay)) (may-begin-p relay))
     (setf (relay-timer relay) nil)
     (if (relay-begun relay)

@@ -70,7 +70,8 @@ unwind the handler that sends."
   (operate leave (call-pair-client call-pair)))
 
 (define-hot consuming-p ((call-pair call-pair) consumer) boolean
-  "True if messages that the handler sends on this thread go to the body of CONSUMER at once."
+  "True if messages that the handler sends on this thread are passed to the body of CONSUMER at
+once."
   (and consumer
        (eq (call-pair-phase call-pair) sb-thread:*current-thread*)
        (consumer-function (the consumer consumer))

@@ -72,13 +72,13 @@ return false. From any thread."))
   ((text :initarg :text :reader future-cancelled-text)) ; the reason, an argument of CANCEL
   (:report (lambda (condition stream)
              (format stream "The future was ~A." (future-cancelled-text condition))))
-  (:documentation "The value of a future will not come, because CANCEL was called."))
+  (:documentation "A future will not get a value, because CANCEL was called."))
 
 (define-condition await-timeout (clgrpc-error)
   ((future :initarg :future :reader await-timeout-future)) ; the future that was awaited
   (:report (lambda (condition stream)
              (format stream "~A was not settled in time." (await-timeout-future condition))))
-  (:documentation "The value of a future has not come in time; it still may."))
+  (:documentation "A future was not settled in time; it may still be settled later."))
 
 (document-functions
   future-cancelled-text "The reason given to CANCEL, as text."

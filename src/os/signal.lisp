@@ -63,7 +63,7 @@ a thread may be executing the instructions at any time."
     #x48 #x0c #x80 #xd2                 ; mov x8, 98: futex
     #x01 #x00 #x00 #xd4                 ; svc 0
     #xc0 #x03 #x5f #xd6)                ; ret
-  "The instructions that the kernel calls when a signal comes.")
+  "The instructions that the kernel calls when a signal arrives.")
 
 (defun must-succeed (operation value)
   "Return VALUE, the result of a system call; if it is a failure, signal an error that names

@@ -28,8 +28,8 @@ failure, as text. From any thread."
     (+zstd-source-size-wrong+ "ZSTD_error_srcSize_wrong" 72)))
 
 (defun zstd-octets (level from start end room)
-  "Compress the octets START to END of FROM at LEVEL, 1 to 9. The values are those of
-DEFLATE-OCTETS. libzstd must be open. From any thread."
+  "Compress the octets START to END of FROM at LEVEL, 1 to 9. Return the values of DEFLATE-OCTETS.
+libzstd must be open. From any thread."
   (declare (type octets from) (type message-octets start end room))
   (let* ((bound (%zstd-bound (- end start)))
          (to (borrow-octets (+ room bound)))
@@ -49,7 +49,7 @@ DEFLATE-OCTETS. libzstd must be open. From any thread."
           (t :corrupt))))
 
 (defun expand-zstd (from start end limit)
-  "Decompress the octets START to END of FROM. The values are those of INFLATE-OCTETS. If the result
+  "Decompress the octets START to END of FROM. Return the values of INFLATE-OCTETS. If the result
 does not fit into the present octets, it is made again in four times as many, so that a short
 message does not need the room of the longest one. libzstd must be open. From any thread."
   (declare (type octets from) (type message-octets start end limit))

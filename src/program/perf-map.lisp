@@ -57,7 +57,7 @@ thread."
     path))
 
 (defun begin-perf-map ()
-  "Write the table of this image, on a thread of its own; an error goes to the log."
+  "Write the table of this image, on a thread of its own; an error is logged."
   (sb-thread:make-thread (lambda ()
                            (loop:guarding (:perf-map-failed) (write-perf-map)))
                          :name "clgrpc perf map"))

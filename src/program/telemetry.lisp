@@ -5,8 +5,9 @@
 
 (define-shared-options :telemetry
   (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
-             "The least severe events that go to the standard error: debug, info, warning or error;
-      or none. GRPC_TRACE switches on the tracers that doc/observability.md lists.")
+             "The least severe events that are written to the standard error: debug, info,
+      warning or error; or none. GRPC_TRACE switches on the tracers that doc/observability.md
+      lists.")
   (log-format "FORMAT" (choice-parser :text :json) :text
               "The form of the log: a line of text, or of JSON, for each event.")
   (access-log "[RATIO]" #'parse-ratio nil

@@ -12,7 +12,7 @@
 (defvar *debug-on-error* nil
   "If true, an error in a handler enters the debugger in the handler's thread, with the restarts
 RETURN-STATUS, RETRY-HANDLER and CANCEL-CALL, while all other calls continue. If false, the default,
-the call ends with status :internal and the backtrace goes to the log. Set it globally.")
+the call ends with status :internal and the backtrace is logged. Set it globally.")
 
 (defun debug-error (error)
   "Enter the debugger because of ERROR. Return the RPC-ERROR of the restart chosen there, or

@@ -48,14 +48,14 @@ for a handler's call. From any thread."
   nil)
 
 (defun refuse-receiver (call)
-  (misuse "The messages of ~A go to the function of ON-MESSAGE; RECEIVE and DO-MESSAGES get none. ~
+  (misuse "The function of ON-MESSAGE gets the messages of ~A; RECEIVE and DO-MESSAGES get none. ~
            To treat the first messages differently, receive them before ON-MESSAGE, or let its ~
            function set another one."
           call))
 
 (declaim (inline check-receiver))
 (defun check-receiver (call)
-  "Signal MISUSE if CALL's messages go to the function of ON-MESSAGE."
+  "Signal MISUSE if the function of ON-MESSAGE gets CALL's messages."
   (let ((callbacks (call-callbacks call)))
     (when (and callbacks (callbacks-on-message callbacks))
       (refuse-receiver call))))
@@ -331,7 +331,8 @@ after REPLY or the end of CALL. From any thread."
 (defun call-compression (call)
   "The compression of the messages sent on CALL: :gzip, :deflate, a registered name, or :identity
 for no compression. SETFable in a handler before it has sent metadata or a message; signal MISUSE
-later. If the client does not accept the new value, messages go uncompressed. From any thread."
+later. If the client does not accept the new value, messages are sent uncompressed. From any
+thread."
   (check-call call)
   (operate compression call))
 

@@ -94,9 +94,9 @@ it yet.")
 within the image. STREAM is nil if the attempt has ended without a stream; ATTEMPT-ENDED follows at
 once.")
   (attempt-ended (call peer status stream sent received ns) nil
-    "An attempt of CALL, a client's, to PEER has ended, with or without a stream. STATUS is that of
-the attempt: :cancelled if CALL continues with another attempt, and CALL's own if CALL has ended
-with this one. SENT and RECEIVED are the octets of the attempt's messages, counted as in
+    "An attempt of CALL, a client's, to PEER has ended, with or without a stream. STATUS is the
+attempt's status: :cancelled if CALL continues with another attempt, and CALL's own if CALL has
+ended with this one. SENT and RECEIVED are the octets of the attempt's messages, counted as in
 MESSAGE-SENT; NS is its duration in nanoseconds.")
   (headers-sent (call) nil
     "CALL's headers have been written.")
@@ -150,8 +150,8 @@ encoding) and :half-closed (call), for logs of the contents of calls; :connectio
 error), :subchannel-failed (reason) and :weights-updated (weights stale fallback), of channels;
 :refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
 the loop or, for calls within the image, on the thread that makes or handles the call. These
-functions must not wait; an error in one of them goes to the log. Signal MISUSE for any other name,
-and for a value that is neither a function nor nil. With :trusted t the caller promises that the
+functions must not wait; an error in one of them is logged. Signal MISUSE for any other name, and
+for a value that is neither a function nor nil. With :trusted t the caller promises that the
 functions signal no errors, and no handlers are established. From any thread."
   (when (getf functions :trusted)
     (return-from make-observer

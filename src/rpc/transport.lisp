@@ -128,7 +128,7 @@ is on its way.")
     "Compress messages sent from now on by NAME, a value of CALL-COMPRESSION, if the peer accepts
 it. Signal MISUSE if it is too late.")
   (leave (call) (:default #'leave-call)
-    "The call's user has left it: end the call if it runs.")
+    "End the call if it runs, since its user has left it.")
   (await-metadata (call) (:default #'await-fields)
     "Wait until the peer's headers have arrived.")
   (metadata (call fields) ()
@@ -136,7 +136,7 @@ it. Signal MISUSE if it is too late.")
   (compression (call) (:default #'no-compression)
     "The compression of messages that are sent, a keyword of CALL-COMPRESSION.")
   (received-compressed (call) (:default #'nothing)
-    "True if the last decoded message came compressed.")
+    "True if the last decoded message was received compressed.")
   ;; on the call's loop
   (abort (call status text ended-by) (:thread :loop)
     "End the call from this side at once, with STATUS and TEXT; ENDED-BY is as for

@@ -34,7 +34,7 @@ true if VALUE names a codec that does not exist, but may be registered later."
                (values (or codec :plain) passing))))))
 
 (define-hot octets-are ((octets octets) (text simple-base-string)) boolean
-  "True if OCTETS are those of TEXT, in ASCII."
+  "True if OCTETS are TEXT in ASCII."
   (and (= (length octets) (length text))
        (loop for octet across octets
              for char across text

@@ -164,7 +164,7 @@ returns the values of a handler."
 
 (defun make-server-router (server handlers fallback execution)
   "The router of SERVER with HANDLERS, a list of HTTP-HANDLERs, and FALLBACK, a function or nil; nil
-without handlers, fallback and protocols other than gRPC. EXECUTION is that of START-SERVER."
+without handlers, fallback and protocols other than gRPC. EXECUTION is as for START-SERVER."
   (let ((router (exchange:make-router))
         (execution (execution-of (if (listp execution) :auto execution) nil)))
     (dolist (handler handlers)

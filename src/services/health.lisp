@@ -336,11 +336,11 @@ the latest. Call this without the lock."
 
 (define-keyword-function health-handler (service &key (path "/healthz") (quiet t))
   "Return a handler for START-SERVER's :http that reports the status in SERVICE, a health service,
-over HTTP/1.1 and HTTP/2 at PATH, a string. The status is that of the whole server, or of the
-service that the query's parameter \"service\" names. The answer is 200 while the status is
-:serving, 503 while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404
-for a name that SERVICE does not know. The handler may also be given to a separate server, which
-answers while the other drains. Requests are in traces and, if they end well, in access logs only if
-QUIET is false. From any thread. Signal MISUSE if SERVICE is not a health service."
+over HTTP/1.1 and HTTP/2 at PATH, a string. The status is the whole server's, or that of the service
+that the query's parameter \"service\" names. The answer is 200 while the status is :serving, 503
+while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404 for a name that
+SERVICE does not know. The handler may also be given to a separate server, which answers while the
+other drains. Requests are in traces and, if they end well, in access logs only if QUIET is false.
+From any thread. Signal MISUSE if SERVICE is not a health service."
   (check-service service)
   (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

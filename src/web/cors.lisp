@@ -38,7 +38,7 @@ them; a page that asks for more is refused.")
 
 (defun preflight (origins fields http-methods)
   "The answer to a preflight with FIELDS for a path that takes HTTP-METHODS, strings; nil if the
-request is not a preflight, or asks for another method. ORIGINS are those of START-SERVER."
+request is not a preflight, or asks for another method. ORIGINS are as for START-SERVER."
   (let ((asked (header-value fields "access-control-request-method"))
         (names (or (header-value fields "access-control-request-headers") "")))
     (when (and origins asked (header fields "origin") (find asked http-methods :test #'string=))

@@ -49,7 +49,7 @@
 
 (defun make-grpc-claim (handler form route target fields origins)
   "The claim of a POST to TARGET with FIELDS, which are as in gRPC, of the content type FORM, for
-ROUTE, or nil. ORIGINS are those of START-SERVER."
+ROUTE, or nil. ORIGINS are as for START-SERVER."
   (let ((metadata (metadata-fields fields)))
     (multiple-value-bind (incoming unreadable) (head-encoding fields "grpc-encoding")
       (multiple-value-bind (timeout late) (grpc-timeout fields)

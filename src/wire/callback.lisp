@@ -174,7 +174,7 @@ a thread."
 
 (define-hot (due-by-time :inline t) ((call wire-call) (callbacks wire-callbacks))
     (or null function)
-  "The function of AFTER that must run next, as its time has come, or nil."
+  "The next function of AFTER that is due, or nil."
   (and (wire-callbacks-due callbacks)
        (not (call-status call))
        (pop (wire-callbacks-due callbacks))))

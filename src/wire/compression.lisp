@@ -171,8 +171,8 @@ taken."
   (sb-thread:wait-on-semaphore semaphore :notification turn))
 
 (defun decompress-octets (encoding octets end limit)
-  "Decompress the message in OCTETS up to END by ENCODING. The values are those of
-OS:INFLATE-OCTETS. In user code."
+  "Decompress the message in OCTETS up to END by ENCODING. Return the values of OS:INFLATE-OCTETS.
+In user code."
   (flet ((inflate (limit)
            (expand-octets encoding octets 0 end limit)))
     (let* ((short (min limit +short-octets+))

@@ -62,7 +62,7 @@ SEAL-LINK at the end of a read."
 (define-hot (deliver-message :inline t) ((call wire-call) (flag octet) (octets octets)
                                          (start index) (end index))
     t
-  "Deliver a whole message; FLAG is that of its prefix."
+  "Deliver a whole message; FLAG is the flag in its prefix."
   (note-message-received (the link (wire-call-link call)))
   (let ((compression (compression-of call)))
     (when compression

@@ -40,8 +40,8 @@
 (defun list-stages (call spans connects)
   "The operation STAGES, of CALL. SPANS returns the stages so far, a list of (stage . ns), oldest
 first. SPANS is a function of CALL and of nanoseconds from CALL's beginning: to now or to CALL's
-end, to :HEADERS, and to :ANSWER or :DUE; each of the latter two is nil if that moment has not come.
-CONNECTS is the number of attempts to connect that CALL has waited for."
+end, to :HEADERS, and to :ANSWER or :DUE; each of the latter two is nil if that moment has not been
+reached. CONNECTS is the number of attempts to connect that CALL has waited for."
   (declare (type function spans))
   (let* ((born (wire-call-born-ns call))
          (marks (wire-call-marks call))

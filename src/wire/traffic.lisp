@@ -4,9 +4,9 @@
 (in-package #:clgrpc.wire)
 
 (defconstant +fill-octets+ (* 14 (+ 16384 9))
-  "How many octets of queued DATA go into the output at once: 14 frames. Over loopback, 64 KB at a
-time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another call waits for no more
-octets than these.")
+  "How many octets of queued DATA are appended to the output at once: 14 frames. Over loopback, 64
+KB at a time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another call waits for
+no more octets than these.")
 
 (defconstant +frames-per-look+ 64
   "We check the amount of output and the clock each time that a read has brought this many frames.

@@ -89,7 +89,7 @@ the node again after this code.")
 environment's; nil without USER."
   (let ((variable (uiop:getenvp *password-variable*)))
     (cond ((null user)
-           (when file (refuse "--store-password-file goes with --store-user")))
+           (when file (refuse "--store-password-file needs --store-user")))
           (file (first-line file)
                 (lambda () (first-line file)))
           (variable)

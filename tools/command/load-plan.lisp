@@ -237,7 +237,7 @@ together.")
     (loop for (given name) in `((,poisson "--poisson") (,(getf options :async) "--async")
                                 (,(and together (plusp together)) "--together"))
           when (and given (null rate))
-            do (refuse "~A goes with --rps or --load-schedule, which say when calls begin" name))
+            do (refuse "~A needs --rps or --load-schedule, which say when calls begin" name))
     (when (and poisson together (plusp together))
       (refuse "--together and --poisson exclude each other: bursts are not random times"))
     (append (list :rate rate :workers workers :connections connections

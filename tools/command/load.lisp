@@ -65,7 +65,7 @@ TOTAL is the number of calls that will be made, or nil."
 (defparameter *options-of-workers*
   '(:workers :rps :concurrency :connections :duration :data :warm-up :rounds :poisson :async
     :call :insecure :format :output :compare :fail-if :name :tags :quiet)
-  "The options that go with --workers.")
+  "The options that can be used with --workers.")
 
 (defun refuse-options-of-one (options)
   "Refuse OPTIONS, a plist of the command's, that cannot be passed to workers."
@@ -182,7 +182,8 @@ grpc.testing.BenchmarkService."
   (loop for (given name) in `((,(< 1 rounds) "--rounds") (,total "-n") (,max-duration "-x")
                               (,(not (eq :const load-schedule)) "--load-schedule"))
         when given
-          do (refuse "--knee makes several runs, each as long as -z; ~A does not go with it" name))
+          do (refuse "--knee makes several runs, each as long as -z; ~A cannot be used with ~
+                       it" name))
   (when (and rps (< rps 1/2)) (refuse "--knee searches rates from 0.5 calls a second on"))
   (let* ((options (list* :rps (or rps 100) :duration (or duration 5) options))
          (plan (apply #'make-load-plan options)))
@@ -238,7 +239,7 @@ counts."
 (defparameter *options-of-one-method*
   '((:method "METHOD") (:call "--call") (:data "--data") (:data-file "--data-file")
     (:binary "--binary") (:binary-file "--binary-file") (:server-metrics "--server-metrics"))
-  "The options that cannot go with a mix of methods.")
+  "The options that cannot be used with a mix of methods.")
 
 (defun method-called (&rest options &key method call mix &allow-other-keys)
   "The method to call, from the parameter or ghz's --call; nil for a mix."

@@ -14,7 +14,7 @@
   "The credentials for the values of the options CLIENT-TLS; nil if none is given. PREFIX is the
 beginning of these options' names; ALPN is as for TLS-CREDENTIALS."
   (cond (roots
-         (when (and key (not certificate)) (refuse "--~A-key goes with --~:*~A-cert" prefix))
+         (when (and key (not certificate)) (refuse "--~A-key needs --~:*~A-cert" prefix))
          (grpc:tls-credentials :roots (if (string= roots "system") :system roots)
                                :certificate certificate :key key :server-name name
                                :alpn alpn))

@@ -10,7 +10,7 @@
 ;;; Counting octets where the kernel takes and gives them
 
 (defstruct (meter (:copier nil))
-  "The state of a byte channel that counts."
+  "The state of a byte channel that counts octets."
   (inner nil :type loop:byte-channel)   ; the byte channel that it reads and writes
   (tally nil :type tally))              ; the tally in which it counts
 

@@ -601,7 +601,7 @@ a call, or nil; and that event."
 ;;; Checking and completing a draft
 
 (defun check-state (draft)
-  "Signal TOO-LARGE if the state of DRAFT has more octets than that of a workflow may have."
+  "Signal TOO-LARGE if the state of DRAFT has more octets than a workflow's state may have."
   (let ((most (limits-max-state-octets (draft-limits draft)))
         (octets (state-octets (draft-state draft))))
     (when (> octets most)

@@ -79,7 +79,7 @@ TEXT denotes no such number."
                              :weekdays (logior (ldb (byte 7 0) weekdays) (ash weekdays -7))
                              :any-day (char= #\* (char (third fields) 0))
                              :any-weekday (char= #\* (char (fifth fields) 0)))))
-        (unless (next-cron cron 0) (refuse :invalid-request "the times of ~S never come" text))
+        (unless (next-cron cron 0) (refuse :invalid-request "no time matches ~S" text))
         cron))))
 
 (defun cron-day-p (cron day month weekday)

@@ -119,7 +119,8 @@ ever a node that does not exist."
        (equal name (lease-name (etcd:entry-lease entry)))))
 
 (defun node-entry-name (entry prefix)
-  "The name of the node whose entry is ENTRY, one after PREFIX; nil if it is not that of a node."
+  "The name of the node whose entry is ENTRY, whose key begins with PREFIX; nil if ENTRY is not a
+node's."
   (let ((name (entry-name entry prefix)))
     (and (node-entry-p entry name) name)))
 

@@ -86,7 +86,7 @@ collection."
   (= **nursery** (sb-ext:bytes-consed-between-gcs)))
 
 (defun set-collector (&key (nursery t))
-  "Make the settings of TUNE-COLLECTOR; that of the nursery only if NURSERY is true."
+  "Make the settings of TUNE-COLLECTOR; set the nursery only if NURSERY is true."
   (keep-free-memory)
   (when nursery (set-nursery +nursery-octets+))
   (setf ;; an object is copied once
@@ -121,8 +121,8 @@ objects that live then are not copied again: call it once the permanent data is 
   nil)
 
 (defun set-collector-again ()
-  "In a new process, whose SBCL has its own settings, make those of a tuned image. A size of the
-nursery that the user has set in the new process stays."
+  "In a new process of a tuned image, make the settings again, since SBCL starts with its own. A
+size of the nursery that the user has set in the new process stays."
   (when **tuned**
     (set-collector :nursery (= (sb-ext:bytes-consed-between-gcs)
                                (floor (sb-ext:dynamic-space-size) 20))))) ; SBCL's size
@@ -248,8 +248,8 @@ at which to continue, or nil if that was the last."
     (if (< page last) page nil)))
 
 (defun return-free-pages ()
-  "Return all free pages to the system: those of the Lisp heap and of the C library, or, if the
-world cannot be stopped, only those of the C library."
+  "Return all free pages of the Lisp heap and of the C library to the system; if the world cannot be
+stopped, only the pages of the C library."
   (when (stoppable-world-p)
     (loop with page = 0
           do (setf page (return-some-pages page))

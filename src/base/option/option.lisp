@@ -219,13 +219,13 @@ channel's.")))))
 (define-options
   (:method
    (max-receive-octets 4194304 0 2147483647 "octets"
-    "Largest message accepted; the default is that of every gRPC. A larger message ends its call
-with :resource-exhausted.")
+    "The largest message that is accepted; every gRPC has this default. A larger message ends its
+call with :resource-exhausted.")
    (max-send-octets 2147483647 0 2147483647 "octets"
     "Largest message sent. gRPC sets no limit here.")
    (max-message-depth 100 1 1000 "levels"
-    "How many levels of messages and groups may nest in a message that is decoded; the default is
-that of Protocol Buffers' other implementations. The option bounds the stack.")
+    "How many levels of messages and groups may nest in a message that is decoded; other
+implementations of Protocol Buffers have this default, too. The option bounds the stack.")
    (max-decoded-octets 33554432 0 1099511627776 "octets"
     "Memory that the messages inside one message may occupy when it is decoded, beyond eight times
 its serialized size. An empty message of two octets occupies forty and more: without this limit 4 MB
@@ -270,19 +270,19 @@ encoding (RFC 7541 4.2).")
 returned as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
     "Memory that one connection may hold: header lists of open calls, received messages that are
-incomplete (with their buffers, up to 32 times the octets that have come) or not yet taken, output,
-tables and caches (doc/limits.md, \"One account\"). While messages not yet taken are at most half of
-it, only their calls get no more window; above half, the connection gets none either, so that the
-rest is left for incomplete messages. A call that would exceed the limit ends with
+incomplete (with their buffers, up to 32 times the octets that have arrived) or not yet taken,
+output, tables and caches (doc/limits.md, \"One account\"). While messages not yet taken are at most
+half of it, only their calls get no more window; above half, the connection gets none either, so
+that the rest is left for incomplete messages. A call that would exceed the limit ends with
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
     "Memory, as counted by max-held-octets, that all connections of a server or of a channel may
 hold together; 0 means a quarter of the Lisp heap, but at most 128 MB: all calls wait while a
-collection copies this memory, a millisecond for each megabyte. Give more where many long messages
-come at once. Above half of this limit, each connection is limited to two of the largest messages
-and to 64 KB of output. A peer may hold three times the part that is unused; a call that would
-exceed that ends with :resource-exhausted. An eighth above this limit, the connection that holds
-most of the peer that holds most is ended.")
+collection copies this memory, a millisecond for each megabyte. Set it higher where many long
+messages arrive at once. Above half of this limit, each connection is limited to two of the largest
+messages and to 64 KB of output. A peer may hold three times the part that is unused; a call that
+would exceed that ends with :resource-exhausted. An eighth above this limit, the connection that
+holds most of the peer that holds most is ended.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
     "A connection with more unsent output is not read, and no more of its calls begin, until the
 peer reads the output. While the connections of a server together hold half of
@@ -375,8 +375,9 @@ only its owner may connect, #o660 the group as well. The directory's permissions
   (:server
    (max-connections-per-peer 10000 1 1000000 "connections"
     "Connections of one peer: an IPv4 address, an IPv6 network of 64 bits, or a user on a unix
-socket. Behind a load balancer, all connections come from its addresses. If the process has fewer
-descriptors than max-connections needs, one peer gets half of the available ones at most.")
+socket. With a load balancer in front of the server, all connections come from the balancer's
+addresses. If the process has fewer descriptors than max-connections needs, one peer gets half of
+the available ones at most.")
    (max-handshakes 2000 1 1000000 "connections"
     "Connections of a server that have not yet sent their preface and SETTINGS, or finished their
 TLS handshake. When a listener has this many, each new connection closes the oldest connection of
@@ -492,8 +493,8 @@ document).")
    (backoff-factor 1.6 1 10 "times"
     "By how much the wait between attempts to connect grows with each failed one.")
    (backoff-jitter 0.2 0 1 "of the wait"
-    "Random part of the wait between attempts to connect, so that clients do not all come back at
-once.")
+    "The random part of the wait between attempts to connect, so that clients do not all connect
+again at once.")
    (backoff-maximum-seconds 120 0.001 3600 "seconds"
     "Longest wait between attempts to connect.")
    (dns-timeout-seconds 5 0.05 600 "seconds"
@@ -522,7 +523,7 @@ eighth longer. 0 means never; other times under a second count as one.")
 A105).")
    (connections-per-subchannel 1 1 1000 "connections"
     "How many connections to each server are made and kept, even if a service config asks for fewer.
-A call goes over the oldest with a free stream.")
+A call uses the oldest connection with a free stream.")
    (share-connections nil
     "Whether channels that have the same options, credentials and authority use the same connections
 to the same addresses. Such channels share one event loop, so threads that block on them wait for

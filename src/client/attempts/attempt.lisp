@@ -86,7 +86,7 @@ many attempts it allows; or nil."
      :begin (lambda (call) (submit call nil)) :resend #'resend-after :fail #'end-with-failure))
 
 (defun begin-due (call)
-  "Report to the machine that the time of the next attempt of CALL has come."
+  "Report to the state machine that the next attempt of CALL is due."
   (cancel-retry call)
   (unless (call-status call)
     (guarding-call (call)
@@ -128,8 +128,8 @@ the interceptors make it fail, or if its headers cannot be sent."
         (rpc:outgoing-metadata (attempt-call attempt)))))
 
 (defun end-view (attempt call own status)
-  "Report to interceptors that ATTEMPT of CALL is over with STATUS. OWN is true if CALL went on with
-ATTEMPT."
+  "Report to interceptors that ATTEMPT of CALL has ended with STATUS. OWN is true if CALL continued
+with ATTEMPT."
   (let ((view (shiftf (attempt-view attempt) nil))
         (cause (attempt-cause attempt)))
     (cond ((null view))
@@ -356,7 +356,7 @@ Return nil if no call waits for the answer."
                                 (status symbol))
     null
   "Report to observer and listener that ATTEMPT of CALL is over with STATUS. OWN is true if CALL
-went on with ATTEMPT."
+continued with ATTEMPT."
   (let* ((stream (attempt-stream attempt))
          (link (stream-link stream)))
     (rpc:observe attempt-ended (client-observer call)

@@ -61,7 +61,8 @@ updated.")
     nil))
 
 (defgeneric review (leaf-policy)
-  (:documentation "Publish the state of LEAF-POLICY that follows from those of its members."))
+  (:documentation "Publish the state of LEAF-POLICY, which follows from the states of its
+members."))
 
 (defgeneric member-idle (leaf-policy subchannel)
   (:documentation "Connect SUBCHANNEL, an idle member; but do nothing in a policy whose members are
@@ -83,7 +84,7 @@ connected when a call needs them.")
   "The largest weight that a resolver can give, as in gRPC's protocols.")
 
 (defun said-weight (attributes)
-  "The weight in ATTRIBUTES, those of a backend: 1 or more, or nil."
+  "The weight in ATTRIBUTES, a backend's: 1 or more, or nil."
   (let ((weight (getf attributes :weight)))
     (and (typep weight '(integer 1))
          (min weight +most-said-weight+))))

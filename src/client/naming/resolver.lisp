@@ -285,8 +285,8 @@ server, whose addresses are tried in turn. Calls on servers that remain continue
 missing from ADDRESSES get no new calls, and their connections end with their last call.
 SERVICE-CONFIG is a service config as in MAKE-CHANNEL, in place of the channel's own. An invalid
 config is refused: the last valid one stays in force, or else the channel's own. Without either,
-calls end with :unavailable until a valid config is pushed. Return false if the channel does not use
-RESOLVER any more. Signal MISUSE if an address is invalid. From any thread."
+calls end with :unavailable until a valid config is pushed. Return false if the channel no longer
+uses RESOLVER. Signal MISUSE if an address is invalid. From any thread."
   (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil
                         (parse-pushed-config service-config))
        t))
@@ -294,7 +294,7 @@ RESOLVER any more. Signal MISUSE if an address is invalid. From any thread."
 (defun push-failure (resolver text)
   "Report to RESOLVER's channel that no addresses can be found because of TEXT. If the channel has
 addresses, it keeps them; else its calls end with :unavailable and TEXT, and the channel calls
-RESOLVE-NOW later. Return false if the channel does not use RESOLVER any more. From any thread."
+RESOLVE-NOW later. Return false if the channel no longer uses RESOLVER. From any thread."
   (check-type text string)
   (and (push-to-channel resolver '()
                         (format nil "Cannot resolve ~A: ~A" (resolver-target resolver)

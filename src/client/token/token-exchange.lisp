@@ -164,8 +164,8 @@ CREDENTIALS    a value of TLS-CREDENTIALS with :alpn nil, for https://; by defau
 TIMEOUT        a real, the seconds that a request may take; 10 by default
 Without a token, an attempt of a call fails with :unavailable if the server cannot be reached or
 answers 429, 502, 503 or 504, else with :unauthenticated; the next request follows after 1 to 120 s
-(gRFC A83). Secrets go to http:// in plaintext. Signal MISUSE for a wrong argument, TLS-ERROR if
-CREDENTIALS cannot be used. From any thread."
+(gRFC A83). To a URL with http:// secrets are sent in plaintext. Signal MISUSE for a wrong argument,
+TLS-ERROR if CREDENTIALS cannot be used. From any thread."
   (check-strings :client-id client-id :client-secret client-secret :scope scope :audience audience)
   (unless (and client-id client-secret)
     (misuse "CLIENT-TOKEN needs :client-id and :client-secret."))

@@ -66,7 +66,7 @@ which runs on any thread."
                                                       claimed refusal))
                        (:copier nil))
   "The data of a request over HTTP/1.1 from its head alone. For a repeated head these values are in
-the memo of MESSAGE. A known head belongs to its connection."
+the memo of MESSAGE. The data about a head belong to the connection that has read it."
   (message nil :type http1:message :read-only t) ; the message of which this is the head
   (headers :unread :type (or list (eql :unread))) ; the headers as HTTP-REQUEST-HEADERS returns them
   (router nil :type (or null router) :read-only t) ; the router that has found ROUTE

@@ -355,7 +355,7 @@ answer that has begun is cut off."
           (t (write-refusal state http-status text)))))
 
 (defun end-http1 (state text)
-  "End STATE's connection when its output has left, because of TEXT."
+  "End STATE's connection because of TEXT, when its output has been sent."
   (enter-phase state :over)
   (close-state state text))
 

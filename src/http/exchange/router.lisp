@@ -31,14 +31,14 @@ FUNCTION   a function, or the name of one, of an HTTP-REQUEST: see HTTP-REQUEST-
            HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. The function returns
            an HTTP status from 200 to 599, an alist of headers, strings both, and a body: a string,
            octets or nil. Or the function answers in chunks: see BEGIN-RESPONSE. The function runs
-           as handlers of calls do. An error in FUNCTION is answered with 500 and goes to the log; a
+           as handlers of calls do. An error in FUNCTION is answered with 500 and logged; a
            FAIL in FUNCTION is answered with the closest HTTP status
 METHODS    a list of HTTP methods, strings, by default GET and HEAD; requests with others are
            answered with 405. HEAD gets the answer of GET without the body
 EXECUTION  :inline, :blocking or :auto, the choice of the thread of FUNCTION as for START-SERVER;
            by default the server's
-QUIET      true: traces have no spans of the requests, and access logs only those that fail. This is
-           for probes that come every few seconds"
+QUIET      true: traces have no spans of the requests, and access logs only those that fail. Use
+  this for probes that arrive every few seconds"
   (unless (and (stringp path) (plusp (length path)) (char= #\/ (char path 0))
                (not (find #\? path)))
     (misuse "~S is not a path: it begins with a slash and has no query." path))

@@ -54,8 +54,8 @@ not exist afterwards."
     null
   "Send the octets START to END on STREAM, whose headers were sent: at once as many as the windows
 and the output's cap allow, and the rest from a queue as the windows open. OCTETS belong to the
-connection from now on; if they are STORABLE, that is, come from BORROW-OCTETS, it returns them to
-the store when they are sent. With END-STREAM-P our side ends after OCTETS. ON-WRITABLE is called
+connection from now on. If they are STORABLE, vectors of BORROW-OCTETS, the connection returns them
+to the store when they are sent. With END-STREAM-P our side ends after OCTETS. ON-WRITABLE is called
 when a queue that was longer has fallen below half of the option send-budget-octets. Does nothing if
 the stream was reset or the connection is finished. Signal MISUSE if the headers are missing or our
 side has been ended."

@@ -80,7 +80,8 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
         interval)))
 
 (define-hot charge-ping ((connection connection)) null
-  "Count a PING of the peer. A client's PING that comes too soon is a strike (gRFC A8)."
+  "Count a PING of the peer. A client's PING that follows the previous one too soon is a strike
+(gRFC A8)."
   (let* ((counters (connection-counters connection))
          (now (connection-last-receive-ns connection))
          (before (shiftf (counters-pinged-ns counters) now)))

@@ -119,9 +119,10 @@ begun."
        (options-max-frame-octets (connection-options connection))))
 
 (define-hot (reserve-data :inline t) ((stream stream) (count index)) boolean
-  "True if a DATA frame of COUNT octets on STREAM can go into the output at once. The function is
-true if the stream's headers are sent, both windows and one frame have room, no stream has queued
-DATA and the output is below its cap. If the value is true, call BEGIN-DATA, else SEND-DATA."
+  "True if a DATA frame of COUNT octets on STREAM can be appended to the output at once. The
+function is true if the stream's headers are sent, both windows and one frame have room, no stream
+has queued DATA and the output is below its cap. If the value is true, call BEGIN-DATA, else
+SEND-DATA."
   (let ((connection (stream-connection stream)))
     (and (sending-state-p (stream-state stream))
          (stream-flag-p stream +sent-headers+)

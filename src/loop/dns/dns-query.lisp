@@ -105,7 +105,7 @@ remains."
   (try-failed query outcome text))
 
 (defun next-try (query)
-  "Ask the next server, unless all hope is lost."
+  "Ask the next server, unless no server is left to ask."
   (leave-try query)
   (if (or (zerop (query-tries query)) (>= 0 (time-left query)))
       (finish query (query-outcome query) (query-text query))

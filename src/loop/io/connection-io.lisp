@@ -82,7 +82,7 @@ approximate."
   (plusp (connection-unsent connection)))
 
 (defun connection-unread-p (connection)
-  "True if the handler of CONNECTION has left input for later. On the loop."
+  "True if the handler of CONNECTION has not consumed all input. On the loop."
   (and (connection-leftover connection) t))
 
 (defun tell-written (connection buffer count)
@@ -439,7 +439,8 @@ handshake whose octets had arrived in an earlier turn; then no further event wou
   (connection-stopped connection))
 
 (defun start-reading (connection)
-  "Undo STOP-READING. Octets that the owner left unconsumed come with the next octets. On the loop."
+  "Undo STOP-READING. The owner gets octets that it has not consumed again, before the next octets.
+On the loop."
   (setf (connection-stopped connection) nil)
   (read-soon connection)
   nil)

@@ -42,8 +42,8 @@ certificates has 10,000.")
   "The longest message of a client's handshake, in octets; OpenSSL makes room for all of it at
 once.")
 (defconstant +shaking-octets+ 8192
-  "The octets of a handshake that are taken at once. If these octets come in records of one octet,
-they take us 2 ms.")
+  "The octets of a handshake that are taken at once. These octets, in records of one octet each,
+take us 2 ms.")
 (defconstant +octets-per-data-octet+ 24
   "How many octets of records a peer may send for each octet of data: a record with one octet of
 data has 23 more.")

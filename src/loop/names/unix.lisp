@@ -6,7 +6,7 @@
 (in-package #:clgrpc.loop)
 
 (defun unix-file-path (address)
-  "If ADDRESS is that of a unix socket with a file, the file's path, octets; else nil."
+  "If ADDRESS is the address of a unix socket with a file, the path of the file, octets; else nil."
   (when (= os:+af-unix+ (os:address-family address))
     (multiple-value-bind (name abstract) (os:unix-address-name address)
       (if abstract nil name))))

@@ -312,8 +312,8 @@ for another poller the threads share it. The lock is held."
 
 (defun leave-poller (loop poller)
   "Note that this thread, which was overtaken while it waited with POLLER for events of LOOP, has
-stopped waiting. Return true if POLLER is still that of LOOP; else close it when no other thread is
-about to wake LOOP by it."
+stopped waiting. Return true if LOOP still has POLLER; else close it when no other thread is about
+to wake LOOP by it."
   (multiple-value-bind (overtaken shared)
       (with-overtaken-waiters (loop)
         (values (forget-overtaken-waiter loop sb-thread:*current-thread*)

@@ -124,8 +124,8 @@ ended does not count, although it remains among the WAITERS until it gets a proc
           (t (not (work-left-p loop))))))
 
 (define-hot wanted-back-p ((loop event-loop)) boolean
-  "True if the only call under way on LOOP, which a reserve thread runs, is that of the candidate,
-which has just been woken."
+  "True if the only call under way on LOOP, which a reserve thread runs, is the call of the
+candidate, a thread that has just been woken."
   (let ((driving (event-loop-driving loop)))
     (cond ((not (and driving
                      (driving-woke driving)

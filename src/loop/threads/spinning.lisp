@@ -108,7 +108,7 @@ begins soon.")
 (define-hot forget-trials ((spin-state spin-state)) null
   "Stop spinning and end a trial under way, because an event is of another source. The pause between
 trials remains: otherwise occasional events of another source would cause failing trials for ever.
-If spinning was useful until now, the next trial comes soon."
+If spinning was useful until now, the next trial begins soon."
   (when (= +wins+ (spin-state-wins spin-state))
     (setf (spin-state-wins spin-state) 0
           (spin-state-pause spin-state) +least-pause+

@@ -47,8 +47,8 @@ duration is this.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
-  "If the functions between two checks have taken longer than this on average, the next check comes
-after a single function.")
+  "If the functions between two checks have taken longer than this on average, the next check
+follows after a single function.")
 (defconstant +admission-ns+ 5000000
   "Deferred functions that take longer than this are interrupted by newcomers. The longest time of
 one admission of newcomers. After that the next newcomers wait for the same time, or for as long as
@@ -102,8 +102,8 @@ event wakes it.")
 
 (define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))
     (integer 0 256)
-  "Wait for events with POLLER, that of LOOP, whose baton this thread has lent, for WAIT, with
-interrupts on; return the number of events fetched."
+  "Wait for events for WAIT, with interrupts on, with POLLER, the poller of LOOP, whose baton this
+thread has lent. Return the number of events fetched."
   (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
          (left wait))

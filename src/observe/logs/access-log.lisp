@@ -34,9 +34,8 @@ that are logged, at random; if FAILURES is true, calls with another status than 
 10 a second of each peer on each loop; the event :CALLS-NOT-LOGGED gives the number of further
 failures. EXEMPLAR is nil or a function of a call that returns an alist of names and texts, such as
 the user's name, which are added to the event, as are the ids of its trace. Both functions are
-called on the call's loop, so they must not wait; an error in them goes to the log.
-doc/observability.md lists the fields of the event. Signal MISUSE for other arguments. From any
-thread."
+called on the call's loop, so they must not wait; an error in them is logged. doc/observability.md
+lists the fields of the event. Signal MISUSE for other arguments. From any thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))
@@ -171,7 +170,7 @@ are counted together.")
   "The keys of CALL-STAGES that are separate fields of the event.")
 
 (defun stages-plist (stages)
-  "The part of STAGES, a value of CALL-STAGES, that shows where the time went."
+  "The part of STAGES, a value of CALL-STAGES, that shows how the time was spent."
   (loop for (name value) on stages by #'cddr
         unless (or (member name *counted-stages*)
                    ;; :ATTEMPTS of STAGES are attempts to connect, unlike :attempts of the event

@@ -278,7 +278,7 @@ lock is held."
 
 (defun log-client-message (record call octets start end encoding)
   "Log a message of CALL's client. If MESSAGE is the only one, log it once, and log that no more
-will come."
+messages follow."
   (if (member (method:rpc-method-kind (call-rpc-method call)) '(:unary :server-streaming))
       (unless (shiftf (record-requested record) t)
         (log-content record call :event-type-client-message octets start end encoding)

@@ -175,8 +175,8 @@ exponent if the exponent is less than -4 or more than 5."
     (terpri stream)))
 
 (defun families-text (families open &key resource)
-  "The text of FAMILIES, in OpenMetrics if OPEN is true, else in Prometheus's own format. First come
-the attributes of RESOURCE, which describe the process."
+  "The text of FAMILIES, in OpenMetrics if OPEN is true, else in Prometheus's own format. The
+attributes of RESOURCE, which describe the process, are written first."
   (with-output-to-string (stream)
     (write-target resource open stream)
     (dolist (family families) (write-family family open stream))

@@ -233,8 +233,8 @@ first batch may be tried again."
              (return outcome)))))))
 
 (defun run-round (pipeline)
-  "Send the waiting batches of PIPELINE, and then the present data. Return nil if nothing waits any
-more, or the seconds to wait until the next round."
+  "Send the waiting batches of PIPELINE, and then the present data. Return nil if nothing waits, or
+the seconds until the next round."
   (when (plusp (pipeline-failures pipeline))
     (calling:reset-back-off (pipeline-channel pipeline)))
   (prog1 (or (send-waiting pipeline)
@@ -296,8 +296,8 @@ requested flush; nil if the thread must end."
         finally (drop-rest pipeline)))
 
 (defun next-round (due-ns interval-ns)
-  "The due time of the round after that of DUE-NS: INTERVAL-NS later, or INTERVAL-NS from now if
-that is past."
+  "The due time of the round after the one that was due at DUE-NS: INTERVAL-NS later, or INTERVAL-NS
+from now if that is past."
   (let ((next (+ due-ns interval-ns))
         (now (loop:world-now)))
     (cond ((< now due-ns) due-ns)       ; DUE-NS is not past: the round came early

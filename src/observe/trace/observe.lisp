@@ -291,7 +291,7 @@ exporter, and carry trace contexts. SAMPLER determines which traces are recorded
 remote-parent-sampled remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), all
 of these samplers, which follows the parent's decision or, without a parent, that of ROOT. SAMPLER
 may also be a function of the parent (a context or nil) and the 16 octets of the trace id, called on
-the call's loop. If the function signals an error, that goes to the log, and the trace is not
+the call's loop. If the function signals an error, the error is logged, and the trace is not
 recorded. PROPAGATORS are the forms in which contexts are sent; the first form that a call has is
 read: :tracecontext (traceparent and tracestate of W3C Trace Context) and :grpc-trace-bin. With
 :baggage in the list, WITH-BAGGAGE's entries are sent and read (W3C Baggage). ON-BATCH is a function

@@ -307,8 +307,8 @@ fields; nil if reading must be given up and repeated."
     (make-extras (and rest (gather-ranges octets rest)) entries epoch)))
 
 (defun gather-extra (type octets ranges reading)
-  "The EXTRA of a message of TYPE that was read from OCTETS; RANGES are those of the unknown fields,
-the latest first. Nil to give up and read again."
+  "The EXTRA of a message of TYPE that was read from OCTETS; RANGES are the ranges of the unknown
+fields, the latest first. Nil to give up and read again."
   (let ((unknown (gather-ranges octets ranges)))
     (if (message-type-extensions type)
         (absorb-extensions type unknown '() **epoch** reading)
@@ -399,7 +399,7 @@ field descriptor; nil if MESSAGE has no such extension."
     (and slot (eq slot (gethash (slot-number slot) table)) slot)))
 
 (defun extension-slot-named (full-name table)
-  "The slot of the extension FULL-NAME: that of the image, or one of TABLE, a dynamic type's."
+  "The slot of the extension FULL-NAME in the image, or else in TABLE, a dynamic type's."
   (let ((extension (gethash full-name **extensions**)))
     (flet ((here-p (slot) (and slot (eq slot (gethash (slot-number slot) table)))))
       (if (and extension (here-p (extension-slot extension)))

@@ -46,7 +46,7 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
 
 (defun serialize (message &key into (start 0) partial deterministic)
   "Return the serialized form of MESSAGE as fresh octets; or with INTO, an octet vector, write it
-there from START on and return two values, INTO and the end. Fields come in the order of their
+there from START on and return two values, INTO and the end. Fields are in the order of their
 numbers, extensions and unknown fields last. With DETERMINISTIC maps are sorted by key, so that
 equal messages give equal octets in this version of clgrpc; otherwise entries have the order of
 their insertion. MESSAGE must not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL,
@@ -235,7 +235,7 @@ SOURCE."
           finally (fail-varint 0))))
 
 (defun read-stream-octets (stream size)
-  "The next SIZE octets of STREAM. Room is made as the octets come, not as SIZE promises."
+  "The next SIZE octets of STREAM. Room is allocated as octets arrive, not as SIZE claims."
   (let ((octets (make-octets (min size 65536))) (count 0))
     (loop
       (let ((end (read-sequence octets stream :start count)))
@@ -388,7 +388,7 @@ few of them in hexadecimal."
                      (< 16 (length octets)))))))
 
 (defun octets-text (octets limit)
-  "The text encoded in OCTETS, from LIMIT of them at most; or nil if OCTETS are not text or the text
+  "The text that at most the first LIMIT of OCTETS encode; or nil if these are not text or the text
 has invisible characters."
   (and (plusp (length octets))
        (let* ((end (min limit (length octets)))

@@ -406,13 +406,14 @@ reader. The shortcut matters since messages {} in a stream cost a peer only two 
                                          (max-decoded-octets **max-decoded-octets**)
                                          (finder #'find-message-type))
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
-octets of UTF-8, represents in JSON. Fields may have their JSON name or that of the .proto file.
-With IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER maps the full name
-of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line, column
-and path if SOURCE is not a message of TYPE or has more than MAX-OCTETS (64 MiB unless given).
-Signal REQUIRED-FIELD-MISSING if a required field is missing, unless PARTIAL. MAX-MESSAGE-DEPTH and
-MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value is about how many octets of memory the
-message and those inside it occupy. Source: protobuf.dev, ProtoJSON format. From any thread."
+octets of UTF-8, represents in JSON. Fields may have their JSON name or their name in the .proto
+file. With IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER maps the
+full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line,
+column and path if SOURCE is not a message of TYPE or has more than MAX-OCTETS (64 MiB unless
+given). Signal REQUIRED-FIELD-MISSING if a required field is missing, unless PARTIAL.
+MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value is about how many
+octets of memory the message and those inside it occupy. Source: protobuf.dev, ProtoJSON format.
+From any thread."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
          (empty (empty-object-layout type source max-octets max-decoded-octets)))

@@ -1,6 +1,5 @@
 ;;;; Writing messages as JSON (protobuf.dev, "ProtoJSON format"): straight into a buffer of octets.
-;;;; Fields come in the order of their numbers, extensions last, map entries in the order of the
-;;;; map.
+;;;; Fields are in the order of their numbers, extensions last, map entries in the order of the map.
 ;;;;
 ;;;; A type with a special form is written by its entry of *JSON-FORMS*; all others are objects with
 ;;;; a member for each field.

@@ -224,7 +224,7 @@ SELECT names for the file. FIND maps a name to its file, or nil."
                        (push (funcall select file) waiting))))))))
 
 (defun see-imports (names find kind)
-  "The files called NAMES and their direct and indirect public imports. The files come in sight as
+  "The files called NAMES and their direct and indirect public imports. The files become visible as
 KIND: T, or :OPTIONS for options only."
   (let ((files '()) (sight (linker-sight *linker*)) (symbol-table (linker-symbol-table *linker*)))
     (map-import-closure

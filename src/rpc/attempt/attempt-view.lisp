@@ -34,7 +34,7 @@ grpc-previous-rpc-attempts; a transparent retry has the number of the attempt th
 any thread."
   attempt-kind "The reason why ATTEMPT is made: :first, :retry or :hedge, by the policy of the
 method, or :transparent, because the server did not see the previous attempt. From any thread."
-  attempt-peer "The address of the server that ATTEMPT goes to, a string. From any thread."
+  attempt-peer "The address of ATTEMPT's server, a string. From any thread."
   attempt-status "The status with which ATTEMPT has ended, a keyword; :cancelled if the call
 continued with another attempt; nil while ATTEMPT runs. From any thread."
   attempt-message "The text of the status that ATTEMPT has ended with; empty while it runs. From any
@@ -99,7 +99,7 @@ a channel, needs.")
 
 (defmacro guarding-attempt ((attempt) &body body)
   "Evaluate BODY, which calls functions of users, with ATTEMPT's call as the current call. An error
-in BODY goes to the log."
+in BODY is logged."
   `(let ((*call* (attempt-call ,attempt)))
      (loop:guarding (:attempt-interceptor-error :method (call-path *call*))
        ,@body)))

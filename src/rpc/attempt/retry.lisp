@@ -248,7 +248,7 @@ true if the messages of the call are kept, so that they can be sent again."
       (values nil nil)))
 
 (defun go-on-idly (retries now)
-  "Note at NOW that the time that RETRIES awaited has come, with no attempt under way. Return its
+  "Note at NOW that the time that RETRIES awaited is reached, with no attempt under way. Return its
 purpose."
   (unless (retries-running retries)
     (setf (retries-idle-ns retries) (idle-until retries now)
@@ -424,7 +424,7 @@ the attempt's connection began, if a GOAWAY was received on that connection, els
                     :keep (lambda () (funcall (operation-keep operations) call)))))
 
 (defun tell-due (operations call)
-  "Report to the state machine that the time awaited for CALL, which runs, has come."
+  "Report to the state machine that the time awaited for CALL, which runs, is reached."
   (multiple-value-call #'carry-out operations call
     (attempt-due (funcall (operation-retries operations) call)
                  (funcall (operation-now operations) call)

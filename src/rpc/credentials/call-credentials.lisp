@@ -111,8 +111,8 @@ credentials. From any thread."
 
 (defun refusal-error (cause status text)
   "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
-user and its server, which TEXT describes. If CAUSE is an RPC-ERROR, the error's status is that of
-CAUSE, changed by CONTROL-STATUS; else it is STATUS."
+user and its server, which TEXT describes. The error has the status of CAUSE, changed by
+CONTROL-STATUS, if CAUSE is an RPC-ERROR; else STATUS."
   (multiple-value-bind (status said)
       (if (typep cause 'rpc-error)
           (control-status (rpc-error-status cause) (rpc-error-message cause))
@@ -189,7 +189,7 @@ why they cannot be sent."
 AUTHORITY, its :authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is
 nil, or the RPC-ERROR of a failure; METADATA is nil then. RUN is called with a function that may
 wait. RUN calls that function on a thread that may wait and returns true; it returns false if the
-channel has no such thread any more. Return nil, or a function for a call that ends before the
+channel no longer has such a thread. Return nil, or a function for a call that ends before the
 answer: (FUNCTION) makes the credentials forget that call."
   (ask credentials
        (make-credentials-request (rpc-method-path method) authority

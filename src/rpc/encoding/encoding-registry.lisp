@@ -59,11 +59,11 @@ any thread."
 ;;; Octets to octets. All code that decompresses messages calls one of the last two functions here.
 
 (defun compressed-octets (encoding level octets start end room)
-  "Compress the octets START to END by ENCODING. The values are those of OS:DEFLATE-OCTETS."
+  "Compress the octets START to END by ENCODING. Return the values of OS:DEFLATE-OCTETS."
   (funcall (encoding-compressor encoding) level octets start end room))
 
 (defun expand-octets (encoding octets start end limit)
-  "Decompress the octets START to END, a message compressed by ENCODING. The values are those of
+  "Decompress the octets START to END, a message compressed by ENCODING. Return the values of
 OS:INFLATE-OCTETS. In user code."
   (funcall (encoding-expander encoding) octets start end limit))
 

@@ -36,7 +36,7 @@ quicker than the test for a condition."
 
 (document-functions
   rpc-error-status "The status of the call that failed, a keyword such as :not-found."
-  rpc-error-message "The text that came with the status, maybe empty."
+  rpc-error-message "The text that was sent with the status; it may be empty."
   rpc-error-trailers "The trailing metadata of the call, an alist."
   rpc-error-call "The call that ended, or nil."
   rpc-error-peer "The address of the peer, \"127.0.0.1:50051\", or nil if the call had no peer yet."
@@ -105,7 +105,7 @@ meaning)."
   (:resource-exhausted 8 resource-exhausted "A quota, limit or store is used up.")
   (:failed-precondition 9 failed-precondition "The system is not in the state this call needs.")
   (:aborted 10 aborted "A conflict such as a lost transaction; repeat at a higher level.")
-  (:out-of-range 11 out-of-range "The request went past the valid range.")
+  (:out-of-range 11 out-of-range "The request exceeds the valid range.")
   (:unimplemented 12 unimplemented "The method does not exist, or the server does not support it.")
   (:internal 13 internal "An invariant of the system is broken.")
   (:unavailable 14 unavailable "The service cannot be reached now; try again with a back-off.")

@@ -41,9 +41,8 @@ POSITION          the position at which to begin, nil by default
 POSITION-OF       a function of a message that returns its position, the argument of BEGIN if the
                   stream breaks after this message
 LOST              a function without arguments, called if a stream ends with :out-of-range, because
-                  the server does not keep the next messages any more. The function handles the
-                  missed messages and returns the position from which to continue, usually nil.
-                  Without
+                  the server no longer keeps the next messages. The function handles the missed
+                  messages and returns the position from which to continue, usually nil. Without
                   LOST the error is signalled
 PATIENCE-SECONDS  a real from 0: the longest time without a message, since the stream first broke,
                   before the last error is signalled; 60 by default. A stream that lasted longer

@@ -173,8 +173,8 @@ reserved for other peers, since it may be a load balancer and represent many cli
 (defun forget-entries (admission)
   "Look at the two entries that have been in GONE for longest. An entry is dropped if its peer has
 no connection and no handler, and owes no processor time for compressed messages. Otherwise the
-entry goes to the end of the ring, so that its handlers and time still count if the peer returns. If
-the peer is back already, the entry only leaves the ring."
+entry is moved to the end of the ring, so that its handlers and time still count if the peer
+returns. If the peer is back already, the entry only leaves the ring."
   (loop repeat 2
         for entry = (ring-first (admission-gone admission))
         while entry

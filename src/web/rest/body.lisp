@@ -29,7 +29,7 @@ the body. Each message gets the values in path and query.")
            (string-downcase (string-trim " \"" (subseq content-type from end)))))))
 
 (defun check-json-type (content-type)
-  "Signal REQUEST-ERROR, 415, if CONTENT-TYPE, the header or nil, is not that of JSON in UTF-8."
+  "Signal REQUEST-ERROR, 415, if CONTENT-TYPE, the header or nil, is not the type of JSON in UTF-8."
   (when content-type
     (unless (string= "application/json" (web:media-type content-type))
       (refuse-request 415 :invalid-argument "the body must be application/json, not ~A"

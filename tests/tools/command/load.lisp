@@ -368,10 +368,10 @@ standard input."
       (refused-p "and -c does not go with it" "--concurrency-schedule" "line"
                  "--concurrency-start" "5" "--concurrency-step" "5" "-c" "9")
       (dolist (options '(("--poisson") ("--together" "5ms") ("--async")))
-        (apply #'refused-p (format nil "~A goes with --rps" (first options)) options))
+        (apply #'refused-p (format nil "~A needs --rps" (first options)) options))
       (dolist (options '(("-n" "5") ("-x" "5s") ("--rounds" "2")
                          ("--load-schedule" "line" "--load-start" "1" "--load-step" "1")))
-        (apply #'refused-p (format nil "as -z; ~A does not go with it" (first options)) "--knee"
+        (apply #'refused-p (format nil "as -z; ~A cannot be used with it" (first options)) "--knee"
                "p99 > 1s" options))
       (refused-p "from 0.5 calls a second on" "--knee" "p99 > 1s" "--rps" "0.2"))))
 

@@ -56,7 +56,7 @@
                  (2 "CERT[,KEY] is expected" "serve" "greeter" "--tls-other" "x,")
                  (1 "does not exist" "serve" "greeter" "--tls-cert" "no-such-file")
                  (2 "need --tls-ca" "routeguide-client" "127.0.0.1:1" "--tls-name" "x")
-                 (2 "goes with --tls-cert" "routeguide-client" "127.0.0.1:1" "--tls-ca" "system"
+                 (2 "needs --tls-cert" "routeguide-client" "127.0.0.1:1" "--tls-ca" "system"
                   "--tls-key" "x")
                  (1 "cannot be read" "routeguide-client" "127.0.0.1:1" "--tls-ca" "no-such-file"))
           do (destructuring-bind (code error-output) (apply #'complaint arguments)
