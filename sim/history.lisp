@@ -43,7 +43,7 @@ ARGUMENTS are integers, symbols, strings and octets."
   digest)
 
 (defun digest-item (digest item)
-  "DIGEST with ITEM, an argument of an entry."
+  "The digest that follows DIGEST when ITEM, an argument of an entry, is added."
   (etypecase item
     (integer (digest-word digest (ldb (byte 64 0) item)))
     (symbol (digest-string digest (symbol-name item)))

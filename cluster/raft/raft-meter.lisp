@@ -31,10 +31,12 @@
                                     :text "Time from sending a message to its answer.")
    :queued-entries (metrics:make-up-down-counter metrics "clgrpc.raft.queued_entries"
                                                  :unit "{entry}" :attributes '("clgrpc.peer")
-                                                 :text "Entries without an answer so far.")
+                                                 :text "Entries that were sent and not answered
+                                                 yet.")
    :queued-octets (metrics:make-up-down-counter metrics "clgrpc.raft.queued_octets"
                                                 :unit "By" :attributes '("clgrpc.peer")
-                                                :text "Octets of data without an answer so far.")))
+                                                :text "Octets of data that were sent and not
+                                                answered yet.")))
 
 (defstruct (meter (:constructor make-meter (name instruments)) (:copier nil))
   "The messages sent to a peer."

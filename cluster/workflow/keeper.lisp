@@ -207,8 +207,9 @@ nodes."
     (wake-keeper node (lambda (wakeup) (setf (wakeup-newcomer wakeup) t)))))
 
 (defun note-node-change (node name put entry)
-  "Note that the ENTRY of the node NAME was PUT or, if PUT is false, removed. An entry without the
-node's lease, as in a restored store, does not end with the node, so it counts as removed."
+  "Note that the ENTRY of the node NAME was stored, if PUT is true, or removed. An entry without the
+node's lease, as in a restored store, would remain after the node has gone, so it counts as
+removed."
   (note-node node name (and put (node-entry-p entry name) entry)))
 
 (defun note-nodes (node)

@@ -86,9 +86,9 @@ Return the session's name and its duration."
 
 (defun drop-unheld (node session held-p seconds claims times)
   "Give those CLAIMS of SESSION, made at TIMES, of which SESSION does not know, to other workers.
-HELD-P is a function that returns true for a claim that SESSION knows. SESSION learns of a claim by
-an answer. The answer may still reach the worker until the claim is SECONDS old; after that time the
-claim is lost."
+HELD-P is a function that returns true for a claim that SESSION knows. A worker learns of its claim
+by the answer to its request, which may still arrive until the claim is SECONDS old; after that time
+an unknown claim is lost."
   (loop for claim in claims
         for (id . fence) = claim
         for time in times

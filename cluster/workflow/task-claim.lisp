@@ -157,8 +157,8 @@ cached state or, if that leads to no claim, from a stale read."
             collect (or draft (draft-of-cached (entry-cached-state node (pop entries))))))))
 
 (defun possible-drafts (node session kinds ids)
-  "For each of IDS the draft in which SESSION claims its task, or nil. Such a draft is made from a
-probable state or, if that leads to no claim, from the present one."
+  "For each of IDS the draft in which SESSION claims the workflow's task, or nil. The draft is made
+from the state that the node remembers or, if that state leads to no claim, from the stored state."
   (let* ((drafts (likely-drafts node session kinds ids))
          (entries (fetch-states node (loop for id in ids
                                            for draft in drafts

@@ -88,7 +88,7 @@ is none."
     ("schedule" (run-schedule node errand))))
 
 (defun handle-errands (node errands)
-  "Do ERRANDS, the others too if one fails. Return the ids of the workflows that were changed."
+  "Do all ERRANDS, even if one of them fails. Return the ids of the workflows that were changed."
   (flet ((end-p (errand) (string= "end" (errand-name errand))))
     (let ((parents (tell-parents node (remove-if-not #'end-p errands)))
           (others (remove-if #'end-p errands)))

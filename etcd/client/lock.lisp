@@ -63,7 +63,7 @@ then LOCK stays in the queue, until RELEASE-LOCK. From any thread."
   "Return the lock NAME, a string, when this client holds it. Signal NOT-OBTAINED if others hold the
 lock for TIMEOUT seconds (by default the timeout of ETCD), OWNERSHIP-LOST if the lease ends
 meanwhile, or another ETCD-ERROR; then the request is cancelled. For the other arguments see
-REQUEST-LOCK. From any thread; end it with RELEASE-LOCK, or use WITH-LOCK."
+REQUEST-LOCK. Give the lock back with RELEASE-LOCK, or use WITH-LOCK. From any thread."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (obtain-lock lock end-ns))))

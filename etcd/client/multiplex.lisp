@@ -156,7 +156,7 @@ held."
 ;;; Joining the stream, and leaving it
 
 (defun open-stream (multiplex etcd token)
-  "A new stream of MULTIPLEX, ETCD's, with TOKEN. The caller sends."
+  "Open a stream of MULTIPLEX, ETCD's, with TOKEN, and return it. The caller sends on it."
   (let ((call (watches:watch (etcd-channel etcd) :open
                              :wait-for-ready t
                              :metadata (append (token-metadata token) *require-leader*))))

@@ -167,8 +167,7 @@ trees may have one item more than balance allows."
           (joined item (tree-from (node-left tree) key) (node-right tree))))))
 
 (defun tree-outside (tree start end)
-  "TREE without the items whose keys are at or after START and before END, or, if END is nil, at or
-after START."
+  "TREE without the items whose keys are at or after START and, unless END is nil, before END."
   (let ((left (tree-before tree start))
         (right (and end (tree-from tree end))))
     (cond ((and end (not (before-p start end))) tree)

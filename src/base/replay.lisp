@@ -24,8 +24,8 @@
 
 (document-functions
   make-octet-budget "An octet budget that is charged with nothing."
-  octet-budget-held "The octets that an octet budget is charged with. Changed atomically, from any
-thread."
+  octet-budget-held "The number of octets that are charged to an octet budget. Changed atomically,
+  from any thread."
   make-replay "(OCTET-BUDGET LIMIT &optional ROOM): return a replay without messages, which may keep
 LIMIT octets and ROOM messages; its octets are charged to OCTET-BUDGET."
   replay-messages "The messages that a replay keeps, newest first.")

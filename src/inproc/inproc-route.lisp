@@ -29,8 +29,8 @@
 
 (defun forget-routes (callee)
   "Make every method forget its route of CALLEE, which begins no more calls: methods are global, so
-they would keep CALLEE from the collector. A method that another thread calls at the same time may
-remember its route again, until its next call."
+they would keep CALLEE from the collector. If another thread calls a method at the same time, the
+method may remember its route again, until its next call."
   (when (callee-table callee)           ; the callee of relays has none
     (loop for route being the hash-values of (serving:route-table-routes (callee-table callee))
           for memo = (method:rpc-method-route (route-method route))

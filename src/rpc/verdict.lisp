@@ -7,7 +7,7 @@
 (in-package #:clgrpc.rpc)
 
 (defstruct (verdict-row (:copier nil))
-  "A row of the table."
+  "A row of the table of verdicts."
   (name nil :type keyword)              ; the name by which code refers to it
   (status nil :type keyword)            ; the status that the call ends with
   (text "" :type string))               ; a format control, if the verdict has arguments

@@ -124,11 +124,13 @@ handler, and the memory of the messages inside it."
                             (wire:wire-call-options call) #'receive :long nil))))
 
 (defun encodes-at-once-p (call message size)
-  "True if MESSAGE, an answer of CALL of SIZE, becomes text without a promise of room."
+  "True if MESSAGE, an answer of CALL, of SIZE octets, may become text without first reserving room
+in the heap."
   (<= (text-room call (protobuf:message-type-of message) size) +unpromised-octets+))
 
 (defun send-as-text (call message function)
-  "The result of FUNCTION for MESSAGE, an answer of CALL, with room in the heap promised."
+  "The result of FUNCTION, which makes MESSAGE, an answer of CALL, a text. If the text is long,
+reserve room for it in the heap first."
   (let* ((size (protobuf:measure (rpc:outgoing-type call) message))
          (room (text-room call (protobuf:message-type-of message) size)))
     (if (<= room +unpromised-octets+)

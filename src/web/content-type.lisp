@@ -25,8 +25,9 @@ codec, a kind, a keyword, and the header that names the compression of an answer
     forms))
 
 (defun preparer (rows claim-of)
-  "The PREPARE of a protocol with the content types of ROWS, as of MAKE-FORMS. CLAIM-OF is its
-claimer, which gets first the forms, the table of the routes, and the origins of the server."
+  "The function PREPARE of a protocol with the content types in ROWS, which are as for MAKE-FORMS.
+CLAIM-OF is its claimer, which gets first the forms, the table of the routes, and the origins of the
+server."
   (declare (type function claim-of))
   (lambda (server table)
     (let* ((origins (server:server-origins server))

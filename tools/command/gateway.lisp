@@ -79,7 +79,7 @@ SECONDS. If FILE is not nil, signal a FAILURE if it cannot be read now."
       (import-path "DIR[:DIR…]" #'parse-directories nil
                    "The directories where the imports of --types are looked for first.")
       (renew "DURATION" #'parse-seconds 30
-             "The time after which the types are read again.")
+             "The interval at which the types are read again.")
       (behind-ca "FILE" #'identity nil
                  "Speak TLS with the server behind the gateway, and trust the certificates in FILE
       (PEM), or with `system` the system's.")

@@ -347,7 +347,7 @@ counts."
       same.")
       (concurrency-schedule "KIND" (choice-parser :const :step :line) :const
                             "How the number of workers changes, as --load-schedule.")
-      (concurrency-start "N" #'parse-rate nil "The workers to begin with.")
+      (concurrency-start "N" #'parse-rate nil "The number of workers at the start.")
       (concurrency-step "N" #'parse-step nil "How many workers each step adds; may be
       negative.")
       (concurrency-end "N" #'parse-rate nil "The number of workers at which the changes

@@ -119,7 +119,7 @@ counting thousands takes long.")
   (json-list (cons (series-number series) (series-attributes series))))
 
 (defun all-series (update-stream &key (from 0))
-  "The series of UPDATE-STREAM, from the number FROM on, in their order."
+  "The series of UPDATE-STREAM whose numbers are at least FROM, in the order of these."
   (sort (loop for series being the hash-values of (update-stream-series update-stream)
               when (>= (series-number series) from) collect series)
         #'< :key #'series-number))

@@ -387,8 +387,8 @@ them to the file PATH. Nil without an agent."
 
 (defun follow-events (subject seconds directory perf)
   "Follow the system calls of SUBJECT for SECONDS, with perf if PERF is true and the kernel allows
-it, else with strace. Return a function of a symbolizer that makes data of these calls; nil if both
-programs are missing."
+it, else with strace. Return a function that takes a symbolizer and returns data about these calls;
+nil if both programs are missing."
   (let ((pid (subject-pid subject)))
     (flet ((path (name) (format nil "~A/~A" directory name)))
       (cond ((and perf (tracepoints-there-p))

@@ -53,8 +53,8 @@ table; else the table is one that the process wrote at an earlier request, and m
     path))
 
 (defun read-perf-map (path)
-  "RANGES of the file at PATH, as WRITE-PERF-MAP writes it; nil if the file does not exist.
-Malformed lines are skipped: another user, or another program, may have written them."
+  "The RANGES in the file at PATH, which is as WRITE-PERF-MAP writes it; nil if the file does not
+exist. Malformed lines are skipped: another user, or another program, may have written them."
   (with-open-file (stream path :if-does-not-exist nil
                                :external-format '(:utf-8 :replacement #\?))
     (and stream

@@ -416,8 +416,8 @@ not be sent."
          :error (connect:make-client-error-result :message (princ-to-string error)))))))
 
 (defun call-for-connect-suite (input output)
-  "Make the calls that the requests on INPUT describe, some at once, until it ends; write the result
-of each to OUTPUT."
+  "Make the calls that the requests on INPUT describe, up to 16 at once, until INPUT ends. Write the
+result of each call to OUTPUT."
   (let ((lock (sb-thread:make-mutex))
         (free (sb-thread:make-semaphore :count 16))
         (threads '()))

@@ -47,8 +47,8 @@ latter holds REPORTER."))
     (setf (grpc:call-compression call) :gzip)))
 
 (defun check-compression (call expected)
-  "Fail CALL unless its message came compressed or not, as EXPECTED, a grpc.testing.BoolValue or
-nil, says."
+  "Fail CALL if its message came compressed but EXPECTED, a grpc.testing.BoolValue, is false, or
+came uncompressed but EXPECTED is true. A nil EXPECTED checks nothing."
   (when (and expected
              (not (eq (testing:bool-value-value expected) (grpc:received-compressed-p call))))
     (grpc:fail :invalid-argument

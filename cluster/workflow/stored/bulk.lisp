@@ -74,8 +74,8 @@ changed."
 
 (defun change-together (node ids decision)
   "Change each of the workflows IDS by DECISION, a function of a draft. A workflow that cannot be
-changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or SESSION-LOST; or
-SPACE-EXCEEDED, but only after the deletions that DECISION makes."
+changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or SESSION-LOST. If the store
+is full, first make the deletions that DECISION decides on, then signal SPACE-EXCEEDED."
   (map-though-full (lambda (some) (change-some node some decision))
                    (loop while ids
                          collect (loop repeat +bulk-page+ while ids collect (pop ids)))))

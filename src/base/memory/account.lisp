@@ -18,7 +18,8 @@
 (in-package #:clgrpc.base)
 
 (defconstant +account-step+ 16384
-  "A change of a connection up to this size, in octets, is not passed to the accounts above.")
+  "If the memory of a connection changes by at most this many octets, the accounts above it are not
+told.")
 
 (defstruct (account (:constructor make-account (&optional whole)) (:copier nil))
   "The memory held by one connection, or by several together."

@@ -44,7 +44,7 @@ more before they count as old, with a nursery of +NURSERY-OCTETS+; the copying t
 a second.")
 
 (defconstant +much-data-octets+ (* 256 1024 1024)
-  "More living octets than these make the first nursery small, since collections are long.")
+  "If more octets than these are alive, the first nursery is small, since collections are long.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)

@@ -42,8 +42,7 @@
       (stop-clock (core-clock core) wait (core-now core)))))
 
 (defun leave-credentials (call)
-  "Remove the references from its credentials to CALL, which has ended and no longer waits for
-them."
+  "Remove the references to CALL, which has ended, from the credentials that it waited for."
   (let ((asking (core-asking (client-call-core call))))
     (dolist (wait (gethash call asking))
       (setf (identity-wait-call wait) nil)

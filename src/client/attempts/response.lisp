@@ -125,8 +125,8 @@ response."
     (when (and call (not (call-status call))) (end-with-trailers call list))))
 
 (defun end-with-trailers (call list)
-  "End CALL with the status in the trailers LIST. The memo of a repeated block says that it has only
-the status :ok."
+  "End CALL with the status in the trailers LIST. If these are a block that came before, and have
+only the status :ok, their memo is :ok."
   (if (eq :ok (hpack:field-list-memo list))
       (end-well call)
       (read-trailers call list)))

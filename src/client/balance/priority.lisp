@@ -92,7 +92,7 @@
     (:connecting (when (member (branch-state child) '(:ready :idle)) (give-time parent child)))))
 
 (defun begin-branch (tree name)
-  "The branch of TREE called NAME, made and begun if needed."
+  "The branch of TREE called NAME. If it does not exist yet, make and begin it."
   (multiple-value-bind (branch new) (ensure-branch tree name)
     (when (and (eq :connecting (branch-state branch))
                (null (gethash branch (priority-failing tree))))

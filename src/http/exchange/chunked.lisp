@@ -83,9 +83,9 @@ has not been begun. From any thread."
   (not (over-p request)))
 
 (defun on-response-end (request function)
-  "Call FUNCTION without arguments when the response to REQUEST ends: END-RESPONSE was called, the
-peer has disconnected, or the server stops. Runs on the loop of REQUEST's connection, so it must not
-wait. Return REQUEST. From any thread."
+  "Call FUNCTION without arguments when the response to REQUEST ends: when END-RESPONSE has been
+called, the peer has disconnected, or the server stops. FUNCTION runs on the loop of REQUEST's
+connection, so it must not wait. Return REQUEST. From any thread."
   (funcall (sink-on-end (http-request-sink request)) request function)
   request)
 

@@ -299,10 +299,11 @@ becomes nil.")
 first. SETFable.")
    (stream-octets-in "The octets of messages received on a stream, if its owner counts them.
 SETFable.")
-  (stream-octets-out "The octets of messages sent on a stream, if its owner counts. SETFable.")
+  (stream-octets-out "The octets of messages sent on a stream, if its owner counts them. SETFable.")
   (stream-user "An object that the owner associates with a stream; NIL at first; see MAKE-POOL.
 SETFable.")
-   (stream-queued-octets "The octets that wait on a stream for windows or a turn.")
+   (stream-queued-octets "The octets that wait on a stream for windows or for the stream's turn to
+   send.")
    (connection-p "True if the argument is a CONNECTION.")
    (connection-user "An object that the owner associates with a connection. SETFable.")
    (connection-options "The OPTIONS that limit a connection.")

@@ -6,8 +6,8 @@
 (in-package #:clgrpc.http2)
 
 (define-hot (note-call-served :inline t) ((connection connection)) null
-  "Note that a call on CONNECTION, a server's end, has got a useful answer. The client gets credit
-for one reset. The option max-reset-burst limits the unused resets that are kept."
+  "Note that a call on CONNECTION, a server's end, has got a useful answer. The client may then
+reset one more stream. The option max-reset-burst limits the number of resets that it can save up."
   (incf (counters-calls-served (connection-counters connection)))
   nil)
 

@@ -136,7 +136,7 @@ connection."
 (define-hot receive-request ((connection connection) (id stream-id) (flags flags)
                              (list hpack:field-list))
     null
-  "The header block of a new stream of the client's."
+  "Handle LIST, the header block with which the client opens a stream."
   (note-highest-id connection id)
   (let ((end-stream-p (logtest flags +flag-end-stream+))
         (content-length (check-request list)))

@@ -37,8 +37,8 @@
     nil))
 
 (define-hot forget-reset ((connection connection) (place index)) index
-  "Drop the lowest of the recorded streams that we reset, to make room for a new one at PLACE.
-Return the place that the new reset then has."
+  "Drop the stream with the lowest number from the record of streams that we reset, to make room for
+a new one at PLACE. Return the place of the new one after that."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))

@@ -108,11 +108,11 @@ is not a target, or LOOP has stopped. From any thread."
       (try-next-address connector))))
 
 (defun due-from-now (connector)
-  "The time limit of a step that begins now and has all of CONNECTOR's time."
+  "The time at which a step that begins now and may take all of CONNECTOR's time must have ended."
   (time-after (connector-timeout-ns connector) (event-loop-now (connector-loop connector))))
 
 (defun connecting-end-ns (connector)
-  "The time limit of an attempt of CONNECTOR that begins now."
+  "The time at which an attempt of CONNECTOR that begins now must have ended."
   (if (connector-each connector) (due-from-now connector) (connector-end-ns connector)))
 
 (defun tell-progress (connector event &rest plist)

@@ -144,8 +144,8 @@ clocks are set back."
            (setf digest (ldb (byte 61 0) (* #x100000001B3 (logxor digest (aref octets i)))))))))))
 
 (defun roots-in-use (credentials)
-  "The roots of CREDENTIALS: PEM, a file, or :system. The environment may name a file in place of
-the system's (gRPC's document \"environment variables\")."
+  "The roots that CREDENTIALS trust: PEM, the name of a file, or :system. The environment may name a
+file that replaces the system's roots (gRPC's document \"environment variables\")."
   (let ((roots (tls-credentials-roots credentials))
         (named (sb-ext:posix-getenv "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")))
     (if (and (eq :system roots) (plusp (length named))) named roots)))

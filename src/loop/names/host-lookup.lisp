@@ -128,7 +128,7 @@ asked if all its callers have stopped waiting, or if another thread asks the sam
 (defun lookup-host (loop host port function &optional (wanted-p (constantly t)))
   "Ask for the addresses of HOST, each with PORT. Then (FUNCTION addresses failure) is called on
 LOOP; FAILURE is nil or the reason of the failure, as text. WANTED-P is a function that returns true
-while the answer is still needed; it is called from any thread."
+while the answer is still needed; any thread may call it."
   (let ((network (event-loop-network loop)))
     (flet ((answer (addresses failure)
              (post loop (lambda () (funcall function addresses failure)))))

@@ -60,8 +60,8 @@ not a fixed number: it falls as fewer threads, or places, are free."
          do (progn ,@body)))
 
 (defun child-free (quota count free)
-  "The number of items that QUOTA may have beyond the COUNT that it has, while its parent may
-have FREE more. Zero or less means that the child may have no further item."
+  "The number of further items that QUOTA, which has COUNT, may have, if its parent may have FREE
+further items. Zero or less means none."
   (declare (type index count) (type fixnum free))
   (let* ((weight (quota-weight quota))
          (room (- (* weight (- free (quota-kept quota))) count)))

@@ -318,7 +318,7 @@ of the first POSTPONED connections was left from an earlier turn."
 
 (define-hot answer-may-follow-p ((connection connection)) boolean
   "True if CONNECTION has output, none of which answers a message yet, and its owner has nothing to
-add; DATA that waited for the window that was just read counts as an answer."
+add. DATA counts as an answer if it waited for a window that the peer has just sent."
   (and (plusp (connection-unsent connection))
        (answers-nothing-p connection)
        (eq :open (connection-state connection))

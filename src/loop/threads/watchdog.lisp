@@ -42,8 +42,8 @@
 (defconstant +alert-ns+ 50000000
   "The time for which the ticks stay short after a first handler that took too long.")
 (defconstant +longest-alert-ns+ 10000000000
-  "The longest time that ticks stay short after an overstay. If no handler has taken too long for
-this time, the next one that does counts as a first.")
+  "The longest time that ticks stay short after a handler that took too long. After this time
+without such a handler, the next one counts as the first.")
 
 (defconstant +wake-up-looks+ 4
   "The number of checks in a row that find a wake-up unanswered before the waiting thread is

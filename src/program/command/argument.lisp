@@ -56,8 +56,8 @@ names of DEFINE-SHARED-OPTIONS replaced by their rows."
 (defmacro option-list (&rest rows)
   "Make a list of ARGUMENTs from ROWS: lists (variable VALUE parser default documentation), named
 like the variable, and names of DEFINE-SHARED-OPTIONS. An option whose VALUE is in brackets may be
-given without one and then means \"true\". In place of the variable, (variable name) means that the
-option has that name and may be given several times; (variable nil alias…) means that it has the
+given without a value and then means \"true\". In place of the variable, (variable name) means that
+the option has that name and may be given several times; (variable nil alias…) means that it has the
 ALIASES, too."
   (flet ((option-name (variable name)
            (or name

@@ -196,7 +196,7 @@ foo_bar."
                                                           (slot-number slot))))))
 
 (defun add-presence (slot state)
-  "Choose the mark of SLOT's presence; it may take a bit."
+  "Choose what marks SLOT as present; the mark may be a bit."
   (let ((field (slot-field slot)))
     (setf (slot-presence slot)
           (cond ((not (eq :singular (slot-label slot))) :elements)

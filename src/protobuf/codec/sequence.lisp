@@ -90,8 +90,8 @@ VECTOR; the caller must write the rest."
 (define-hot measure-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32)))
     (values index index)
   "Two values: the number of length-delimited fields with TAG that follow each other from AT, which
-is after the first TAG, and the memory in octets that they need if they are ASCII strings. Malformed
-octets end the run, as do lengths and tags of more than two octets."
+is after the first TAG, and the memory in octets that they need if they are ASCII strings. The count
+ends at malformed octets and at a length or tag of more than two octets."
   (let ((size (if (< tag 128) 1 2)) (count 0) (memory 0))
     (declare (type index count memory))
     (cond ((or (>= tag 16384) (< (- end at) 3)) (values 1 0))

@@ -222,7 +222,8 @@ VALUE and the position NEXT after them."
   `(plusp (rest-length)))
 
 (defmacro take-short (reader &optional (function 'progn))
-  "The varint at AT: FUNCTION of a single octet, or the value of READER."
+  "Read the varint at AT: if it is a single octet, return FUNCTION of that, else the value of
+READER."
   `(if (and (more-p) (< (%octet-at octets at) 128))
        (let ((value (%octet-at octets at)))
          (step-by 1)

@@ -300,7 +300,7 @@ is relative to the file of this form or, at the REPL, to *DEFAULT-PATHNAME-DEFAU
 
 Imports are looked for in these directories, in this order:
   IMPORT-PATHS, which are relative as PATH is;
-  the directory of the file of this form and that of PATH;
+  the directory of the file of this form, and the directory of PATH;
   the root that PATH's package implies: /protos for package foo.bar in /protos/foo/bar/;
   *IMPORT-ROOTS*;
   the directory of the file's ASDF system, and those of the :PROTO-FILEs of the systems on which it

@@ -29,7 +29,7 @@
 
 (defun feature-keyword (name)
   "The keyword for NAME, of a feature or of a feature's value; a string if no feature that matters
-here has that name. A file may declare features of its own, and a peer sends files."
+here has that name: files of peers may declare any features, and interned names are never freed."
   (let ((name (substitute #\- #\_ (string-upcase name))))
     (or (find-symbol name '#:keyword) name)))
 

@@ -64,8 +64,9 @@ of a \"virtual path\", and is one line."
           (return (subseq full (length prefix))))))))
 
 (defun implied-root (truename package)
-  "The directory to which the name of the file TRUENAME is relative: if its last directories are the
-parts of PACKAGE, which it declares, the directory above these; else the file's own directory."
+  "The directory to which the name of the file TRUENAME, which declares PACKAGE, is relative. If the
+file's last directories are the parts of PACKAGE, this is the directory above them; else it is the
+file's own directory."
   (let* ((own (directory-of truename))
          (parts (and (string/= "" package) (split-name package)))
          (directories (pathname-directory own))

@@ -132,7 +132,7 @@ value is the number of THROTTLE's tokens."
 (defstruct (attempt-failure (:constructor make-attempt-failure
                                 (status message &key (reach :handler) pushback))
                             (:copier nil))
-  "The failure of an attempt of a call, before its answer began. A transport may include this
+  "The failure of an attempt of a call before the answer began. A transport may include this
 structure."
   (status :unknown :type symbol :read-only t) ; the status of the call, if this failure ends it
   (message "" :type string :read-only t) ; the text of the status
@@ -224,8 +224,8 @@ attempt while no attempt was under way."
   (incf (retries-issued retries)))
 
 (defun take-number (retries)
-  "Return the number of attempts of RETRIES before the one that begins now, or that fails before it
-could begin."
+  "Return the number of attempts of RETRIES before the attempt that begins now, or that has failed
+before it could begin."
   (or (pop (retries-pending retries)) 0))
 
 (defun add-attempt (retries attempt)
@@ -248,8 +248,8 @@ true if the messages of the call are kept, so that they can be sent again."
       (values nil nil)))
 
 (defun go-on-idly (retries now)
-  "Note at NOW that the time that RETRIES awaited is reached, with no attempt under way. Return its
-purpose."
+  "Note that the time that RETRIES awaited has come, at NOW, and return what is to begin. If no
+attempt is under way, count the wait as idle time."
   (unless (retries-running retries)
     (setf (retries-idle-ns retries) (idle-until retries now)
           (retries-since-ns retries) now))

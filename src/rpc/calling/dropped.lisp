@@ -25,8 +25,8 @@ of END-ELSEWHERE."
   (sb-thread:make-thread #'run-endings :name "clgrpc closer"))
 
 (defun become-closer ()
-  "If no thread calls the functions, return true to one caller, which then calls them or makes a
-thread that does."
+  "If no thread runs the functions for dropped objects, return true, but only to the first caller,
+which then runs them or makes a thread for them."
   (null (sb-ext:compare-and-swap (car **closer-runs**) nil t)))
 
 (defun take-endings ()

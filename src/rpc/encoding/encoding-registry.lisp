@@ -68,8 +68,9 @@ OS:INFLATE-OCTETS. In user code."
   (funcall (encoding-expander encoding) octets start end limit))
 
 (defun expand-beginning (name octets start end limit)
-  "As EXPAND-OCTETS, by the encoding that users name NAME; but with every outcome also return octets
-of BORROW-OCTETS, or nil, and how many of them, at most LIMIT, are the beginning of the result."
+  "As EXPAND-OCTETS, by the encoding that users name NAME. Whatever the outcome is, also return
+octets from BORROW-OCTETS, or nil, and how many of these, at most LIMIT, are the beginning of the
+result."
   (funcall (encoding-beginner (encoding-of-name name)) octets start end limit))
 
 ;;; Encodings of users

@@ -30,8 +30,8 @@
 (in-package #:clgrpc.server)
 
 (defconstant +earned-octet-ns+ 200
-  "The time, in nanoseconds, that a peer earns by an octet of a compressed message: the time for
-eight octets of an ordinary call.")
+  "The decompression time, in nanoseconds, that a peer may use for each octet of a compressed
+message that it sends: the time that eight octets of an ordinary call take.")
 (defconstant +burst-ns+ 250000000
   "The time, in nanoseconds, that a peer may owe before its compressed messages wait.")
 (defconstant +turn-look-seconds+ 1/10

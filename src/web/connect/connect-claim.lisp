@@ -72,7 +72,8 @@
 
 (defun make-connect-claim (make handler form route fields origins incoming accepted rejection
                            &rest more)
-  "The value of MAKE, a constructor, for a request with FIELDS by ROUTE."
+  "Return the claim, made by the constructor MAKE, of a request with FIELDS for the method of
+ROUTE."
   (let* ((text (web:header-value fields "connect-timeout-ms"))
          (timeout (and text (parse-timeout-ms text)))
          (metadata (web:metadata-fields fields)))

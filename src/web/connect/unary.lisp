@@ -8,7 +8,7 @@
                         (web:json-octets (web:error-json status text details)) headers))
 
 (defun finish-unary (call)
-  "The FINISH of unary calls."
+  "The function FINISH of the protocol for unary calls."
   (web:finish-bare call #'web:write-bare-answer #'write-error))
 
 (define-load-time-global **unary**
