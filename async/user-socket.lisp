@@ -342,7 +342,7 @@ system's buffers; once these are full, the peer cannot send. On its loop."
     nil))
 
 (defun enable-socket (socket &key read)
-  "With READ, read SOCKET again. On its loop."
+  "If READ is true, resume reading from SOCKET. On its loop."
   (let ((connection (%socket-connection socket)))
     (when (and read connection (not (%socket-closed socket))) (loop:start-reading connection))
     nil))

@@ -253,8 +253,8 @@ Tasks. Signal SESSION-LOST if SESSION has ended."
                nil)))))
 
 (defun claim-together (node session kinds ids)
-  "Claim the tasks of IDS that fit for SESSION in one transaction. Return two values: true if the
-transaction was done or if no task could be claimed; and the Tasks."
+  "In one transaction claim for SESSION those tasks of IDS that suit it. Return two values: true if
+the transaction was done or if no task could be claimed; and the Tasks."
   (let ((drafts (claim-drafts node session kinds ids)))
     (if drafts
         (put-claims node session drafts)

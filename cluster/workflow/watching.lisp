@@ -138,7 +138,8 @@ are later entries of the same revision."
 
 (defun send-waiting (subscription)
   "Send the waiting changes of SUBSCRIPTION, as many as its peer accepts. Return true if
-SUBSCRIPTION ends with the change, because its workflow ends. SUBSCRIPTION's lock is held."
+SUBSCRIPTION has ended with one of them, the end of its workflow. The caller holds SUBSCRIPTION's
+lock."
   (loop with queue = (subscription-queue subscription)
         while (and (fifo-items queue)
                    (not (subscription-ended subscription)))

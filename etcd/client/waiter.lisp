@@ -77,8 +77,8 @@ left."
                                 (waiter-key waiter))))
 
 (defun gone-error (waiter)
-  "The condition for WAITER, which is no longer in its queue: another thread has made it leave, or
-it is lost."
+  "The condition that says why WAITER is no longer in its queue: another thread has made it leave,
+or it has lost its place."
   (if (eq :left (waiter-state waiter))
       (make-condition 'not-obtained :text (format nil "~A was given up" (waiter-key waiter)))
       (lost-error waiter)))
@@ -156,8 +156,8 @@ if another place shares the key."
       (setf (lease-removals lease) (remove waiter (lease-removals lease))))))
 
 (defun join-places (waiter end-ns)
-  "Note WAITER as a place of its lease, which belongs to its user; wait, at most until END-NS, while
-the same key is being removed for another place. Then forget a removal of the key that is planned
+  "Note WAITER at its lease, which belongs to the user. First wait, at most until END-NS, while the
+same key is being removed for another waiter; afterwards forget a removal of the key that is planned
 for later."
   (loop until (note-waiter waiter)
         do (check-waiting waiter end-ns)

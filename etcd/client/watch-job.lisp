@@ -4,8 +4,8 @@
 (in-package #:clgrpc.etcd)
 
 (defun end-watch (watch condition)
-  "End WATCH because of CONDITION, or for its user if that is nil. Return false if WATCH had ended
-before."
+  "End WATCH because of CONDITION or, if that is nil, because its user wants that. Return false if
+WATCH had ended before."
   (prog1 (set-watch watch (lambda ()
                             (setf (watch-state watch) :ended
                                   (watch-failure watch) condition)))

@@ -76,8 +76,8 @@ end it with CLOSE-ENGINE."
   (funcall (the function (loop:world-clock (engine-world engine)))))
 
 (defmacro with-engine ((engine) &body body)
-  "Evaluate BODY while no other thread has ENGINE. BODY is not interrupted: WITH-TIMEOUT may unwind
-a user's thread, and half a revision would remain."
+  "Evaluate BODY while no other thread uses ENGINE. BODY is not interrupted: if WITH-TIMEOUT unwound
+a user's thread here, half a revision would remain."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((engine-lock ,engine)) ,@body)))
 

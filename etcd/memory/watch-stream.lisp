@@ -394,8 +394,8 @@ Return :some if there may be more."
       (t (return nil)))))
 
 (defun advance (watching most)
-  "Advance WATCHING, see ADVANCE-ONCE, or make the thread that is doing so check again. Remaining
-work, also if this thread is interrupted, is left to the engine's thread."
+  "Advance WATCHING, see ADVANCE-ONCE, or make the thread that is doing so check again. The engine's
+thread does the work that remains, also if this thread is interrupted."
   (sb-sys:without-interrupts
     (when (begin-advancing watching)
       (let ((sent :some) (done nil))

@@ -122,8 +122,8 @@ stream (gRFC A105)."
 
 (defun start-at (core queued-attempt picked)
   "Start the call of QUEUED-ATTEMPT on PICKED, its pick, if PICKED is a server with a free stream.
-If PICKED is a failure that ends the call, deny it a stream. Return true if QUEUED-ATTEMPT left the
-queue."
+If PICKED is a failure that ends the call, deny the call a stream. Return true if QUEUED-ATTEMPT
+left the queue."
   (let ((call (queued-attempt-call queued-attempt)))
     (typecase picked
       (null nil)

@@ -181,7 +181,7 @@ the relay, whatever the event was."
   (rpc:interceptors-for (channel-attempt-interceptors channel) method))
 
 (defun view-attempt (relay number)
-  "As ATTEMPT:VIEW-ATTEMPT, for the attempt of RELAY after NUMBER others."
+  "As ATTEMPT:VIEW-ATTEMPT, for the attempt of RELAY that comes after NUMBER others."
   (let ((client (relay-client relay))
         (interceptors (channel-attempt-interceptors (relay-channel relay))))
     (if interceptors

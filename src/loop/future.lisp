@@ -258,7 +258,7 @@ and which is no longer needed. From any thread.")
         (when (<= (car counts) (* 2 left)) (sweep-attached future counts))))))
 
 (defun attach-for (giver future function)
-  "ATTACH FUNCTION to FUTURE, an answer of GIVER. Return a function that undoes this, by
+  "ATTACH FUNCTION to FUTURE, which GIVER has returned. Return a function that detaches FUNCTION, by
 LEAVE-FUTURE, so that FUNCTION need not be kept until FUTURE is settled."
   (let* ((function (carried function))
          (completions (future-completions future))

@@ -126,8 +126,8 @@ without addresses, the reason of the failure, as text. The call may wait for lon
 (defun await-notice (queue mutex end-ns &optional predicate)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
 see NOTICE-END. Return false if END-NS has passed. The function may also return without either
-reason. A simulation does not see notices. A simulation continues when PREDICATE, a function without
-effects, is true or, if PREDICATE is nil, after any event."
+reason. A simulation does not see notices: it continues when PREDICATE, a function without effects,
+is true or, if PREDICATE is nil, after any event."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)

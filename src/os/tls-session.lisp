@@ -547,8 +547,8 @@ the certificate that the peer, a client, has shown, or NIL."
   (ssl-key-update ssl 1))
 
 (defun session-failure (ssl)
-  "The reason why a step of SSL has failed, as text: OpenSSL's message and, if that is about the
-peer's certificate, the fault of the certificate."
+  "The reason why a step of SSL has failed, as text: OpenSSL's message and, if the peer's
+certificate was rejected, the reason."
   (let ((failure (or (openssl-failure) "unknown reason"))
         (verified (ssl-get-verify-result ssl)))
     (if (and (plusp verified) (string= failure "certificate verify failed"))

@@ -170,14 +170,14 @@ METHOD. Signal MISUSE if METHOD has no codec."
         (rpc-method-request-type method))))
 
 (define-hot (sends-one-p :inline t) ((call call)) boolean
-  "True if CALL's method has a single message in our direction; SEND cannot send that message."
+  "True if CALL's method has a single message in our direction, which SEND cannot send."
   (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
     (or (eq kind :unary)
         (eq kind (if (client-p call) :server-streaming :client-streaming)))))
 
 (define-hot may-send-p ((call call) (over boolean)) boolean
   "True if a message may be sent on CALL, false if CALL has ended with :ok. If a message must not be
-sent for another reason, signal the reason. OVER is true if CALL's user has closed its side by
+sent for another reason, signal the reason. OVER is true if CALL's user has already called
 CLOSE-SEND."
   (when (sends-one-p call)
     (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
@@ -556,8 +556,8 @@ CALL-STAGES, or nil if it is not known. On its loop."
     (if outcome (outcome-stage outcome) (operate stage call))))
 
 (defun call-last-error (call)
-  "The last failure of the step that CALL waits for, such as connecting, as text, or nil. On its
-loop."
+  "The text of the last failure of the step for which CALL waits, such as connecting; nil if that
+has not failed. On its loop."
   (operate last-error call))
 
 (defun call-unsent-octets (call)

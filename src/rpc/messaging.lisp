@@ -135,7 +135,8 @@ client's call."
 
 (defmacro do-messages ((variable call &optional result) &body body)
   "Evaluate BODY with VARIABLE bound to each message of CALL in turn; return RESULT. Leaving BODY
-early cancels a client's call. Signal the errors of RECEIVE. From the thread that receives."
+early cancels a client's call. Signal the errors of RECEIVE. Only one thread at a time may receive
+from CALL."
   (let ((open (gensym "OPEN")) (function (gensym "BODY")))
     `(block nil
        (flet ((,open () ,call)
@@ -343,5 +344,5 @@ thread."
 
 (defun received-compressed-p (call)
   "True if the last decoded message of CALL was received compressed: the request of a handler, or
-the last message that RECEIVE returned. From the thread that receives."
+the last message that RECEIVE returned. Call this on the thread that receives."
   (operate received-compressed call))

@@ -244,9 +244,9 @@ if WATCHER leaves."
     (when (watcher-leaving watcher) (dismiss watcher))))
 
 (defun tell-watcher (watcher)
-  "TELL-STATUS of WATCHER. If another call of this function is already doing that, perhaps on this
-thread in a callback of the client, that call does it once more. So the status that is sent last is
-the latest. Call this without the lock."
+  "Call TELL-STATUS for WATCHER. If another call of this function is already doing that, perhaps on
+this thread in a callback of the client, let that call do it once more, so that the status that is
+sent last is the latest. Call this without the lock."
   (sb-sys:without-interrupts
     (when (zerop (sb-ext:atomic-incf (watcher-wanted watcher)))
       (let ((wanted 0) (done nil))

@@ -12,7 +12,7 @@
 
 (defstruct (web-claim (:include server:claim (handler nil :type web-protocol-handler :read-only t))
                       (:copier nil))
-  "The data of the head of a request."
+  "What the head of a request says."
   (codec nil :type codec :read-only t)  ; the codec of the messages of request and answer
   (heads nil :type heads :read-only t)  ; how its answer begins
   ;; the headers for pages of the request's origin, an alist; nil without a permitted origin

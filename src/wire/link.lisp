@@ -6,7 +6,7 @@
 (in-package #:clgrpc.wire)
 
 (defstruct (connection-protocol (:copier nil))
-  "The functions of a link without a core of HTTP/2: before it has a core, or if it uses another
+  "The functions of a link that has no core of HTTP/2, since it has not got one yet or uses another
 protocol. All functions run on the link's loop. A server includes this structure."
   (octets nil :type function :read-only t) ; (link): about how much memory it keeps
   ;; (call paused): read no more of the body of CALL, or with nil read on

@@ -55,10 +55,10 @@ too high, or nil. BY-TOOL is true if the tool was a limit of the run at BAD."
         (and (not by-tool) bad)))
 
 (defun run-at-knee (plan conditions rate perform)
-  "Search the knee of PLAN's calls by CONDITIONS, beginning with RATE. Return the RUN at the highest
-rate that meets the conditions. PERFORM is a function that makes the run of PLAN. If the user
-interrupts the search, return the RUN that was interrupted. Signal a FAILURE if no rate meets the
-conditions. A rate counts as too high if the server cannot be reached afterwards."
+  "Search, from RATE on, the highest rate of PLAN's calls that meets CONDITIONS. Return the RUN at
+that rate. PERFORM is a function that makes the run of PLAN. If the user interrupts the search,
+return the RUN that was interrupted. Signal a FAILURE if no rate meets the conditions. A rate counts
+as too high if the server cannot be reached afterwards."
   (declare (type function perform))
   (let ((best nil) (by-tool nil))
     (flet ((good-p (rate)

@@ -58,7 +58,8 @@ others.")
   (if (eq :call event) (tail-calls tail) (tail-others tail)))
 
 (defun room-in-second-p (tail event now)
-  "True if TAIL may take another EVENT NOW; the lock is held."
+  "True if TAIL may take another EVENT in the second of NOW; then count it, else count it as
+dropped. The caller holds the lock."
   (when (>= now (tail-second-ns tail))
     (setf (tail-second-ns tail) (+ now +ns-per-second+)
           (event-ring-taken (tail-calls tail)) 0

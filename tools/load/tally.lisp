@@ -50,7 +50,7 @@
   "The statuses by their codes, as grpc-go and ghz write them.")
 
 (defun begin-tally (tally begin-ns)
-  "Let TALLY count from now on; the run's first second begins at BEGIN-NS."
+  "Make TALLY count from now on; the run's first second begins at BEGIN-NS."
   (setf (tally-base-sent tally) (tally-sent-octets tally)
         (tally-base-received tally) (tally-received-octets tally)
         (tally-second-end-ns tally) begin-ns)
@@ -186,7 +186,7 @@ and TEXT if that is not OK. The call was due at INTENDED-NS, and BACKEND is the 
             interval)))
 
 (defun fill-run (run tallies)
-  "Put the notes of TALLIES, those of all generators, into RUN. Return RUN."
+  "Put the counts of TALLIES, one for each generator, into RUN. Return RUN."
   (flet ((sum (reader) (reduce #'+ tallies :key reader))
          (merged (reader) (merge-histograms (mapcar reader tallies))))
     (mapc #'close-second tallies)

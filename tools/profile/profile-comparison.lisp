@@ -49,8 +49,8 @@
 
 (defun difference (name unit before after figure noise &optional (better :less))
   "The difference of FIGURE, a function of a round, between the profiles BEFORE and AFTER; nil if
-one does not have it. NOISE is a function of the mean of a figure and of its rounds, which returns
-the error of the mean by chance. BETTER is :LESS or :MORE."
+one of them lacks the figure. NOISE is a function of the mean and of the figures of the rounds; it
+returns by how much the mean may be wrong by chance. BETTER is :LESS or :MORE."
   (declare (type function figure noise))
   (flet ((figures (rounds) (mapcar figure rounds)))
     (let* ((old-rounds (rounds-of before)) (old (figures old-rounds))

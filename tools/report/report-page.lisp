@@ -409,8 +409,8 @@ neighbours in MARKS."
 that, until the answer is there (wait)."))))
 
 (defun share-table (title column rows)
-  "A card TITLE with ROWS, SHARE-ROWs of a run; nil if there are fewer than two. COLUMN is the
-heading of the column with their names."
+  "A card with the title TITLE and a table of ROWS, SHARE-ROWs of a run; nil if there are fewer than
+two. COLUMN is the heading of the column with their names."
   (when (rest rows)
     (page:card
      title

@@ -104,8 +104,8 @@ does not exist."
       (setf (node-recent-octets node) 0))))
 
 (defun remember-state (node state revision)
-  "Keep STATE, which NODE has put at REVISION. If there is no room for STATE, drop all kept states
-first."
+  "Keep STATE, which NODE has stored at REVISION, in memory. If there is no room for STATE, drop all
+kept states first."
   (let ((recent (node-recent node)) (id (pb:workflow-state-id state))
         (octets (protobuf:serialized-size state)))
     (sb-ext:with-locked-hash-table (recent)

@@ -317,10 +317,9 @@ it may need."
 
 (define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
   "Claim room for a vector of OCTETS that this thread is about to allocate, if the vector fits
-beside the claims of other threads and, with WELL true, is sure to find a hole. Return the octets
-claimed, OCTETS or
-0. The caller subtracts OCTETS from **CLAIMED** once the vector is allocated. Without claims, all
-threads that ask at the same time would get the same room."
+beside the claims of other threads and, with WELL true, is sure to find a hole. Return OCTETS if
+they were claimed, else 0. The caller subtracts OCTETS from **CLAIMED** once the vector is
+allocated. Without claims, all threads that ask at the same time would get the same room."
   (let ((others (atomic-incf (car **claimed**) octets)))
     (declare (type heap-octets others))
     (cond ((if well (fits-well-p octets others) (fits-p octets others)) octets)

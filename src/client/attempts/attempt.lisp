@@ -246,8 +246,8 @@ returned metadata and it has a stream."
 
 (defun submit-identified (call request error)
   "Continue the attempt of CALL, which is running, after CALL's credentials have answered. REQUEST
-is CALL's only request, or nil. With ERROR, an RPC-ERROR, the attempt fails. If no service config is
-in force yet, a failed attempt fails only when it has a stream, since the config may have a policy
+is CALL's only request, or nil. If ERROR, an RPC-ERROR, is given, the attempt fails: at once if a
+service config is in force, else when the attempt gets a stream, since the config may have a policy
 for the failure."
   (cond ((null error) (submit-now call request))
         ((core-config (client-call-core call))

@@ -92,7 +92,7 @@
    (endpoints :initform (make-hash-table :test #'equal) :reader detection-endpoints
               :documentation "From a backend's key to its ENDPOINT.")
    (ejected :initform 0 :accessor detection-ejected
-            :documentation "How many of these endpoints are ejected.")
+            :documentation "The number of endpoints that are ejected.")
    (timer :initform nil :accessor detection-timer
           :documentation "The timer of the next examination.")
    (since-ns :initform nil :accessor detection-since-ns

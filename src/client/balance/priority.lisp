@@ -58,7 +58,7 @@
                               (choose tree)))))
 
 (defun end-time (tree branch &optional over)
-  "Stop the timer of BRANCH; OVER is true if the time has passed."
+  "Stop the timer within which BRANCH must connect; OVER is true if that time has passed."
   (let ((timer (gethash branch (priority-failing tree))))
     (when (typep timer 'timer) (stop-policy-timer tree timer)))
   (if over

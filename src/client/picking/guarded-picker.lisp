@@ -88,8 +88,9 @@ because an attempt that began later has an answer."
     (and trial (answering-subchannel trial) t)))
 
 (defun decide-trial (breaker subchannel)
-  "End the trial of BREAKER, SUBCHANNEL's breaker, which TRIAL-DECIDED-P, although the trial's call
-still runs: the trial is a success of SUBCHANNEL unless another server has answered."
+  "End the trial of BREAKER, SUBCHANNEL's breaker, for which TRIAL-DECIDED-P is true, although the
+trial's call still runs. If SUBCHANNEL has answered the call, the trial has succeeded; if another
+server has, it counts for nothing."
   (let ((trial (breaker-trial breaker)))
     (if (eq subchannel (answering-subchannel trial))
         (note-outcome breaker trial subchannel nil)

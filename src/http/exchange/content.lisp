@@ -85,7 +85,8 @@ server may set."
   (find-if (lambda (entry) (same-name-p name (car entry))) headers))
 
 (defun check-answer (http-status headers body)
-  "The PLAIN-ANSWER for the values of a handler. Signal an error if the values are not valid."
+  "The PLAIN-ANSWER made of the three values that a handler has returned. Signal an error if the
+values are not valid."
   (unless (typep http-status '(integer 200 599))
     (error "A handler has returned ~S, which is not an HTTP status from 200 to 599; headers and a ~
             body are its second and third value." http-status))

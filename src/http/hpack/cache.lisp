@@ -21,9 +21,9 @@
 
 (in-package #:clgrpc.hpack)
 
-(defconstant +cache-sets+ 8 "Sets of a decoder's own cache, a power of two.")
-(defconstant +common-sets+ 64 "Sets of a cache that decoders share, a power of two.")
-(defconstant +cache-octets+ 192 "Longer runs of octets are not kept.")
+(defconstant +cache-sets+ 8 "The number of sets of a decoder's own cache, a power of two.")
+(defconstant +common-sets+ 64 "The number of sets of a cache that decoders share, a power of two.")
+(defconstant +cache-octets+ 192 "The most octets that an entry of a cache may have.")
 
 (defun make-raw-cache (&optional (sets 1))
   (make-array (* 4 sets) :initial-element nil))

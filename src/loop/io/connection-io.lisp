@@ -179,8 +179,8 @@ Return true if more may come."
 
 (define-hot flush-connection ((connection connection)) boolean
   "Send CONNECTION's output now instead of at the end of the turn; octets that the peer does not
-take remain. Return true if the owner may have more to send; the owner can send that at the end of
-the turn. The handler's FILL must not call this. On the loop."
+take remain. Return true if the owner may have more to send at the end of the turn. The handler's
+FILL must not call this. On the loop."
   (and (member (connection-state connection) '(:open :closing))
        (not (connection-blocked connection))
        (progn (run-early-functions (connection-loop connection))

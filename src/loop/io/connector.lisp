@@ -223,7 +223,7 @@ with the other addresses. On the loop."
 
 (defun give-up-late (connector)
   "End the attempts of CONNECTOR whose time is over, and stop waiting for candidates whose time is
-over; these still belong to their owner."
+over; the owner of a candidate still has it."
   (let* ((loop (connector-loop connector))
          (now (event-loop-now loop)))
     (flet ((late-p (due-ns) (<= due-ns now))

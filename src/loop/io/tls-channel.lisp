@@ -59,7 +59,7 @@ data has 23 more.")
 
 (document-functions
   security-p "True if the argument is a value of CALL-SECURITY for a connection with TLS."
-  security-protocol "The version of TLS, \"TLSv1.3\" or \"TLSv1.2\"."
+  security-protocol "The version of TLS in use, \"TLSv1.3\" or \"TLSv1.2\"."
   security-cipher "The name of the cipher suite, such as \"TLS_AES_128_GCM_SHA256\"."
   security-alpn "The protocol that both ends agreed on (RFC 7301), such as \"h2\", or nil."
   security-resumed-p "True if the handshake continued an earlier session."
@@ -331,7 +331,7 @@ same name (RFC 8446 section 4.1.2)."
 
 (defun passes-check-p (tls ssl)
   "False if the PEER-CHECK of the credentials rejects the peer of SSL, the session of TLS. An error
-in the check is a refusal, and logged."
+in the check is logged and rejects the peer."
   (let ((check (tls-credentials-peer-check (tls-used-credentials tls)))
         (der (os:session-certificate ssl)))
     (or (null check)

@@ -130,9 +130,9 @@ for SOURCE."
         (error (error) (os:tls-error "The ~A ~A cannot be read: ~A" kind source error)))))
 
 (defun file-digest (source)
-  "A number that changes with the contents of the file SOURCE; NIL if it is not a file that can be
-read. The file's date would not suffice: another version may be written in the same second, and
-clocks are set back."
+  "A number that changes with the contents of the file SOURCE; NIL if SOURCE is not a file that can
+be read. The file's date would not suffice: the file may be written twice in a second, and clocks
+are set back."
   (unless (or (null source) (eq source :system) (pem-p source))
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)

@@ -343,9 +343,9 @@ that are due in this turn may answer, and both need only one send."
   nil)
 
 (define-hot flush-large ((loop event-loop)) nanoseconds
-  "In the middle of a turn: run the timers that are due, and send output that has grown large or, if
-the last sending of all output was long ago, all output; in the first +HOLD-NS+ of the turn
-FLUSH-ANSWERS does the latter, and leaves some. Return the time."
+  "Run the timers that are due, in the middle of a turn, and send output that has grown large. If
+more than +FLUSH-INTERVAL-NS+ have passed since all output was sent, send all of it again, but in
+the first +HOLD-NS+ of the turn only what FLUSH-ANSWERS sends. Return the time."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))
     (run-timers loop now)

@@ -96,8 +96,8 @@ argument. From any thread."
                    :resource resource)))
 
 (defun check-function (function name)
-  "FUNCTION, the value of the keyword NAME, as a function or nil. Signal MISUSE for any other
-value."
+  "The function that FUNCTION, the value of the keyword NAME, is or names; nil for nil. Signal
+MISUSE for any other value."
   (typecase function
     ((or null function) function)
     ((and symbol (satisfies fboundp)) (fdefinition function))

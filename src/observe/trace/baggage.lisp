@@ -119,8 +119,8 @@ valid."
           (subseq text start end)))))
 
 (defun baggage-alist (text)
-  "The names and values of TEXT, a baggage as READ-BAGGAGE returns it. If handlers call this
-function, a peer can cause its work with a few octets; so members are not checked again."
+  "The names and values of TEXT, a baggage as READ-BAGGAGE returns it. Members are not checked
+again: if handlers call this function, each request of a peer causes its work."
   (let ((alist '()))
     (map-members (lambda (start equals end)
                    (let ((value (member-value text equals end)))

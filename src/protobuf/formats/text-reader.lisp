@@ -507,8 +507,8 @@ and does."
                  message 2)))
 
 (defun read-text-message (input type &optional (read-fields #'read-braced-fields))
-  "Read a message of TYPE. READ-FIELDS is a function of INPUT and a function to be called at each of
-its fields."
+  "Read a message of TYPE. READ-FIELDS takes INPUT and a function, which it calls at each field of
+the message."
   (let ((token (text-input-token input)))
     (with-depth (input token)
       (multiple-value-bind (message layout) (begin-message input type token)

@@ -257,7 +257,7 @@ and messages are nested at most this deep.")
         (t (parse-constant))))
 
 (defun matching-brace ()
-  "The index of the brace that closes the one at the current token."
+  "The index of the token that closes the brace at the current token."
   (let ((depth 0) (tokens (parser-tokens *parser*)))
     (loop for at from (parser-at *parser*) below (length tokens)
           for token = (svref tokens at)

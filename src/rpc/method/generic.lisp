@@ -90,10 +90,10 @@ their routes at once; calls under way continue. From any thread.")
 
 (define-keyword-function make-generic-service (handler &key methods (unknown (null methods)))
   "Return a service, for START-SERVER, whose handler is the function HANDLER. HANDLER is called with
-the RPC-METHOD, the request and the call, and behaves as a handler of a method of its kind. METHODS
-is a list of methods, of GENERIC-METHOD or POOL-METHOD. With UNKNOWN it also accepts calls of
-methods that no service of the server has. Such calls are served as if both sides streamed, with raw
-messages (see RAW-MESSAGE). In-process channels do not support UNKNOWN. From any thread."
+the RPC-METHOD, the request and the call, and behaves as a handler of a method of that kind. METHODS
+is a list of methods, made by GENERIC-METHOD or POOL-METHOD. With UNKNOWN the service also accepts
+calls of methods that no service of the server has. Such calls are served as if both sides streamed,
+with raw messages (see RAW-MESSAGE). In-process channels do not support UNKNOWN. From any thread."
   (check-arity handler '(method request call) "The handler of a generic service")
   (make-instance 'generic-service :handler handler :methods methods :unknown unknown))
 

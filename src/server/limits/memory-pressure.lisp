@@ -68,8 +68,8 @@ them."
         (when (minusp (decf octets held)) (return dismissed))))))
 
 (defun give-way (server least)
-  "End connections of SERVER until the remaining ones together hold at most their limit, and the
-ended ones held at least LEAST octets. On a loop of SERVER's."
+  "End connections of SERVER until the remaining ones together hold at most the limit, and the ended
+ones held at least LEAST octets. On a loop of SERVER's."
   (let* ((admission (server-admission server))
          (server-loop (first (server-loops server)))
          (total (total-held-limit (server-options server)))

@@ -35,7 +35,8 @@ and of the fields in these names.")
   "The end of a parameter that is longer than this is searched for by CHAR-POSITION.")
 
 (define-hot parameter-ends ((query simple-string) (start index)) (values index index)
-  "Two values: the ends of the name of the parameter of QUERY at START, and of the parameter."
+  "Two values: the end of the name of the parameter that begins at START of QUERY, and the end of
+that parameter."
   (let ((equals nil) (at start) (near (min (length query) (+ start +short-parameter+))))
     (declare (type (or null index) equals) (type index at near))
     (with-text-type (query)
