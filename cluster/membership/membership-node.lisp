@@ -187,11 +187,11 @@ deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends b
         (give-back node lease 1)))))
 
 (defun note-lease-lost (node generation cause)
-  "End NODE's membership of GENERATION: its lease has ended, or may have ended, because of CAUSE."
+  "End NODE's membership of GENERATION, whose lease has ended, or may have ended, because of CAUSE."
   (lose-membership node generation "the lease of ~A has ended: ~A" (node-name node) cause))
 
 (defun note-entry-gone (node generation)
-  "End NODE's membership of GENERATION: its entry was deleted from the store."
+  "End NODE's membership of GENERATION, whose entry was deleted from the store."
   (lose-membership node generation "the entry of ~A was removed from the store" (node-name node)))
 
 (defun join-node (node)

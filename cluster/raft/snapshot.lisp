@@ -44,8 +44,8 @@ first."
     crc))
 
 (defun complete-header (peer header source chunk-octets end-ns)
-  "HEADER with the address of PEER, and the length and check sum of SOURCE. Signal an RPC-ERROR if
-HEADER is not complete by END-NS."
+  "A copy of HEADER with the address of PEER, and the length and check sum of SOURCE. Signal an
+RPC-ERROR if HEADER is not complete by END-NS."
   (let ((octets (snapshot-octets source)))
     (v1:make-snapshot-header
      :term (v1:snapshot-header-term header)

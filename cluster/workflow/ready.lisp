@@ -22,8 +22,8 @@
     (unless (some #'ring-first rings) (remhash kind (ready-list-kinds list)))))
 
 (defun forget-ready-before (list id revision)
-  "Forget the tasks of the workflow ID that could be claimed before REVISION. LIST's lock is held.
-Return false if something newer is known."
+  "Forget the tasks of the workflow ID that could be claimed before REVISION. The caller holds
+LIST's lock. Return false if something newer is known."
   (let ((task (gethash id (ready-list-tasks list))))
     (cond ((null task) t)
           ((< (ready-task-revision task) revision)

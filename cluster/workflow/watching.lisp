@@ -190,7 +190,7 @@ lock."
 ;;; The feed
 
 (defun subscriptions-for (feed id)
-  "The subscriptions to changes of the workflow ID, a fresh list. FEED's lock is held."
+  "The subscriptions to changes of the workflow ID, a fresh list. The caller holds FEED's lock."
   (append (gethash id (feed-subscriptions feed)) (gethash "" (feed-subscriptions feed)) '()))
 
 (defun subscriptions (feed)

@@ -41,8 +41,8 @@ time.")
         "The cancellation token of this thread while it makes calls of its own, else nil.")
 
 (defun set-cancellation-token (call)
-  "Note that this thread waits for CALL, or for no call if it is nil. Cancel CALL if the thread must
-stop waiting."
+  "Note that this thread waits for CALL or, if CALL is nil, for no call. Cancel CALL if the thread
+must stop waiting."
   (when (and *cancellation-token*
              (sb-thread:with-mutex ((cancellation-token-lock *cancellation-token*))
                (setf (cancellation-token-call *cancellation-token*) call)

@@ -15,7 +15,7 @@
 (in-package #:clgrpc.etcd)
 
 (defstruct (keepalive (:constructor make-keepalive (etcd)) (:copier nil))
-  "The renewal of all leases of a client that are kept alive."
+  "The data for renewing all leases of a client that are kept alive."
   (etcd nil :type etcd :read-only t)    ; the client to which the keepalive belongs
   (job nil :type (or null loop:job))    ; the job that asks for renewals
   ;; the call that the job waits for

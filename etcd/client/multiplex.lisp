@@ -90,19 +90,19 @@ Interrupts are off meanwhile."
         (car next)))))
 
 (defun forget-watch (multiplex watch)
-  "Take WATCH out of the watches of MULTIPLEX's stream. The lock of MULTIPLEX is held."
+  "Take WATCH out of the watches of MULTIPLEX's stream. The caller holds the lock of MULTIPLEX."
   (when (watch-number watch) (remhash (watch-number watch) (multiplex-watches multiplex))))
 
 (defun begun-watch (multiplex number)
   "The number of the watch that etcd has begun or refused: NUMBER or, if NUMBER is not known, that
-of the watch that was requested first. The lock of MULTIPLEX is held."
+of the watch that was requested first. The caller holds the lock of MULTIPLEX."
   (let ((opening (multiplex-opening multiplex)))
     (loop for first = (and (fifo-items opening) (car (dequeue opening)))
           while first
           do (when (or (minusp number) (= first number)) (return first)))))
 
 (defun addressees (multiplex response)
-  "The watches that RESPONSE is for. The lock of MULTIPLEX is held."
+  "The watches that RESPONSE is for. The caller holds the lock of MULTIPLEX."
   (let ((number (pb:watch-response-watch-id response))
         (watches (multiplex-watches multiplex)))
     (flet ((watch-of (number)
@@ -129,8 +129,8 @@ of the watch that was requested first. The lock of MULTIPLEX is held."
       (tell-watches multiplex #'queue))))
 
 (defun take-stream (multiplex)
-  "Forget the stream of MULTIPLEX, which is over, and return the watches that it had. The lock is
-held."
+  "Forget the stream of MULTIPLEX, which is over, and return the watches that it had. The caller
+holds the lock."
   (setf (multiplex-call multiplex) nil)
   (clear-fifo (multiplex-opening multiplex))
   (loop for watch being the hash-values of (multiplex-watches multiplex)

@@ -431,8 +431,8 @@ so far, the oldest attempt under way."
   (wire:marked-p call :unattended))
 
 (defstruct (attempt (:constructor make-attempt (stream)) (:copier nil))
-  "One try of a call, on one stream. An attempt is made once for an object of the stream pool, and
-used again with it."
+  "One try of a call, on one stream. The object is made once for each stream of the pool, and is
+used again with that stream."
   (stream nil :type http2:stream :read-only t) ; the stream whose user it is
   ;; the subchannel that STREAM was opened for, until STREAM is closed
   (subchannel nil :type (or null subchannel))

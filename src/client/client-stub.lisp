@@ -177,10 +177,10 @@ RPC-ERROR."
 ;;; Streams of requests
 
 (defun sending-at-once (call generator)
-  "A generator for SEND-REQUESTS of the messages of GENERATOR, which never waits. The new generator
-sends messages itself on the loop, many in one write, and returns only messages that are long or for
-which there is no room. If another thread runs the loop, that thread combines the writes, and the
-new generator returns every message."
+  "A generator for SEND-REQUESTS of the messages of GENERATOR, a function that never waits. The new
+generator sends messages itself on the loop, many in one write, and returns only messages that are
+long or for which there is no room. If another thread runs the loop, that thread combines the
+writes, and the new generator returns every message."
   (declare (type function generator))
   (let ((next nil))
     (flet ((send-those-there-is-room-for ()

@@ -58,7 +58,8 @@ channel already has the most subchannels that it may have. On the channel's loop
         (t (loop:defer (connection-set-loop connection-set) #'catch-up subchannel))))))
 
 (defun catch-up (subchannel)
-  "Give SUBCHANNEL the state of its connection set, which other subchannels had connected before."
+  "Give SUBCHANNEL the state of its connection set, in which other subchannels had begun connections
+before."
   (let ((state (connection-set-link-state (subchannel-connection-set subchannel))))
     (when (and (eq :connecting (subchannel-link-state subchannel))
                (member state '(:ready :transient-failure)))

@@ -33,7 +33,7 @@ address, however many the client has sent."
            (remove name metadata :key #'car :test #'string=))))
 
 (defun tell-headers (call forwarded)
-  "Send the metadata that the server has sent before its messages to the client of CALL."
+  "Send the client of CALL the metadata that the server has sent before its messages."
   (let ((metadata (status:sendable-metadata (rpc:call-metadata forwarded))))
     (when (or metadata (not (rpc:call-status forwarded)))
       (rpc:send-metadata call metadata))))

@@ -30,7 +30,7 @@
     (and (plusp result) result)))
 
 (defun words (line)
-  "The words of LINE, which have single spaces between them."
+  "The words of LINE, which are separated by single spaces."
   (loop for start = 0 then (1+ end)
         for end = (position #\Space line :start start)
         collect (subseq line start end)

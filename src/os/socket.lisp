@@ -76,7 +76,7 @@ when it has ended SOCKET is writable, or its option +SO-ERROR+ has the error."
   (syscall ("shutdown" int) (int socket) (int +shut-wr+)))
 
 (defun close-descriptor (descriptor)
-  "Close DESCRIPTOR. It is closed even if a signal interrupts the system call."
+  "Close DESCRIPTOR. Linux closes it even if a signal interrupts the system call."
   (syscall ("close" int) (int descriptor)))
 
 ;;; Octets

@@ -58,8 +58,8 @@ signal's number.")
   nil)
 
 (defun await-end (ending)
-  "Wait until the process is asked to end. After AWAIT-END the function of CALL-WITH-ENDING may take
-ENDING-SECONDS until it returns."
+  "Wait until the process is asked to end. Then the function that was given to CALL-WITH-ENDING must
+return within ENDING-SECONDS."
   (sb-thread:wait-on-semaphore (ending-told ending))
   nil)
 

@@ -234,8 +234,8 @@ LATE is a form for a CALL whose loop has stopped."
 
 (define-callback on-message callbacks-on-message
   "Call FUNCTION with each message of CALL that arrives, first with those that are waiting already.
-In a handler messages wait while more than the send budget (options-send-budget-octets) of its
-answers is queued. From then on RECEIVE signals MISUSE."
+In a handler messages wait while more octets of its answers are queued than the send budget
+(options-send-budget-octets) allows. After this function, RECEIVE signals MISUSE."
   :at-once t)
 
 (define-callback on-half-close callbacks-on-half-close

@@ -62,7 +62,8 @@ encoder and the buffer for further fields."
 compression and grpc-status. Without registered compressions and a codec, these fields take fewer
 octets.")
 (defconstant +registered-octets+ 400
-  "The octets kept besides +CONSTANT-OCTETS+ with registered compressions or a codec.")
+  "The octets that are kept in addition to +CONSTANT-OCTETS+ if compressions are registered or the
+call has a codec.")
 
 (defun constant-octets (call)
   "The octets of a header list of CALL that are kept for the fields that all calls have."

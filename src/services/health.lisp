@@ -86,7 +86,7 @@ services. See SET-HEALTH-STATUS."))
   `(sb-thread:with-mutex ((service-lock ,service)) ,@body))
 
 (defun find-entry (service name)
-  "The entry of NAME, or nil. The service's lock is held."
+  "The entry of NAME, or nil. The caller holds the service's lock."
   (gethash name (service-entries service)))
 
 (defun status-of (service name)

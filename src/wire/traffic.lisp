@@ -9,13 +9,13 @@ KB at a time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of ano
 no more octets than these.")
 
 (defconstant +frames-per-look+ 64
-  "We check the amount of output and the clock each time that a read has brought this many frames.
-The work that a peer can cause in between takes a fraction of a millisecond.")
+  "The number of frames of a read after which we check the amount of output and the clock again. The
+work that a peer can cause in between takes a fraction of a millisecond.")
 
 (defconstant +frames-at-first+ 4
-  "We check for the first time when a read has brought this many frames. A peer may have a thousand
-connections that all send; each of them gets this many frames in a turn, however long the turn has
-become.")
+  "The number of frames of a read after which we first check the amount of output and the clock. A
+peer may have a thousand connections that all send; each of them gets this many frames in a turn,
+however long the turn has become.")
 
 (defconstant +calls-per-read+ 128
   "About how many calls of a link begin in a turn; the calls of other links wait until their
@@ -31,7 +31,7 @@ links for 26 ms. If the link was merely quiet, its other calls begin in the next
 
 (define-hot (most-streams :inline t) ((http2 http2:connection) (now nanoseconds))
     (unsigned-byte 62)
-  "In the turn that began at NOW, HTTP2 stops reading when it has opened this many streams."
+  "The number of opened streams at which HTTP2 stops reading in the turn that began at NOW."
   (+ (streams-opened http2)
      (if (< (- now (http2:connection-last-receive-ns http2)) +long-turn-ns+)
          +calls-per-read+

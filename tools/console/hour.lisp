@@ -38,7 +38,7 @@
 
 (defun hour-object (hour looks series)
   "The JSON object with the last LOOKS looks of HOUR, and with its series from the number SERIES on.
-HOUR's lock is held."
+The caller holds HOUR's lock."
   (let* ((update-stream (hour-update-stream hour))
          (updates (fifo-items (update-stream-updates update-stream))))
     (list (cons "series" (json-list (mapcar #'series-row (all-series update-stream :from series))))

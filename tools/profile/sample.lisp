@@ -172,7 +172,7 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
     (add-stack (sums-root sums) frames count)))
 
 (defun sum-samples (stream symbolizer begin-ns end-ns)
-  "SUMS of STREAM, the output of perf script, from BEGIN-NS to END-NS."
+  "The SUMS of the samples from BEGIN-NS to END-NS in STREAM, the output of perf script."
   (let ((sums (make-sums)))
     (map-samples (lambda (tid ns frames)
                    (when (<= begin-ns ns end-ns) (add-sample sums tid frames)))

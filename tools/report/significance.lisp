@@ -51,8 +51,8 @@ and its standard error."
   (* (sqrt (* -2 (log (- 1d0 (random 1d0 random))))) (cos (* 2 pi (random 1d0 random)))))
 
 (defun simulate-quantile (before after)
-  "The bound of the absolute value of t in 99 of 100 comparisons of BEFORE and AFTER rounds if
-nothing has changed."
+  "The bound below which the absolute value of t is in 99 of 100 comparisons, with BEFORE and AFTER
+rounds, of a program with itself."
   (let ((random (sb-ext:seed-random-state 1))
         (values (make-array +simulated+ :element-type 'double-float)))
     (flet ((rounds (count) (loop repeat count collect (normal-value random))))

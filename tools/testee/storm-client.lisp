@@ -68,8 +68,8 @@ calls, at most two seconds longer. Return a STORM."
     storm))
 
 (defun told-failures (storm failures)
-  "The data of FAILURES one by one, in the order of their due times: the due time and the end of
-each, in seconds since STORM began, and the error."
+  "A row for each of FAILURES, in the order of their due times: the due time and the end, in seconds
+since STORM began, and the error."
   (flet ((seconds (ns) (float (ns-seconds (- ns (storm-begin-ns storm))) 1d0)))
     (coerce (loop for (due ended text) in failures
                   repeat +most-told-failures+

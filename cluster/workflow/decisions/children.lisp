@@ -70,7 +70,7 @@ workflow with the parent's id."
          (< (pb:parent-origin former) (pb:parent-origin parent)))))
 
 (defun fail-children (draft number reason)
-  "The children of the step NUMBER cannot be begun, because of REASON."
+  "Make the step NUMBER fail, whose children cannot be begun because of REASON."
   (let ((step (starting-step (draft-state draft))))
     (when (and step (= number (pb:step-state-number step)))
       (fail-at-step draft step reason)

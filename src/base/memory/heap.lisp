@@ -191,9 +191,9 @@ allocated now, garbage included, counts as living; if the value is negative, a c
 
 (define-hot objects-fit-p ((octets heap-octets) (before heap-octets)) boolean
   "True if the collector has room to copy OCTETS of small objects and the BEFORE octets that are
-promised already, and a quarter of the heap remains, so that servers see no memory pressure. A
-promise covers the most that may be needed. So if no other promise exists, no room for copies is
-required, but an eighth of the heap must remain."
+promised already, and a quarter of the heap remains, so that servers notice no memory pressure. A
+promise is for the most octets that may be needed. So if no other promise exists, no room for copies
+is required, but an eighth of the heap must remain."
   (<= (if (zerop before)
           (+ octets (ash (heap-size) -3))
           (+ (* 2 (+ before octets)) (ash (heap-size) -2)))

@@ -152,7 +152,7 @@
     (http-loop-date-lines http)))
 
 (define-hot (stays-p :inline t) ((state http1-connection)) boolean
-  "True if STATE remains open after the present answer."
+  "True if the connection of STATE remains open after the present answer."
   (and (eq :answer (state-phase state))
        (not (state-last state))
        (http1:message-persistent-p (state-message state))))

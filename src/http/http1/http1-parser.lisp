@@ -243,7 +243,7 @@ portions."
           (t (parse-new-head parser octets start end)))))
 
 (define-hot parse-octets ((parser parser) (start index) (end index)) (values index symbol)
-  "Process the next octets of a body or of a chunk, which has PARSER-LEFT more octets."
+  "Process the next octets of a body or chunk that still lacks PARSER-LEFT octets."
   (let ((stop (min end (+ start (parser-left parser)))))
     (setf (parser-body-start parser) start
           (parser-body-end parser) stop)

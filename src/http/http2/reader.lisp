@@ -465,7 +465,7 @@ one, else nil."
 
 (defun fail-beginning (connection octets start end otherwise)
   "End CONNECTION, whose peer's first octets, OCTETS from START to END, are not HTTP/2. The error's
-text names the protocol of OCTETS; if that is unknown, the text is OTHERWISE."
+text names the protocol of OCTETS; if the protocol is unknown, the text is OTHERWISE."
   (let ((foreign (foreign-protocol octets start end)))
     (fail-connection connection +protocol-error+
                      (if foreign

@@ -12,11 +12,12 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +wants-read+ -10001
-  "Not before the descriptor can be read.")
+  "The result of an operation that is possible once the descriptor can be read.")
 (defconstant +wants-write+ -10002
-  "Not before the descriptor can be written.")
+  "The result of an operation that is possible once the descriptor can be written.")
 (defconstant +broken+ -10003
-  "Never again; the reason is the byte channel's FAILURE.")
+  "The result of an operation that will never be possible again; the byte channel's FAILURE has the
+reason.")
 
 (defstruct (byte-channel-kind (:copier nil))
   "The operations of all byte channels of a kind. The functions run on the loop."

@@ -281,7 +281,8 @@ does."
   `(sb-thread:with-mutex ((event-loop-lock ,loop)) ,@body))
 
 (defun forget-overtaken-waiter (loop thread)
-  "Remove THREAD from the OVERTAKEN-WAITERS of LOOP; return true if it was one. The lock is held."
+  "Remove THREAD from the OVERTAKEN-WAITERS of LOOP; return true if it was one. The caller holds the
+lock."
   (when (member thread (event-loop-overtaken-waiters loop))
     (setf (event-loop-overtaken-waiters loop)
           (remove thread (event-loop-overtaken-waiters loop) :count 1))
@@ -289,7 +290,7 @@ does."
 
 (defun replace-poller (loop)
   "Give LOOP another poller, and wake the thread that waits with the former one. Without descriptors
-for another poller the threads share it. The lock is held."
+for another poller the threads share it. The caller holds the lock."
   (let* ((old (event-loop-poller loop))
          (new (handler-case (funcall (world-make-poller (event-loop-world loop)))
                 (socket-error () nil))))

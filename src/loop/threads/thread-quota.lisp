@@ -23,7 +23,7 @@
 ;;;;
 ;;;; Invariants: RUNNING and WAITING of a quota are the sums of its children's and its own, except
 ;;;; for late user code; a quota with waiting functions is LISTED, once, among the items of its
-;;;; parent. The reserve's lock is held.
+;;;; parent. The caller holds the reserve's lock.
 
 (in-package #:clgrpc.loop)
 

@@ -121,7 +121,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (sb-thread:grab-mutex **watchdog-lock**)))
 
 (defun pause (tick-ns)
-  "Wait for TICK-NS, or less if a timer is due before. The watchdog's lock is held."
+  "Wait for TICK-NS, or less if a timer is due before. The caller holds the watchdog's lock."
   (let ((end (+ (monotonic-ns) tick-ns)))
     (loop do (setf **next-look-ns** end)
           while (and (await-notice **watchdog-waitqueue** **watchdog-lock** end)
@@ -130,11 +130,11 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (setf **next-look-ns** 0)))
 
 (defun asleep-p ()
-  "True until a baton moves, for the watchdog's own thread. The watchdog's lock is held."
+  "True until a baton moves, for the watchdog's own thread. The caller holds the watchdog's lock."
   (and **watchdog-asleep** (eq **watchdog** sb-thread:*current-thread*)))
 
 (defun doze ()
-  "Sleep until a baton moves. The watchdog's lock is held."
+  "Sleep until a baton moves. The caller holds the watchdog's lock."
   (setf **watchdog-asleep** t)
   (await-notice **watchdog-waitqueue** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
   (when (and **watchdog-asleep** (not (look-at-loops nil)))
@@ -145,7 +145,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (setf **watchdog-asleep** nil)))
 
 (defun total-turns ()
-  "The number of turns of all loops. The watchdog's lock is held."
+  "The number of turns of all loops. The caller holds the watchdog's lock."
   (reduce #'+ **watched** :key (lambda (watched) (event-loop-turns (watched-loop watched)))))
 
 (defun collect-when-idle ()
@@ -162,8 +162,8 @@ in the latter case call DUE-COLLECTION. The lock is held, but not while the coll
                (return)))))
 
 (defun next-timer-ns ()
-  "The longest tick, in nanoseconds, that timers allow: the time until one may be due. The lock is
-held."
+  "The longest tick, in nanoseconds, that timers allow: the time until one may be due. The caller
+holds the lock."
   (let ((least +longest-tick-ns+))
     (dolist (watched **watched** least)
       (let* ((loop (watched-loop watched))

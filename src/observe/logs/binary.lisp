@@ -165,8 +165,8 @@ STREAM."
 ;;; Entries
 
 (defun entry-octets (record type payload)
-  "An entry of TYPE with PAYLOAD, keywords and values of MAKE-GRPC-LOG-ENTRY, as octets. RECORD's
-lock is held."
+  "An entry of TYPE with PAYLOAD, keywords and values of MAKE-GRPC-LOG-ENTRY, as octets. The caller
+holds RECORD's lock."
   (protobuf:serialize
    (apply #'binlog:make-grpc-log-entry
           :timestamp (ns-timestamp (real-time-ns))
@@ -177,7 +177,7 @@ lock is held."
           payload)))
 
 (defun add-log-entry (record type &rest payload)
-  "Log an entry of TYPE with PAYLOAD, in the form of ENTRY-OCTETS. RECORD's lock is held."
+  "Log an entry of TYPE with PAYLOAD, in the form of ENTRY-OCTETS. The caller holds RECORD's lock."
   (add-to-journal (binary-log-journal (record-log record)) (entry-octets record type payload)))
 
 (defun peer-payload (record call)

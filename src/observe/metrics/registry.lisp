@@ -180,8 +180,8 @@ apart."
 ;; that is held by a counting thread
 
 (defun kept-target (metrics target kept)
-  "The value of grpc.target for TARGET; KEPT is the value of KEEP-TARGET for TARGET. The metrics'
-lock is held."
+  "The value of grpc.target for TARGET; KEPT is the value of KEEP-TARGET for TARGET. The caller
+holds the metrics' lock."
   (cond ((member target (metrics-targets metrics) :test #'equal) target)
         ((or (>= (length (metrics-targets metrics)) +most-targets+) (not kept))
          "other")

@@ -155,7 +155,7 @@ FUNCTION."
       (when (equal values (row-values (the row row))) (return row)))))
 
 (defun widen-table (custom)
-  "Give CUSTOM a table of twice the length. The lock of CUSTOM's metrics is held."
+  "Give CUSTOM a table of twice the length. The caller holds the lock of CUSTOM's metrics."
   (let ((table (make-array (* 2 (length (custom-table custom))) :initial-element '())))
     (dolist (row (custom-rows custom))
       (push row (svref table (table-place table (row-values row)))))
@@ -163,7 +163,8 @@ FUNCTION."
     (setf (custom-table custom) table)))
 
 (defun put-row (custom row)
-  "Add ROW, which is complete, to CUSTOM and return it. The lock of CUSTOM's metrics is held."
+  "Add ROW, which is complete, to CUSTOM and return it. The caller holds the lock of CUSTOM's
+metrics."
   (when (= (custom-row-count custom) (length (custom-table custom)))
     (widen-table custom))
   (let* ((table (custom-table custom))
@@ -180,7 +181,7 @@ FUNCTION."
 
 (defun overflow-row (custom)
   "The row of CUSTOM for values without a row of their own; it is made now if it does not exist. The
-lock of CUSTOM's metrics is held."
+caller holds the lock of CUSTOM's metrics."
   (or (custom-overflow custom)
       (let ((row (new-row custom :overflow)))
         (sb-thread:barrier (:write))

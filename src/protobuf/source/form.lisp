@@ -83,8 +83,8 @@
 ;;; Defining
 
 (defun generated-path (name)
-  "The path of the generated file of the .proto file NAME. Signal MISUSE if that could lead out of
-the directory for generated files."
+  "The path of the generated file of the .proto file NAME. Signal MISUSE if the path could be
+outside the directory for generated files."
   (unless (file-name-p name) (misuse "~A." (file-name-text name)))
   (concatenate 'string (subseq name 0 (- (length name) (if (proto-name-p name) 6 0))) ".lisp"))
 

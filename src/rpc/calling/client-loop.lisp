@@ -57,7 +57,7 @@ a sleeping thread, which makes each garbage collection 30 µs longer.")
         limit)))
 
 (defun add-client-loop ()
-  "Return a new client loop, which runs. The lock of all client loops is held."
+  "Return a new client loop, which runs. The caller holds the lock of all client loops."
   (let* ((reserve (if (client-loops)
                       (client-loop-reserve (first (client-loops)))
                       (loop:make-reserve)))
@@ -67,12 +67,13 @@ a sleeping thread, which makes each garbage collection 30 µs longer.")
     (first (push (make-client-loop event-loop reserve) (loop:world-client-loops loop:*world*)))))
 
 (defun least-used-loop ()
-  "The client loop that has the fewest channels, or nil. The lock of all client loops is held."
+  "The client loop that has the fewest channels, or nil. The caller holds the lock of all client
+loops."
   (first (sort (copy-list (client-loops)) #'< :key #'client-loop-channels)))
 
 (defun choose-client-loop (options)
-  "The client loop for a new channel with OPTIONS that may be on any loop. The lock of all client
-loops is held."
+  "The client loop for a new channel with OPTIONS that may be on any loop. The caller holds the lock
+of all client loops."
   (let ((least (least-used-loop)))
     (if (or (null least)
             (and (plusp (client-loop-channels least))
@@ -81,13 +82,13 @@ loops is held."
         least)))
 
 (defun find-group (client-loop pool-key)
-  "The group of the channels of POOL-KEY on CLIENT-LOOP, or nil. The lock of all client loops is
-held."
+  "The group of the channels of POOL-KEY on CLIENT-LOOP, or nil. The caller holds the lock of all
+client loops."
   (find pool-key (client-loop-groups client-loop) :key #'group-key :test #'equal))
 
 (defun join-group (client-loop pool-key make-pool)
   "Count one more channel of POOL-KEY on CLIENT-LOOP and return the pool that its group shares. The
-lock is held."
+caller holds the lock."
   (let ((group (or (find-group client-loop pool-key)
                    (first (push (make-group pool-key (funcall (the function make-pool) pool-key))
                                 (client-loop-groups client-loop))))))
@@ -115,8 +116,8 @@ first channel. If OPTIONS is :TIMERS the loop runs the timers of a channel withi
                   (and pool-key (join-group client-loop pool-key make-pool)))))))
 
 (defun leave-client-loop (client-loop pool-key)
-  "Note that one use of CLIENT-LOOP has ended, as RELEASE-CLIENT-LOOP does. The lock of all client
-loops is held."
+  "Note that one use of CLIENT-LOOP has ended, as RELEASE-CLIENT-LOOP does. The caller holds the
+lock of all client loops."
   (if (eq :timers pool-key)
       (decf (client-loop-timers client-loop))
       (let ((group (and pool-key (find-group client-loop pool-key))))

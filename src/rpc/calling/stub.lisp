@@ -7,7 +7,7 @@
 (in-package #:clgrpc.calling)
 
 (defun refuse-method (object)
-  "Signal MISUSE since OBJECT was given to INVOKE in the place of a method."
+  "Signal MISUSE since INVOKE was given OBJECT, which is not a method."
   (misuse "INVOKE takes a method, such as the value of GENERIC-METHOD, not ~S.~@[ ~A~]" object
           (typecase object
             (null "POOL-METHOD returns nil where the pool has no such method.")

@@ -134,7 +134,7 @@ empty."
 
 (defun end-instead (subscription status text)
   "End SUBSCRIPTION's call with STATUS and TEXT instead of sending the messages in the queue. The
-subscription's lock is held."
+caller holds the subscription's lock."
   (clear-fifo (subscription-queue subscription))
   (setf (subscription-count subscription) 0
         (subscription-cut subscription) t
@@ -241,7 +241,7 @@ meanwhile."
 
 (defun put-in-queue (topic subscription message)
   "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are dropped for
-MESSAGE; or :slow if the queue has no room and the call must end. TOPIC's lock is held."
+MESSAGE; or :slow if the queue has no room and the call must end. The caller holds TOPIC's lock."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
           (full (<= (subscription-limit subscription) (subscription-count subscription))))
@@ -269,8 +269,9 @@ MESSAGE; or :slow if the queue has no room and the call must end. TOPIC's lock i
       (dequeue (topic-past topic))))
 
 (defun check-fit (topic message)
-  "Signal MISUSE if MESSAGE is not of the type that all calls of TOPIC send. TOPIC's lock is held. A
-thread that sends the message later, from a queue, could not report the error to its sender."
+  "Signal MISUSE if MESSAGE is not of the type that all calls of TOPIC send. The caller holds
+TOPIC's lock. A thread that sends the message later, from a queue, could not report the error to its
+sender."
   (loop for call being the hash-keys of (topic-subscriptions topic)
         for method = (rpc:call-rpc-method call)
         do (when method (rpc:check-message method (rpc:outgoing-type call) message))))
@@ -315,7 +316,7 @@ rule. From any thread."
 (defun past-from (topic from)
   "The messages of TOPIC after the message with the number FROM; if FROM is :past, all messages that
 are kept. Signal :out-of-range if one of these messages is no longer kept, or if no message has the
-number FROM yet. The topic's lock is held."
+number FROM yet. The caller holds the topic's lock."
   (let* ((kept (fifo-items (topic-past topic)))
          (before (- (topic-position topic) (topic-past-count topic))))
     (cond ((eq :past from) (copy-list kept))

@@ -39,7 +39,7 @@ admission's ring GONE."
   "~A ~D connections" (peer-entry-name entry) (owner-usage-count (peer-entry-connections entry)))
 
 (defstruct (peer-view (:copier nil))
-  "A peer as one server loop sees it. Only that loop uses the view."
+  "The calls of a peer on one server loop. Only that loop uses the view."
   (open 0 :type fixnum))                ; how many calls of the peer are under way
 
 (defstruct (drain-wait (:constructor make-drain-wait (timer)) (:copier nil) (:predicate nil))
@@ -123,7 +123,7 @@ reserved for other peers, since it may be a load balancer and represent many cli
                    :kept (ash (options-reserve-threads (server-options server)) -4)))
 
 (defun ensure-entry (server admission name)
-  "The entry of the peer called NAME. The admission's lock is held."
+  "The entry of the peer called NAME. The caller holds the admission's lock."
   (or (gethash name (admission-peers admission))
       (let ((entry (isolate-ring (make-peer-entry name (make-peer-quota server)
                                                   (make-account (server-account server))))))
@@ -364,7 +364,7 @@ OPTIONS allow it; log a warning if the number is less than OPTIONS require."
 
 (defun try-again (admission now)
   "If the limit of connections was lowered long enough before NOW, check whether it may be raised.
-The admission's lock is held."
+The caller holds the admission's lock."
   (when (and (< (admission-max-connections admission) (admission-derived admission))
              (< (+ (admission-lowered-ns admission) +calm-ns+) now))
     (setf (admission-lowered-ns admission) now

@@ -37,7 +37,7 @@ call is counted already."
         (t nil)))
 
 (defun too-many-calls-p (server-loop link peer-view)
-  "True if the newest call of LINK is one too many. The function is called when more than half of
+  "True if the newest call of LINK must be refused. The function is called when more than half of
 the allowed calls are open. The rule is the same as for threads (loop/threads/thread-quota.lisp).
 Let F be the number of further calls that are allowed, and K a sixteenth of all:
 - a peer with N calls may have another while N <= 7 (F - K);

@@ -26,7 +26,7 @@
                                  collect (format nil "~D of ~A (~(~A~))" count peer option))))
 
 (defun count-refusal (refusals option peer)
-  "The refusals' lock is held."
+  "The caller holds the refusals' lock."
   (let* ((counts (refusals-counts refusals))
          (row (or (find-if (lambda (row) (and (eq option (first row)) (string= peer (second row))))
                            counts)
