@@ -67,9 +67,9 @@ STAND-IN. That is called with the function itself and its arguments."
         (uiop:symbol-call '#:clgrpc.base '#:remove-log-listener #'note)))))
 
 (defmacro with-logged ((events &rest names) &body body)
-  "Evaluate BODY without another log of this thread. (EVENTS) returns what all threads have logged
-meanwhile, oldest first: a list of the level, the event and its plist. NAMES are the only events
-listed, if there are any."
+  "Evaluate BODY without another log of this thread. (EVENTS) returns the events that all threads
+have logged meanwhile, oldest first; each is a list of its level, its name and its plist. If there
+are NAMES, other events are left out."
   `(call-with-logged ',names (lambda (logged)
                                (flet ((,events () (funcall logged)))
                                  ,@body))))

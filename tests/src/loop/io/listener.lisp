@@ -160,8 +160,8 @@ not yet closed, is not reset: it gets to the other."
 
 (defun count-accepts (errno seconds)
   "How often a listener on which a connection waits asks for it in SECONDS while the answer is the
-error ERRNO, how often it says so in the log, how often for a single connection, and how often that
-its function for lack of descriptors has failed; afterwards the connection must be served. The time
+error ERRNO, how often it says so in the log, how often for a single connection, and how often its
+function for lack of descriptors has failed; afterwards the connection must be served. The time
 begins when it asks first."
   (let ((asked 0) (begun (sb-thread:make-semaphore)))
     (with-logged (events)

@@ -66,7 +66,7 @@
             (message-text-error-path condition)))))
 
 (defun refusals (reader texts)
-  "What READER says of each of TEXTS, which it refuses."
+  "The errors of READER for TEXTS, which it refuses."
   (with-output-to-string (stream)
     (dolist (text texts)
       (handler-case (fail "~S is read: ~A" text (funcall reader text))
@@ -74,7 +74,7 @@
           (format stream "~A~%  ~A~%" (substitute #\| #\Newline text) condition))))))
 
 (test json-refused
-  "Where each fault is, and what is said of it."
+  "The place and the text of each error."
   (is (equal '(2 10 "f14") (json-refusal #'parse-json-message "clgrpc.test.All"
                                          (format nil "{~% \"f14\": ~C1}" #\Tab))))
   (support:check-record

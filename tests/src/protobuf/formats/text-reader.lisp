@@ -49,7 +49,7 @@
                                     "[clgrpc . test.extension.count]: 3"))))
 
 (test text-refused
-  "Where each fault is, and what is said of it."
+  "The place and the text of each error."
   (support:check-record
    'refused-texts
    (refusals #'text-all
