@@ -16,8 +16,8 @@
 (defun parse-step (string)
   "The number in STRING, which may be negative."
   (if (uiop:string-prefix-p "-" string)
-      (- (parse-decimal (subseq string 1) "a number is wanted"))
-      (parse-decimal string "a number is wanted")))
+      (- (parse-decimal (subseq string 1) "a number is expected"))
+      (parse-decimal string "a number is expected")))
 
 (defun parse-string-object (string what)
   "The JSON object in STRING, whose values must be strings, as an alist. WHAT names STRING in a

@@ -143,3 +143,14 @@ mirror comes of that, which is told all entries again, and which CANCEL-MIRROR e
           (is-false (loop::job-running job))
           (sb-thread:signal-semaphore gate 10)
           (is (= 1 told)))))))
+
+(test pages-are-shorter-after-failures
+  "With each an eighth, down to a bound."
+  (with-stand-in (store other)
+    (let ((mirror (etcd:mirror *etcd* #'list :prefix "a/" :on-error #'list)))
+      (is (equal '(100 12 4 4)
+                 (loop repeat 4
+                       collect (clgrpc.etcd::mirror-page mirror)
+                       do (clgrpc.etcd::meet-mirror-failure
+                           mirror (make-condition 'etcd:unavailable)))))
+      (etcd:cancel-mirror mirror))))
