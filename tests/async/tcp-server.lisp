@@ -57,8 +57,8 @@
     (is (equal '(socket-refused) told))))
 
 (test connect-time-outs-of-no-time
-  "A wrong time-out is an error of the call, after which the loop does not wait for a connection; nil
-is none."
+  "A wrong time-out is an error of the call, after which the loop does not wait for a connection.
+Nil means no time-out."
   (with-program ()
     (signals misuse (tcp-connect "127.0.0.1" 1 #'list :connect-timeout -1))
     (is (= 0 (getf (stats) :uses)))

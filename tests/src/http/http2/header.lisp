@@ -19,8 +19,8 @@
         do (is (= kind (kind name value)) "~A: ~A" name value)))
 
 (test octets-of-names-and-values
-  "Each octet, at the beginning, within and at the end of a name and of a value (8.2.1). Metadata and
-messages may have blanks at the ends."
+  "Each octet, at the beginning, within and at the end of a name and of a value (8.2.1). Metadata
+and messages may have blanks at the ends."
   (flet ((sound-p (name value)
            (/= h2::+kind-malformed+
                (h2:field-kind-of (hpack:make-field (coerce name 'octets)
