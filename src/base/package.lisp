@@ -64,11 +64,13 @@
    #:quit-ring
    ;; account.lisp
    #:account #:make-account #:**process-account** #:account-whole #:account-sum
-   #:account-most #:account-on-excess #:charge-own #:charge-account #:discharge-account
+   #:call-on-excess #:charge-own #:charge-account #:discharge-account
    #:close-account #:account-closed-p #:collect-due-generation
    ;; replay.lisp
    #:octet-budget #:make-octet-budget
    #:replay #:make-replay #:replay-messages #:keep-message #:release-replay
+   ;; whole-file.lisp
+   #:file-octets
    ;; fifo.lisp
    #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:enqueue-in-order #:dequeue
    #:remove-from-fifo #:clear-fifo

@@ -77,10 +77,10 @@ the node again after this code.")
 
 (defun first-line (file)
   "The first line of FILE, as text. Refuse a FILE that cannot be read or whose first line is empty."
-  (let ((line (handler-case (with-open-file (stream (sb-ext:parse-native-namestring file)
-                                                    :external-format :utf-8)
-                              (string-right-trim '(#\Return) (read-line stream nil "")))
-                (error (condition) (refuse "~A cannot be read: ~A" file condition)))))
+  (let* ((text (handler-case (octets-string
+                              (file-octets (sb-ext:parse-native-namestring file)))
+                 (error (condition) (refuse "~A cannot be read: ~A" file condition))))
+         (line (string-right-trim '(#\Return) (subseq text 0 (position #\Newline text)))))
     (when (string= "" line) (refuse "the first line of ~A is empty" file))
     line))
 

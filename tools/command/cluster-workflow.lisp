@@ -112,7 +112,7 @@ nil."
 (defun argument-text (argument)
   "The text for ARGUMENT, a string or nil: the standard input if ARGUMENT is @, else ARGUMENT
 itself."
-  (if (equal argument "@") (uiop:slurp-stream-string *standard-input*) argument))
+  (if (equal argument "@") (octets-string (read-standard-octets)) argument))
 
 (defun start-request (tasks request)
   "The StartRequest for TASKS; or the one in REQUEST, an argument for ARGUMENT-TEXT: JSON or @ and a

@@ -36,12 +36,17 @@ complaint."
     (report:condition-syntax-error (error) (refuse "~A" error))))
 
 (defun read-text-file (file)
-  (handler-case (alexandria:read-file-into-string file :external-format :utf-8)
+  (handler-case (octets-string (file-octets (sb-ext:parse-native-namestring file)))
     (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
 
 (defun read-octets-file (file)
-  (handler-case (coerce (alexandria:read-file-into-byte-vector file) 'octets)
+  (handler-case (file-octets (sb-ext:parse-native-namestring file))
     (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
+
+(defun read-standard-octets ()
+  (handler-case (file-octets (sb-sys:make-fd-stream 0 :input t :element-type '(unsigned-byte 8)
+                                                      :buffering :full))
+    (error (error) (refuse "the standard input cannot be read: ~A" (report:error-reason error)))))
 
 (defun nanoseconds-of (seconds)
   (if seconds (seconds-ns seconds) 0))
@@ -105,7 +110,7 @@ by reflection, over a channel with CREDENTIALS."
 contents of DATA-FILE. Without both, no request if METHOD takes a stream, otherwise one empty
 message."
   (cond ((member data '("@" "-") :test #'equal)
-         (alexandria:read-stream-content-into-string *standard-input*))
+         (octets-string (read-standard-octets)))
         (data)
         (data-file (read-text-file data-file))
         ((member (method:rpc-method-kind method) '(:unary :server-streaming)) "{}")

@@ -173,16 +173,17 @@ process chooses the names of threads and functions, so control characters are es
     (write-part "heapHistogram" #'write-histogram))
   (write-missing stream profile))
 
+(defparameter *longest-profile* (expt 2 27) "The most octets of a file with a profile.")
+
 (defun parse-profile (text)
   "The profile that TEXT is in JSON. Each frame of a stack is two levels of the JSON; perf's stacks
 have 127 frames at most."
-  (parse-json text :max-depth 1000 :max-length (expt 2 27)))
+  (parse-json text :max-depth 1000 :max-length *longest-profile*))
 
 (defun read-profile (path)
   "The profile in the file at PATH, JSON that `clgrpc profile` has written."
-  (let ((data (handler-case (parse-profile (uiop:read-file-string path :external-format :utf-8))
-                ((or file-error stream-error) (error)
-                  (fail "~A cannot be read: ~A" path (bounded-text error)))
-                (clgrpc-error (error) (fail "~A: ~A" path error)))))
+  (let ((data (handler-case (parse-profile (file-octets path :most *longest-profile*))
+                (clgrpc-error (error) (fail "~A: ~A" path error))
+                (error (error) (fail "~A cannot be read: ~A" path (bounded-text error))))))
     (unless (member-of data "clgrpcProfile") (fail "~A is not a profile" path))
     data))

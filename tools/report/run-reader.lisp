@@ -216,14 +216,6 @@ name."
   "The run from the file at PATH, a string, which contains its report in JSON. Signal
 UNREADABLE-RUN, which names the file, if the file has no such report."
   (handler-case
-      (parse-run (with-open-file (stream (uiop:parse-native-namestring path)
-                                         :element-type '(unsigned-byte 8))
-                   (when (> (file-length stream) *longest-report*)
-                     (reject-report "it is longer than ~D octets" *longest-report*))
-                   (let ((octets (make-array (file-length stream)
-                                             :element-type '(unsigned-byte 8))))
-                     (read-sequence octets stream)
-                     octets)))
+      (parse-run (file-octets (uiop:parse-native-namestring path) :most *longest-report*))
     (unreadable-run (error) (reject-report "~A is not the report of a run: ~A" path error))
-    ((or file-error stream-error) (error)
-      (reject-report "~A cannot be read: ~A" path (error-reason error)))))
+    (error (error) (reject-report "~A cannot be read: ~A" path (error-reason error)))))

@@ -4,9 +4,10 @@
 ;;;;
 ;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
 ;;;; which take messages or send answers, charge and discharge it atomically (CHARGE-ACCOUNT,
-;;;; DISCHARGE-ACCOUNT). The accounts above are updated in steps: TELL-WHOLE passes on a change once
-;;;; it is larger than +ACCOUNT-STEP+. So calls that begin and end between two steps cost the
-;;;; accounts above nothing; each connection may be a step ahead of them.
+;;;; DISCHARGE-ACCOUNT). The accounts above are updated in steps: TELL-WHOLE passes on a rise once it
+;;;; is larger than +ACCOUNT-STEP+, a fall once it is larger than an eighth of that. So calls that
+;;;; begin and end between two steps cost the accounts above nothing. A connection may hold a step
+;;;; more than they know of, but an idle one hardly less, whatever it held before.
 ;;;;
 ;;;; Invariant: HELD of an account with parts is the sum of TOLD of its parts. TOLD changes by
 ;;;; compare-and-swap from the sum last passed on to the sum just read, so each change is passed on
@@ -18,8 +19,8 @@
 (in-package #:clgrpc.base)
 
 (defconstant +account-step+ 16384
-  "If the memory of a connection changes by at most this many octets, the accounts above it are not
-told.")
+  "A rise of a connection up to this size, in octets, is not passed to the accounts above, nor a
+fall up to an eighth of it.")
 
 (defstruct (account (:constructor make-account (&optional whole)) (:copier nil))
   "The memory held by one connection, or by several together."
@@ -28,7 +29,7 @@ told.")
   (held 0 :type sb-ext:word)
   (own 0 :type (signed-byte 49))        ; charged by the thread that owns the connection
   (told 0 :type sb-ext:word)            ; the sum included in WHOLE; see above
-  (step +account-step+ :type (unsigned-byte 32)) ; smaller changes are not passed on; 0 if closed
+  (step +account-step+ :type (unsigned-byte 32)) ; see TELL-WHOLE; 0 if closed
   (least 0 :type sb-ext:word)           ; the least value of TOLD since the collection EPOCH
   (epoch nil)                           ; see COLLECTION-EPOCH
   (most most-positive-fixnum :type fixnum) ; the limit above which ON-EXCESS is called
@@ -39,10 +40,13 @@ told.")
 
 (document-functions
   make-account "Return an account of nothing that is part of WHOLE, an account or nil."
-  account-whole "The account that ACCOUNT is part of, or nil."
-  account-most "The number of octets above which ON-EXCESS of ACCOUNT is called. SETFable."
-  account-on-excess "A function without arguments, or nil. It is called, on any thread, when ACCOUNT
-  is charged with more than ACCOUNT-MOST. SETFable.")
+  account-whole "The account that ACCOUNT is part of, or nil.")
+
+(defun call-on-excess (account most function)
+  "Call FUNCTION, without arguments and from any thread, whenever ACCOUNT is charged and then holds
+more than MOST octets. FUNCTION must not wait."
+  (setf (account-most account) most
+        (account-on-excess account) function))
 
 (define-hot (account-sum :inline t) ((account account)) (signed-byte 50)
   "The memory charged to ACCOUNT, in octets. From any thread."
@@ -75,7 +79,7 @@ told.")
   "Pass the change of ACCOUNT, a connection's, to the accounts above if it is larger than a step.
 From any thread."
   (let ((change (- (account-sum account) (ldb (byte 48 0) (account-told account)))))
-    (unless (<= (- (account-step account)) change (account-step account))
+    (unless (<= (- (ash (account-step account) -3)) change (account-step account))
       (tell-change account)))
   nil)
 

@@ -102,22 +102,11 @@ certificates: :none, :request or :require."
 (defun pem-p (source)
   (and (stringp source) (search "-----BEGIN" source) t))
 
-(defconstant +most-file-octets+ 4194304 "The longest file of certificates or keys that is read.")
+(defconstant +most-pem-octets+ 4194304 "The longest file of certificates or keys that is read.")
 
 (defun file-text (source)
   "The text of the file SOURCE, in Latin-1."
-  (with-open-file (stream source :element-type 'octet)
-    (loop with buffer = (make-buffer)
-          with part = (make-octets 65536)
-          for count = (read-sequence part stream)
-          while (plusp count)
-          do (append-octets buffer part :end count)
-             (when (< +most-file-octets+ (buffer-fill buffer))
-               (error "it is longer than ~D octets" +most-file-octets+))
-          finally (return (sb-ext:octets-to-string (buffer-octets buffer)
-                                                   :external-format :latin-1
-                                                   :start (buffer-start buffer)
-                                                   :end (buffer-end buffer))))))
+  (sb-ext:octets-to-string (file-octets source :most +most-pem-octets+) :external-format :latin-1))
 
 (defun pem-text (source &optional (kind "file"))
   "Two values: the PEM that SOURCE is or names; and a name of SOURCE for errors. KIND is the noun
@@ -137,7 +126,7 @@ are set back."
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)
        (let* ((length (file-length stream))
-              (octets (make-octets (min +most-file-octets+ length)))
+              (octets (make-octets (min +most-pem-octets+ length)))
               (digest (ldb (byte 61 0) (1+ length))))
          (declare (type (unsigned-byte 61) digest))
          (dotimes (i (read-sequence octets stream) digest)

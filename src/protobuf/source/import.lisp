@@ -13,10 +13,7 @@
 directories of the files themselves.")
 
 (defun read-source (truename)
-  (with-open-file (stream truename :element-type 'octet)
-    (let ((octets (make-octets (file-length stream))))
-      (read-sequence octets stream)
-      (lenient-string octets)))) ; comments may be in any encoding
+  (lenient-string (file-octets truename))) ; comments may be in any encoding
 
 (defun find-proto (name places)
   "The truename of the file NAME in the first of PLACES that has it, or nil."

@@ -95,8 +95,7 @@ thread."
   "Call GIVE-WAY whenever all connections of SERVER together hold too much."
   (let ((total (total-held-limit (server-options server)))
         (account (server-account server)))
-    (setf (account-most account) (+ total (ash total -3))
-          (account-on-excess account) (lambda () (ask-to-give-way server -1)))))
+    (call-on-excess account (+ total (ash total -3)) (lambda () (ask-to-give-way server -1)))))
 
 ;;; Memory pressure
 

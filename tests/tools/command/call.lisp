@@ -377,6 +377,8 @@ put off until DELAY has passed, and each file has PADDING octets."))
   (fails-p 2 "methodConfig[0].timeout" "call" "a:1" "a.B/C" "--service-config"
            " {\"methodConfig\":[{\"name\":[{}],\"timeout\":\"never\"}]}")
   (fails-p 2 "JSON" "call" "a:1" "a.B/C" "--service-config" "{")
+  (fails-p 2 "/dev/zero cannot be read: it is longer than" "call" "a:1" "a.B/C" "--service-config"
+           "/dev/zero")
   (fails-p 2 "/nowhere.json cannot be read" "call" "a:1" "a.B/C" "--service-config"
            "/nowhere.json")
   (is (stringp (tools::parse-config-argument

@@ -46,7 +46,7 @@
   "A longer file is refused, and is still noticed when it changes; each octet is a character."
   (support:with-folder (directory)
     (let ((path (merge-pathnames "long.pem" directory))
-          (most clgrpc.loop::+most-file-octets+))
+          (most clgrpc.loop::+most-pem-octets+))
       (flet ((fill-file (length)
                (with-open-file (stream path :direction :output :if-exists :supersede
                                             :element-type 'octet)
