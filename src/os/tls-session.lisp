@@ -527,11 +527,9 @@ position after the result; and :more if the peer must send more, :ended if it se
   "About how many octets OpenSSL keeps for each octet of the certificates that a client has shown.")
 
 (defun session-octets (ssl certificate)
-  "About how many octets of memory OpenSSL itself keeps for SSL; 0 once SSL is freed. CERTIFICATE is
-the certificate that the peer, a client, has shown, or NIL."
-  ;; from version 3.2 on the memory is larger
-  (+ (if (< (openssl-version-number) #x30200000) 16384 32768)
-     (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
+  "About how many octets of memory OpenSSL keeps for SSL beyond those of an idle session; 0 once SSL
+is freed. CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
+  (+ (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
      (if certificate
          (* +octets-per-certificate-octet+ (length (certificate-der certificate)))
          0)))

@@ -121,10 +121,11 @@ verified, unless the credentials have :verify nil.")
   (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
-(defconstant +handshake-octets+ 28672
+(defconstant +handshake-octets+ 40960
   "The octets that a session keeps in addition during a handshake, with a half-read message.")
 (defun byte-channel-kept-octets (byte-channel)
-  "The octets of memory that BYTE-CHANNEL keeps of its own. On the loop."
+  "The octets of memory that BYTE-CHANNEL keeps beyond those of an idle one, which the number of
+connections bounds. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
     (if (typep tls 'tls)
         (+ (os:session-octets (tls-ssl tls)
