@@ -130,6 +130,7 @@
                (look-again state (+ (state-sent-ns state) timeout))))
           ((or (member (state-phase state) '(:answer :over)) (state-paused state))
            (look-again state (+ now timeout)))
+          ((and (state-last state) (eq :head (state-phase state))) (end-http1 state "drained"))
           ((< now (phase-due-ns state)) (look-again state (phase-due-ns state)))
           ((eq :idle (state-phase state)) (close-state state "no request for long"))
           (t (refuse state 408 "the request takes too long")))))
@@ -583,10 +584,16 @@ sink's functions."
        ;; twice, since the request's headers are made from the fields
        (if message (* 2 (http1:message-octets message)) 0))))
 
+(defconstant +drain-head-ns+ 1000000000
+  "How long the rest of a request's head may take once its connection drains, in nanoseconds.")
+
 (defun drain-http1 (state)
-  "Let the answer under way on STATE be its last; if there is no request, end STATE now."
+  "Let the answer under way on STATE be its last; if there is no request, end STATE now, or after
++DRAIN-HEAD-NS+ if a part of a head has come."
   (setf (state-last state) t)
   (case (state-phase state)
     (:idle (end-http1 state "drained"))
-    (:head (unless (http1:parser-begun-p (state-parser state)) (end-http1 state "drained")))
+    (:head (if (http1:parser-begun-p (state-parser state))
+               (look-again state (+ (state-now state) +drain-head-ns+))
+               (end-http1 state "drained")))
     (:answer (end-open-response (state-request state)))))

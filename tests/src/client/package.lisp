@@ -11,7 +11,8 @@
                     (#:os #:clgrpc.os) (#:dns #:clgrpc.dns) (#:dns-tests #:clgrpc.tests.dns)
                     (#:support #:clgrpc.tests.support))
   (:import-from #:clgrpc.tests.server
-                #:double #:double-when #:count-up #:add-up #:echo #:connect-socket #:our-threads)
+                #:double #:double-when #:count-up #:add-up #:echo #:connect-socket #:our-threads
+                #:with-plain-socket)
   ;; for other tests
   (:export #:free-address #:open-breaker-of #:puppet-asked #:refusing #:with-core))
 

@@ -54,6 +54,29 @@
     (dolist (size '(16384 1000000 4000000))
       (is (= size (length (lab:note-body (ask channel (note 1 :body size)))))))))
 
+(test tls-handshakes-hold-up-no-stop
+  "A peer that has not ended its handshake has begun no call; a drain waits a second for it."
+  (let ((server (start-probe (list :ask #'double) :credentials (credentials "server")
+                                                  :preface-timeout-seconds 600)))
+    (with-plain-socket (socket (grpc:server-address server))
+      (wait-until (lambda () (= 1 (getf (grpc:server-statistics server) :connections))))
+      ;; the longest wait for the answer to the drain's PING is ten seconds
+      (is (eq t (grpc:stop-server server :drain 9))))))
+
+(test tls-idle-connections-need-little-room
+  "What every session keeps is bounded by the number of connections, not by the account."
+  (with-tls-probe (channel :server server :options '(:max-total-held-octets 1000000))
+      (:ask #'double)
+    (let ((channels (loop repeat 100
+                          collect (grpc:make-channel (grpc:server-address server)
+                                                     :credentials (trusting nil)))))
+      (unwind-protect
+           (progn
+             (dolist (channel channels) (ask channel (note 1)))
+             (is (= 100 (getf (grpc:server-statistics server) :connections)))
+             (is (< (account-sum (server::server-account server)) 1000000)))
+        (mapc #'grpc:close-channel channels)))))
+
 (test tls-many-calls
   (with-tls-probe (channel :options '(:loops 2)) (:ask #'double)
     (with-threads (thread 8)
