@@ -281,23 +281,30 @@ true."
 
 ;;; The queue of messages that arrived
 
+(defconstant +batch-prefix-octets+ 5
+  "The octets before each message in a batch, the prefix of gRPC: 0, and 4 octets of its length.")
+
 (define-hot charged-batch ((call call) item (size index)) batch
   "Return a batch of ITEM, of SIZE octets, and charge CALL with it. On CALL's loop."
   (let ((total (+ size +batch-octets+)))
     (sb-ext:atomic-incf (inbound-queued-octets (ensure-inbound call)) total)
     (make-batch :item item :size total)))
 
-(define-hot (append-to-batch :inline t) ((batch batch) (octets octets) (start index) (end index))
+(define-hot (append-to-batch :inline t)
+    ((batch batch) (octets octets) (start index) (end index) (bare boolean))
     boolean
-  "Append the short message in OCTETS to those in BATCH, whose item is octets, and return true;
-return false if OCTETS do not fit."
-  (let ((item (batch-item batch))
-        (at (batch-end batch))
-        (size (- end start)))
-    (declare (type octets item))
-    (when (<= (+ at 4 size) (length item))
-      (setf (u32be item at) size
-            (batch-end batch) (copy-octets octets start end item (+ 4 at)))
+  "Append the short messages in OCTETS to those in BATCH, whose item is octets, and return true;
+return false if OCTETS do not fit. BARE is as for ADD-TO-BATCH."
+  (let* ((item (batch-item batch))
+         (at (batch-end batch))
+         (to (if bare (+ at +batch-prefix-octets+) at))
+         (size (- end start)))
+    (declare (type octets item) (type index to))
+    (when (<= (+ to size) (length item))
+      (when bare
+        (setf (aref item at) 0
+              (u32be item (1+ at)) size))
+      (setf (batch-end batch) (copy-octets octets start end item to))
       t)))
 
 (define-hot push-batch ((call call) (batch batch)) null
@@ -326,27 +333,29 @@ queued; but it is not longer than LONGEST, unless its message is."
     new))
 
 (define-hot begin-batch ((call call) (inbound inbound) (octets octets) (start index) (end index)
-                         (longest index))
+                         (bare boolean) (longest index))
     (values index boolean)
-  "As ADD-TO-BATCH, for a message that the batch of INBOUND, CALL's, has no room for."
+  "As ADD-TO-BATCH, for messages that the batch of INBOUND, CALL's, has no room for."
   (let* ((batch (inbound-batch inbound))
-         (new (open-batch call batch (+ 4 (- end start)) longest)))
-    (append-to-batch new octets start end)
+         (need (+ (- end start) (if bare +batch-prefix-octets+ 0)))
+         (new (open-batch call batch need longest)))
+    (append-to-batch new octets start end bare)
     (setf (inbound-batch inbound) new)
     (values (batch-size new) (null batch))))
 
 (define-hot (add-to-batch :inline t)
-    ((call call) (octets octets) (start index) (end index) (longest index))
+    ((call call) (octets octets) (start index) (end index) (bare boolean) (longest index))
     (values index boolean)
-  "Add the short message in OCTETS to CALL's batch of a read, which QUEUE-BATCH queues after the
-read. Return the octets that CALL is charged with for the message: 0 unless it needs a new batch, of
-at most LONGEST octets. The second value is true if the batch is the first one of the read. On
-CALL's loop."
+  "Add the short messages in OCTETS, each with its prefix, or the one without a prefix if BARE is
+true, to CALL's batch of a read, which QUEUE-BATCH queues after the read. Return the octets that
+CALL is charged with for the messages: 0 unless they need a new batch, of at most LONGEST octets
+unless they are more. The second value is true if the batch is the first one of the read. On CALL's
+loop."
   (let* ((inbound (ensure-inbound call))
          (batch (inbound-batch inbound)))
-    (if (and batch (append-to-batch batch octets start end))
+    (if (and batch (append-to-batch batch octets start end bare))
         (values 0 nil)
-        (begin-batch call inbound octets start end longest))))
+        (begin-batch call inbound octets start end bare longest))))
 
 (define-hot queue-batch ((call call) (inbound inbound)) boolean
   "Queue the batch of CALL, whose inbound part is INBOUND, and return true; return false if CALL has
@@ -427,8 +436,8 @@ may call this."
     (when batch
       (let ((item (batch-item batch)))
         (cond ((typep item 'octets)
-               (let* ((start (+ 4 (batch-at batch)))
-                      (end (+ start (u32be item (batch-at batch)))))
+               (let* ((start (+ (batch-at batch) +batch-prefix-octets+))
+                      (end (+ start (u32be item (1+ (batch-at batch))))))
                  (declare (type index start end))
                  (setf (batch-at batch) end)
                  (when (= end (batch-end batch)) (leave-batch call inbound batch))

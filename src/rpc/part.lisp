@@ -13,8 +13,8 @@ messages is limited too.")
 (defstruct (batch (:copier nil))
   "Messages that arrived together, or one message."
   (next nil :type (or null batch))      ; older in a stack, newer in a queue
-  ;; octets with short messages, each after four octets of its length; or one message, in the form
-  ;; for the operation DECODE
+  ;; octets with short messages, each after its prefix; or one message, in the form for the
+  ;; operation DECODE
   (item nil)
   (size 0 :type index)                  ; charged to the call until the last message is taken
   (at 0 :type index)                    ; where the next of the short messages begins

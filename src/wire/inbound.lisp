@@ -8,10 +8,13 @@
 
 (in-package #:clgrpc.wire)
 
-(define-hot batch-message ((call wire-call) (octets octets) (start index) (end index)) null
-  "Add the short message in OCTETS to CALL's batch, which is queued when the whole read was
-processed."
-  (multiple-value-bind (charge first) (add-to-batch call octets start end +byte-buffer-octets+)
+(define-hot batch-messages ((call wire-call) (octets octets) (start index) (end index)
+                            (bare boolean))
+    null
+  "Add the short messages in OCTETS to CALL's batch, which is queued when the whole read was
+processed. BARE is as for ADD-TO-BATCH."
+  (multiple-value-bind (charge first)
+      (add-to-batch call octets start end bare +byte-buffer-octets+)
     (let ((link (the link (wire-call-link call))))
       (when first (push call (link-arriving link)))
       (when (plusp charge) (charge-link link charge))))
@@ -62,8 +65,8 @@ SEAL-LINK at the end of a read."
 (define-hot (deliver-message :inline t) ((call wire-call) (flag octet) (octets octets)
                                          (start index) (end index))
     t
-  "Deliver a whole message; FLAG is the flag in its prefix."
-  (note-message-received (the link (wire-call-link call)))
+  "Deliver a whole message; FLAG is that of its prefix."
+  (note-messages-received (the link (wire-call-link call)) 1)
   (let ((compression (compression-of call)))
     (when compression
       (setf (compression-arriving compression) (= flag 1)
@@ -150,12 +153,58 @@ into a batch."
       (packs-p call)
       (protobuf:coded-type-p (incoming-type call)))) ; then a function of a user decodes it
 
-(define-hot whole-message-p ((octets octets) (at index) (end index)) boolean
+(define-hot (whole-message-p :inline t) ((octets octets) (at index) (end index)) boolean
   (and (<= (+ at +prefix-octets+) end)
        (<= (+ at +prefix-octets+ (u32be octets (1+ at))) end)))
 
-(define-hot receive-messages ((call wire-call) (octets octets) (start index) (end index)) null
-  "Take octets of length-prefixed messages: deliver each whole message, and keep the rest."
+(define-hot short-messages ((octets octets) (start index) (end index) (limit index))
+    (values index index)
+  "Return the position after the whole messages at START that have at most LIMIT octets each and are
+not compressed, and the number of these messages; with their prefixes they have at most
++BYTE-BUFFER-OCTETS+ together, unless the first has more."
+  (let ((at start) (count 0))
+    (declare (type index at count))
+    (loop
+      (unless (and (whole-message-p octets at end)
+                   (zerop (aref octets at))
+                   (<= (u32be octets (1+ at)) limit))
+        (return))
+      (let ((next (+ at +prefix-octets+ (u32be octets (1+ at)))))
+        (unless (or (zerop count) (<= (- next start) +byte-buffer-octets+)) (return))
+        (setf at next)
+        (incf count)))
+    (values at count)))
+
+(define-hot receive-more ((call wire-call) (octets octets) (start index) (end index)) index
+  "Take the whole short messages at START that need nothing but a place in CALL's batch: the batch
+was begun in this read, so DELIVER has done everything else that a message of the read causes, and
+no observer is told. The batch also shows that short messages of CALL, of gRPC, are not to be kept.
+Return the position after these messages."
+  (let ((inbound (call-wire-inbound call))
+        (at start))
+    (declare (type index at))
+    (when (and inbound
+               (wire-inbound-batch inbound)
+               (null (wire-inbound-partial inbound))
+               (null (compression-of call))
+               (null (call-observer call))
+               (null (call-status call)))
+      (let ((limit (min (receive-limit call) +byte-buffer-octets+)))
+        (loop
+          (multiple-value-bind (after count) (short-messages octets at end limit)
+            (when (zerop count) (return))
+            (note-messages-received (the link (wire-call-link call)) count)
+            (batch-messages call octets at after nil)
+            (incf (wire-inbound-arrived inbound) count)
+            (setf at after)))))
+    at))
+
+(define-hot receive-messages ((call wire-call) (octets octets) (start index) (end index)
+                              &optional (grpc boolean nil))
+    null
+  "Take octets of length-prefixed messages: deliver each whole message, and keep the rest. GRPC is
+true for a call of gRPC: DELIVER of other protocols has something to do for each message, so that
+RECEIVE-MORE may not take any."
   (let ((at start))
     (declare (type index at))
     (loop
@@ -169,7 +218,9 @@ into a batch."
                  (declare (type index body next))
                  (when (acceptable-prefix-p call (aref octets at) (- next body))
                    (deliver-message call (aref octets at) octets body next))
-                 (setf at next)))
+                 (setf at (if (and grpc (< next end))
+                              (receive-more call octets next end)
+                              next))))
               (t (setf (wire-inbound-partial (ensure-wire-inbound call)) (make-partial))))))
     (seal-unless-http2 call)))
 
@@ -217,36 +268,6 @@ body."
            (release-window call)))      ; otherwise a delivered message has closed the stream
     nil))
 
-(define-hot receive-more ((call wire-call) (octets octets) (start index) (end index)) index
-  "Take the whole short messages at START that need nothing but a place in CALL's batch: the batch
-was begun in this read, so DELIVER has done everything else that a message of the read causes, and
-no observer is told. The batch also shows that short messages of CALL are not to be kept, and that
-its link speaks HTTP/2: others seal each batch at once. Return the position after these messages."
-  (let ((inbound (call-wire-inbound call))
-        (at start))
-    (declare (type index at))
-    (when (and inbound
-               (wire-inbound-batch inbound)
-               (null (wire-inbound-partial inbound))
-               (null (compression-of call))
-               (null (call-observer call))
-               (null (call-status call)))
-      (let ((link (the link (wire-call-link call)))
-            (limit (min (receive-limit call) +byte-buffer-octets+)))
-        (loop
-          (unless (and (whole-message-p octets at end)
-                       (zerop (aref octets at))
-                       (<= (u32be octets (1+ at)) limit))
-            (return))
-          (let* ((body (+ at +prefix-octets+))
-                 (next (+ body (u32be octets (1+ at)))))
-            (declare (type index body next))
-            (note-message-received link)
-            (batch-message call octets body next)
-            (incf (wire-inbound-arrived inbound))
-            (setf at next)))))
-    at))
-
 (define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)
                           &optional (receive (or null function) nil))
     null
@@ -255,7 +276,7 @@ these arguments, or without RECEIVE as messages of gRPC; then give back the wind
   (if receive
       (funcall receive call octets start end)
       (let ((at (receive-more call octets start end)))
-        (when (< at end) (receive-messages call octets at end))))
+        (when (< at end) (receive-messages call octets at end t))))
   (give-window call (- end start)))
 
 (defun release-window (call)
@@ -521,7 +542,7 @@ the message. Return nil if CALL was ended, since its link holds too much."
   "The operation DELIVER of calls that take more than one message: queue the octets, which the
 receiving thread decodes."
   (let ((size (- end start)))
-    (cond ((not (to-keep-p call size)) (batch-message call octets start end))
+    (cond ((not (to-keep-p call size)) (batch-messages call octets start end t))
           (t (queue-incoming call (keep-octets call octets start end) size)
              (schedule-callbacks call)))
     (incf (wire-inbound-arrived (the wire-inbound (call-wire-inbound call))))

@@ -80,8 +80,8 @@ protocol. All functions run on the link's loop. A server includes this structure
   (setf (link-sent-ns link) (loop:event-loop-now (link-loop link)))
   nil)
 
-(define-hot (note-message-received :inline t) ((link link)) null
-  (incf (link-messages-received link))
+(define-hot (note-messages-received :inline t) ((link link) (count index)) null
+  (incf (link-messages-received link) count)
   (setf (link-received-ns link) (loop:event-loop-now (link-loop link)))
   nil)
 

@@ -12,7 +12,8 @@
 ;;;; not used again for another meanwhile.
 ;;;;
 ;;;; The octets of one read may contain thousands of frames. RECEIVE-OCTETS returns after a given
-;;;; number of frames, so that its owner can check the time and the output in between.
+;;;; number of frames, so that its owner can check the time and the output in between. Short DATA
+;;;; frames that follow each other on a stream are treated as one (JOIN-DATA), and count as one.
 
 (in-package #:clgrpc.http2)
 
@@ -493,6 +494,33 @@ a particular frame."
   (fail-connection connection code
                    (format nil "~A of ~D octets on stream ~D" (frame-name type) length id)))
 
+(defconstant +joined-octets+ 256
+  "The longest payload of a DATA frame that joins another: moving a longer one takes more time than
+a call of ON-DATA.")
+
+(define-hot join-data ((octets octets) (start index) (end index) (limit index) (id stream-id)
+                       (most index))
+    (values index index)
+  "Move the payloads of short DATA frames of the stream ID, which follow a frame with the payload
+from START to END, to the end of that payload, so that one call of ON-DATA delivers all of them, but
+no more than MOST octets. Only frames that end before LIMIT are moved. Return the end of the
+payloads, and that of the frames."
+  (let ((after end))
+    (declare (type index after))
+    (loop
+      (when (< (- limit after) +frame-header-octets+) (return (values end after)))
+      (multiple-value-bind (length type flags other) (read-frame-header octets after)
+        (let* ((payload (+ after +frame-header-octets+))
+               (stop (+ payload length)))
+          (declare (type index payload stop))
+          (unless (and (= type +frame-data+) (zerop flags) (= other id)
+                       (<= 1 length +joined-octets+)
+                       (<= (+ (- end start) length) most)
+                       (<= stop limit))
+            (return (values end after)))
+          (setf end (copy-octets octets payload stop octets end)
+                after stop))))))
+
 (define-hot read-frames ((connection connection) (octets octets) (start index) (end index)
                          (frames fixnum))
     (values index boolean)
@@ -518,8 +546,13 @@ a particular frame."
             (fail-frame connection code type length id))
           (when (and (< end after) (not (connection-closed-p connection)))
             (return (values at nil)))
-          (unless (connection-closed-p connection)
-            (read-frame connection octets payload after type flags id))
+          (cond ((connection-closed-p connection))
+                ((and (= type +frame-data+) (zerop flags) (plusp length) (plusp left))
+                 (multiple-value-bind (joined next)
+                     (join-data octets payload after end id largest)
+                   (receive-data connection octets payload joined flags id)
+                   (setf after next)))
+                (t (read-frame connection octets payload after type flags id)))
           (when (connection-closed-p connection)
             (return (values end nil)))
           (setf at after))))))
@@ -549,9 +582,10 @@ START if the preface is incomplete."
 but no more than FRAMES frames. Return the position of the first octet not consumed, at which a
 frame begins: present that frame again with the octets after it. The second value is true if that
 frame may be complete, because this returned after FRAMES frames; otherwise more octets must be
-received first. During RECEIVE-OCTETS, functions of the sink are called; a function may use OCTETS
-only during its call. If the peer broke the protocol, GOAWAY is in the output and ON-CLOSE was
-called; from then on everything is consumed and ignored."
+received first. Octets that are consumed may be overwritten (JOIN-DATA). During RECEIVE-OCTETS,
+functions of the sink are called; a function may use OCTETS only during its call. If the peer broke
+the protocol, GOAWAY is in the output and ON-CLOSE was called; from then on everything is consumed
+and ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))

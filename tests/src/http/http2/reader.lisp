@@ -64,6 +64,30 @@
            (h2:receive-octets (end-connection end) octets 3 (+ 3 (length session)) 0)))
     (is (not (h2:connection-closed-p (end-connection end))))))
 
+(test short-data-frames-join
+  "Short DATA frames join the frame of their stream before them, and reach the sink with it, as one
+that is not longer than the largest frame. Frames of other streams and kinds, long ones, empty ones
+and those with flags join no frame, and no frame joins empty ones and those with flags."
+  (flet ((lengths (&rest frames)
+           (loop for (kind nil content) in (reverse
+                                            (events-of
+                                             (concatenate 'octets *preface*
+                                               (frames-octets (make-peer)
+                                                              `((:settings) (:headers 1 :post)
+                                                                (:headers 3 :post) ,@frames)))
+                                             '()))
+                 when (eq kind :data) collect (if (integerp content) content (length content))))
+         (data (count octets) (loop repeat count collect `(:data 1 ,octets))))
+    (is (equal '(900) (apply #'lengths (data 100 9))))
+    (is (equal '(16384 256) (apply #'lengths (data 65 256))))
+    (is (equal '(356 357) (lengths '(:data 1 100) '(:data 1 256) '(:data 1 257)
+                                       '(:data 1 100))))
+    (dolist (between '((:data 1 "") (:ping 1) (:priority 1 0) (:window-update 1 100)))
+      (is (equal '(3 5) (lengths '(:data 1 1) '(:data 1 2) between '(:data 1 5))) "~A" between))
+    (is (equal '(1 2 3) (lengths '(:data 1 1) '(:data 3 2) '(:data 1 3))))
+    (is (equal '(1 2 3) (lengths '(:data 1 1) '(:data 1 2 (:pad 3)) '(:data 1 3))))
+    (is (equal '(3 3) (lengths '(:data 1 1) '(:data 1 2) '(:data 1 3 :end-stream))))))
+
 (test frames-by-and-by
   "A session means the same if it is taken a few frames at a time; the position is that of a frame,
 and the second value says whether there may be another."
