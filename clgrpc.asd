@@ -46,8 +46,9 @@
                (:file "hash-seed") (:file "text/split") (:file "text/utf8-kernel")
                (:file "text/utf8") (:file "text/base64") (:file "text/percent-encoding")
                (:file "text/url") (:file "timer") (:file "ring") (:file "memory/account")
-               (:file "replay") (:file "whole-file") (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
-               (:file "log/log") (:file "log/tracer") (:file "text/decimal") (:file "text/json")
+               (:file "replay") (:file "whole-file") (:file "fifo") (:file "log/printable")
+               (:file "log/channel-trace") (:file "log/log") (:file "log/tracer")
+               (:file "text/decimal") (:file "text/json")
                (:file "log/event-line") (:file "log/journal")))
 
 (defsystem "clgrpc/option"

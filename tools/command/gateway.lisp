@@ -19,10 +19,7 @@
   "A pool of FILE, a .proto file or a serialized descriptor set."
   (if (uiop:string-suffix-p file ".proto")
       (proto-pool file import-paths)
-      (protobuf:make-type-pool
-       (handler-case (file-octets (sb-ext:parse-native-namestring file))
-         (error (error)
-           (refuse "~A cannot be read: ~A" file (report:error-reason error)))))))
+      (protoset-pool file)))
 
 (defun gateway-pool (channel file import-paths)
   (if file (descriptor-file-pool file import-paths) (reflected-pool channel)))

@@ -49,6 +49,6 @@ writes the response to the standard output; bin/protoc-gen-clgrpc does so too:
 `protoc --plugin=bin/protoc-gen-clgrpc --clgrpc_out=DIR x.proto`. With the parameter `imports`
 (--clgrpc_opt=imports) it also generates the sources of imported files."
   (let ((output (make-standard-output)))
-    (write-sequence (protobuf:answer-request (read-standard-octets)) output)
+    (write-sequence (protobuf:answer-request (read-standard-octets :most (ash 1 29))) output)
     (finish-output output)
     0))

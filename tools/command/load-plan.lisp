@@ -43,11 +43,6 @@ complaint."
   (handler-case (file-octets (sb-ext:parse-native-namestring file))
     (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
 
-(defun read-standard-octets ()
-  (handler-case (file-octets (sb-sys:make-fd-stream 0 :input t :element-type '(unsigned-byte 8)
-                                                      :buffering :full))
-    (error (error) (refuse "the standard input cannot be read: ~A" (report:error-reason error)))))
-
 (defun nanoseconds-of (seconds)
   (if seconds (seconds-ns seconds) 0))
 

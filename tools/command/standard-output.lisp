@@ -138,5 +138,7 @@ pipe, leave BODY and return +EXIT-BROKEN-PIPE+."
   "A stream of the octets of the standard input."
   (sb-sys:make-fd-stream 0 :input t :element-type 'octet :buffering :full))
 
-(defun read-standard-octets ()
-  (coerce (alexandria:read-stream-content-into-byte-vector (octet-input)) 'octets))
+(defun read-standard-octets (&rest limit)
+  "The octets of the standard input, with the LIMIT of FILE-OCTETS."
+  (handler-case (apply #'file-octets (octet-input) limit)
+    (error (error) (refuse "the standard input cannot be read: ~A" (report:error-reason error)))))

@@ -16,12 +16,6 @@
                                      (type-of-name (protobuf:method-descriptor-output method))
                                      nil)))))
 
-(defun file-rules (path)
-  "The rules of the service config in the file PATH."
-  (rest:read-rules (handler-case (octets-string (file-octets (sb-ext:parse-native-namestring path)))
-                     (error (error)
-                       (refuse "~A cannot be read: ~A" path (report:error-reason error))))))
-
 (defun pool-document (pool names rules title version connect)
   "The OpenAPI document, as text, of the services of POOL that are called NAMES."
   (let ((methods (pool-methods pool names)) (index (pool-index pool)))
