@@ -40,7 +40,8 @@ server has stopped."
     service))
 
 (defun close-cluster-service (service)
-  "End SERVICE, which stops watching its store. From any thread but the store's."
+  "End SERVICE, which stops watching its store. From any thread, but not from a function that is
+called with changes of the store."
   (close-informer (service-informer service)))
 
 (defmethod server:note-server-started ((service cluster-service) server)

@@ -71,13 +71,13 @@ Each node reports its machine's date three times in this period.")
             (t offset)))))
 
 (defun same-step-p (date-step offset proof-ms)
-  "True if DATE-STEP asks for an offset like OFFSET, which must be asked for during PROOF-MS."
+  "True if DATE-STEP requests an offset near OFFSET, to be adopted after PROOF-MS."
   (and (= proof-ms (date-step-proof-ms date-step))
        (<= (abs (- offset (date-step-offset date-step))) +longest-step-ms+)))
 
 (defun proven-offset (dates offset steady proof-ms)
-  "The offset of DATES at the time STEADY, when OFFSET is asked for. If OFFSET is far away, it is
-adopted only after it was asked for during PROOF-MS."
+  "The offset of DATES at the time STEADY, when OFFSET is requested. If OFFSET differs much from the
+present offset, it is adopted only once such an offset has been requested for PROOF-MS."
   (let ((present (dates-offset dates)) (date-step (dates-date-step dates)))
     (cond ((<= (abs (- offset present)) +longest-step-ms+)
            (setf (dates-date-step dates) nil)

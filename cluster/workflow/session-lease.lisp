@@ -269,8 +269,8 @@ ended. Signal SESSION-LOST if the session has."
         (values nil nil)))))
 
 (defun keep-session-here (node session stream)
-  "Let NODE keep SESSION from now on, since a heartbeat has arrived on STREAM. Signal SESSION-LOST
-if SESSION has ended."
+  "Make NODE keep SESSION alive from now on, since a heartbeat has arrived on STREAM. Signal
+SESSION-LOST if SESSION has ended."
   (loop with revision = (or (known-revision node session) (fetch-revision node session))
         repeat +most-tries+
         do (multiple-value-bind (done entry) (try-to-keep node session stream revision)

@@ -24,7 +24,7 @@
 (defun check-owner (call session)
   "Signal ACCESS-DENIED unless SESSION belongs to CALL's peer."
   (unless (string= (call-owner call) (session-owner session))
-    (refuse :access-denied "the session ~A is another's" session)))
+    (refuse :access-denied "the session ~A belongs to another identity" session)))
 
 (defun check-session (node session)
   "Signal SESSION-LOST unless SESSION exists."

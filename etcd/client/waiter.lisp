@@ -283,9 +283,9 @@ NOT-OBTAINED if WAITER has left."
     (values (first (first results)) revision)))
 
 (defun await-removal (waiter key revision end-ns)
-  "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER leaves or is
-lost. Signal an ETCD-ERROR if the removal cannot be watched. If changes were compacted meanwhile,
-the removal may be one of them: return, so that the caller checks again."
+  "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER leaves its
+queue or loses its place there. Signal an ETCD-ERROR if the removal cannot be watched. If changes
+were compacted meanwhile, the removal may be one of them: return, so that the caller checks again."
   (setf (waiter-stirred waiter) nil)
   (let* ((failure nil)
          (watch (new-watch (waiter-etcd waiter)

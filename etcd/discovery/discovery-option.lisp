@@ -16,9 +16,9 @@
     (misuse (error) (command:refuse "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun call-with-registration (server given function)
-  "Call FUNCTION while SERVER is registered as GIVEN, the plist of a command line, requests. The
-argument of FUNCTION is a list with a line that reports the registration; nil if GIVEN requests
-none. FUNCTION stops SERVER."
+  "Register SERVER as GIVEN, the plist of a command line, requests, and call FUNCTION meanwhile. Its
+argument is a list with a line that reports the registration; nil if GIVEN requests none. FUNCTION
+stops SERVER."
   (destructuring-bind (&key register register-as weight zone &allow-other-keys) given
     (if (null register)
         (funcall function '())

@@ -395,7 +395,7 @@ now."
         (drain-links connection-set text)))))
 
 (defun stop-connecting (subchannel text)
-  "Change the state of SUBCHANNEL to :shutdown, because of TEXT, without a call of its balancer."
+  "Change the state of SUBCHANNEL to :shutdown, because of TEXT, without telling its balancer."
   (setf (subchannel-link-state subchannel) :shutdown)
   (release-places subchannel)
   (note-subchannel-event subchannel :info "shut down: ~A" text)

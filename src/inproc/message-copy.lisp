@@ -26,12 +26,12 @@ copy."
       (inproc-core-options (call-inproc-core call))))
 
 (define-hot (sending-limit :inline t) ((call inproc-call)) index
-  "The limit in octets of a message that CALL sends, according to its own end."
+  "The limit in octets that the sending end sets for a message that CALL sends."
   (or (and (rpc:client-p call) (values (rpc:own-limits call)))
       (options-max-send-octets (sending-options call))))
 
 (define-hot (receiving-limit :inline t) ((call inproc-call)) index
-  "The limit in octets of a message that CALL sends, according to the receiving end."
+  "The limit in octets that the receiving end sets for a message that CALL sends."
   (or (and (not (rpc:client-p call)) (nth-value 1 (rpc:own-limits (other-end call))))
       (options-max-receive-octets (receiving-options call))))
 

@@ -246,8 +246,8 @@ arguments. From any thread."
                           (cdr counts) 0)))))
 
 (defgeneric leave-future (giver future attached)
-  (:documentation "Release ATTACHED, which ATTACH-FOR has attached to FUTURE, an answer of GIVER,
-and which is no longer needed. From any thread.")
+  (:documentation "Release ATTACHED, which is no longer needed. ATTACH-FOR has attached it to
+FUTURE, which GIVER has returned. From any thread.")
   ;; FUTURE may have very many functions, all of which are removed: so each removal only empties a
   ;; place, and the empty places are removed together when half of the places are empty
   (:method (giver future attached)

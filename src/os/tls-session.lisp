@@ -396,7 +396,7 @@ number."
        (zerop (bio-ctrl-pending (tls-area-writing area)))))
 
 (defun drop-unread (area)
-  "Drop the unread octets in AREA; the present session reads no more."
+  "Drop the unread octets in AREA. The session that uses AREA must not read afterwards."
   (drop-octets area (tls-area-reading area)))
 
 (defun empty-area (area)

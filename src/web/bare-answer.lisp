@@ -23,9 +23,9 @@
   (write-octets call body t))
 
 (defun finish-bare (call write-answer write-error)
-  "Write the answer of CALL, which has ended and answers once. If CALL has ended with :ok, call
-WRITE-ANSWER with CALL, the answer and its headers; else call WRITE-ERROR with CALL and the values
-of CALL-END-IN-HEAD."
+  "Write the answer of CALL, which has ended and has a single answer. If CALL has ended with :ok,
+call WRITE-ANSWER with CALL, the answer and its headers; else call WRITE-ERROR with CALL and the
+values of CALL-END-IN-HEAD."
   (declare (type function write-answer write-error))
   (multiple-value-bind (status text details headers) (call-end-in-head call)
     (let ((answer (shiftf (notes-answer (call-web-notes call)) nil)))

@@ -125,8 +125,8 @@ valid on any thread, the others only on LINK's loop."
   "End LINK because of TEXT. If STATUS is not nil, first end every call on LINK with STATUS. Return
 nil. HOW is one of
 nil      in order: send GOAWAY, send the queued output, close
-:EXPEL   at once, and every call on it with :unavailable. The peer is sent a GOAWAY with
-         ENHANCE_YOUR_CALM, but we do not wait until the peer has received that
+:EXPEL   at once, and every call on it with :unavailable. We send a GOAWAY with ENHANCE_YOUR_CALM,
+  but do not wait until the peer has received it
 :LOST    at once, because its peer has disconnected"
   (when status (abort-calls link status text))
   (ecase how

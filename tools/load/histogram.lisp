@@ -92,9 +92,9 @@ position."
           (incf (histogram-sum sum) (histogram-sum histogram)))))))
 
 (defun restore-histogram (pairs &key sum min max)
-  "A histogram, made again from the values that MAP-HISTOGRAM has passed on. PAIRS are conses: a
-time in a bucket, such as the bucket's least time, and the number of values in the bucket. SUM, MIN
-and MAX are the sum, the least and the greatest of all values."
+  "The histogram whose data MAP-HISTOGRAM has passed to its function. PAIRS are conses: a time in a
+bucket, such as the bucket's least time, and the number of values in the bucket. SUM, MIN and MAX
+are the sum, the least and the greatest of all values."
   (let ((histogram (make-histogram)))
     (loop for (ns . count) in pairs
           for bucket = (bucket-of ns)

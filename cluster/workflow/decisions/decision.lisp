@@ -571,8 +571,8 @@ event)."
                                    (:timing :done))))))))
 
 (defun next-time (state)
-  "Two values: the next time, in milliseconds since 1970, at which an event of STATE is due without
-a call, or nil; and that event."
+  "Two values: the next time, in milliseconds since 1970, at which STATE changes though no call asks
+for it, or nil; and the event of that time."
   (if (running-p state)
       (let ((first nil))
         (dolist (time (step-times state (state-step state)) (values (car first) (cdr first)))

@@ -30,7 +30,7 @@
                                  deliver)))
 
 (defun take-identity (call identity metadata)
-  "Store METADATA, the last answer of CALL's credentials."
+  "Store METADATA, the answer that completes CALL's credentials."
   (setf (caller-identity-awaited identity) nil
         (rpc:outgoing-metadata call)
         (append (caller-identity-metadata identity) metadata)))
@@ -57,13 +57,13 @@ they are asked now: signal their error, or :deadline-exceeded. In the caller's t
 ;;; Waiting for an answer
 
 (defun await-identity (wait)
-  "Let the call of WAIT, an IDENTITY-WAIT, wait for its credentials."
+  "Note that the call of WAIT, an IDENTITY-WAIT, waits for its credentials."
   (let ((call (identity-wait-call wait)))
     (push wait (gethash call (core-asking (client-call-core call))))))
 
 (defun go-on-later (wait)
   "Continue the attempt of WAIT, an IDENTITY-WAIT that is over, as ASK-IDENTITY does, if its call
-still needs one: another attempt may have been answered. The service config may have arrived
+still needs an attempt: another one may have been answered. The service config may have arrived
 meanwhile."
   (let ((call (identity-wait-call wait)) (error (identity-wait-error wait)))
     (when call                          ; else the call has ended

@@ -43,7 +43,7 @@
 
 (defun shorten-deadline (call deadline)
   "Change CALL's deadline to DEADLINE, unless its own is earlier. Return true if the deadline has
-changed; then its timer does not run yet."
+changed; the timer for the new deadline does not run yet."
   (let ((own (call-deadline call))
         (parts (call-client-parts call)))
     (when (or (zerop own) (< deadline own))

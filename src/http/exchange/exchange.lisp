@@ -397,7 +397,8 @@ it."
 
 (defun write-end (request whole otherwise)
   "Write the answer of REQUEST, which has ended, or the end of an answer in chunks; if WHOLE is
-false, cut the answer in chunks off. OTHERWISE, a function, returns the answer if REQUEST has none."
+false, break off the answer in chunks, so that the client notices. OTHERWISE, a function, returns
+the answer if REQUEST has none."
   (declare (type function otherwise))
   (let ((responder (http-request-responder request)))
     (if (begun-p request)

@@ -218,7 +218,7 @@ the fields of each block."
 table has it, else a literal, which enters the dynamic table unless it would fill most of the table.
 :PLAIN does the same but does not change the table. :NEVER sends a literal that no intermediary may
 index, as any mode does for a sensitive field. Encoding a field object again with :INDEX costs a few
-nanoseconds, so keep constant fields."
+nanoseconds, so make a constant field once and keep the object."
   (if (or (eq mode :never) (field-sensitive-p field))
       (append-literal encoder buffer field #x0F #x10)
       (let* ((static (static-match field))

@@ -23,7 +23,7 @@
 ;;;;
 ;;;; Invariants: RUNNING and WAITING of a quota are the sums of its children's and its own, except
 ;;;; for late user code; a quota with waiting functions is LISTED, once, among the items of its
-;;;; parent. The caller holds the reserve's lock.
+;;;; parent. The callers of these functions hold the reserve's lock.
 
 (in-package #:clgrpc.loop)
 

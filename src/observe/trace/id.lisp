@@ -33,7 +33,7 @@ keeps the shared state, so the seed of the process is added to it."
       (unless (zerop id) (return id)))))
 
 (defun chance-seed (random-state)
-  "Where the counter of a source begins, by RANDOM-STATE."
+  "The number at which the counter of a source of ids begins, chosen by RANDOM-STATE."
   (1+ (random (1- (ash 1 64)) random-state)))
 
 ;;; Text: lower-case hexadecimal digits

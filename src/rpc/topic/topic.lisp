@@ -240,7 +240,7 @@ meanwhile."
       (dolist (subscription subscriptions) (on-loop (subscription-subscriber subscription))))))
 
 (defun put-in-queue (topic subscription message)
-  "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are dropped for
+  "Add MESSAGE to the queue of SUBSCRIPTION, one to TOPIC. Return how many messages are dropped for
 MESSAGE; or :slow if the queue has no room and the call must end. The caller holds TOPIC's lock."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
