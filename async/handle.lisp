@@ -113,8 +113,8 @@ EVENT-CB log CONDITION."
     nil))
 
 (defgeneric call-with-restarts (handle function)
-  (:documentation "Call FUNCTION, without arguments, with the restarts that only handles of HANDLE's
-kind have. Return the outcome of the callback.")
+  (:documentation "Call FUNCTION, without arguments, while the restarts that only handles of
+HANDLE's kind have are established. Return the outcome of the callback.")
   (:method ((handle handle) function) (funcall function)))
 
 (defun offer-restarts (loop event-cb handle condition)

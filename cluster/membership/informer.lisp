@@ -186,7 +186,8 @@ only another change would end the catch-up, and perhaps no other change occurs."
        (entry-member (etcd:change-entry change) cluster)))
 
 (defun catch-up-changes (changes cluster)
-  "CHANGES of the store as changes of CLUSTER. Each change of the store has its previous entry."
+  "The changes of CLUSTER that CHANGES of the store mean. Each change of the store contains the
+previous entry."
   (loop for change in changes
         append (member-changes (entry-member (etcd:change-previous change) cluster)
                                (put-member change cluster))))

@@ -313,7 +313,7 @@ true if that time has passed since it last returned true for that name."
       (when (or new (funcall due :count (count-seconds node))) (count-node node)))))
 
 (defun make-due ()
-  "A function that RUN-KEEPER takes as its argument DUE."
+  "Return a function that can be the argument DUE of RUN-KEEPER."
   (let ((times '()))
     (lambda (name seconds)
       (let ((now (loop:world-now)) (last (getf times name)))

@@ -102,8 +102,8 @@ response."
     (with-function-failed () (tell-changes watch changes))))
 
 (defun failure-of (watch condition)
-  "The reason why WATCH cannot continue at once after CONDITION, which has ended its stream: a
-condition; or nil if WATCH can continue, since it has a new token."
+  "A condition: the reason why WATCH cannot continue at once after CONDITION, which has ended its
+stream. Return nil if WATCH can continue, since a new token was fetched."
   (let ((etcd (watch-etcd watch)))
     (if (and (etcd-user etcd) (typep condition 'access-denied) (not (watch-denied watch)))
         (handler-case (with-cancellation-token ((watch-cancellation-token watch))

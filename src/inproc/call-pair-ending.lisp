@@ -183,7 +183,7 @@ now on no thread of the client checks the deadline."
         (or (compare-and-swap (callee-asking callee) nil asking) asking))))
 
 (defun take-call (callee call-pair route)
-  "Let CALLEE have the call of CALL-PAIR, to ROUTE. Return false if the call has ended."
+  "Give the call of CALL-PAIR, to ROUTE, to CALLEE. Return false if the call has ended."
   (let ((asking (call-pair-callee call-pair)))
     (sb-sys:without-interrupts          ; a call that is counted must be left
       (sb-thread:with-mutex ((callee-lock asking))

@@ -85,8 +85,8 @@ reason as text. A process tries to open LIBRARY only once. From any thread."
 (defmacro define-library (name (&rest files) (&key on-forget) &body functions)
   "Define the global NAME as the library in the first of FILES that can be opened, and a Lisp
 function for each of FUNCTIONS, rows of the form (name \"c_name\" result (variable type)…). Call
-these functions only while NAME is open. A list of C names has the names of a function in different
-versions."
+these functions only while NAME is open. In place of \"c_name\", a list has the names of the
+function in different versions of the library."
   `(progn
      (declaim (type library ,name))
      (defglobal ,name (make-library :files ',files :functions ',(mapcar #'second functions)

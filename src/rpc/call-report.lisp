@@ -72,8 +72,8 @@ would cost more than the rest of the call. From any thread."
                   append (list (substitute #\Space #\- (string name)) value))))
 
 (defun wait-failure-text (call)
-  "The last failure of a step for which CALL has waited, such as connecting, as text. Nil without a
-failure, or if the message of CALL's status already contains it."
+  "The last failure of a step for which CALL has waited, such as connecting, as text; nil if none
+has failed, or if the message of CALL's status already contains the failure."
   (let* ((outcome (call-outcome call))
          (text (if outcome (outcome-last-error outcome) (call-last-error call))))
     (and text

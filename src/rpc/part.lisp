@@ -34,7 +34,7 @@ messages is limited too.")
 (declaim (sb-ext:freeze-type wait-queue))
 
 (defstruct (outcome (:copier nil))
-  "The end of a call. A call that ended with :ok and without text or details has no outcome."
+  "How a call has ended. A call that ended with :ok and without text or details has no outcome."
   (message "" :type string)             ; the text of the status
   (details nil :type (or null octets))  ; the value of grpc-status-details-bin
   (ended-by :peer :type symbol)         ; see RPC-ERROR-ENDED-BY

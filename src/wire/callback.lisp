@@ -137,9 +137,9 @@ its callbacks are SCHEDULED, t or :granted."
 
 (defun ask-for-thread (link)
   "Queue a function for a thread of LINK's quota, unless one waits there already. When LINK may have
-a thread, the function lets the loop run the callbacks of the call that has waited longest. The
-thread is held until then; otherwise a handler that waits for a thread of LINK would get it first,
-each time. On the loop."
+a thread, the function lets the loop run the callbacks of the call that has waited longest, and
+keeps the thread until then; otherwise a handler that waits for a thread of LINK would always get it
+first. On the loop."
   (flet ((use (give-up)
            (setf (link-asked link) nil)
            (let ((call (take-waiting-call link :granted)))

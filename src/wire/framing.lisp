@@ -89,7 +89,7 @@ a vector of the store.")
   "A message of more than +BYTE-BUFFER-OCTETS+ begins in a vector of at least so many octets.")
 
 (define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
-  "Octets for LENGTH octets of a message that is FINAL octets long."
+  "A vector with room for the first LENGTH octets of a message that will be FINAL octets long."
   (cond ((= (max length +own-octets+) final) (make-raw-vector length octet))
         ((< +byte-buffer-octets+ final) (borrow-octets (max length +long-beginning-octets+)))
         (t (borrow-octets length))))

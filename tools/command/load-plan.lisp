@@ -286,8 +286,8 @@ the only target is TARGET, and its first address that answers gets all calls."
         (load:single-targets parsed (seconds-ns connect-timeout)))))
 
 (defun with-connections (options addresses)
-  "OPTIONS with a number of connections: by default one to each of ADDRESSES, but not more than
-there are workers. Print a line on standard error if some of ADDRESSES get no connection."
+  "OPTIONS, completed with a number of connections: by default one to each of ADDRESSES, but not
+more than there are workers. Print a line on standard error if some of ADDRESSES get no connection."
   (let* ((count (length addresses))
          (most (if (eq :const (getf options :concurrency-schedule))
                    (or (getf options :concurrency) +default-workers+)

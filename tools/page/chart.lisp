@@ -8,7 +8,8 @@
 
 (in-package #:clgrpc.page)
 
-(defparameter *data-width* 1000 "The width of the stretched parts, in their own units.")
+(defparameter *data-width* 1000 "The width of those parts of a chart that stretch with the page, in
+units of their SVG.")
 
 (defun per-cent (share)
   "SHARE of the width, as the value of an attribute."

@@ -24,8 +24,8 @@
         (mean (subseq sorted (1- half) (1+ half))))))
 
 (defun calm-half (rounds better &key (key #'identity))
-  "The better half of ROUNDS, but at least three rounds if ROUNDS has three. KEY is a function from
-a round to its value; BETTER is :LESS or :MORE."
+  "The better half of ROUNDS, but at least three rounds, or all of ROUNDS if these are fewer. KEY is
+a function from a round to its value; BETTER is :LESS or :MORE."
   (let ((count (length rounds)))
     (subseq (sort (copy-list rounds) (if (eq :more better) #'> #'<) :key key)
             0 (min count (max 3 (ceiling count 2))))))

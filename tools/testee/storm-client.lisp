@@ -36,8 +36,8 @@
                      (storm-failures storm)))))))
 
 (defun begin-storm-call (storm channel due-ns timeout)
-  "Make a call of STORM on CHANNEL that was due at DUE-NS; the call counts from now if that is
-earlier."
+  "Make a call of STORM on CHANNEL that was due at DUE-NS. Its time counts from DUE-NS, or from now
+if now is earlier."
   (incf (storm-begun storm))
   (let ((begin-ns (min due-ns (monotonic-ns))))
     (flet ((ended (error) (note-end storm begin-ns error)))

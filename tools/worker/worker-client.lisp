@@ -172,7 +172,8 @@ the arithmetic can handle."
   nil)
 
 (defun take-channel-figures (worker-channel reset)
-  "The latencies and results of WORKER-CHANNEL so far, which is emptied if RESET is true."
+  "Two values: the latencies and the results of WORKER-CHANNEL so far. If RESET is true, forget them
+then."
   (sb-thread:with-mutex ((worker-channel-lock worker-channel))
     (multiple-value-prog1
      (values (load:merge-histograms (list (worker-channel-latencies worker-channel)))

@@ -331,7 +331,8 @@ body exceeds its memory limit; then REQUEST was ended."
 
 (define-hot (write-head :inline t) ((request http-request) (head answer-head) (more list) length)
     null
-  "Write HEAD and MORE of the answer to REQUEST, which is claimed; see RESPONDER."
+  "Write HEAD and MORE, the head of the answer to REQUEST, whose answer this thread has claimed; see
+RESPONDER."
   (funcall (responder-head (http-request-responder request)) request head more length)
   nil)
 

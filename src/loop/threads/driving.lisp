@@ -151,8 +151,8 @@ candidate, a thread that has just been woken."
 
 (define-hot step-back ((loop event-loop)) null
   "Give up the baton of LOOP, a caller-driven one, which this thread holds. If work is left, or a
-waiter relies on another thread, a reserve thread takes over; if the candidate is the only waiter,
-the candidate does."
+waiter relies on another thread, a reserve thread takes the baton over or, if only the candidate
+waits, the candidate does."
   (let ((driving (driving-of loop))
         (work (or (work-left-p loop) (event-loop-blind loop))))
     (setf (driving-served driving) nil

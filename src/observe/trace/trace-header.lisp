@@ -145,7 +145,7 @@ else."
       (when context (return context)))))
 
 (defun ours-p (entry)
-  "True if ENTRY, of an alist of metadata, is a context's."
+  "True if ENTRY, of an alist of metadata, carries a trace context."
   (member (car entry) '("traceparent" "tracestate" "grpc-trace-bin") :test #'string=))
 
 (define-hot inject ((propagators list) (metadata list) (high id) (low id) (span id)

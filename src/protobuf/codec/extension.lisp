@@ -170,7 +170,8 @@ octets of elements that its enum does not know."
   "Read a field of SLOT in OCTETS. AT is the position after the field's TAG, END the position of its
 end. Return two lists as values: the items, among them one vector if a packed field has more than a
 few elements; and the octets of those elements that the enum does not know. Instead of the items,
-return :misfit if TAG does not fit SLOT, or :unknown if the enum does not know the only value."
+return :misfit if TAG does not fit SLOT, or :unknown if the field has a single value, which its enum
+does not know."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
     (flet ((take (at end)

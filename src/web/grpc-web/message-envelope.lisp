@@ -9,7 +9,7 @@
 (defconstant +text-octets+ 4096 "The longest status text that is sent.")
 
 (defun trailer-lines (call)
-  "How CALL has ended, and its trailers, as lines, octets."
+  "Octets: lines with the status of CALL, which has ended, and its trailers."
   (multiple-value-bind (status text details trailers) (web:call-end call)
     (ascii-octets
      (format nil "grpc-status: ~D~C~C~:{~A: ~A~C~C~}" (status:sent-code status details)

@@ -34,7 +34,7 @@
   route-method "The descriptor of the method that ROUTE's requests call."
   route-request-type "The message type of the requests of ROUTE's method."
   route-response-type "The message type of the answers of ROUTE's method."
-  route-payload "The owner's data for ROUTE.")
+  route-payload "The data that the user of the router associates with ROUTE.")
 
 (defun route-text (route)
   (format nil "~A ~A of ~A" (route-verb route) (template-text (route-template route))
@@ -82,8 +82,8 @@ in errors."
                       (string/= path (format nil "~{~A~^.~}"
                                              (mapcar #'protobuf:descriptor-name fields))))))
       (cond (stuck
-             (wrong-rule "~A names the field ~A, but ~A has no such field, or it is no single ~
-                          message with fields" what path (protobuf:message-type-name type)))
+             (wrong-rule "~A names the field ~A, but ~A has no such field, or a field on the way ~
+                          is not a single message" what path (protobuf:message-type-name type)))
             (other
              (wrong-rule "~A names the field ~A by its name in JSON; its name is ~{~A~^.~}"
                          what path
