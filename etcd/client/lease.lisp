@@ -182,8 +182,8 @@ others."
     (setf (lease-cleanups lease) (append (remove cleanup (lease-cleanups lease)) again))))
 
 (defun do-cleanups (lease seconds)
-  "Do the cleanups of LEASE, all within SECONDS, until one fails. The next time the cleanup that has
-failed is tried last."
+  "Do the cleanups of LEASE, all within SECONDS, until one fails. Put the failed cleanup after the
+others for the next time."
   (loop with end = (loop:notice-end seconds)
         for cleanup in (lease-cleanups lease)
         while (< (loop:world-now) end)

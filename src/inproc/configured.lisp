@@ -68,8 +68,8 @@ before an attempt begins."
         (list (keep request)))))
 
 (defun relay-route (callee method function)
-  "A route of CALLEE, the callee of all relays, for a call of METHOD. The route leads to FUNCTION,
-which is called with the handler's end."
+  "A route of CALLEE, the callee of all relays, for a call of METHOD. The handler of the route is
+FUNCTION, which is called with the handler's end of the call."
   (make-inproc-route
    :server callee :epoch 1 :method method
    :binding (method:make-binding :class (find-class t)

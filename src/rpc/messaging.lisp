@@ -216,7 +216,7 @@ function."
 (defmacro define-callback (name slot documentation &key late at-once)
   "Define the function NAME (call function). The function stores FUNCTION in SLOT of the call's
 CALLBACKS, on the loop unless AT-ONCE is true, and schedules the callbacks that are due already.
-LATE is a form for a CALL whose loop has stopped."
+LATE is a form that is evaluated instead if the loop of CALL has stopped."
   `(defun ,name (call function)
      ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
               documentation)

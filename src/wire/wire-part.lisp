@@ -37,6 +37,7 @@
 (declaim (sb-ext:freeze-type wire-inbound wire-callbacks))
 
 (define-hot (keeps-sent-p :inline t) ((call call)) boolean
-  "True if CALL keeps the messages that it sends for further attempts: then each is encoded first."
+  "True if CALL keeps the messages that it sends, for further attempts; such messages are encoded
+before they are sent."
   (let ((parts (call-wire-parts call)))
     (and parts (wire-parts-replay parts) t)))

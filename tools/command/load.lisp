@@ -328,8 +328,8 @@ counts."
       ((import-path nil "-i" "--import-paths") "DIR[:DIR…]" #'parse-directories nil
        "The directories where the imports of --proto are looked for first.")
       (connections "N" (integer-parser 1 100000) nil
-                   "Connections; workers are spread over them. By default 1, or with a --balance
-      that shares calls one to each address.")
+                   "The number of connections, which the workers share. By default 1, or with a
+      --balance that shares calls one to each address.")
       ((loops nil "--cpus") "N" (integer-parser 1 256) 1
        "Event loops, each with a thread and its share of the connections.")
       ((timeout nil "-t") "DURATION" #'parse-duration 20

@@ -73,7 +73,8 @@ ghz."
             ("UUID" (uuid-text (call-data-random data)))))))
 
 (defun split-words (text)
-  "The words of TEXT, without their double quotes."
+  "The words of TEXT, separated by spaces; a word in double quotes may contain spaces, and is
+returned without the quotes."
   (let ((words '()) (i 0))
     (loop
       (setf i (or (position #\Space text :start i :test-not #'char=)

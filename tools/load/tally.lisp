@@ -135,8 +135,8 @@ other one."
   nil)
 
 (defun method-rows (requests)
-  "The first value of METHODS of a tally: a vector of a row for each of REQUESTS, a list; an empty
-vector if there is a single request."
+  "The rows of a tally that has counted nothing yet, for its slot METHODS: a vector of a row for
+each of REQUESTS, a list; an empty vector if there is a single request."
   (if (rest requests)
       (map 'simple-vector (lambda (request) (make-share-row :name (request-name request))) requests)
       #()))

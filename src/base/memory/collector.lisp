@@ -121,8 +121,8 @@ objects that live then are not copied again: call it once the permanent data is 
   nil)
 
 (defun set-collector-again ()
-  "In a new process of a tuned image, make the settings again, since SBCL starts with its own. A
-size of the nursery that the user has set in the new process stays."
+  "In a new process of a tuned image, make the settings again, since SBCL starts with its own. If
+the user has set a size of the nursery in the new process, keep that."
   (when **tuned**
     (set-collector :nursery (= (sb-ext:bytes-consed-between-gcs)
                                (floor (sb-ext:dynamic-space-size) 20))))) ; SBCL's size

@@ -334,7 +334,8 @@ others by the time that thread writes to them."
 ;;; Asking other threads to run a loop
 
 (define-hot own-lending ((loop event-loop)) (or null baton)
-  "The baton of LOOP as this thread, in user code, has lent it; nil if another thread runs LOOP."
+  "The baton of LOOP, which this thread has lent while it runs user code; nil if another thread runs
+LOOP."
   (loop
     (let ((baton (event-loop-baton loop)))
       (sb-thread:barrier (:read))

@@ -95,8 +95,8 @@ the value are nil."
   (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))
 
 (defun current-throttle (throttle config)
-  "The throttle for CONFIG, a SERVICE-CONFIG or nil. It is THROTTLE, a throttle or nil, if THROTTLE
-has the limits of CONFIG; else a full throttle; or nil if CONFIG has no throttling."
+  "The throttle for CONFIG, a SERVICE-CONFIG or nil: nil if CONFIG has no throttling; THROTTLE, a
+throttle or nil, if it has the limits of CONFIG; else a new throttle with all its tokens."
   (let ((throttling (and config (config:service-config-throttling config))))
     (cond ((null throttling) nil)
           ((and throttle (equalp throttling (throttle-throttling throttle))) throttle)
