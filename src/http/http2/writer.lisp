@@ -158,23 +158,27 @@ last. The octets become a frame of their own, or join the frame before them: mes
 together share one frame, which costs the peer less than a frame for each."
   (let* ((connection (stream-connection stream))
          (buffer (the buffer (connection-output connection)))
-         (step (find-step (stream-state stream)
-                          (if end-stream-p +send-data-end+ +send-data+)))
          (joins (joins-last-p stream buffer count))
          (mark (if joins (connection-data-mark connection) (buffer-fill buffer)))
          (end (+ count (buffer-fill buffer) (if joins 0 +frame-header-octets+))))
     (declare (type index mark end))
-    (if (and joins (not end-stream-p))
-        (setf (frame-header-length (buffer-octets buffer) (+ (buffer-start buffer) mark))
-              (- end mark +frame-header-octets+))
-        (write-frame-header (buffer-octets buffer) (+ (buffer-start buffer) mark)
-                            (- end mark +frame-header-octets+) +frame-data+
-                            (if end-stream-p +flag-end-stream+ 0) (stream-id stream)))
-    (setf (buffer-end buffer) (+ (buffer-start buffer) end)
-          (connection-data-stream connection) (if end-stream-p nil stream)
-          (connection-data-mark connection) mark
-          (connection-data-end connection) end)
+    (setf (connection-data-end connection) end)
     (decf (stream-send-window stream) count)
     (decf (connection-send-window connection) count)
     (when (plusp count) (note-data connection))
-    (enter-state stream (step-next step))))
+    (cond ((and joins (not end-stream-p)) ; the state remains
+           (setf (frame-header-length (buffer-octets buffer) (+ (buffer-start buffer) mark))
+                 (- end mark +frame-header-octets+)
+                 (buffer-end buffer) (+ (buffer-start buffer) end))
+           nil)
+          (t
+           (write-frame-header (buffer-octets buffer) (+ (buffer-start buffer) mark)
+                               (- end mark +frame-header-octets+) +frame-data+
+                               (if end-stream-p +flag-end-stream+ 0) (stream-id stream))
+           (setf (buffer-end buffer) (+ (buffer-start buffer) end)
+                 (connection-data-stream connection) (if end-stream-p nil stream)
+                 (connection-data-mark connection) mark)
+           (enter-state stream (step-next (find-step (stream-state stream)
+                                                     (if end-stream-p
+                                                         +send-data-end+
+                                                         +send-data+))))))))
