@@ -6,7 +6,7 @@
 (in-package #:clgrpc.sim)
 
 (defconstant +resend-ns+ 200000000
-  "How much later a lost packet arrives: Linux's shortest time-out before a packet is sent again.")
+  "The delay of a lost packet: Linux's shortest time-out before a packet is sent again.")
 
 (defun record-for (socket event &rest arguments)
   (let ((host (socket-host socket)))
@@ -14,8 +14,8 @@
 
 ;;; Sockets of a host, by descriptor
 
-(defconstant +first-descriptor+ 3 "The first descriptor: the standard streams of a process have the
-lower ones.")
+(defconstant +first-descriptor+ 3
+  "The lowest descriptor that is given out: the standard streams of a process have the lower ones.")
 
 (defun open-socket (host)
   "A new socket of HOST, with the least descriptor that is free."

@@ -161,7 +161,7 @@ the function given to ADD-HOST.")
   (:documentation "The body of a simulation waits for an event that does not come."))
 
 (defconstant +beginning-ns+ (* 1000 +ns-per-second+)
-  "When a simulation begins: as on a machine that was started a while ago.")
+  "The time at which a simulation begins: that of a machine that was started a while ago.")
 
 (defun record-at (host event &rest arguments)
   (let ((simulation (host-simulation host)))

@@ -20,7 +20,7 @@ documentation."
                         (:documentation ,documentation)))
      (defparameter *statuses*
        ',(loop for (name status) in rows collect (list name status))
-       "The statuses of conditions.")))
+       "The gRPC statuses that conditions become.")))
 
 (define-cluster-errors
   (name-taken :already-exists "Another member has this name, and IF-TAKEN was :refuse.")

@@ -18,8 +18,8 @@
 calls drain, and this long afterwards.")
 
 (defconstant +disconnecting-seconds+ 1
-  "Seconds after the end of draining. This many seconds after the drain a stopping node stops making
-requests to its own store, so that it ends soon.")
+  "The seconds after the drain at which a stopping node stops making requests to its own store, so
+that it ends soon.")
 
 (defconstant +first-pause-seconds+ 1/4 "The time that a lost node waits before it joins again.")
 (defconstant +longest-pause-seconds+ 2 "The longest wait, if joining fails.")

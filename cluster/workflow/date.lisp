@@ -18,15 +18,17 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +date-slack-ms+ 250 "Dates that differ by at most this are treated as equal.")
-(defconstant +longest-step-ms+ 3600000 "The most by which the date is moved at once.")
+(defconstant +date-slack-ms+ 250
+  "The largest difference, in ms, of dates that are treated as equal.")
+(defconstant +longest-step-ms+ 3600000 "The most, in ms, by which the date is moved at once.")
 (defconstant +lonely-proof-ms+ 600000
-  "If the machine's date is further away, a node that is alone accepts it after this time.")
+  "The time, in ms, after which a node that is alone accepts a date of its machine that differs by
+more than +LONGEST-STEP-MS+.")
 (defconstant +common-proof-ms+ 30000
-  "If the machines' dates are further away, nodes that are not alone accept them after this time.
-Each node reports its machine's date three times in this period.")
+  "The time, in ms, after which nodes that are not alone accept such dates of their machines. Each
+node reports its machine's date three times in this period.")
 (defconstant +longest-outage-ms+ 86400000
-  "If the date is at most this many ms behind the machine's, an outage may be the reason.")
+  "The longest time, in ms, by which the date may be behind the machine's because of an outage.")
 
 (defstruct (date-step (:copier nil) (:predicate nil))
   "A requested offset of the date that is far from the present one."

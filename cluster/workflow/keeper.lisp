@@ -16,7 +16,7 @@
 (defconstant +longest-count-seconds+ 60
   "The longest time from one count to the next, for a large store.")
 (defconstant +node-lease-seconds+ 4
-  "After this time other nodes take over the timers of a node that hangs.")
+  "The time after which other nodes take over the timers of a node that hangs.")
 (defconstant +ending-seconds+ 1
   "The longest time for which a closing node waits for its jobs, whose store may hang, and for its
 lease to end.")

@@ -69,8 +69,8 @@ operations, too.")
 (defconstant +small-octets+ 256
   "The most octets of a payload that is part of the state; a larger one has a key.")
 (defconstant +history-chunk+ 16 "The number of changes of a history that get a key of their own.")
-(defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")
-(defconstant +longest-text+ 2000 "Octets of a reason or an error that are kept.")
+(defconstant +longest-name+ 128 "The most octets of an id, a kind or a name.")
+(defconstant +longest-text+ 2000 "The most octets of a reason or an error that are kept.")
 (defconstant +most-held+ 10000 "The most tasks in a worker's heartbeat.")
 (defconstant +default-attempts+ 10)
 (defconstant +free-losses+ 3 "The number of losses in a row after each of which the attempt is
@@ -78,16 +78,17 @@ repeated at once.")
 (defconstant +most-losses+ 20 "How often in a row a step may be lost before it fails.")
 (defconstant +child-seconds+ 3600
   "The least time for which an ended child is kept, so that its parent gets its result.")
-(defconstant +most-catch-up+ 100 "Times that a schedule makes up for.")
+(defconstant +most-catch-up+ 100 "The most times that a schedule makes up for.")
 (defconstant +most-children+ 1000 "The most children of a step that MAX-CHILDREN may allow.")
-(defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
+(defconstant +most-child-inputs+ 10000000
+  "The most octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "The most reports of a step that are recognized when they are
 repeated.")
 (defconstant +most-signal-runs+ 8
   "The number of runs of a workflow whose signals are recognized when they are repeated.")
 (defconstant +default-backoff-ms+ 1000)
 (defconstant +default-max-backoff-ms+ 60000)
-(defconstant +longest-ms+ 315576000000000 "Ten thousand years: times must not be further away.")
+(defconstant +longest-ms+ 315576000000000 "The latest time, ten thousand years from 1970, in ms.")
 
 (defun check-name (name what &key (longest +longest-name+))
   "Return NAME, a string, if it may be part of a key: not empty, not long, without / and control

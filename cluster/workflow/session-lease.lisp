@@ -57,8 +57,7 @@
 
 (defconstant +renewals+ 8 "How often a lease is renewed within its duration.")
 (defconstant +certain-share+ 1/3
-  "A lease whose last renewal is older than this share of its time is renewed before a heartbeat is
-answered.")
+  "The share of a lease's time after which the lease is renewed before a heartbeat is answered.")
 (defconstant +moved-together+ 32 "The most sessions that one request moves to leases of their own.")
 
 (defun session-seconds (session)

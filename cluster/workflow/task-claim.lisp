@@ -26,7 +26,7 @@ unless a single task has more.")
 (defconstant +claim-state-octets+ 1000000 "The most octets of states that one claim puts; etcd
 accepts 1.5 MB.")
 (defconstant +longest-wait-ms+ 60000 "Of a claim.")
-(defconstant +claimers+ 4 "Jobs that try claims again.")
+(defconstant +claimers+ 4 "The number of jobs that try claims again.")
 (defconstant +passed-claims+ 256
   "The most waiting claims that are skipped in the search for the claim of a worker with fewer
 tasks.")

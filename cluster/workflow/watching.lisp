@@ -21,7 +21,8 @@
 accept them.")
 (defconstant +most-waiting-of-all+ 1000000
   "The most waiting changes of all watches of a node; each watch may have its share.")
-(defconstant +most-early-changes+ 20000 "The state of a watch that still gets earlier changes.")
+(defconstant +most-early-changes+ 20000
+  "The most changes that wait in a watch that still gets earlier changes.")
 (defconstant +most-senders+ 32
   "The most threads of a node that wait for room to send earlier changes: other jobs of the store's
 client need threads, too.")

@@ -9,7 +9,8 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
-(defconstant +first-pause-seconds+ 1/20 "Between tries of a request that a node does not answer.")
+(defconstant +first-pause-seconds+ 1/20
+  "The first pause between tries of a request that a node does not answer.")
 (defconstant +longest-pause-seconds+ 2 "The longest pause between attempts.")
 (defconstant +alone-seconds+ 30
   "How long a task that must be done alone waits for others to end, before it is given back.")

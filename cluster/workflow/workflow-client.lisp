@@ -7,7 +7,7 @@
 (defconstant +call-seconds+ 10 "How long a call may take.")
 
 (defconstant +silence-seconds+ 1
-  "After this many seconds of silence a node gets a ping; after as many more seconds it is given up.
+  "The seconds of silence after which a node gets a ping; after as many more seconds it is given up.
 The connection to a node may remain open although the node hangs.")
 
 (defun reach-nodes (channel)

@@ -17,7 +17,8 @@
 (in-package #:clgrpc.etcd)
 
 (defconstant +most-waiting-octets+ 16777216
-  "The octets of waiting keys and values at which the watch of a slow user leaves its stream.")
+  "The octets of waiting keys and values at which the watch of a slow user leaves the shared
+stream.")
 
 (defstruct (multiplex (:constructor make-multiplex ()) (:copier nil))
   "The stream of a client's watches."

@@ -19,7 +19,8 @@
 (defconstant +settle-ms+ 20
   "How long changes after the first are awaited before they are passed on.")
 (defconstant +servers-per-ms+ 50
-  "With many servers the pause is one millisecond for each group of this size.")
+  "The number of servers for which the pause has a millisecond, if it is then longer than
++SETTLE-MS+.")
 (defconstant +refetch-seconds+ 30 "The shortest time between two fetches of a list that is too
 long.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked for the revision up to which it has sent

@@ -128,7 +128,7 @@ a user's thread here, half a revision would remain."
 
 ;;; The job
 
-(defconstant +tick-ns+ 500000000 "The job checks the clock at least this often.")
+(defconstant +tick-ns+ 500000000 "The longest time between two checks of the clock by the job.")
 
 (defun leave-due-calls (engine now)
   "Let the job of ENGINE call the listeners that are due at NOW or have something to send: the

@@ -7,7 +7,8 @@
 
 (defconstant +shortest-lease-seconds+ 2 "The shortest TTL: a lease for which less was requested gets
 this, as in etcd.")
-(defconstant +longest-lease-seconds+ 9000000000 "No lease has a longer TTL, as of etcd.")
+(defconstant +longest-lease-seconds+ 9000000000
+  "The longest TTL of a lease, as in etcd, in seconds.")
 
 (defstruct (lease (:constructor make-lease (number seconds end-ns)) (:copier nil))
   "A lease of a store."

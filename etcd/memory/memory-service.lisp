@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +longest-request+ 1572864 "A request that changes something has at most these octets.")
+(defconstant +longest-request+ 1572864 "The most octets of a request that changes something.")
 
 (defun check-size (request)
   "Refuse REQUEST, a message, if it is too long."

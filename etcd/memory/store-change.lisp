@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.memory)
 
-(defconstant +most-operations+ 128 "A transaction has at most this many in each of its lists.")
+(defconstant +most-operations+ 128 "The most elements in each of a transaction's lists.")
 (defconstant +most-steps+ 2048
   "The most operations and comparisons of a transaction, inner transactions included. etcd has no
 such limit, and a request of 1.5 MB has room for 200,000.")

@@ -44,9 +44,11 @@
 (define-printer (node node)
   "~D item~:P" (node-size node))
 
-(defconstant +delta+ 3 "A subtree has at most this many times as many items as its neighbour.")
+(defconstant +delta+ 3
+  "A factor: a subtree has at most this many times as many items as its neighbour.")
 (defconstant +ratio+ 2
-  "A single rotation is done, unless the inner part of the subtree is this much larger.")
+  "A factor: a rotation is double if the inner part of the subtree has at least this many times the
+items of the outer part, else single.")
 
 (define-hot (tree-size :inline t) ((tree (or null node))) index
   (if tree (node-size tree) 0))

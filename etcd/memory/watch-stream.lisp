@@ -20,8 +20,8 @@
 (in-package #:clgrpc.memory)
 
 (defconstant +most-revisions+ 1000 "The most revisions whose changes are in one response.")
-(defconstant +most-octets+ 1048576 "Once a response has this many octets, no change is added to
-it.")
+(defconstant +most-octets+ 1048576
+  "The octets of a response at which no further change is added to it.")
 (defconstant +longest-response+ 16777216
   "The longest response, in octets, if it must not be cut before the end of a revision.")
 (defconstant +changes-at-once+ 1000

@@ -57,7 +57,7 @@ place may be past the end of OBJECT: any memory may be there."
          (%copy-256 from to count)
          (%move-memory from to count))))
 
-(defconstant +few-octets+ 64 "Fewer octets than this are copied by words.")
+(defconstant +few-octets+ 64 "If fewer octets than this are copied, they are copied by words.")
 
 (define-leaf (%copy-few :inline t) ((from octets) (start index) (to octets) (at index)
                                     (count index))

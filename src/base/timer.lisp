@@ -23,7 +23,7 @@
 (defconstant +level-bits+ 6)
 (defconstant +levels+ 7)
 (defconstant +expired+ (* +levels+ (ash 1 +level-bits+))
-  "Index of the slot of the timers that are due and have not run yet.")
+  "The index of the slot with the timers that are due and have not run yet.")
 (defconstant +idle+ -1
   "The SLOT of a timer that is in no slot.")
 (defconstant +exact-scan+ 32

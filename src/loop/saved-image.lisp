@@ -10,7 +10,7 @@
 (in-package #:clgrpc.loop)
 
 (defglobal **ended-before-save** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "From an object that ends before the image is saved to the function that ends it.")
+  "A table from an object that must end before the image is saved to the function that ends it.")
 
 (defun end-before-save (object function)
   "Register FUNCTION, which is called with OBJECT before the image is saved, unless FORGET-ENDING is

@@ -196,7 +196,8 @@ exist."
 ;;; Opening
 
 (defconstant +openssl-init-no-atexit+ #x80000
-  "Without this flag a process that ends would dismantle OpenSSL while other threads still use it.")
+  "The flag OPENSSL_INIT_NO_ATEXIT. Without it a process that ends would dismantle OpenSSL while
+other threads still use it.")
 
 (defun open-openssl ()
   "Open OpenSSL unless it is open. Signal TLS-ERROR if OpenSSL is missing. From any thread."

@@ -7,7 +7,7 @@
 (in-package #:clgrpc.os)
 
 (defconstant +affinity-octets+ 128
-  "Room for 1024 processors, as in the C library's cpu_set_t.")
+  "The octets of a set of 1024 processors, as the C library's cpu_set_t.")
 
 (defun processor-count ()
   "Return the number of processors that this thread may run on; 1 if it is unknown."

@@ -9,7 +9,8 @@
 (in-package #:clgrpc.os)
 
 (defconstant +record-octets+ 16640
-  "A little more than the longest record: 2^14 octets and the overhead of encryption.")
+  "A little more than the octets of the longest record, which has 2^14 octets of content and the
+overhead of encryption.")
 
 (defconstant +max-client-chain-octets+ 16384
   "The most octets of all certificates that a client shows. A chain of five large certificates has
@@ -26,7 +27,8 @@
 (defconstant +ssl-ctrl-set-min-proto-version+ 123)
 (defconstant +tls-1.2+ #x0303)
 (defconstant +ssl-modes+ (logior 1 2 #x10)
-  "Partial writes, buffers that may move between tries, and buffers that are released when empty.")
+  "The modes of OpenSSL that allow partial writes and buffers that move between tries, and release
+empty buffers.")
 (defconstant +ssl-options+ (logior #x40000000 ; no renegotiation
                                    #x20000 ; no compression
                                    #x400000 ; the server's preference of ciphers, but
@@ -39,7 +41,7 @@
 (defconstant +ssl-error-zero-return+ 6)
 (defconstant +ssl-error-want-client-hello+ 11)
 (defconstant +x509-flag-partial-chain+ #x80000
-  "A given root is trusted even if it is not self-signed.")
+  "The flag with which a given root is trusted even if it is not self-signed.")
 (defconstant +extension-server-name+ 0)
 (defconstant +extension-alpn+ 16)
 (defconstant +alert-unrecognized-name+ 112)

@@ -7,8 +7,7 @@
     (if path (file-namestring (sb-ext:parse-native-namestring path)) "server")))
 
 (defparameter *own-keywords* '(:arguments :exit :reload)
-  "The keyword arguments of RUN-SERVER that are neither options of the command line nor
-START-SERVER's.")
+  "The keyword arguments of RUN-SERVER that neither the command line nor START-SERVER has.")
 
 (defun server-command (defaults)
   "The command line of a program that serves. DEFAULTS, a plist, replace defaults of the options."

@@ -5,8 +5,8 @@
 
 (declaim (type function **call-ids**))
 (defglobal **call-ids** (constantly '())
-  "A function that tracing sets. A function that gets a call, and returns a plist of identifiers for
-log events about that call.")
+  "A function that tracing sets, or nil. The function takes a call and returns a plist of
+identifiers for log events about that call.")
 
 (defun log-call-event (call level event &rest plist)
   "As LOG-EVENT, for an event about CALL: the identifiers of CALL follow PLIST. From any thread."

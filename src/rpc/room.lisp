@@ -17,7 +17,8 @@
 (in-package #:clgrpc.rpc)
 
 (defconstant +long-octets+ 65536
-  "Longer messages need a promise of room. Shorter messages are bounded by the number of calls.")
+  "The most octets of a message for which no room in the heap is promised: such messages are bounded
+by the number of calls.")
 
 (defconstant +room-look-ns+ 4000000
   "The interval, in nanoseconds, at which the thread that has the turn looks for room.")

@@ -64,10 +64,11 @@ PROTOCOL-HANDLER."
 ;;; A message in a query
 
 (defconstant +query-burst-octets+ 65536
-  "The octets of messages in queries that are decoded without delay for one connection.")
+  "The most octets of messages in queries that are decoded at once for a connection.")
 
 (defconstant +query-octet-ns+ 4000
-  "The time after which one more octet of a query is allowed: 250 KB a second.")
+  "The time, in nanoseconds, after which one more octet of a query may be decoded: 250 KB a
+second.")
 
 (defun take-query-octets (call octets)
   "True if the limit of CALL's connection allows this thread to decode a message of OCTETS from

@@ -75,7 +75,7 @@ call has a codec.")
 (defconstant +text-octets+ 4096
   "The longest text of a status that is sent, in octets of grpc-message: more than a person reads.")
 (defconstant +kept-text-octets+ 1024
-  "The octets of a text that take precedence over details and trailers.")
+  "The octets at the beginning of a status's text that take precedence over details and trailers.")
 
 (defun check-metadata-size (call metadata others)
   "Signal an RPC-ERROR if METADATA, with OTHERS octets of other fields, is longer than CALL's client

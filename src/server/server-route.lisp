@@ -75,9 +75,9 @@ EXECUTION, the argument of START-SERVER."
 ;;; without a lock.
 
 (defconstant +quick-ns+ 100000
-  "A handler that returns within this time, in nanoseconds, does not block.")
+  "The time, in nanoseconds, within which a handler must return to count as quick.")
 (defconstant +quick-calls+ 64
-  "After how many quick calls in a row a method is assumed not to block.")
+  "The number of quick calls in a row after which a method is assumed not to block.")
 
 (define-hot (runs-inline-p :inline t) ((route server-route) (alone boolean)) boolean
   "True if the handler of ROUTE must run on the loop. ALONE is true if the handler's call is the

@@ -20,8 +20,8 @@
 (in-package #:clgrpc.services)
 
 (defconstant +listed-services+ 100
-  "With more services than this the method List is answered with :resource-exhausted, as the
-protocol requires.")
+  "The most services that the method List returns; if there are more, its answer is
+:resource-exhausted, as the protocol requires.")
 
 (defconstant +longest-name+ 1000
   "The longest name of a service, in characters: a watcher holds its name for as long as it
@@ -31,7 +31,8 @@ watches.")
   "The number of watchers that are notified before other threads get the lock for +PAUSE-SECONDS+.")
 
 (defconstant +pause-seconds+ 1/20000
-  "Long enough for a loop that waits for the lock, and for loops to send the messages to watchers.")
+  "The length of a pause in which a loop that waits for the lock gets it, and loops send the
+messages to watchers.")
 
 (defstruct (entry (:constructor make-entry (status)) (:copier nil))
   "A name that a health service knows."

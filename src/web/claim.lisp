@@ -102,7 +102,7 @@ repeated header is read once. Always use the same function for the same header."
     metadata))
 
 (defconstant +coding-octets+ 32
-  "No content coding that we know has a longer name.")
+  "The most octets of the name of a content coding that we know.")
 
 (defun content-coding (octets)
   "The name by which we know the content coding OCTETS (RFC 9110 section 8.4.1), octets."
@@ -174,7 +174,7 @@ rejected, or nil."
                    :key #'protobuf:descriptor-name :test #'string=)))))
 
 (defconstant +longest-path+ 1024
-  "No method has a longer path.")
+  "The most characters of a method's path.")
 
 (defun find-web-route (table target &optional (end (length target)))
   "The route of TABLE for the path that TARGET, a string, is up to END, or nil. A method with a

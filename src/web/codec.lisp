@@ -94,8 +94,8 @@ messages inside it."
 ;;; the room for the decoding is promised (rpc/room.lisp), unless it is little.
 
 (defconstant +unpromised-octets+ (* 6 rpc:+long-octets+)
-  "The room in the heap that needs no promise: as much as JSON of the longest message that needs
-none.")
+  "The octets of text for which no room in the heap is promised: JSON of the longest message that
+needs no promise has as many.")
 
 (defun text-room (call type size)
   "How many octets of the heap are needed to make JSON of a message of CALL of TYPE and SIZE, or the

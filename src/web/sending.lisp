@@ -28,7 +28,7 @@
   nil)
 
 (defconstant +short-answer-octets+ 4096
-  "The loop encodes no longer answers as text.")
+  "The most octets of an answer that the loop encodes as text.")
 
 (define-hot web-reply ((call server:server-call) message) boolean
   "The REPLY of a protocol handler."

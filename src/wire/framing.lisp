@@ -10,7 +10,7 @@
 
 (in-package #:clgrpc.wire)
 
-(defconstant +prefix-octets+ 5 "Length of the prefix of a message.")
+(defconstant +prefix-octets+ 5 "The octets of the prefix of a message.")
 
 (define-hot (write-prefix :inline t) ((octets octets) (at index) (size (unsigned-byte 32))) index
   "Write the prefix of an uncompressed message of SIZE octets into OCTETS; return the position
@@ -20,8 +20,8 @@ after."
   (+ at +prefix-octets+))
 
 (defconstant +byte-buffer-octets+ 16384
-  "Longer messages are byte buffers: they fill more than a frame, and encoding or decoding such a
-message takes so long that the loop should not do it.")
+  "The octets above which a message is a byte buffer: it fills more than a frame, and encoding or
+decoding it takes so long that the loop should not do it.")
 
 (defstruct (byte-buffer (:constructor make-byte-buffer (octets end &optional plain)) (:copier nil))
   "A long message: OCTETS, of BORROW-OCTETS, up to END."

@@ -300,8 +300,8 @@ queued again. On the loop."
     nil))
 
 (defconstant +free-times+ 8
-  "A compressed message of Protocol Buffers is timed only if it becomes more than this many times as
-long.")
+  "A factor: a compressed message of Protocol Buffers is timed only if it becomes more than this
+many times as long.")
 
 ;;; A message is decoded by a function of its call, the octets, their start and end, and CONSUME.
 ;;; The function returns the message, or the RPC-ERROR that ends the call; with CONSUME, the message

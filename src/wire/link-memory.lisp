@@ -29,7 +29,7 @@
 (in-package #:clgrpc.wire)
 
 (defconstant +little-held-octets+ 65536
-  "The octets up to which a link may always hold more.")
+  "The octets that a link may hold whatever its peer's other links hold.")
 (defconstant +least-unsent-octets+ 65536
   "The octets of unsent output that a link may always have.")
 

@@ -35,7 +35,8 @@
           (t 0))))
 
 (defconstant +shortest-told-ns+ 1000
-  "Shorter stages lie within one turn of the loop and are not reported.")
+  "The duration of the shortest stage that is reported: shorter stages lie within one turn of the
+loop.")
 
 (defun list-stages (call spans connects)
   "The operation STAGES, of CALL. SPANS returns the stages so far, a list of (stage . ns), oldest

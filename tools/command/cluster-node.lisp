@@ -156,8 +156,8 @@ node's name, end this process by ENDING."
 (defun superseded-p (node) (eq :superseded (cluster:node-state node)))
 
 (defconstant +disconnecting-seconds+ 1
-  "This many seconds after the drain all waits for the store end, so that the node ends soon even if
-the store hangs.")
+  "The number of seconds after the drain at which all waits for the store end, so that the node ends
+soon even if the store hangs.")
 
 (defun end-node (node worker drain)
   "Stop WORKER, unless it is nil, and then NODE, whose service of workflows WORKER needs. END-NODE

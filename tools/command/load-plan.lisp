@@ -220,11 +220,11 @@ is a worker for each call that is due."
                    concurrency-max-duration)))
 
 (defconstant +even-rate+ 4000
-  "Up to this rate each call begins at a time of its own. To wake up for a call costs the tool about
-50 µs of CPU time; so calls up to this rate take a fifth of a core at most.")
+  "The highest rate at which each call begins at a time of its own. To wake up for a call costs the
+tool about 50 µs of CPU time; so calls up to this rate take a fifth of a core at most.")
 
-(defconstant +burst-ns+ 1000000 "Above +EVEN-RATE+ calls that are due within this time begin
-together.")
+(defconstant +burst-ns+ 1000000
+  "The time within which calls that are due begin together if the rate is above +EVEN-RATE+.")
 
 (defun load-width (&rest options &key connections loops poisson together concurrency-schedule
                    details &allow-other-keys)

@@ -5,12 +5,13 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +exit-calls-failed+ 3
-  "The run was made, and some calls did not end with OK, or none ended.")
-(defconstant +exit-condition+ 4 "The run was made, and a condition of --fail-if holds.")
+  "The exit code if the run was made, and some calls did not end with OK, or none ended.")
+(defconstant +exit-condition+ 4
+  "The exit code if the run was made, and a condition of --fail-if holds.")
 (defconstant +exit-interrupted+ 130
-  "The user has interrupted the run; the report covers its finished part.")
+  "The exit code if the user has interrupted the run; the report covers its finished part.")
 (defconstant +exit-terminated+ 143
-  "SIGTERM has ended the run; the report covers its finished part.")
+  "The exit code if SIGTERM has ended the run; the report covers its finished part.")
 
 ;;; Progress
 

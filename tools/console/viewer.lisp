@@ -11,8 +11,9 @@
 
 (defconstant +viewers+ 16 "How many viewers a console may have at once.")
 (defconstant +period-ns+ 1000000000 "The shortest time between two updates, in ns.")
-(defconstant +thrift+ 100 "The next update is due when this many times the processor time of the
-last one has passed.")
+(defconstant +thrift+ 100
+  "A factor: the next update is due when this many times the processor time of the last one has
+passed.")
 (defconstant +waiting-characters+ 1000000
   "The most characters of updates that may wait for a slow viewer: enough for some minutes.")
 (defconstant +update-stream-ns+ 60000000000

@@ -26,7 +26,8 @@ end."
         (incf at)
         (when (char= #\, (char line at)) (incf at))))))
 
-(defconstant +exact-float+ 1d15 "Greater floats have no fraction.")
+(defconstant +exact-float+ 1d15
+  "The number below which a float without a fraction is read as an integer.")
 
 (defun parse-number (text)
   "The number that TEXT means: an integer if the number is whole, even if it is written like 5.0;

@@ -62,7 +62,8 @@
 
 (declaim (sb-ext:freeze-type pacer))
 
-(defconstant +longest-interval-ns+ 4d17 "A rate at which twelve years pass between calls is as 0.")
+(defconstant +longest-interval-ns+ 4d17
+  "The longest interval between calls, twelve years; a rate with a longer one counts as 0.")
 
 (defun make-pacer (schedule &key (generators 1) (generator 0) (arrival :constant) (group-ns 0)
                               (group-above 0) (random (sb-ext:seed-random-state 1)))

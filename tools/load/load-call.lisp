@@ -164,7 +164,7 @@ this function."
     nil))
 
 (defconstant +queued-enough+ 131072
-  "A stream of requests pauses while this many of its octets wait.")
+  "The number of waiting octets at which a stream of requests pauses.")
 
 (defun load-call-overdue-p (load-call)
   "True if LOAD-CALL has sent or received for as long as the plan allows."

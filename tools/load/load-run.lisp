@@ -64,7 +64,7 @@ process must end."
   (floor (* (get-internal-run-time) +ns-per-second+) internal-time-units-per-second))
 
 (defconstant +twice-ns+ 250000000
-  "Two interrupts within this time count as one: timeout(1) sends two.")
+  "The time within which two interrupts count as one: timeout(1) sends two.")
 
 (defun interrupted-p (function)
   "Call FUNCTION, which waits; return true if the user has interrupted it."
@@ -125,9 +125,9 @@ short. The CPU time of the process also includes the beginning and the end of th
       0
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
-(defconstant +told-lateness-ns+ 1000000 "A lateness of the tool of at least this is reported.")
-(defconstant +told-stall-ns+ 50000000 "If a loop of the tool stood still for longer than this, the
-report mentions it.")
+(defconstant +told-lateness-ns+ 1000000 "The least lateness of the tool that is reported.")
+(defconstant +told-stall-ns+ 50000000
+  "The longest time that a loop of the tool may stand still without a mention in the report.")
 
 (defun streams-words (run plan generators)
   "A text about the calls of RUN that waited because of the server's limit of streams, if these were

@@ -3,9 +3,9 @@
 
 (in-package #:clgrpc.manual)
 
-(defparameter *longest-example* 24 "Lines of an example that an entry shows whole.")
+(defparameter *longest-example* 24 "The most lines of an example that an entry shows whole.")
 
-(defvar *parameters* '() "Names of the parameters of the function whose docstring is shown.")
+(defvar *parameters* '() "The names of the parameters of the function whose docstring is shown.")
 
 (defparameter *mark*
   (ppcre:create-scanner

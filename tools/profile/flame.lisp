@@ -7,7 +7,7 @@
 
 (defconstant +frame-height+ 17 "The height of a frame of the flame graph, in pixels.")
 
-(defparameter *least-share* 1/1500 "Frames with a smaller share of the width are omitted.")
+(defparameter *least-share* 1/1500 "The share of the width below which a frame is omitted.")
 
 (defparameter *area-hues*
   '(("loop" . 210) ("os" . 200) ("http2" . 150) ("hpack" . 120) ("http1" . 100)
@@ -80,8 +80,7 @@ list of names, the innermost first. Shares of equal stacks are added up."
       (visit root '()))
     shares))
 
-(defparameter *least-change* 1/200 "A frame whose share has changed by less than this has no
-colour.")
+(defparameter *least-change* 1/200 "The change of its share below which a frame has no colour.")
 
 (defun change-hue (share before)
   "The hue of a frame that has SHARE of the time and had BEFORE: red if it has grown, blue if it has

@@ -14,7 +14,8 @@
 
 (in-package #:clgrpc.report)
 
-(defparameter *least-difference* 1/100 "Smaller changes do not count.")
+(defparameter *least-difference* 1/100
+  "The relative change below which a figure counts as unchanged.")
 (defparameter *equivalence* 1/20 "A figure counts as the same if its noise is below this share.")
 (defparameter *equivalent-share* 1/1000
   "A share, such as the error ratio, counts as the same if its noise is below this number.")

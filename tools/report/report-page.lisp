@@ -5,7 +5,7 @@
 (in-package #:clgrpc.report)
 
 (defparameter *columns* 120 "The most intervals of a chart over time.")
-(defparameter *heat-rows* 40 "Rows of the heat map.")
+(defparameter *heat-rows* 40 "The number of rows of the heat map.")
 (defparameter *histogram-bars* 64)
 
 ;;; Intervals

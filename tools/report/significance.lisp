@@ -44,7 +44,8 @@ and its standard error."
             (sqrt (float (+ (squared-error old) (squared-error new)) 1d0)))))
 
 (defconstant +simulated+ 20000 "The number of simulated comparisons without a change.")
-(defconstant +most-simulated-rounds+ 30 "More rounds than these use the quantile for this number.")
+(defconstant +most-simulated-rounds+ 30
+  "The number of rounds whose quantile is also used for more rounds.")
 
 (defun normal-value (random)
   "A random number of the standard normal distribution, from the state RANDOM."

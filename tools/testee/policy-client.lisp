@@ -7,7 +7,7 @@
 
 (defconstant +most-ops+ 1000 "How many ops may be under way at once.")
 
-(defconstant +longest-op+ (expt 2 24) "The octets that a line may have.")
+(defconstant +longest-op+ (expt 2 24) "The most octets that a line may have.")
 
 (define-condition unsupported-op (clgrpc-error)
   ((text :initarg :text :reader unsupported-op-text))

@@ -6,7 +6,7 @@
 
 (defconstant +bulk-octets+ 1000000 "The most octets of states in one transaction; etcd accepts 1.5
 MB.")
-(defconstant +bulk-page+ 100 "States that are fetched at once.")
+(defconstant +bulk-page+ 100 "The number of states that are fetched at once.")
 
 (defun bulk-draft (node entry decision)
   "The draft that DECISION makes of the state in ENTRY, or nil if DECISION changes nothing."

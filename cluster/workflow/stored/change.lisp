@@ -6,7 +6,7 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-tries+ 30 "The most tries of a change that conflicts with others.")
-(defconstant +most-cached-states+ 10000 "States that a node remembers.")
+(defconstant +most-cached-states+ 10000 "The most states that a node remembers.")
 (defconstant +most-cached-state-octets+ 16777216 "The most octets of all cached states, in their
 stored form.")
 

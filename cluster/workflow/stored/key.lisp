@@ -23,7 +23,8 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +last-ms+ (1- (expt 16 15)) "Later than every time that a workflow may have.")
+(defconstant +last-ms+ (1- (expt 16 15))
+  "A time that is later than every time that a workflow may have.")
 (defconstant +shards+ 16 "The number of queues of ready tasks of a kind, and of due events.")
 
 (defun check-namespace (namespace)

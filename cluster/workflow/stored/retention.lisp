@@ -25,7 +25,8 @@ a period lasts some four seconds.")
 
 (defconstant +longest-progress-seconds+ 1 "How long a check waits for the watch of the sums.")
 (defconstant +most-vain-checks+ 3
-  "If this many checks in a row have waited in vain for the watch, everything is read again.")
+  "The number of checks in a row that have waited in vain for the watch after which everything is
+read again.")
 
 (defun period-of (root key)
   "The period of the workflow that has ended with KEY in the index: STATUS/ and the beginning of

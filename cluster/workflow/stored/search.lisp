@@ -10,9 +10,9 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +list-page+ 100 "Workflows of a page, at most and by default.")
+(defconstant +list-page+ 100 "The most workflows of a page, and their number by default.")
 (defconstant +most-looked-at+ 2000 "The most entries of the index that one call of List reads.")
-(defconstant +index-page+ 500 "Entries of the index that are fetched at once.")
+(defconstant +index-page+ 500 "The number of entries of the index that are fetched at once.")
 (defparameter *statuses* '(:running :completed :failed :cancelled))
 
 (defstruct (index-entry (:copier nil))

@@ -84,7 +84,8 @@ allocation."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +uncopied-pages+ 4
-    "The collector does not copy vectors of this many pages (LARGE_OBJECT_SIZE in gencgc.c)."))
+    "The number of pages from which on the collector does not copy a vector (LARGE_OBJECT_SIZE in
+gencgc.c)."))
 
 (defconstant +uncopied-octets+ (* +uncopied-pages+ sb-vm:gencgc-page-bytes))
 

@@ -11,9 +11,10 @@
 (in-package #:clgrpc.base)
 
 (defconstant +shortest-stored+ 4096
-  "Shorter vectors are ordinary ones, since those are as fast.")
+  "The least octets of a stored vector. Shorter vectors are ordinary ones, since those are as
+fast.")
 (defconstant +shelves+ 57
-  "The last shelf has vectors of 64 MiB.")
+  "The number of shelves; the last one has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
   "The most octets kept unused: enough for a message of 16 MB in each direction, and the vectors
 through which it grew.")

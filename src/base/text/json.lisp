@@ -35,7 +35,8 @@ describes the expected element."))
   json-error-text "The error in the text, as text.")
 
 (defconstant +json-number-length+ 1100
-  "Longest number read: the exact decimal form of a double has up to 1,077 characters.")
+  "The most characters of a number that is read: the exact decimal form of a double has up to
+1,077.")
 
 (defstruct (json-reader (:constructor %make-json-reader (octets end max-depth)) (:copier nil))
   "The state of reading a JSON text."

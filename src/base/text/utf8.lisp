@@ -169,7 +169,7 @@ all are ASCII; return whether they are."
               (setf (sb-sys:sap-ref-8 base (+ start i)) code)))))))
 
 (defconstant +no-pair+ (pair-of #x10000)
-  "Two characters that are not put together.")
+  "Two characters that are not encoded together; they stand in for a pair at the end of a string.")
 
 (define-leaf (%encode-run :inline t)
     ((string wide-string) (from index) (octets octets) (start index))

@@ -82,7 +82,8 @@ counts. NUMBER attempts came before this one."
      (wire:metadata-octets metadata call)))
 
 (defconstant +constant-octets+ 16384
-  "A server with a higher limit of header lists accepts every list without metadata.")
+  "The size that no header list without metadata exceeds: a server with a higher limit accepts all
+such lists.")
 
 (defun large-headers (call link number metadata)
   "The failure of an attempt of CALL on LINK with METADATA, if its header list is larger than LINK's

@@ -41,7 +41,8 @@ address."
   '(("http" :http 80) ("socks5" :socks5 1080) ("socks5h" :socks5 1080))
   "The schemes of URLs of proxies, each with the protocol and the default port.")
 
-(defconstant +longest-socks-text+ 255 "Octets of each text that SOCKS5 sends (RFC 1928, 1929).")
+(defconstant +longest-socks-text+ 255
+  "The most octets of each text that SOCKS5 sends (RFC 1928, 1929).")
 
 (defun parse-proxy (url origin host port)
   "The PROXY to HOST and PORT with URL, of the form http://[USER:PASSWORD@]HOST[:PORT] or with

@@ -20,10 +20,10 @@
 (in-package #:clgrpc.token)
 
 (defconstant +least-life-seconds+ 30
-  "A token is not sent in this many last seconds of its life, since clocks differ and servers take
-time.")
+  "The number of seconds before its expiry in which a token is no longer sent, since clocks differ
+and servers take time.")
 (defconstant +refresh-seconds+ 60
-  "The next token is fetched this many seconds before the present one is sent for the last time.")
+  "How many seconds before the present token is sent for the last time the next one is fetched.")
 (defconstant +most-token-octets+ 65536
   "A token of this many octets or more is refused: no server accepts such headers.")
 (defconstant +first-pause-seconds+ 1)

@@ -486,7 +486,7 @@ head."
       (:body (await-due state)))))
 
 (defconstant +events-per-look+ 64
-  "After how many parts of a request, such as chunks, the clock is read.")
+  "The number of parts of a request, such as chunks, after which the clock is read again.")
 
 (define-hot read-requests ((state http1-connection) (octets octets) (start index) (end index))
     (values index boolean)

@@ -13,7 +13,7 @@
 section 4.1).")
 
 (defconstant +static-unknown+ 255
-  "In FIELD-STATIC: the static table has not been searched yet.")
+  "The value of FIELD-STATIC if the static table has not been searched yet.")
 
 (declaim (inline %make-field))
 (defstruct (field (:constructor %make-field

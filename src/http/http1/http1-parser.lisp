@@ -63,7 +63,7 @@ responses to earlier requests."
   nil)
 
 (defconstant +kept-octets+ 1024
-  "A longer vector for incomplete heads is not kept for the next message.")
+  "The most octets of a vector for incomplete heads that is kept for the next message.")
 (defconstant +repeated-octets+ 4096
   "The longest head that is kept in case the peer repeats it.")
 
@@ -182,7 +182,7 @@ request")))))
   (begin-body parser (parser-message parser)))
 
 (defconstant +most-interim+ 16
-  "More responses of 1xx in a row are an error.")
+  "The most responses of 1xx in a row; one more is an error.")
 
 (defun note-response (parser message)
   "Note that PARSER, a client's, has read the head of MESSAGE. The next response belongs to the next

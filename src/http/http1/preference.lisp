@@ -17,7 +17,8 @@
         finally (return 1)))
 
 (defconstant +longest-preferences+ 500
-  "A longer field is ignored: browsers and scrapers of metrics send some 200 characters.")
+  "The most characters of a field; a longer one is ignored: browsers and scrapers of metrics send
+some 200.")
 
 (defmacro do-preferences ((name parameters weight field) &body body)
   "Evaluate BODY for each element of FIELD, the value of a field or nil, with NAME bound to its

@@ -100,9 +100,11 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 (defconstant +in-header-block+ 3)
 (defconstant +finished-connection+ 4)
 
-(defconstant +default-window+ 65535 "Every window before SETTINGS or WINDOW_UPDATE (6.9.2).")
+(defconstant +default-window+ 65535
+  "The size of every window before SETTINGS or WINDOW_UPDATE change it (6.9.2).")
 (defconstant +default-frame-octets+ 16384 "The largest frame before SETTINGS (6.5.2).")
-(defconstant +default-table-octets+ 4096 "The HPACK table before SETTINGS (6.5.2).")
+(defconstant +default-table-octets+ 4096
+  "The size of HPACK's table before SETTINGS change it (6.5.2).")
 (defconstant +no-goaway+ -1)
 
 (defstruct (partial-block (:constructor make-partial-block (id flags buffer since-ns))

@@ -69,7 +69,7 @@ again, or NIL."
   "The memory of an open stream, including the minimum that its owner keeps for it.")
 
 (defconstant +most-places+ (ash 1 24)
-  "No vector of a connection has more.")
+  "The most places of a vector of a connection.")
 
 (define-hot (kept-octets :inline t) ((connection connection)) index
   "About how many octets of memory CONNECTION keeps: its tables, its streams, the queued DATA, and

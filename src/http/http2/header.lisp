@@ -140,7 +140,8 @@ FIELD. +KIND-MALFORMED+ means that HTTP/2 forbids its name, its value or the fie
               finally (return number))
         +malformed-message+)))
 
-(defconstant +host-seen+ (ash 1 (1+ +kind-other+)) "In SEEN of SCAN-FIELDS: there is a host.")
+(defconstant +host-seen+ (ash 1 (1+ +kind-other+))
+  "The bit in SEEN of SCAN-FIELDS that means that there is a host.")
 
 (defmacro scan-fields ((list seen content-length) &body body)
   "Check the rules for all messages: each pseudo-field occurs at most once and before the others, no

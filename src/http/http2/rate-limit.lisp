@@ -68,7 +68,7 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
   nil)
 
 (defconstant +long-ping-interval-ns+ (* 2 60 60 1000000000)
-  "How rare PINGs should be while no call is under way (gRFC A8).")
+  "The shortest time that should be between two PINGs while no call is under way (gRFC A8).")
 
 (defun shortest-ping-interval (connection)
   "The nanoseconds that a client must leave between two PINGs."

@@ -17,8 +17,8 @@
 
 (in-package #:clgrpc.http2)
 
-(defconstant +flag-self-dependent+ #x100 "A flag of our own: HEADERS made its stream depend on
-itself.")
+(defconstant +flag-self-dependent+ #x100
+  "A flag of our own, which means that HEADERS made its stream depend on itself.")
 
 (deftype flags () "Flags of a frame and one of our own." '(unsigned-byte 9))
 

@@ -29,9 +29,9 @@ PARSE-MESSAGE.")
   (error 'malformed-message :position position :text (format nil "~?" control arguments)))
 
 (defconstant +longest-name+ 255
-  "Octets of a name (RFC 1035 section 2.3.4).")
+  "The most octets of a name (RFC 1035 section 2.3.4).")
 (defconstant +longest-label+ 63
-  "Octets of a label (RFC 1035 section 2.3.4).")
+  "The most octets of a label (RFC 1035 section 2.3.4).")
 
 (defconstant +most-pointers+ 127
   "The most pointers of a name, since a name has no more labels than this.")

@@ -5,7 +5,7 @@
 
 (defconstant +dns-port+ 53)
 (defconstant +most-servers+ 3
-  "The resolver of the C library uses no more either (MAXNS).")
+  "The most DNS servers that are used: as many as the C library's resolver uses (MAXNS).")
 
 (defun parse-servers (text)
   "The addresses, as the kernel has them, in the lines \"nameserver ADDRESS\" of TEXT, the text of a

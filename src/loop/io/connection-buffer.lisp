@@ -7,10 +7,10 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +buffer-octets+ 4096
-  "Size of a new buffer.")
+  "The octets of a new buffer.")
 (defconstant +pooled-buffer-octets+ 524288
-  "A buffer that has grown larger is not kept. The buffers of connections with long messages grow to
-half of this size.")
+  "The most octets of a buffer that is kept for another connection. The buffers of connections with
+long messages grow to half of this size.")
 (defconstant +pool-octets+ 4194304
   "The most octets that a loop keeps in unused buffers.")
 

@@ -16,11 +16,12 @@
   "The octets that one read requests. With half of it, a long message takes a fifth more time: each
 read has a turn of the loop, and leaves half a frame, which is copied twice.")
 (defconstant +copied-leftover-octets+ 32768
-  "A leftover longer than this is not copied in front of the next octets; these are read after it.")
+  "The most octets of a leftover that is copied in front of the next octets; after a longer
+leftover, the next octets are read behind it.")
 (defconstant +flush-octets+ 65536
-  "Output of this size is sent before the turn ends.")
+  "The octets of output at which it is sent before the turn ends.")
 (defconstant +fill-rounds+ 8
-  "In one flush, FILL may add output this many times; then other connections are flushed.")
+  "The number of times that FILL may add output in one flush; then other connections are flushed.")
 
 ;;; Making
 

@@ -12,10 +12,10 @@
 (defconstant +short-pause-ns+ 5000000
   "How long a listener that lacks descriptors pauses when some are about to be closed.")
 (defconstant +warning-interval-ns+ +ns-per-second+
-  "A listener logs a warning at most this often, however many connections it has to refuse.")
+  "The least time between two warnings of a listener, however many connections it has to refuse.")
 (defconstant +accepts-at-the-end+ 1024
-  "A listener that closes accepts at most this number times +ACCEPTS-PER-TURN+ connections, which is
-more than the longest backlog.")
+  "A factor: a listener that closes accepts at most this number times +ACCEPTS-PER-TURN+
+connections, which is more than the longest backlog.")
 
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."

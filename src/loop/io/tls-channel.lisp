@@ -28,7 +28,7 @@
 (defconstant +record-room+ os:+record-octets+
   "The room reserved for an incomplete record in the session, which may become complete.")
 (defconstant +write-octets+ 65536
-  "The octets encrypted for one send.")
+  "The most octets that are encrypted for one send.")
 (defconstant +max-answer-octets+ 65536
   "The most octets of answers, in all, that a peer can cause by records other than data, such as
 KeyUpdates.")

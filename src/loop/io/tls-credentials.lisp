@@ -13,7 +13,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +tickets+ 256
-  "For how many servers a client keeps a ticket.")
+  "The number of servers for which a client keeps a ticket.")
 
 (defconstant +look-ns+ 100000000
   "The time that a loop waits for a check of files, which takes a millisecond.")

@@ -46,7 +46,8 @@ wait."
 ;;; Address queries to the system's resolver
 
 (defconstant +address-query-ns+ (* 60 +ns-per-second+)
-  "A query older than this is not shared: the question is asked once more.")
+  "The age up to which a query is shared by all who ask the same; after it, the question is asked
+once more.")
 
 (defstruct (address-query (:constructor make-address-query (key reserve since-ns)) (:copier nil))
   "The addresses of a host that were requested."

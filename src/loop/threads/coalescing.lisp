@@ -18,14 +18,15 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +single-sends+ 4
-  "This many messages in a row are written one by one, before coalescing begins.")
+  "The number of messages in a row that are written one by one before coalescing begins.")
 (defconstant +burst-gap-ns+ 50000
-  "Messages further apart than this time are not in a row: then a write for each message is cheap
-enough.")
+  "The longest time between two messages in a row. If messages are further apart, a write for each
+is cheap enough.")
 (defconstant +coalescing-ns+ 150000
-  "Output waits for more output no longer than this and the time to wake a thread, some 50 µs.")
+  "The longest time that output waits for more output, apart from the time to wake a thread, some 50
+µs.")
 (defconstant +empty-looks+ 5
-  "After this many checks in a row without coalesced output the flusher leaves.")
+  "The number of checks in a row without coalesced output after which the flusher leaves.")
 
 (define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
   "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: its output may be coalesced.

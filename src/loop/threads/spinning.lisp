@@ -31,7 +31,8 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +spin-ns+ 24000
-  "A loop that spins sleeps after this time, which is about the cost of sleeping and being woken.")
+  "The time after which a loop that spins sleeps; it is about the cost of sleeping and being
+woken.")
 (defconstant +trial-ns+ 50000
   "The time for which a caller spins in a trial, and a loop after a failed spin: the peer may have
 to be woken first.")
@@ -42,22 +43,22 @@ sleep in the first wait of its trial.")
   "The number of waits in a row through which a loop spins because of a caller's trial, unless one
 of these waits is longer.")
 (defconstant +longest-look-ns+ 5000
-  "A look that takes longer was interrupted by another thread.")
+  "The longest time that a look takes unless another thread interrupts it.")
 (defconstant +trials+ 192
   "The number of waits in a row through which a caller spins in a trial, unless the trial fails.")
 (defconstant +steady+ 8
   "The number of waits in a row, each ended by an event of the same source, after which a trial is
 possible.")
 (defconstant +credit+ 4
-  "A loop stops spinning after this many waits in a row that are longer than +SPIN-NS+.")
+  "The number of waits in a row, longer than +SPIN-NS+, after which a loop stops spinning.")
 (defconstant +first-balance+ 16
   "The balance with which a loop begins to spin.")
 (defconstant +most-balance+ 64
   "The highest balance: a loop that has spun well for long stops after 64 pairs of a short and a
 long wait.")
 (defconstant +failure-cost+ 2
-  "A wait that was too long lowers the balance by this number; one that spinning shortened raises it
-by 1.")
+  "The number by which a wait that was too long lowers the balance; one that spinning shortened
+raises it by 1.")
 (defconstant +least-pause+ 16
   "The least number of waits that a loop sleeps through between two trials.")
 (defconstant +longest-pause+ 128
@@ -67,11 +68,11 @@ by 1.")
   "The longest pause between trials, in waits, of a loop that a caller drives. While the caller
 spins, this is also the pause between the trials that it makes other loops begin.")
 (defconstant +smaller+ 16
-  "A caller begins the next trial after this many sendings in a row that are much smaller than those
-of the last failed trial.")
+  "The number of sendings in a row, much smaller than those of the last failed trial, after which a
+caller begins the next trial.")
 (defconstant +wins+ 256
-  "If spinning has shortened at least this many waits when it ceases to be useful, the next trial
-begins soon.")
+  "The number of waits that spinning must have shortened so that, when it ceases to be useful, the
+next trial begins soon.")
 
 (defstruct (spin-state (:copier nil))
   "The data of a loop about its waits."

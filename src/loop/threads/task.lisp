@@ -33,7 +33,7 @@ EVENT-LOOP-NOW. From any thread."
   (funcall (event-loop-clock loop)))
 
 (defconstant +reading-ns+ 2000000
-  "A connection's input is processed only while the turn is younger than this. A read may hold 7,000
+  "The age of the turn up to which a connection's input is processed. A read may hold 7,000
 requests, and the peers of other connections should not wait for all of them.")
 
 (define-hot turn-long-p ((loop event-loop)) boolean

@@ -17,13 +17,13 @@
 (defconstant +flush-interval-ns+ 200000
   "The time after which output is sent in a long turn.")
 (defconstant +hold-ns+ 5000000
-  "In the middle of a turn, output that reading has caused waits this long for the answers.")
+  "The time that output that reading has caused waits for the answers in the middle of a turn.")
 (defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
   "The longest wait of the loop for events, although timers may be due much later.")
 (defconstant +inbox-ns+ 2000000
   "The time in a turn for posted functions: threads may post a hundred thousand at once.")
 (defconstant +posts-per-look+ 64
-  "After how many posted functions the turn reads the clock.")
+  "The number of posted functions after which the turn reads the clock.")
 (defconstant +functions-per-look+ 16
   "After how many deferred functions at most, if there are more, the turn checks whether output
 should be sent, a timer is due or newcomers should be admitted. The number begins with
@@ -97,7 +97,7 @@ Unless the value is 0, the inbox counts as asleep."
                         (source-token source)))))
 
 (defconstant +slice-ns+ +ns-per-second+
-  "A driver that was overtaken just before it slept notices that after at most this time, since no
+  "The longest time after which a driver that was overtaken just before it slept notices that: no
 event wakes it.")
 
 (define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))

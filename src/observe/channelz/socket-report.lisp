@@ -97,7 +97,8 @@ and :LOOP."
                                     :seconds seconds :nanos (* 1000 microseconds))))))))
 
 (defconstant +tcp-info-octets+ 92
-  "The first octets of Linux's struct tcp_info, which it has had since 2.6.")
+  "The number of octets at the beginning of Linux's struct tcp_info that have existed since Linux
+2.6.")
 
 (defparameter *tcp-states*
   #("" "ESTABLISHED" "SYN_SENT" "SYN_RECV" "FIN_WAIT1" "FIN_WAIT2" "TIME_WAIT" "CLOSE" "CLOSE_WAIT"

@@ -79,8 +79,8 @@ function is called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
 (defconstant +failures-per-second+ 10
   "How many failures of a peer a loop logs in a second.")
 (defconstant +peers-per-second+ 64
-  "The failures of this many peers are counted separately in each second; those of all other peers
-are counted together.")
+  "The number of peers whose failures are counted separately in each second; those of all other
+peers are counted together.")
 
 (defstruct (failures (:copier nil))
   "The failures that a loop has logged, and not logged, in this second."

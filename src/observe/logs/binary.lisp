@@ -143,7 +143,7 @@ failed. From any thread."
   (and (binary-log-file log) (entry-file-name (binary-log-file log))) (binary-log-dropped log))
 
 (defconstant +longest-entry+ (expt 2 26)
-  "A file with a longer entry is not taken for a binary log.")
+  "The most octets of an entry; a file with a longer one is not taken for a binary log.")
 
 (defun read-binary-log (stream)
   "Read the next entry of a binary log from STREAM, which gives octets, and return it, a

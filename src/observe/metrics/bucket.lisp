@@ -73,20 +73,21 @@
   "Sizes in octets (gRFC A66).")
 
 (define-load-time-global **retries** (make-scale '(1 2 3 4 5))
-  "Retries and hedges of a call (gRFC A96).")
+  "The scale for the number of retries and hedges of a call (gRFC A96).")
 
 (define-load-time-global **transparent-retries** (make-scale '(1 2 3 4 5 10))
-  "Transparent retries of a call (gRFC A96).")
+  "The scale for the number of transparent retries of a call (gRFC A96).")
 
 (define-load-time-global **weights**
     (make-scale '(0 5 10 25 50 75 100 250 500 750 1000 2500 5000 7500 10000) :unit 1/1000)
-  "Weights of endpoints (gRFC A78, which names no bounds: OpenTelemetry's own), in thousandths.")
+  "The scale for weights of endpoints, in thousandths (gRFC A78 names no bounds, so these are
+OpenTelemetry's).")
 
 ;;; Counting. A plain cell has one writer at a time, the thread that holds a loop's baton; others
 ;;; read it meanwhile. An atomic cell has many writers.
 
 (defconstant +padding+ 8
-  "The unused cells at each end of CELLS: two shards never share a cache line.")
+  "The number of unused cells at each end of CELLS, so that two shards never share a cache line.")
 
 (defun make-cells (count)
   "COUNT cells of 0, the first with the number +PADDING+."

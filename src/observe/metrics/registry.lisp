@@ -4,7 +4,7 @@
 (in-package #:clgrpc.metrics)
 
 (defconstant +shared-shards+ 8
-  "Shards of the threads that have no loop.")
+  "The number of shards for the threads that have no loop.")
 
 (defconstant +most-targets+ 500
   "The most targets that channels are counted by; all others have the target \"other\".")

@@ -17,7 +17,7 @@ the collector refuses.")
   "How long a collector can make us wait.")
 
 (defconstant +accepted-octets+ 1048576
-  "A request of at most this many octets is not treated as too long; collectors accept 4 MiB by
+  "The most octets of a request that is not treated as too long; collectors accept 4 MiB by
 default.")
 
 (defparameter *retryable* '(:cancelled :deadline-exceeded :aborted :out-of-range :unavailable

@@ -5,9 +5,11 @@
 (in-package #:clgrpc.otlp)
 
 (defconstant +points-per-request+ 2000
-  "A point takes some 100 to 500 octets, and collectors accept messages of 4 MiB by default.")
+  "The most points of a request: a point takes some 100 to 500 octets, and collectors accept
+messages of 4 MiB by default.")
 (defconstant +octets-per-request+ 2097152
-  "A request of more octets, since its points have long attributes, is divided.")
+  "The most octets of a request. If points have long attributes, so that a request is longer, it is
+divided.")
 
 (defun hex-octets (text length)
   "The LENGTH octets that TEXT, hexadecimal digits, means; no octets if TEXT is anything else."

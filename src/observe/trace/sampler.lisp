@@ -68,7 +68,7 @@ spans whose parent is remote or local, and sampled or not, as its name says."
           (t (wrong)))))
 
 (defconstant +no-bound+ (1- (ash 1 64))
-  "For RATIO-BOUND, if the id alone does not determine whether a trace is recorded.")
+  "The value of RATIO-BOUND if the id alone does not determine whether a trace is recorded.")
 
 (defun root-bound (form)
   "The RATIO-BOUND of spans without a parent, for the sampler of FORM; +NO-BOUND+ if it has none."

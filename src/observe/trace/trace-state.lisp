@@ -14,10 +14,11 @@
 (defconstant +most-members+ 32 "How many members a tracestate may have.")
 (defconstant +most-state-octets+ 512 "The longest tracestate, in characters, that is passed on.")
 (defconstant +long-member-octets+ 128
-  "Of a tracestate that is too long, members longer than this are removed first.")
+  "The length of a member above which it is among the first to be removed from a tracestate that is
+too long.")
 (defconstant +longest-state-octets+ 2048
-  "A longer tracestate is not read. A tracestate in several headers, which is parsed in each
-request, is not read if it is longer than +MOST-STATE-OCTETS+.")
+  "The most octets of a tracestate that is read. A tracestate in several headers, which is parsed in
+each request, is not read if it is longer than +MOST-STATE-OCTETS+.")
 
 (deftype state-text () "Text that may be a tracestate." '(simple-array character (*)))
 

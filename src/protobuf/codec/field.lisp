@@ -12,7 +12,7 @@
 ;;; Reading
 
 (defconstant +far+ (ash 1 60)
-  "A position after every valid one.")
+  "A position that is after every valid position.")
 
 (with-kernel-parts
   (defun long-varint (value next octets spare mask)
@@ -279,7 +279,7 @@ overwrites the octets that this writes beyond the varint."
 (defconstant +few-octets+ 16
   "How many octets a packed field has at most that %READ-FEW reads.")
 (defconstant +few+ 8
-  "For at most this many elements of a packed field, computing the size by a call does not pay.")
+  "The number of elements of a packed field up to which the size is computed without a call.")
 (defconstant +few-to-write+ 48
   "The most elements of a packed field that PUT-FEW writes: with more, the kernels of
 varint-kernel.lisp are faster in spite of their start.")

@@ -11,7 +11,7 @@
 (deftype index-table () '(simple-array (unsigned-byte 32) (*)))
 
 (defconstant +removed+ #xFFFFFFFF
-  "In an index table: the place of a removed key.")
+  "The mark in an index table that a key was removed there.")
 
 (defstruct (key-index (:constructor make-key-index (table seed)) (:copier nil))
   "A hash table from the keys of a map to their positions; see above."

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defconstant +linear-map-limit+ 8
-  "A map with more entries than this has a hash table.")
+  "The most entries of a map without a hash table.")
 
 (defstruct (proto-map (:constructor make-proto-map (key-kind value-kind value-type)) (:copier nil))
   "The value of a map field: see MAP-VALUE, MAP-COUNT, MAP-REMOVE, DO-MAP, MAP-ALIST."

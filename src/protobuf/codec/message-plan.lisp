@@ -129,7 +129,8 @@ included. ENTRIES are the MAP-ENTRIES around."
     (double-float (double-bits value))))
 
 (defconstant +representation+ 1
-  "Changes when generated code of older versions no longer fits; part of every fingerprint.")
+  "A number that changes when generated code of older versions no longer fits; it is part of every
+fingerprint.")
 
 (defun message-fingerprint (message)
   (with-standard-io-syntax

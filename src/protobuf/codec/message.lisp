@@ -299,7 +299,7 @@ such type is defined. From any thread."
     (string (values (gethash designator **enum-types**)))))
 
 (defconstant +dense-enum-limit+ 256
-  "Enum numbers below this are looked up in a vector.")
+  "The number below which the numbers of an enum are looked up in a vector.")
 
 (defun install-enum (full-name)
   "Give the enum type FULL-NAME the values of its registered descriptor."

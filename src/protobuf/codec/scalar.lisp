@@ -39,7 +39,7 @@ with VALUE bound."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defparameter *scalars* (make-hash-table)
-    "Kind to SCALAR."))
+    "A table from a kind of field to its SCALAR."))
 
 (defmacro define-scalar (kind type &rest arguments &key &allow-other-keys)
   `(eval-when (:compile-toplevel :load-toplevel :execute)

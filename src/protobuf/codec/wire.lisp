@@ -299,7 +299,8 @@ past it."
 ;;; came.
 
 (defconstant +escape+ #xDC00
-  "The code of the character for an octet that is not UTF-8 is the octet plus this number.")
+  "The difference between an octet that is not UTF-8 and the code of the character that represents
+it.")
 
 (declaim (inline escape-p))
 (defun escape-p (char)

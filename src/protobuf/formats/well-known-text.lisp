@@ -6,9 +6,12 @@
 
 (in-package #:clgrpc.protobuf)
 
-(defconstant +least-timestamp+ -62135596800 "0001-01-01T00:00:00Z in seconds since 1970.")
-(defconstant +greatest-timestamp+ 253402300799 "9999-12-31T23:59:59Z in seconds since 1970.")
-(defconstant +greatest-duration+ 315576000000 "Ten thousand years in seconds.")
+(defconstant +least-timestamp+ -62135596800
+  "The earliest timestamp, 0001-01-01T00:00:00Z, in seconds since 1970.")
+(defconstant +greatest-timestamp+ 253402300799
+  "The latest timestamp, 9999-12-31T23:59:59Z, in seconds since 1970.")
+(defconstant +greatest-duration+ 315576000000
+  "The longest duration, ten thousand years, in seconds.")
 
 (defun civil-days (year month day)
   "Days from 1970-01-01 to the date. In this calculation years begin in March, so that leap days

@@ -274,7 +274,8 @@ first."
 (defglobal **extension-descriptors** (make-hash-table :test 'equal :synchronized t))
 
 (defvar *built-ins* (make-hash-table :test 'equal)
-  "From an import path to true for a file that is defined in every image, or to the file's text.")
+  "A table from an import path to the text of the file, or to true if the file is defined in every
+image.")
 
 (defun built-in (name)
   "True if the file NAME is defined in every image; the file's text if it is built in but not

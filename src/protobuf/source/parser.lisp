@@ -20,7 +20,7 @@
 (setf (documentation '*parser* 'variable) "The parser at work.")
 
 (defconstant +message-depth+ 32
-  "The depth that messages in a source must not reach, as in protoc.")
+  "The depth of messages in a source at which it is refused, as by protoc.")
 
 (defconstant +aggregate-depth+ 100
   "How deep the value of an option may nest.")

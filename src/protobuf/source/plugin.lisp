@@ -4,7 +4,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defconstant +plugin-features+ 3
-  "FEATURE_PROTO3_OPTIONAL and FEATURE_SUPPORTS_EDITIONS.")
+  "The features of the plug-in: FEATURE_PROTO3_OPTIONAL and FEATURE_SUPPORTS_EDITIONS.")
 
 (defun edition-of (name)
   (enum-number "google.protobuf.Edition" name))

@@ -335,8 +335,8 @@ it. On SERVER-LOOP's loop."
 ;;; Descriptors
 
 (defconstant +steps-at-once+ 16
-  "By how many connections the limit is lowered when the process runs out of descriptors, and raised
-when it has enough again.")
+  "The number of connections by which the limit is lowered when the process runs out of descriptors,
+and raised when it has enough again.")
 (defconstant +calm-ns+ (* 10 +ns-per-second+)
   "How many nanoseconds after a reduction the limit of connections may be raised again.")
 

@@ -33,7 +33,8 @@
   "The decompression time, in nanoseconds, that a peer may use for each octet of a compressed
 message that it sends: the time that eight octets of an ordinary call take.")
 (defconstant +burst-ns+ 250000000
-  "The time, in nanoseconds, that a peer may owe before its compressed messages wait.")
+  "The decompression time, in nanoseconds, that a peer may use in advance before its compressed
+messages wait.")
 (defconstant +turn-look-seconds+ 1/10
   "The interval at which a thread that waits for its turn checks whether its call has ended.")
 

@@ -27,10 +27,10 @@
   (declare (ignore call octets start end last)))
 
 (defconstant +free-query-characters+ 128
-  "A message in a query is not counted if it is at most this long and not compressed.")
+  "The most characters of a message in a query that is not counted if it is not compressed.")
 
 (defconstant +inflated-times+ 32
-  "A compressed message in a query may become this many times as long as its octets.")
+  "A factor: a compressed message in a query may become at most this many times as long.")
 
 (defun may-decode-p (call octets)
   "True if CALL may have a message of OCTETS decoded from its query; else it has been ended."

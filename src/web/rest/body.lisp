@@ -5,10 +5,10 @@
 (in-package #:clgrpc.rest)
 
 (defconstant +piece-octets+ 1048576
-  "The octets of the messages that a long body to a stream of HttpBody becomes.")
+  "The octets of each message into which a long body to a stream of HttpBody is divided.")
 
 (defconstant +most-messages+ 10000
-  "The messages that a body in JSON may have.")
+  "The most messages that a body in JSON may have.")
 
 (defconstant +most-bound-texts+ 20000
   "The limit of a product of two numbers: the variables of the path plus the parameters of the

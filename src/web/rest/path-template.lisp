@@ -13,10 +13,10 @@
 (in-package #:clgrpc.rest)
 
 (defconstant +longest-template+ 4096
-  "The characters that a template may have.")
+  "The most characters that a template may have.")
 
 (defconstant +most-segments+ 100
-  "The segments that a template may have. Matching nests as deep as a template has segments.")
+  "The most segments that a template may have: matching recurs once for each segment.")
 
 (defstruct (path-variable (:conc-name variable-) (:constructor make-variable (path start end))
                           (:copier nil))

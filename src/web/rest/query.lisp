@@ -9,7 +9,7 @@
 (in-package #:clgrpc.rest)
 
 (defconstant +most-parameters+ 150
-  "The parameters that a query may have, empty ones included.")
+  "The most parameters that a query may have, empty ones included.")
 
 (defconstant +most-steps+ 32
   "The most names in the path of a parameter.")
@@ -19,7 +19,7 @@
 and of the fields in these names.")
 
 (defconstant +longest-name+ 1024
-  "The characters that the name of a parameter may have.")
+  "The most characters that the name of a parameter may have.")
 
 (define-hot same-text-p ((text simple-string) (start index) (end index) (other index)
                          (other-end index))
@@ -32,7 +32,7 @@ and of the fields in these names.")
                always (char= (schar text i) (schar text j))))))
 
 (defconstant +short-parameter+ 32
-  "The end of a parameter that is longer than this is searched for by CHAR-POSITION.")
+  "The number of characters of a parameter after which its end is searched for by CHAR-POSITION.")
 
 (define-hot parameter-ends ((query simple-string) (start index)) (values index index)
   "Two values: the end of the name of the parameter that begins at START of QUERY, and the end of

@@ -7,10 +7,10 @@
 (in-package #:clgrpc.rest)
 
 (defconstant +longest-yaml+ (expt 2 20)
-  "The characters that a text in YAML may have.")
+  "The most characters that a text in YAML may have.")
 
 (defconstant +deepest-yaml+ 32
-  "The mappings and sequences that may be around a value in YAML.")
+  "The most mappings and sequences that may be around a value in YAML.")
 
 (defstruct (line (:constructor make-line (number indent text)) (:copier nil))
   "A line that is not empty."
