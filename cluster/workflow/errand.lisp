@@ -151,7 +151,8 @@ If a child cannot be begun, the step fails."
                               :reason "the child was deleted before its parent got its result"))))
 
 (defun former-ends (node state number)
-  "The alist of places and ChildResults of the step NUMBER of STATE whose ends were noted before."
+  "The ends of children of the step NUMBER of STATE that were noted before: an alist from the
+children's places to ChildResults."
   (let ((prefix (data-key (node-root node) (pb:workflow-state-id state)
                           (payload-key state (format nil "child/~D/" number)))))
     (loop for entry in (etcd:fetch-entries (node-etcd node) :prefix prefix)

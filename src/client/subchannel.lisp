@@ -162,7 +162,7 @@ connection ends. In all other cases SUBCHANNEL moves to another connection set."
     (change-link-states misplaceds :idle)))
 
 (defun leave-addresses (connection-set)
-  "Leave those links of CONNECTION-SET, which is ready, whose addresses no longer belong to
+  "Stop using those links of CONNECTION-SET, which is ready, whose addresses no longer belong to
 CONNECTION-SET."
   (dolist (link (connection-set-links connection-set))
     (unless (find-address (connection-set-addresses connection-set) (client-link-peer link))

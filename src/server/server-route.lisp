@@ -123,8 +123,8 @@ to be called."
 ;;; Which methods give long answers, see reply-room.lisp
 
 (defun promise-answer (route)
-  "Promise room in the heap for another answer of ROUTE, which gives long answers. Return the number
-of octets promised; nil if the heap has no room."
+  "Reserve room in the heap for another answer of ROUTE, whose answers are long. Return the number
+of octets reserved; nil if the heap has no room."
   (let* ((long (* 2 (route-long-octets route)))
          (method (route-method route)))
     (cond ((not (promise-octets long)) nil)

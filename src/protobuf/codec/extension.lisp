@@ -212,8 +212,8 @@ nil if the item lacks a number or a message."
     (and range number (values number range))))
 
 (defun find-extensions (octets type)
-  "Look for the loaded extensions of TYPE among the fields in OCTETS. Return a list of FINDINGs and
-the ranges of the rest, the latest first."
+  "Look for the loaded extensions of TYPE among the fields in OCTETS. Return two lists: FINDINGs;
+and, the latest first, the ranges of octets that belong to none of these extensions."
   (declare (type octets octets))
   (let ((at 0) (end (length octets)) (table (message-type-extensions type))
         (findings '()) (rest '()))

@@ -236,9 +236,10 @@ position after them."
 write overwrites those after the varint. Return the position after it, or +FAR+ if there might be no
 room.")
     (define-put %put-field-at 1
-      "As %PUT-VARINT-AT with the octet TAG before it.")
+      "As %PUT-VARINT-AT, but write the octet TAG before the varint.")
     (define-put %put-wide-field-at 2
-      "As %PUT-VARINT-AT with the two octets of TAG, the first one the lower, before it.")))
+      "As %PUT-VARINT-AT, but write the two octets of TAG before the varint, the lower octet
+first.")))
 
 (defmacro put-word-field (tag value)
   "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. The next write

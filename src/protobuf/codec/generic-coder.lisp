@@ -158,7 +158,8 @@ given up and repeated."
       (put-stored slot stored octets at)))
 
 (defun generic-size (message slots)
-  "The size of MESSAGE, with SLOTS by number; kept in MESSAGE as well."
+  "The size of MESSAGE, whose SLOTS are in the order of their numbers. Store the size in MESSAGE as
+well."
   (let* ((extra (message-extra message)) (size (if extra (extra-size extra) 0)))
     (dolist (slot slots)
       (when (slot-present-p message slot)
