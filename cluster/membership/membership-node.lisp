@@ -163,7 +163,7 @@ deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends b
     (loop:guarding (:cluster-listener-error) (funcall (node-on-loss node) condition))))
 
 (defun supersede (node member)
-  "Handle that MEMBER now has the name of NODE."
+  "End NODE's membership, since MEMBER, another process, has taken NODE's name."
   (multiple-value-bind (before lease) (change-state node '(:member :lost :joining) :superseded)
     (when before
       (tell-loss node (make-condition

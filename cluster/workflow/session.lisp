@@ -188,7 +188,8 @@ next heartbeat is accepted."
     (status:rpc-error ())))             ; the worker of STREAM has gone
 
 (defun do-heartbeat (node session held stream)
-  "Do the heartbeat on STREAM of SESSION, which holds HELD. This may wait for the store."
+  "Do the heartbeat on STREAM of SESSION, which holds the claims HELD. The function may wait for the
+store."
   (handler-case (while-open (node)
                   (answer-heartbeat stream (with-store-errors
                                              (note-heartbeat node session held stream))))

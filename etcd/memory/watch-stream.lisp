@@ -60,7 +60,7 @@
                                      (key-value (change-previous change))))))
 
 (defun event-octets (watch change)
-  "The octets that CHANGE is taken to need in a response."
+  "The estimated number of octets of CHANGE in a response to WATCH."
   (let ((previous (change-previous change)))
     (+ (item-cost (change-item change))
        (if (and previous (watch-previous watch)) (item-cost previous) 0))))

@@ -71,8 +71,8 @@ has passed."
 (defun call-promised (held function)
   "Call FUNCTION, user code that makes an answer. The first element of the list HELD is the number
 of octets promised for FUNCTION. While this thread waits for room for another message, such as a
-request that it decodes, the value is 0 and nothing is promised. The promise remains 0 if there is
-no room afterwards."
+request that it decodes, that number is 0 and nothing is promised. If there is no room for the
+promise afterwards, the number remains 0."
   (let ((octets (first held)))
     (loop:call-releasing
      (lambda () (settle-octets (shiftf (first held) 0)))

@@ -102,8 +102,8 @@ by reflection, over a channel with CREDENTIALS."
 
 (defun load-text (method data data-file)
   "The requests of METHOD in JSON: DATA, the text itself, or @ or - for standard input; else the
-contents of DATA-FILE. Without both, no request if METHOD takes a stream, otherwise one empty
-message."
+contents of DATA-FILE. If DATA and DATA-FILE are nil, return no request if METHOD takes a stream,
+otherwise one empty message."
   (cond ((member data '("@" "-") :test #'equal)
          (octets-string (read-standard-octets)))
         (data)

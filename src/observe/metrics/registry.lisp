@@ -7,7 +7,8 @@
   "The number of shards for the threads that have no loop.")
 
 (defconstant +most-targets+ 500
-  "The most targets that channels are counted by; all others have the target \"other\".")
+  "The most targets whose channels are counted separately; all others count as the target
+\"other\".")
 
 (defconstant +most-labels+ 64
   "How many texts, such as reasons of disconnections, a target record counts separately.")

@@ -25,8 +25,8 @@
 ;;; The connection that gives way; the admission's lock is held
 
 (defun largest-user-entry (admission spared)
-  "The entry of the peer that holds the most octets. SPARED is a table from entries to octets, which
-are subtracted before the comparison."
+  "The entry of the peer that holds the most octets. SPARED is a table from entries to numbers of
+octets, which are subtracted from what their peers hold."
   (let ((largest-user nil) (most 0))
     (maphash (lambda (name entry)
                (declare (ignore name))
