@@ -42,7 +42,10 @@
                (complaint :client (frames-octets (make-peer) '((:ping 1))))))
     (is (equal "not an HTTP/2 client preface" (complaint :server (ascii-octets "PRI * HTTP/1"))))
     (is (equal "the peer speaks HTTP/1.1, not HTTP/2"
-               (complaint :server (ascii-octets "GET / HTTP/1.1"))))))
+               (complaint :server (ascii-octets "GET / HTTP/1.1"))))
+    ;; wherever they begin
+    (is (equal "HTTP/1.1" (h2::foreign-protocol (ascii-octets "PRIGET / HTTP/1.1") 3 17)))
+    (is (null (h2::foreign-protocol (ascii-octets "GET / HTTP/1.1") 3 14)))))
 
 (test cuts-make-no-difference
   "A session means the same wherever its octets are cut."
