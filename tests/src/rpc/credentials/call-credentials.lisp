@@ -57,3 +57,22 @@
                          (fail "No error"))
       (status:deadline-exceeded (error)
         (is (not (status:rpc-error-sent-p error)))))))
+
+(test credentials-that-give-no-answer-end-the-call
+  "A function that unwinds its thread, and one for which the closed channel has no thread."
+  (flet ((unwind (path) (declare (ignore path)) (throw 'unwound nil))
+         (ending (run function)
+           (let ((told '()))
+             (catch 'unwound
+               (credentials:ask-credentials function (make-instance 'secure-channel)
+                                            *test-method* "a" run
+                                            (lambda (metadata error)
+                                              (push (list metadata error) told))))
+             (destructuring-bind ((metadata error)) told
+               (is (null metadata))
+               (is (not (status:rpc-error-sent-p error)))
+               (is (eq :local (status:rpc-error-ended-by error)))
+               (list (status:rpc-error-status error) (status:rpc-error-message error))))))
+    (is (equal '(:unavailable "the call credentials have not returned")
+               (ending (lambda (function) (funcall function) t) #'unwind)))
+    (is (equal '(:unavailable "the channel is closed") (ending (constantly nil) #'unwind)))))
