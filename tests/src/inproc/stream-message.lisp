@@ -48,3 +48,12 @@
       (signals grpc:misuse
         (grpc:do-messages (note call)
           (grpc:receive call))))))
+
+(test messages-before-the-handler-are-bounded
+  "The client keeps no more octets for a handler that has not begun than its budget."
+  (with-inproc (channel :channel-options '(:send-budget-octets 65536)) (:collect #'add-up)
+    (let* ((call (collect channel :open)) (pair (inproc::call-call-pair call))
+           (each (+ 936 rpc:+batch-octets+)))
+      (is (= (floor 65536 each)
+             (loop repeat 1000 count (inproc::keep-early pair (note 1) 936))))
+      (grpc:cancel call))))
