@@ -410,3 +410,18 @@ may drain and two seconds."
     (is-true (refused-p "cluster" "members"))
     (is (= 1 (run-line "cluster" "members" "127.0.0.1:1" "--timeout" "1")))
     (is (= 1 (run-line "cluster" "watch" "127.0.0.1:1" "--timeout" "0.3")))))
+
+(test arguments-of-workflow-commands
+  "An ID where one is named, a name for a signal, and either tasks or a request for a start."
+  (loop for (what complaint . arguments)
+          in '((:workflows nil) (:watch nil) (:show "ID" nil) (:show nil "w")
+               (:signal "name of the signal" "w") (:signal nil "w" "go")
+               (:start "--task or with --request" "w") (:start nil "w" nil ("a"))
+               (:start nil "w" nil nil "{}") (:start "--task or with --request" "w" nil ("a") "{}")
+               (:create-schedule nil "w" nil ("a")) (:create-schedule "--request" "w"))
+        do (destructuring-bind (&optional id name tasks request) arguments
+             (handler-case (clgrpc.tools::check-workflow-arguments what id name tasks request)
+               (error (error) (is (search (or complaint "nothing") (princ-to-string error))))
+               (:no-error (&rest values)
+                 (declare (ignore values))
+                 (is (null complaint) "~S ~S" what arguments))))))
