@@ -34,7 +34,7 @@
 
 (defsystem "clgrpc-etcd/memory"
   :description "An engine in memory that serves etcd's services, for demonstrations and tests."
-  :depends-on ("clgrpc-etcd" "clgrpc/inproc")
+  :depends-on ("clgrpc-etcd" "clgrpc/inproc" "alexandria")
   :pathname "etcd/memory/"
   :serial t
   :components ((:file "package") (:file "tree") (:file "revision-store") (:file "lease-table")

@@ -7,8 +7,7 @@
   :description "The command clgrpc."
   :depends-on ("clgrpc/examples" "clgrpc-tools/load" "clgrpc-tools/report" "clgrpc-tools/profile"
                "clgrpc-tools/console" "clgrpc-tools/workflow-console" "clgrpc-etcd/discovery"
-               "clgrpc-cluster"
-               "clgrpc-cluster/workflow")
+               "clgrpc-cluster" "clgrpc-cluster/workflow" "alexandria")
   :pathname "tools/"
   :serial t
   :components ((:file "command/worker-protos") (:file "command/package")
@@ -34,7 +33,7 @@
 
 (defsystem "clgrpc-tools/load"
   :description "The engine of `clgrpc load`: calls at a rate, and what is known of them."
-  :depends-on ("clgrpc")
+  :depends-on ("clgrpc" "alexandria")
   :pathname "tools/load/"
   :serial t
   :components ((:file "package") (:file "histogram") (:file "run-result") (:file "second")
@@ -45,7 +44,7 @@
 
 (defsystem "clgrpc-tools/report"
   :description "What is said of runs of `clgrpc load`: reports, comparisons, conditions."
-  :depends-on ("clgrpc-tools/load" "clgrpc-tools/page")
+  :depends-on ("clgrpc-tools/load" "clgrpc-tools/page" "alexandria")
   :pathname "tools/report/"
   :serial t
   :components ((:file "package") (:file "figure") (:file "report-condition") (:file "ghz")
@@ -54,7 +53,7 @@
 
 (defsystem "clgrpc-tools/profile"
   :description "Where the time of a process goes: clgrpc profile."
-  :depends-on ("clgrpc" "clgrpc-tools/report" "sb-sprof")
+  :depends-on ("clgrpc" "clgrpc-tools/report" "sb-sprof" "alexandria")
   :pathname "tools/profile/"
   :serial t
   :components ((:static-file "../../proto/pprof/profile.proto") (:file "pprof-proto")
@@ -76,7 +75,7 @@
   :description "The manual as a site, from chapters and docstrings."
   :depends-on ("clgrpc" "clgrpc-async" "clgrpc-sim" "clgrpc-etcd" "clgrpc-etcd/discovery"
                "clgrpc-etcd/memory" "clgrpc-cluster" "clgrpc-cluster/workflow"
-               "clgrpc-cluster/raft" "clgrpc-tools/page" "cl-ppcre" "sb-introspect")
+               "clgrpc-cluster/raft" "clgrpc-tools/page" "cl-ppcre" "sb-introspect" "alexandria")
   :pathname "tools/manual/"
   :serial t
   :components ((:file "package") (:file "docstring") (:file "contents") (:file "export")
@@ -85,7 +84,7 @@
 
 (defsystem "clgrpc-tools/console"
   :description "A page for the browser that shows what the process does now."
-  :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs" "clgrpc/program")
+  :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs" "clgrpc/program" "alexandria")
   :pathname "tools/console/"
   :serial t
   :components ((:file "package") (:file "sample-set") (:file "tail") (:file "update-stream")
@@ -106,7 +105,7 @@
 
 (defsystem "clgrpc-tools/testee"
   :description "The command with test peers: what public suites and benchmarks call and judge."
-  :depends-on ("clgrpc-tools")
+  :depends-on ("clgrpc-tools" "alexandria")
   :pathname "tools/testee/"
   :serial t
   :components ((:file "protos") (:file "package") (:file "bench") (:file "orca") (:file "interop")

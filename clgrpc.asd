@@ -113,14 +113,15 @@
 
 (defsystem "clgrpc/exchange"
   :description "Requests of HTTP beside gRPC and their answers, over HTTP/1.1 and HTTP/2."
-  :depends-on ("clgrpc/http1" "clgrpc/http2" "clgrpc/loop") :pathname "src/http/exchange/" :serial t
+  :depends-on ("clgrpc/http1" "clgrpc/http2" "clgrpc/loop" "alexandria")
+  :pathname "src/http/exchange/" :serial t
   :components ((:file "package") (:file "http-version") (:file "content") (:file "router")
                (:file "exchange") (:file "answer-date") (:file "chunked") (:file "over-http2")
                (:file "over-http1")))
 
 (defsystem "clgrpc/metrics"
   :description "What servers, channels and the process do, counted, and read by Prometheus."
-  :depends-on ("clgrpc/rpc" "clgrpc/http1") :pathname "src/observe/metrics/" :serial t
+  :depends-on ("clgrpc/rpc" "clgrpc/http1" "alexandria") :pathname "src/observe/metrics/" :serial t
   :components ((:file "package") (:file "bucket") (:file "instrument-table") (:file "shard")
                (:file "registry") (:file "count") (:file "family") (:file "user-instrument")
                (:file "collect") (:file "instrument-rows") (:file "accept")
@@ -128,7 +129,8 @@
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
-  :depends-on ("clgrpc/option" "clgrpc/kernel" "sb-introspect") :pathname "src/protobuf/" :serial t
+  :depends-on ("clgrpc/option" "clgrpc/kernel" "sb-introspect" "alexandria")
+  :pathname "src/protobuf/" :serial t
   :components ((:file "package") (:file "protobuf-condition") (:file "source/descriptor")
                (:file "source/lexer") (:file "source/path") (:file "codec/wire")
                (:file "codec/float") (:file "source/literal") (:file "source/parser")
@@ -187,7 +189,7 @@
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
-  :depends-on ("clgrpc/method") :pathname "src/rpc/" :serial t
+  :depends-on ("clgrpc/method" "alexandria") :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "call-value")
                (:file "own-options") (:file "verdict") (:file "messaging")
@@ -212,7 +214,7 @@
 
 (defsystem "clgrpc/topic"
   :description "Topics: what one sends, many streams of answers have."
-  :depends-on ("clgrpc/rpc") :pathname "src/rpc/topic/" :serial t
+  :depends-on ("clgrpc/rpc" "alexandria") :pathname "src/rpc/topic/" :serial t
   :components ((:file "package") (:file "topic") (:file "stream-follower")))
 
 (defsystem "clgrpc/serving"
@@ -271,7 +273,7 @@
 
 (defsystem "clgrpc/trace"
   :description "Distributed tracing: contexts, samplers, spans of calls."
-  :depends-on ("clgrpc/client") :pathname "src/observe/trace/" :serial t
+  :depends-on ("clgrpc/client" "alexandria") :pathname "src/observe/trace/" :serial t
   :components ((:file "package") (:file "id") (:file "trace-context") (:file "trace-state")
                (:file "baggage") (:file "sampler") (:file "span") (:file "span-queue")
                (:file "tracing") (:file "call-record") (:file "current") (:file "trace-header")
@@ -279,7 +281,7 @@
 
 (defsystem "clgrpc/balance"
   :description "Balancing policies."
-  :depends-on ("clgrpc/client") :pathname "src/client/balance/" :serial t
+  :depends-on ("clgrpc/client" "alexandria") :pathname "src/client/balance/" :serial t
   :components ((:file "package") (:file "policy-timer") (:file "backend-stream")
                (:file "health-watch") (:file "load-report") (:file "leaf-policy")
                (:file "round-robin") (:file "least-request") (:file "stride")
@@ -331,7 +333,7 @@
 
 (defsystem "clgrpc/rest"
   :description "REST by google.api.http: rules, routes, requests and answers, and OpenAPI."
-  :depends-on ("clgrpc/web") :pathname "src/web/rest/" :serial t
+  :depends-on ("clgrpc/web" "alexandria") :pathname "src/web/rest/" :serial t
   :components ((:file "package") (:file "rest-error") (:file "percent") (:file "path-template")
                (:file "yaml") (:file "config") (:file "rule") (:file "route-tree") (:file "query")
                (:file "body") (:file "rest-answer") (:file "openapi") (:file "rest-calls")
@@ -365,14 +367,15 @@
 
 (defsystem "clgrpc/channelz"
   :description "What the channels, servers and connections of a process are and do, as a service."
-  :depends-on ("clgrpc/client" "clgrpc/server") :pathname "src/observe/channelz/" :serial t
+  :depends-on ("clgrpc/client" "clgrpc/server" "alexandria")
+  :pathname "src/observe/channelz/" :serial t
   :components ((:static-file "../../../proto/grpc/channelz/v1/channelz.proto")
                (:file "channelz-proto") (:file "package") (:file "asking") (:file "socket-report")
                (:file "channelz-service")))
 
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
-  :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
+  :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace" "alexandria")
   :pathname "src/observe/otlp/" :serial t
   :components ((:static-file "../../../proto/opentelemetry/proto/common/v1/common.proto")
                (:static-file "../../../proto/opentelemetry/proto/resource/v1/resource.proto")

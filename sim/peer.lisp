@@ -9,9 +9,8 @@
 
 (declaim (sb-ext:freeze-type peer))
 
-(defmethod print-object ((peer peer) stream)
-  (print-unreadable-object (peer stream :type t)
-    (princ (peer-socket peer) stream)))
+(define-printer (peer peer)
+  "~A" (peer-socket peer))
 
 (defun own-address (name port)
   "The address of PORT of the host called NAME."

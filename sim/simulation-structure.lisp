@@ -138,9 +138,8 @@ the function given to ADD-HOST.")
 (define-printer (socket socket)
   "~A:~D ~(~A~)" (host-name (socket-host socket)) (socket-port socket) (socket-state socket))
 
-(defmethod print-object ((pending pending) stream)
-  (print-unreadable-object (pending stream :type t)
-    (write-string (host-name (pending-host pending)) stream)))
+(define-printer (pending pending)
+  "~A" (host-name (pending-host pending)))
 
 (define-printer (running running-loop)
   "~A of ~A" (loop:event-loop-name (running-loop-loop running))

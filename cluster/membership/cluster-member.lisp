@@ -189,13 +189,12 @@ member that no message can describe."
 (defun entry-member (entry cluster)
   "The member of CLUSTER that ENTRY of the store describes; nil if ENTRY is nil or does not belong
 to a member."
-  (let ((name (and entry (entry-name entry cluster))))
-    (and name
-         (handler-case (parse-entry entry name)
-           (clgrpc-error (condition)
-             (log-event :warning :cluster-entry-unreadable
-                        :key (member-key cluster name) :condition (bounded-text condition))
-             nil)))))
+  (when-let ((name (and entry (entry-name entry cluster))))
+    (handler-case (parse-entry entry name)
+      (clgrpc-error (condition)
+        (log-event :warning :cluster-entry-unreadable
+                   :key (member-key cluster name) :condition (bounded-text condition))
+        nil))))
 
 (defun renewed-member (member &key (address (member-address member))
                                 (state (member-state member))

@@ -45,11 +45,10 @@ called with changes of the store."
   (close-informer (service-informer service)))
 
 (defmethod server:note-server-started ((service cluster-service) server)
-  (let ((warning (authority:authority-warning (service-authority service)
-                                              (server:server-credentials server) "read")))
-    (when warning
-      (log-event :warning :cluster-access :cluster (informer-cluster (service-informer service))
-                                          :condition warning))))
+  (when-let ((warning (authority:authority-warning (service-authority service)
+                                                   (server:server-credentials server) "read")))
+    (log-event :warning :cluster-access :cluster (informer-cluster (service-informer service))
+                                        :condition warning)))
 
 (defmethod server:note-server-stopping ((service cluster-service) server)
   (declare (ignore server))

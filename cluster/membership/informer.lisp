@@ -201,9 +201,8 @@ view has the changes that follow."
     (handler-case
         (progn
           (when (<= (watcher-next watcher) revision)
-            (let ((changes (catch-up-changes changes (informer-cluster informer))))
-              (when changes
-                (rpc:send (watcher-call watcher) (changes-response revision changes))))
+            (when-let ((changes (catch-up-changes changes (informer-cluster informer))))
+              (rpc:send (watcher-call watcher) (changes-response revision changes)))
             (setf (watcher-next watcher) (1+ revision)))
           (when (with-informer (informer)
                                (<= (view-first (informer-view informer)) (watcher-next watcher)))

@@ -178,9 +178,8 @@ deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends b
   (when (= generation (node-generation node))
     (multiple-value-bind (before lease) (change-state node '(:member) :lost)
       (when before
-        (let ((meters (node-meters node)))
-          (when meters
-            (metrics:add (meters-losses meters) 1 (node-cluster node) (node-name node))))
+        (when-let ((meters (node-meters node)))
+          (metrics:add (meters-losses meters) 1 (node-cluster node) (node-name node)))
         (tell-loss node (make-condition 'membership-lost
                                         :text (format nil "~?" control arguments)))
         (loop:wake-job (node-joiner node))

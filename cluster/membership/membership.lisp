@@ -197,13 +197,11 @@ is no such member. The announcement may take TIMEOUT seconds, if TIMEOUT is not 
   "End the membership of NAME in CLUSTER, of GENERATION, and its lease with all its entries. Return
 true, or nil if there is no such member. A member of another generation remains. Signal an
 ETCD-ERROR. From any thread."
-  (let ((entry (announce store cluster (check-name name "member") generation)))
-    (when entry
-      (let ((lease (entry-lease store entry)))
-        (if lease
-            (etcd:revoke-lease lease)
-            (remove-member store cluster name generation)))
-      t)))
+  (when-let ((entry (announce store cluster (check-name name "member") generation)))
+    (if-let ((lease (entry-lease store entry)))
+      (etcd:revoke-lease lease)
+      (remove-member store cluster name generation))
+    t))
 
 (defun remove-member (store cluster name generation)
   "Remove the member NAME of GENERATION, whose entry was put without a lease."

@@ -5,6 +5,7 @@
 
 (defpackage #:clgrpc.cluster
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:server #:clgrpc.server) (#:services #:clgrpc.services)

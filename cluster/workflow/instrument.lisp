@@ -71,23 +71,20 @@ was opened last, and the namespace."
 
 (defun begin-counting (node metrics)
   "NODE counts in METRICS, unless that is nil, until END-COUNTING."
-  (let ((instruments (metrics:ensure-instruments metrics 'instruments #'new-instruments)))
-    (when instruments
-      (setf (node-instruments node) instruments)
-      (sb-ext:atomic-push node (instruments-nodes instruments)))))
+  (when-let ((instruments (metrics:ensure-instruments metrics 'instruments #'new-instruments)))
+    (setf (node-instruments node) instruments)
+    (sb-ext:atomic-push node (instruments-nodes instruments))))
 
 (defun end-counting (node)
   "Stop the gauges from reading NODE."
-  (let ((instruments (node-instruments node)))
-    (when instruments
-      (sb-ext:atomic-update (instruments-nodes instruments) (lambda (nodes) (remove node nodes))))))
+  (when-let ((instruments (node-instruments node)))
+    (sb-ext:atomic-update (instruments-nodes instruments) (lambda (nodes) (remove node nodes)))))
 
 (defun note (node reader &rest values)
   "Add 1 to the counter of NODE that READER returns, if NODE has metrics."
-  (let ((instruments (node-instruments node)))
-    (when instruments
-      (apply #'metrics:add (funcall (the function reader) instruments) 1 (node-namespace node)
-             values))))
+  (when-let ((instruments (node-instruments node)))
+    (apply #'metrics:add (funcall (the function reader) instruments) 1 (node-namespace node)
+           values)))
 
 (defun step-kind (draft number)
   "The kind of the step NUMBER of DRAFT."

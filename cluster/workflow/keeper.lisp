@@ -63,11 +63,10 @@ lease to end.")
   (let* ((prefix (node-key node "index/sessions" "")) (over (open-sessions node))
          (revision
            (etcd:map-entries (lambda (entry)
-                               (let ((session (entry-name entry prefix)))
-                                 (when session
-                                   (remhash session over)
-                                   (note-session node session (etcd:entry-lease entry)
-                                                 (etcd:entry-changed entry)))))
+                               (when-let ((session (entry-name entry prefix)))
+                                 (remhash session over)
+                                 (note-session node session (etcd:entry-lease entry)
+                                               (etcd:entry-changed entry))))
                              (node-etcd node) :prefix prefix :keys-only t)))
     (loop for session being the hash-keys of over do (forget-session node session))
     revision))
@@ -227,10 +226,9 @@ removed."
   "End the lease of NODE's entry, if it has one; at once if the store answers within SECONDS. Do so
 even if the lease seems to have ended: if it was renewed after all, the entry of a node that does
 not exist would remain, and would get a share of the timers."
-  (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
-    (when lease
-      (handler-case (etcd:revoke-lease lease :timeout seconds)
-        (etcd:etcd-error ())))))
+  (when-let ((lease (shiftf (membership-lease (node-membership node)) nil)))
+    (handler-case (etcd:revoke-lease lease :timeout seconds)
+      (etcd:etcd-error ()))))
 
 (defun ensure-lease (node)
   "Get a lease for the entry of NODE. Return true if the lease is new."

@@ -11,6 +11,7 @@
 
 (defpackage #:clgrpc.workflow
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:protobuf #:clgrpc.protobuf) (#:server #:clgrpc.server)
                     (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)

@@ -31,9 +31,8 @@ LIST's lock. Return false if something newer is known."
            t))))
 
 (defun shard-rings (list kind)
-  (or (gethash kind (ready-list-kinds list))
-      (setf (gethash kind (ready-list-kinds list))
-            (coerce (loop repeat +shards+ collect (make-ring)) 'simple-vector))))
+  (alexandria:ensure-gethash kind (ready-list-kinds list)
+                             (coerce (loop repeat +shards+ collect (make-ring)) 'simple-vector)))
 
 (defun add-ready (list kind shard id revision)
   "The task of ID, of KIND, in SHARD, can be claimed since REVISION."

@@ -191,9 +191,8 @@ NODE knows a later change. The caller holds the node's lock."
   "Note ENTRY, which was read as the entry of SESSION's key. ENTRY may be old, so a session that
 NODE does not know remains unknown."
   (sb-thread:with-mutex ((node-lock node))
-    (let ((record (find-record node session)))
-      (when record
-        (note-change-of-key node record (etcd:entry-lease entry) (etcd:entry-changed entry))))))
+    (when-let ((record (find-record node session)))
+      (note-change-of-key node record (etcd:entry-lease entry) (etcd:entry-changed entry)))))
 
 (defun doubt-records (node)
   "Treat NODE's knowledge of the keys of sessions as uncertain from now on."
@@ -237,10 +236,9 @@ not know the session."
 
 (defun fetch-revision (node session)
   "As KNOWN-REVISION, of the store. Signal SESSION-LOST if SESSION does not exist."
-  (let ((entry (etcd:fetch (node-etcd node) (session-key node session))))
-    (if entry
-        (etcd:entry-changed entry)
-        (refuse :session-lost "there is no session ~A" session))))
+  (if-let ((entry (etcd:fetch (node-etcd node) (session-key node session))))
+    (etcd:entry-changed entry)
+    (refuse :session-lost "there is no session ~A" session)))
 
 (defun move-key (node session number revision)
   "The operations of TRANSACT that let the key of SESSION end with the lease NUMBER, if the key was
@@ -360,9 +358,8 @@ have not changed."
 
 (defun renewer-seconds (node)
   "The seconds until NODE looks at its SESSION-LEASEs again; nil if it has none."
-  (let ((all (sb-thread:with-mutex ((node-lock node)) (session-leases node))))
-    (and all
-         (clamp (/ (reduce #'min all :key #'lease-ms) 16000) 1/8 1/2))))
+  (when-let ((all (sb-thread:with-mutex ((node-lock node)) (session-leases node))))
+    (clamp (/ (reduce #'min all :key #'lease-ms) 16000) 1/8 1/2)))
 
 (defun attend-session-leases (node function)
   "Call FUNCTION, of a job of NODE. Return the seconds until the job runs again, or nil."

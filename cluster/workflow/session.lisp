@@ -13,13 +13,12 @@
 
 (defun call-owner (call)
   "The owner in the names of the sessions of CALL's peer."
-  (let ((identity (authority:call-identity call)))
-    (if identity
-        (format nil "~(~{~2,'0X~}~)" (coerce (subseq (sb-md5:md5sum-string
-                                                      identity :external-format :utf-8)
-                                                     0 8)
-                                             'list))
-        "")))
+  (if-let ((identity (authority:call-identity call)))
+    (format nil "~(~{~2,'0X~}~)" (coerce (subseq (sb-md5:md5sum-string
+                                                  identity :external-format :utf-8)
+                                                 0 8)
+                                         'list))
+    ""))
 
 (defun check-owner (call session)
   "Signal ACCESS-DENIED unless SESSION belongs to CALL's peer."

@@ -165,11 +165,10 @@ from the state that the node remembers or, if that state leads to no claim, from
                                            unless draft collect id))))
     (loop for draft in drafts
           collect (or draft
-                      (let ((now (entry-cached-state node (pop entries))))
-                        (and now
-                             (or (claim-draft node session kinds (cached-state-state now)
-                                              (cached-state-revision now))
-                                 (note-not-ready node now))))))))
+                      (when-let ((now (entry-cached-state node (pop entries))))
+                        (or (claim-draft node session kinds (cached-state-state now)
+                                         (cached-state-revision now))
+                            (note-not-ready node now)))))))
 
 (defun note-not-ready (node cached-state)
   "Note that CACHED-STATE has no task to claim. Return false."
@@ -255,10 +254,9 @@ Tasks. Signal SESSION-LOST if SESSION has ended."
 (defun claim-together (node session kinds ids)
   "In one transaction claim for SESSION those tasks of IDS that suit it. Return two values: true if
 the transaction was done or if no task could be claimed; and the Tasks."
-  (let ((drafts (claim-drafts node session kinds ids)))
-    (if drafts
-        (put-claims node session drafts)
-        (values t '()))))
+  (if-let ((drafts (claim-drafts node session kinds ids)))
+    (put-claims node session drafts)
+    (values t '())))
 
 (defun claim-singly (node session kinds ids)
   "Claim the tasks of IDS for SESSION one by one, while they fit into one answer. Return the claimed

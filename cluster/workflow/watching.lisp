@@ -73,15 +73,14 @@ AFTER and below BEFORE."
 
 (defun fetch-history (node id &key (after 0) function)
   "Call FUNCTION with each Change of the workflow ID after the number AFTER."
-  (let ((entry (fetch-entry node id)))
-    (when entry
-      (let* ((state (entry-state entry)) (newest (pb:workflow-state-changes state))
-             (first (pb:change-number (elt newest 0))))
-        (flet ((tell (change)
-                 (when (< after (pb:change-number change))
-                   (funcall function (told-change state change (etcd:entry-changed entry))))))
-          (when (< (1+ after) first) (map-stored-changes #'tell node id after first))
-          (map nil #'tell newest))))))
+  (when-let ((entry (fetch-entry node id)))
+    (let* ((state (entry-state entry)) (newest (pb:workflow-state-changes state))
+           (first (pb:change-number (elt newest 0))))
+      (flet ((tell (change)
+               (when (< after (pb:change-number change))
+                 (funcall function (told-change state change (etcd:entry-changed entry))))))
+        (when (< (1+ after) first) (map-stored-changes #'tell node id after first))
+        (map nil #'tell newest)))))
 
 (defun end-call (call condition)
   "End CALL, a watch: with CONDITION or, if that is nil, without an error."
@@ -109,10 +108,9 @@ one workflow, whose history remains."
 (defun watch-message (entry others revision)
   "The message of a watch about ENTRY, a state of REVISION, or nil if no node has put ENTRY; OTHERS
 are later entries of the same revision."
-  (let ((change (newest-change entry)))
-    (when change
-      (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
-      change)))
+  (when-let ((change (newest-change entry)))
+    (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
+    change))
 
 (defun messages-of (changes revision)
   "The messages of a watch about CHANGES, of states, all of REVISION."

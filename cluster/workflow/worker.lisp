@@ -403,16 +403,15 @@ stops."
 (defun claim-one (worker)
   "Wait for a task. Return the task's message, or nil if no task arrives for a while or WORKER is
 stopped."
-  (let ((session (await-session worker)))
-    (when session
-      (let ((call (with-workflow-errors (call-claim worker session))))
-        (unwind-protect
-             (handler-case
-                 (let ((tasks (with-workflow-errors (pb:claim-reply-tasks (loop:await call)))))
-                   (and (plusp (length tasks)) (elt tasks 0)))
-               (session-lost () (lose-session worker session) nil))
-          (with-worker (worker)
-            (setf (worker-calls worker) (remove call (worker-calls worker)))))))))
+  (when-let ((session (await-session worker)))
+    (let ((call (with-workflow-errors (call-claim worker session))))
+      (unwind-protect
+           (handler-case
+               (let ((tasks (with-workflow-errors (pb:claim-reply-tasks (loop:await call)))))
+                 (and (plusp (length tasks)) (elt tasks 0)))
+             (session-lost () (lose-session worker session) nil))
+        (with-worker (worker)
+          (setf (worker-calls worker) (remove call (worker-calls worker))))))))
 
 (defun claim-and-do (worker pauses)
   "Run a hand of WORKER once. Return the seconds until the job claims again, nil if WORKER is being

@@ -105,10 +105,9 @@ of STATE or to a run since then."
 
 (defun given-before-p (node request)
   "True if the signal of REQUEST, which has an id, was given before."
-  (let ((entry (fetch-entry node (pb:signal-request-id request))))
-    (and entry
-         (some (lambda (key) (etcd:fetch (node-etcd node) (node-key node key)))
-               (signal-keys request (pb:signal-request-signal-id request) (entry-state entry))))))
+  (when-let ((entry (fetch-entry node (pb:signal-request-id request))))
+    (some (lambda (key) (etcd:fetch (node-etcd node) (node-key node key)))
+          (signal-keys request (pb:signal-request-signal-id request) (entry-state entry)))))
 
 (defun give-signal (node request)
   "Give the workflow the signal of REQUEST, unless it was given before."
@@ -345,11 +344,10 @@ or an empty list if there is none."
         (return-tasks node (tasks-claimed other))))))
 
 (defmethod server:note-server-started ((node workflow-service) server)
-  (let ((warning (authority:authority-warning (node-authority node)
-                                              (server:server-credentials server)
-                                              "start, work, read and operate")))
-    (when warning
-      (log-event :warning :workflow-access :namespace (node-namespace node) :condition warning))))
+  (when-let ((warning (authority:authority-warning (node-authority node)
+                                                   (server:server-credentials server)
+                                                   "start, work, read and operate")))
+    (log-event :warning :workflow-access :namespace (node-namespace node) :condition warning)))
 
 (defmethod server:note-server-stopping ((node workflow-service) server)
   (declare (ignore server))

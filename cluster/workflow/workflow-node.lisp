@@ -293,11 +293,10 @@ about to be opened."
   "SESSION has ended."
   (sb-thread:with-mutex ((node-lock node))
     (remhash session (node-grants node))
-    (let ((record (find-record node session)))
-      (when record
-        (quit-ring record)
-        (remhash session (node-session-records node))
-        (count-session node session -1))))
+    (when-let ((record (find-record node session)))
+      (quit-ring record)
+      (remhash session (node-session-records node))
+      (count-session node session -1)))
   (forget-load node session))
 
 (defun load-key (session)
@@ -390,10 +389,9 @@ signal SPACE-EXCEEDED at the end. So removals that follow a put are done, and ma
 
 (defun stuck-p (node id)
   "True if NODE must leave the workflow ID alone for now."
-  (let ((until (gethash id (node-stuck node))))
-    (and until
-         (or (< (loop:world-now) until)
-             (progn (remhash id (node-stuck node)) nil)))))
+  (when-let ((until (gethash id (node-stuck node))))
+    (or (< (loop:world-now) until)
+        (progn (remhash id (node-stuck node)) nil))))
 
 (defun count-stuck (node)
   "The number of workflows that NODE leaves alone."

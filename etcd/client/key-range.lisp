@@ -29,12 +29,11 @@ each octet."
 
 (defun prefix-end (prefix)
   "The first key after all that begin with PREFIX, octets."
-  (let ((last (position 255 prefix :test #'/= :from-end t)))
-    (if last
-        (let ((end (subseq-octets prefix 0 (1+ last))))
-          (incf (aref end last))
-          end)
-        (octets-of 0))))
+  (if-let ((last (position 255 prefix :test #'/= :from-end t)))
+    (let ((end (subseq-octets prefix 0 (1+ last))))
+      (incf (aref end last))
+      end)
+    (octets-of 0)))
 
 (defun next-key (key)
   "The first key after KEY, octets."

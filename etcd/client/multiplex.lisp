@@ -69,11 +69,10 @@ Interrupts are off meanwhile."
   "About how much of the heap RESPONSE takes."
   (reduce #'+ (pb:watch-response-events response)
           :key (lambda (event)
-                 (let ((entry (mvccpb:event-kv event)))
-                   (if entry
-                       (+ 200 (length (mvccpb:key-value-key entry))
-                          (length (mvccpb:key-value-value entry)))
-                       200)))))
+                 (if-let ((entry (mvccpb:event-kv event)))
+                   (+ 200 (length (mvccpb:key-value-key entry))
+                      (length (mvccpb:key-value-value entry)))
+                   200))))
 
 (defun queue-response (watch response octets)
   "Queue RESPONSE, of OCTETS, for WATCH."
@@ -84,11 +83,10 @@ Interrupts are off meanwhile."
 (defun next-response (watch)
   "The next response, or end of stream, in the queue of WATCH, or nil."
   (sb-thread:with-mutex ((watch-lock watch))
-    (let ((next (and (fifo-items (watch-responses watch))
-                     (dequeue (watch-responses watch)))))
-      (when next
-        (decf (watch-waiting-octets watch) (cdr next))
-        (car next)))))
+    (when-let ((next (and (fifo-items (watch-responses watch))
+                          (dequeue (watch-responses watch)))))
+      (decf (watch-waiting-octets watch) (cdr next))
+      (car next))))
 
 (defun forget-watch (multiplex watch)
   "Take WATCH out of the watches of MULTIPLEX's stream. The caller holds the lock of MULTIPLEX."

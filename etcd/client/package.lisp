@@ -6,6 +6,7 @@
 
 (defpackage #:clgrpc.etcd
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:method #:clgrpc.method)
                     (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:calling #:clgrpc.calling) (#:client #:clgrpc.client)

@@ -82,13 +82,12 @@ mark; HEADER is the header of the response with which the watch continues."
 
 (defun note-store (watch response)
   "RESPONSE, a WatchResponse, contains the present revision and term of WATCH's store."
-  (let ((header (pb:watch-response-header response)))
-    (when header
-      (when (and (pb:watch-response-created response) (suspicious-p watch header))
-        (check-store watch))
-      (setf (watch-seen watch) (max (pb:response-header-revision header) (watch-seen watch))
-            (watch-term watch) (max (pb:response-header-raft-term header) (watch-term watch))
-            (watch-cluster watch) (pb:response-header-cluster-id header)))))
+  (when-let ((header (pb:watch-response-header response)))
+    (when (and (pb:watch-response-created response) (suspicious-p watch header))
+      (check-store watch))
+    (setf (watch-seen watch) (max (pb:response-header-revision header) (watch-seen watch))
+          (watch-term watch) (max (pb:response-header-raft-term header) (watch-term watch))
+          (watch-cluster watch) (pb:response-header-cluster-id header))))
 
 (defun take-response (watch response)
   "Pass the changes in RESPONSE to the user. Signal an ETCD-ERROR if WATCH cannot continue after the

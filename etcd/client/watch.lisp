@@ -121,11 +121,10 @@ entry is not compacted; nil if it did not exist.")
   "Two values: those of CHANGES that are of earlier revisions than the last, and those of the last
 revision."
   (flet ((revision-of (change) (entry-changed (change-entry change))))
-    (let ((at (and changes (position (revision-of (first (last changes))) changes
-                                     :key #'revision-of))))
-      (if at
-          (values (subseq changes 0 at) (nthcdr at changes))
-          (values '() '())))))
+    (if-let ((at (and changes (position (revision-of (first (last changes))) changes
+                                        :key #'revision-of))))
+      (values (subseq changes 0 at) (nthcdr at changes))
+      (values '() '()))))
 
 (defun most-fragment-octets ()
   "About how many octets the changes that all watches of a client keep may take: some revisions

@@ -53,11 +53,10 @@ this, as in etcd.")
 (defun note-clearing (store clearing)
   "Have the leases of STORE know of CLEARING."
   (dolist (number (clearing-leases clearing))
-    (let ((lease (find-any-lease store number)))
-      (when lease
-        (setf (lease-items lease)
-              (tree-outside (lease-items lease) (clearing-start clearing)
-                            (clearing-end clearing)))))))
+    (when-let ((lease (find-any-lease store number)))
+      (setf (lease-items lease)
+            (tree-outside (lease-items lease) (clearing-start clearing)
+                          (clearing-end clearing))))))
 
 (defun commit (write-batch)
   "Make WRITE-BATCH the newest revision of its store, if it has changes. Return the store's revision

@@ -8,6 +8,7 @@
 
 (defpackage #:clgrpc.memory
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:when-let)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:protobuf #:clgrpc.protobuf) (#:inproc #:clgrpc.inproc)
                     (#:etcd #:clgrpc.etcd) (#:pb #:etcdserverpb) (#:kv #:etcdserverpb.kv)

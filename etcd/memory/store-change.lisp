@@ -280,10 +280,9 @@ empty, for a missing item, whose revisions are 0 and whose value differs from ev
   (let ((key (pb:delete-range-request-key request))
         (end (pb:delete-range-request-range-end request)))
     (if (zerop (length end))
-        (let ((item (tree-item (write-batch-tree write-batch) key)))
-          (when item
-            (remove-item write-batch item)
-            (list item)))
+        (when-let ((item (tree-item (write-batch-tree write-batch) key)))
+          (remove-item write-batch item)
+          (list item))
         (multiple-value-bind (start end) (range-bounds key end)
           (remove-range write-batch start end)))))
 

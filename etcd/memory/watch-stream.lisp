@@ -222,11 +222,10 @@ that."
     (case kind
       (:create-request (create-watch watching request))
       (:cancel-request
-       (let ((watch (find-watch watching (pb:watch-cancel-request-watch-id request))))
-         (when watch
-           (drop-watch watching watch)
-           (answer watching (response watch (engine-revision (watching-engine watching))
-                                      :canceled t)))))
+       (when-let ((watch (find-watch watching (pb:watch-cancel-request-watch-id request))))
+         (drop-watch watching watch)
+         (answer watching (response watch (engine-revision (watching-engine watching))
+                                    :canceled t))))
       (:progress-request (incf (watching-progress watching))))))
 
 ;;; Advancing a stream

@@ -395,9 +395,8 @@ call."
 
 (declaim (sb-ext:freeze-type caller-identity))
 
-(defmethod print-object ((identity caller-identity) stream)
-  (print-unreadable-object (identity stream :type t)
-    (princ (caller-identity-credentials identity) stream)))
+(define-printer (identity caller-identity)
+  "~A" (caller-identity-credentials identity))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
   "A call on the client. A call's stream is the stream of the attempt with which the call continues

@@ -92,10 +92,9 @@ when a peer's SETTINGS come."
 
 (defun tunnelled-byte-channel (core byte-channel)
   "BYTE-CHANNEL, one of CORE's, or a tunnel over it if CORE has a proxy."
-  (let ((proxy (resolver-proxy (resolution-resolver (core-resolution core)))))
-    (if proxy
-        (proxy:make-tunnel-byte-channel byte-channel proxy)
-        byte-channel)))
+  (if-let ((proxy (resolver-proxy (resolution-resolver (core-resolution core)))))
+    (proxy:make-tunnel-byte-channel byte-channel proxy)
+    byte-channel))
 
 (defun secure-byte-channel (connection-set byte-channel)
   "BYTE-CHANNEL, one of CONNECTION-SET's, with TLS if its channel has credentials."
@@ -143,28 +142,27 @@ if the credentials give no name: the host of the channel's own :authority, else 
 (defun handle-settings (connection-set link)
   "Handle SETTINGS of LINK's peer. If LINK is a candidate, its first SETTINGS make CONNECTION-SET
 connected, and say how many streams the peer allows."
-  (let ((connect-round (connect-round-of connection-set link)))
-    (when connect-round
-      (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
-      (end-connect-round connect-round "another address was faster")
-      (setf (connection-set-links connection-set)
-            (append (connection-set-links connection-set) (list link))
-            (client-link-settings-received link) t)
-      (rpc:observe subchannel-connected (core-observer (connection-set-core connection-set))
-                   (client-link-peer link))
-      (note-failure connection-set nil)
-      (note-connection-set-event connection-set :info "connected to ~A, socket ~D"
-                                 (client-link-peer link)
-                                 (client-link-number link))
-      (enter-stages connection-set :queue)
-      (trace-event :handshaker :settings-received
-                   :role :client :peer (client-link-peer link)
-                   :max-concurrent-streams (http2:connection-peer-max-streams
-                                            (client-link-http2 link)))
-      (if (eq :ready (connection-set-link-state connection-set))
-          (forget-failures (connection-set-back-off connection-set))
-          (change-state connection-set :ready))
-      (keep-links connection-set))))
+  (when-let ((connect-round (connect-round-of connection-set link)))
+    (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
+    (end-connect-round connect-round "another address was faster")
+    (setf (connection-set-links connection-set)
+          (append (connection-set-links connection-set) (list link))
+          (client-link-settings-received link) t)
+    (rpc:observe subchannel-connected (core-observer (connection-set-core connection-set))
+                 (client-link-peer link))
+    (note-failure connection-set nil)
+    (note-connection-set-event connection-set :info "connected to ~A, socket ~D"
+                               (client-link-peer link)
+                               (client-link-number link))
+    (enter-stages connection-set :queue)
+    (trace-event :handshaker :settings-received
+                 :role :client :peer (client-link-peer link)
+                 :max-concurrent-streams (http2:connection-peer-max-streams
+                                          (client-link-http2 link)))
+    (if (eq :ready (connection-set-link-state connection-set))
+        (forget-failures (connection-set-back-off connection-set))
+        (change-state connection-set :ready))
+    (keep-links connection-set)))
 
 (defun preface-failed (connect-round link text)
   "Handle the end of LINK, a candidate of CONNECT-ROUND, because of TEXT before its peer's SETTINGS

@@ -51,17 +51,15 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
 
 (defun register-connection-set (connection-set)
   "If CONNECTION-SET may be shared, enter it into its pool under its addresses."
-  (let ((pool (connection-set-pool connection-set)))
-    (when pool
-      (setf (gethash (connection-set-key (connection-set-addresses connection-set))
-                     (subchannel-pool-connection-sets pool))
-            connection-set))))
+  (when-let ((pool (connection-set-pool connection-set)))
+    (setf (gethash (connection-set-key (connection-set-addresses connection-set))
+                   (subchannel-pool-connection-sets pool))
+          connection-set)))
 
 (defun forget-connection-set (connection-set)
-  (let ((pool (connection-set-pool connection-set)))
-    (when pool
-      (remhash (connection-set-key (connection-set-addresses connection-set))
-               (subchannel-pool-connection-sets pool)))))
+  (when-let ((pool (connection-set-pool connection-set)))
+    (remhash (connection-set-key (connection-set-addresses connection-set))
+             (subchannel-pool-connection-sets pool))))
 
 (defun join-connection-set (subchannel)
   "Give SUBCHANNEL the connection set for its addresses; create the set if needed."

@@ -2,6 +2,7 @@
 
 (defpackage #:clgrpc.client
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)
                     (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)

@@ -193,10 +193,9 @@ it as draining."
 nil."
   (dolist (link (connection-set-links (the connection-set (subchannel-connection-set subchannel)))
                 (values nil nil))
-    (let ((stream (next-stream link)))
-      (when stream
-        (note-stream-opened subchannel stream)
-        (return (values stream (the link link)))))))
+    (when-let ((stream (next-stream link)))
+      (note-stream-opened subchannel stream)
+      (return (values stream (the link link))))))
 
 (defun subchannel-calls (subchannel)
   "How many attempts of users' calls are under way for which SUBCHANNEL was picked. On the channel's

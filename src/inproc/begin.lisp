@@ -115,10 +115,9 @@ channel."
 
 (defun handlers-reserve (call-pair inproc-core)
   "The reserve whose threads run CALL-PAIR's handler, or nil if INPROC-CORE's channel is closed."
-  (let ((server (callee-server (call-pair-callee call-pair))))
-    (if server
-        (serving:server-reserve server)
-        (client-reserve inproc-core))))
+  (if-let ((server (callee-server (call-pair-callee call-pair))))
+    (serving:server-reserve server)
+    (client-reserve inproc-core)))
 
 (defun begin-on-thread (call-pair inproc-core)
   (flet ((run ()

@@ -200,11 +200,10 @@ counted."
   "Report MESSAGE, of SIZE octets, which CALL sends, to the observers of both ends, and count it."
   (rpc:observe content-sent (inproc-observer call)
                call (protobuf:serialize message) 0 size nil)
-  (let ((call-counts (call-counts-of call)))
-    (when call-counts
-      (if (rpc:client-p call)
-          (incf (call-counts-requests call-counts) size)
-          (incf (call-counts-responses call-counts) size))))
+  (when-let ((call-counts (call-counts-of call)))
+    (if (rpc:client-p call)
+        (incf (call-counts-requests call-counts) size)
+        (incf (call-counts-responses call-counts) size)))
   (rpc:observe message-sent (inproc-observer call) call size)
   (let ((receiver (other-end call)))
     (flet ((tell-received (message)

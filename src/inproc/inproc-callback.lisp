@@ -7,11 +7,10 @@
 
 (define-hot call-back ((call inproc-call) (function function) message) null
   "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL."
-  (let ((condition (with-others-code (call)
-                     (loop:with-user-interrupts ()
-                       (if message (funcall function message) (funcall function))))))
-    (when condition
-      (rpc:abort-as call condition)))
+  (when-let ((condition (with-others-code (call)
+                          (loop:with-user-interrupts ()
+                            (if message (funcall function message) (funcall function))))))
+    (rpc:abort-as call condition))
   nil)
 
 (define-hot callback-message ((call inproc-call) (callbacks inproc-callbacks)) t
@@ -53,10 +52,9 @@ is queued, because callbacks take messages from the queue."
            ;; in the mailbox is meant for the thread that receives
            (when (and (inproc-callbacks-on-message callbacks) (mailbox-message call))
              (rpc:put-received call (shiftf (svref (mailbox call) +mailbox-index+) nil) nil))
-           (let ((function (rpc:due-callback call callbacks over)))
-             (when function
-               (call-back call function nil)
-               t))))))
+           (when-let ((function (rpc:due-callback call callbacks over)))
+             (call-back call function nil)
+             t)))))
 
 (define-hot (run-rung :inline t) ((call inproc-call) (callbacks inproc-callbacks)) boolean
   "Run the oldest function of AFTER of CALL that is due, unless CALL has ended, and return true;

@@ -40,6 +40,5 @@ method may remember its route again, until its next call."
 (define-hot keeps-p ((route inproc-route)) boolean
   "True if the handler of ROUTE kept its call when it was last called, and has not been redefined
 since."
-  (let ((kept (route-kept route)))
-    (and kept
-         (eq kept (method:binding-function (the method:binding (route-binding route)))))))
+  (when-let ((kept (route-kept route)))
+    (eq kept (method:binding-function (the method:binding (route-binding route))))))

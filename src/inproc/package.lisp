@@ -3,6 +3,7 @@
 
 (defpackage #:clgrpc.inproc
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving)

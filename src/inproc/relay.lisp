@@ -436,14 +436,13 @@ answer had begun."
 (defun look-at-attempts (relay)
   "Commit RELAY to the first attempt whose answer has begun; if there is no such attempt, remove the
 attempts that have failed."
-  (let ((answered (find-if #'answered-p (relay-running relay))))
-    (if answered
-        (commit relay answered)
-        (dolist (attempt (relay-running relay))
-          (when (and (call-status (relayed-attempt-call attempt))
-                     (not (answered-p attempt))
-                     (null (call-status (relay-call relay))))
-            (leave-failed relay attempt))))))
+  (if-let ((answered (find-if #'answered-p (relay-running relay))))
+    (commit relay answered)
+    (dolist (attempt (relay-running relay))
+      (when (and (call-status (relayed-attempt-call attempt))
+                 (not (answered-p attempt))
+                 (null (call-status (relay-call relay))))
+        (leave-failed relay attempt)))))
 
 ;;; Messages pass
 

@@ -35,22 +35,19 @@ channel is closed."
 
 (defun start-core-timer (inproc-core timer due-ns)
   "Let TIMER of INPROC-CORE run at DUE-NS. From any thread."
-  (let ((event-loop (ensure-loop inproc-core)))
-    (when event-loop
-      (loop:run-or-post event-loop (lambda () (loop:start-timer event-loop timer due-ns))))))
+  (when-let ((event-loop (ensure-loop inproc-core)))
+    (loop:run-or-post event-loop (lambda () (loop:start-timer event-loop timer due-ns)))))
 
 (defun stop-core-timer (inproc-core timer)
   "Undo START-CORE-TIMER. If INPROC-CORE's channel is closed its timers were removed already."
-  (let ((event-loop (inproc-core-loop inproc-core)))
-    (when event-loop
-      (loop:run-or-post event-loop (lambda () (loop:stop-timer event-loop timer))))))
+  (when-let ((event-loop (inproc-core-loop inproc-core)))
+    (loop:run-or-post event-loop (lambda () (loop:stop-timer event-loop timer)))))
 
 (define-hot forget-timers ((call inproc-call)) null
   "Stop the timers of AFTER of CALL, which has ended."
-  (let ((callbacks (call-inproc-callbacks call)))
-    (when callbacks
-      (loop for timer = (sb-ext:atomic-pop (inproc-callbacks-timers callbacks))
-            while timer do (stop-core-timer (call-inproc-core call) timer))))
+  (when-let ((callbacks (call-inproc-callbacks call)))
+    (loop for timer = (sb-ext:atomic-pop (inproc-callbacks-timers callbacks))
+          while timer do (stop-core-timer (call-inproc-core call) timer)))
   nil)
 
 (defun client-reserve (inproc-core)

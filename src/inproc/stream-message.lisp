@@ -150,9 +150,8 @@ it; nil after the last."
          (consumer (and (eq (call-pair-phase call-pair) sb-thread:*current-thread*)
                         (call-pair-consumer call-pair)))
          (message (flet ((next ()
-                           (let ((message (funcall source)))
-                             (and message
-                                  (values (pass client (rpc:outgoing client message)))))))
+                           (when-let ((message (funcall source)))
+                             (values (pass client (rpc:outgoing client message))))))
                     (declare (inline next))
                     (if consumer
                         (with-consumer-context ((the consumer consumer)) (next))
@@ -173,12 +172,11 @@ it; nil after the last."
           ((eq :ok (call-status call)) nil)
           ((call-status call) (error (rpc:call-condition call)))
           (t
-           (let ((message (if (call-pair-ready call-pair)
-                              (pop (call-pair-ready call-pair))
-                              (next-request call-pair))))
-             (if message
-                 (rpc:filtered call message)
-                 (receive-next call)))))))
+           (if-let ((message (if (call-pair-ready call-pair)
+                                 (pop (call-pair-ready call-pair))
+                                 (next-request call-pair))))
+             (rpc:filtered call message)
+             (receive-next call))))))
 
 (define-hot inproc-client-receive ((call inproc-call)) t
   "The operation RECEIVE of a client."

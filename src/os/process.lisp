@@ -29,19 +29,12 @@
   (let ((result (syscall ("sysconf" (signed 64)) (int number))))
     (and (plusp result) result)))
 
-(defun words (line)
-  "The words of LINE, which are separated by single spaces."
-  (loop for start = 0 then (1+ end)
-        for end = (position #\Space line :start start)
-        collect (subseq line start end)
-        while end))
-
 (defun status-fields ()
   "The fields of /proc/self/stat from the third on, texts; nil where there is no such file."
   (with-open-file (stream "/proc/self/stat" :external-format :latin-1 :if-does-not-exist nil)
     (let* ((line (and stream (read-line stream nil)))
            (end (and line (position #\) line :from-end t)))) ; where the program's name ends
-      (and end (words (subseq line (+ 2 end)))))))
+      (and end (uiop:split-string (subseq line (+ 2 end)) :separator " ")))))
 
 (defun processor-ticks ()
   "Two values: the ticks of all processors since the machine was started, and how many of these were
@@ -49,7 +42,7 @@ idle; nil if the kernel does not give them."
   (with-open-file (stream "/proc/stat" :external-format :latin-1 :if-does-not-exist nil)
     (let ((line (and stream (read-line stream nil))))
       (when (eql 5 (mismatch "cpu  " line))
-        (let ((ticks (mapcar #'parse-integer (words (subseq line 5)))))
+        (let ((ticks (mapcar #'parse-integer (uiop:split-string (subseq line 5) :separator " "))))
           ;; user, nice, system, idle, waiting for disks, interrupts, soft ones, stolen
           (values (reduce #'+ ticks :end (min 8 (length ticks))) (nth 3 ticks)))))))
 

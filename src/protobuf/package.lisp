@@ -4,6 +4,7 @@
 
 (defpackage #:clgrpc.protobuf
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:import-from #:clgrpc.kernel #:define-kernel #:with-kernel-parts #:inst #:memory #:inst512
                 #:instx #:broadcast #:masked #:+octets-data+ #:+kernels-p+
                 #:avx2-p #:fast-bits-p #:avx512-p)

@@ -97,21 +97,20 @@ has failed, or if the message of CALL's status already contains the failure."
 (defun explain-call (call)
   "Return one line of text about CALL: its duration, its last stage with the failure there, and the
 times of its stages. Nil if CALL-STAGES returns nil."
-  (let ((plist (call-stages call)))
-    (when plist
-      (destructuring-bind (&key total stage attempts messages-sent messages-received unsent-octets
-                             remaining requests-open &allow-other-keys)
-          plist
-        (let ((spans (with-output-to-string (stream) (write-spans stream plist))))
-          (format nil "~@[after ~,3F s~]~:[~;, ~]~@[~A~]~
-                       ~:[~; before CLOSE-SEND ended the requests~]~@[ (~A)~]~:[: ~A~;~*~]~
-                       ~@[; attempts: ~A~]~@[; attempts to connect: ~D~]~@[; messages sent: ~D~]~
-                       ~@[, received: ~D~]~@[; octets not taken: ~D~]~@[; remaining: ~,3F s~]"
-                  total (and total stage) (stage-text (call-role call) stage) requests-open
-                  (wait-failure-text call) (string= "" spans) spans (attempts-text call) attempts
-                  messages-sent
-                  messages-received unsent-octets
-                  (and remaining (plusp remaining) remaining)))))))
+  (when-let ((plist (call-stages call)))
+    (destructuring-bind (&key total stage attempts messages-sent messages-received unsent-octets
+                           remaining requests-open &allow-other-keys)
+        plist
+      (let ((spans (with-output-to-string (stream) (write-spans stream plist))))
+        (format nil "~@[after ~,3F s~]~:[~;, ~]~@[~A~]~
+                     ~:[~; before CLOSE-SEND ended the requests~]~@[ (~A)~]~:[: ~A~;~*~]~
+                     ~@[; attempts: ~A~]~@[; attempts to connect: ~D~]~@[; messages sent: ~D~]~
+                     ~@[, received: ~D~]~@[; octets not taken: ~D~]~@[; remaining: ~,3F s~]"
+                total (and total stage) (stage-text (call-role call) stage) requests-open
+                (wait-failure-text call) (string= "" spans) spans (attempts-text call) attempts
+                messages-sent
+                messages-received unsent-octets
+                (and remaining (plusp remaining) remaining))))))
 
 (defun rpc-error-attempts (error)
   "Return FAILED-ATTEMPTS of the call of ERROR, an RPC-ERROR; nil if ERROR has no call. From any

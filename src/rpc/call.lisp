@@ -360,10 +360,9 @@ loop."
 (define-hot queue-batch ((call call) (inbound inbound)) boolean
   "Queue the batch of CALL, whose inbound part is INBOUND, and return true; return false if CALL has
 no batch. On CALL's loop."
-  (let ((batch (shiftf (inbound-batch inbound) nil)))
-    (when batch
-      (push-batch call batch)
-      t)))
+  (when-let ((batch (shiftf (inbound-batch inbound) nil)))
+    (push-batch call batch)
+    t))
 
 (define-hot push-incoming ((call call) item (size index)) index
   "Queue ITEM, one message of SIZE octets. Return the octets that CALL is charged with for ITEM. On
@@ -492,10 +491,9 @@ CALL had ended already. On CALL's loop."
     (values symbol string (or null octets) list)
   "The end of CALL, as four values: its status, the status's text, its details (octets of
 grpc-status-details-bin or nil), and the trailers that a handler's call sends, an alist."
-  (let ((ending (call-ending call)))
-    (if ending
-        (whole-status call ending)
-        (values (call-status call) "" nil '()))))
+  (if-let ((ending (call-ending call)))
+    (whole-status call ending)
+    (values (call-status call) "" nil '())))
 
 (defun trailer-fields (call)
   "The trailing metadata received for CALL, a client's, in the form of the transport. SETFable

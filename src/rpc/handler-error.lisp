@@ -66,11 +66,10 @@ handler's thread. See *DEBUG-ON-ERROR*."
 (defun of-another-call-p (error call)
   "True if ERROR, an RPC-ERROR, comes from another call than CALL: it ended that call, or a channel
 could not make that call. False if it ended CALL, or if FAIL signalled it in CALL's handler."
-  (let ((other (rpc-error-call error)))
-    (if other
-        (not (same-call-p other call))
-        (or (eq :transport (rpc-error-ended-by error))
-            (not (rpc-error-sent-p error))))))
+  (if-let ((other (rpc-error-call error)))
+    (not (same-call-p other call))
+    (or (eq :transport (rpc-error-ended-by error))
+        (not (rpc-error-sent-p error)))))
 
 (defun over-p (call)
   "True if CALL has ended or is past its deadline, so that the calls of its handler have ended too."

@@ -15,10 +15,9 @@
 (define-hot (own-limits :inline t) ((call call)) (values (or null index) (or null index))
   "Two values: the limits that CALL's user has set, in octets, for a message that CALL sends and for
 one that it receives; each nil for the channel's limit."
-  (let ((own-options (call-own-options call)))
-    (if own-options
-        (values (own-options-send-limit own-options) (own-options-receive-limit own-options))
-        (values nil nil))))
+  (if-let ((own-options (call-own-options call)))
+    (values (own-options-send-limit own-options) (own-options-receive-limit own-options))
+    (values nil nil)))
 
 (defun begin-values (call plist)
   "Give CALL, a new one, the values in PLIST, the :values of its stub."

@@ -2,6 +2,7 @@
 
 (defpackage #:clgrpc.rpc
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop)
                     (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)

@@ -40,13 +40,12 @@
     case \"${COMP_WORDS[1]} $before\" in~%"
           (mapcar #'command-name (commands-by-name)))
   (dolist (command (commands-by-name))
-    (let ((names (file-names (word-names command))))
-      (when names
-        (format stream "      ~{~A~^ | ~})
-        mapfile -t COMPREPLY < <(compgen -f -- \"$word\"); return ;;~%"
-                (mapcar (lambda (name)
-                          (shell-quoted (format nil "~A ~A" (command-name command) name)))
-                        names)))))
+    (when-let ((names (file-names (word-names command))))
+      (format stream "      ~{~A~^ | ~})
+      mapfile -t COMPREPLY < <(compgen -f -- \"$word\"); return ;;~%"
+              (mapcar (lambda (name)
+                        (shell-quoted (format nil "~A ~A" (command-name command) name)))
+                      names))))
   (format stream "    esac~%    case ${COMP_WORDS[1]} in~%")
   (dolist (command (commands-by-name))
     (format stream "      ~A) words='~{~A~^ ~}' ;;~%" (command-name command)

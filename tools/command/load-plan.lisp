@@ -153,11 +153,10 @@ otherwise one empty message."
            (and (consp json) (every #'consp json) (cdr (assoc name json :test #'string=)))))
     (let ((method (member-of "method")) (weight (or (member-of "weight") 1)))
       (unless (stringp method) (refuse "each part of a mix is an object with a \"method\""))
-      (let ((stranger (find-if-not (lambda (name)
-                                     (member name '("method" "weight" "data") :test #'string=))
-                                   json :key #'car)))
-        (when stranger
-          (refuse "a part of a mix has method, weight and data, not ~S" (car stranger))))
+      (when-let ((stranger (find-if-not (lambda (name)
+                                          (member name '("method" "weight" "data") :test #'string=))
+                                        json :key #'car)))
+        (refuse "a part of a mix has method, weight and data, not ~S" (car stranger)))
       (unless (typep weight '(integer 1 1000))
         (refuse "the weight of ~A is an integer from 1 to 1000" method))
       (make-weighted-method :method (split-method method) :weight weight

@@ -70,13 +70,12 @@ TOTAL is the number of calls that will be made, or nil."
 
 (defun refuse-options-of-one (options)
   "Refuse OPTIONS, a plist of the command's, that cannot be passed to workers."
-  (let ((wrong (loop for option in (command-options (find-command "load"))
-                     for key = (argument-key option)
-                     unless (or (member key *options-of-workers*)
-                                (equal (getf options key) (argument-default option)))
-                       collect (argument-name option))))
-    (when wrong
-      (refuse "~{~A~^, ~} cannot go with --workers: the protocol of workers lacks this" wrong))))
+  (when-let ((wrong (loop for option in (command-options (find-command "load"))
+                          for key = (argument-key option)
+                          unless (or (member key *options-of-workers*)
+                                     (equal (getf options key) (argument-default option)))
+                            collect (argument-name option))))
+    (refuse "~{~A~^, ~} cannot go with --workers: the protocol of workers lacks this" wrong)))
 
 (defun seconds-progress-function (seconds)
   "A function for DRIVE-WORKERS that shows in one line on standard error how many of SECONDS have

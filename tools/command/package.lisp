@@ -2,6 +2,7 @@
 
 (defpackage #:clgrpc.tools
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program)
                     (#:command #:clgrpc.command) (#:method #:clgrpc.method)
                     (#:loop #:clgrpc.loop) (#:exchange #:clgrpc.exchange)

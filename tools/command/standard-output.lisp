@@ -38,9 +38,8 @@ process ended by SIGPIPE.")
    (lock :initform (sb-thread:make-mutex :name "clgrpc output") :reader output-lock))
   (:documentation "A stream that writes to a descriptor. From any thread."))
 
-(defmethod print-object ((output output) stream)
-  (print-unreadable-object (output stream :type t)
-    (write-string (output-name output) stream)))
+(define-printer (output output)
+  "~A" (output-name output))
 
 (defun await-room (output)
   "Wait, at most a second, until OUTPUT's descriptor, which does not block, may take more octets."

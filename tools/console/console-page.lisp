@@ -131,10 +131,9 @@ server with this handler, a server for the console alone is the better choice. F
   "Return the address at which a browser finds CONSOLE, whose handler SERVER has. The address is a
 string, and secret since it contains the token. Return nil if SERVER listens on no address of the
 network. From any thread."
-  (let ((address (find-if-not (lambda (address)
-                                (or (uiop:string-prefix-p "unix" address)
-                                    (uiop:string-prefix-p "inproc:" address)))
-                              (server:server-addresses server))))
-    (and address
-         (format nil "http~:[~;s~]://~A~A~@[?token=~A~]" (server:server-speaks-tls-p server)
-                 address (console-path console) (console-token console)))))
+  (when-let ((address (find-if-not (lambda (address)
+                                     (or (uiop:string-prefix-p "unix" address)
+                                         (uiop:string-prefix-p "inproc:" address)))
+                                   (server:server-addresses server))))
+    (format nil "http~:[~;s~]://~A~A~@[?token=~A~]" (server:server-speaks-tls-p server)
+            address (console-path console) (console-token console))))

@@ -94,10 +94,9 @@ argument, as REMOTE without a TOKEN is. From any thread."
   "Pass events of the log to TAIL until it is garbage."
   (let ((pointer (sb-ext:make-weak-pointer tail)))
     (labels ((listener (level event &rest plist)
-               (let ((tail (sb-ext:weak-pointer-value pointer)))
-                 (if tail
-                     (add-event tail level event plist)
-                     (remove-log-listener #'listener)))))
+               (if-let ((tail (sb-ext:weak-pointer-value pointer)))
+                 (add-event tail level event plist)
+                 (remove-log-listener #'listener))))
       (add-log-listener #'listener))))
 
 ;;; Noting the metrics of the last hour
@@ -116,12 +115,11 @@ argument, as REMOTE without a TOKEN is. From any thread."
 LOOP has stopped. On LOOP."
   (let ((pointer (sb-ext:make-weak-pointer console)) (timer nil))
     (flet ((ring (pointer)
-             (let ((console (sb-ext:weak-pointer-value pointer)))
-               (when console
-                 (loop:start-timer loop timer
-                                   (+ (loop:event-loop-now loop) (seconds-ns +look-seconds+)))
-                 (loop:run-on-reserve (loop:event-loop-reserve loop)
-                                      (lambda () (look-if-due console)))))))
+             (when-let ((console (sb-ext:weak-pointer-value pointer)))
+               (loop:start-timer loop timer
+                                 (+ (loop:event-loop-now loop) (seconds-ns +look-seconds+)))
+               (loop:run-on-reserve (loop:event-loop-reserve loop)
+                                    (lambda () (look-if-due console))))))
       (setf timer (loop:make-lasting-timer loop #'ring pointer))
       (ring pointer)))
   nil)

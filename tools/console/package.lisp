@@ -5,6 +5,7 @@
 
 (defpackage #:clgrpc.console
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving)
                     (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)
                     (#:metrics #:clgrpc.metrics)

@@ -93,8 +93,7 @@ counting thousands takes long.")
 
 (defun ensure-series (update-stream attributes)
   (let ((table (update-stream-series update-stream)))
-    (or (gethash attributes table)
-        (setf (gethash attributes table) (make-series (hash-table-count table) attributes)))))
+    (alexandria:ensure-gethash attributes table (make-series (hash-table-count table) attributes))))
 
 (defun count-row (number sum buckets)
   "The element of \"counts\" for the series NUMBER; nil if BUCKETS are all empty."
@@ -152,14 +151,13 @@ value has not changed."
   "Note FAMILIES in UPDATE-STREAM. Return the changes: rows of counts, and members of values."
   (let ((counts '()) (values '()))
     (dolist (family families)
-      (let ((role (cdr (assoc (metrics:family-name family) *durations* :test #'string=))))
-        (if role
-            (dolist (point (metrics:family-points family))
-              (let ((row (update-series update-stream role point)))
-                (when row (push row counts))))
-            (loop for (name . value) in (family-values family)
-                  for member = (update-value update-stream name value)
-                  when member do (push member values)))))
+      (if-let ((role (cdr (assoc (metrics:family-name family) *durations* :test #'string=))))
+        (dolist (point (metrics:family-points family))
+          (let ((row (update-series update-stream role point)))
+            (when row (push row counts))))
+        (loop for (name . value) in (family-values family)
+              for member = (update-value update-stream name value)
+              when member do (push member values))))
     (values (nreverse counts) (nreverse values))))
 
 (defun shown-instruments ()

@@ -99,10 +99,9 @@ thread, ends; the next viewer starts another thread."
 
 (defun greet (console viewers)
   "Send all data to each of VIEWERS that has got nothing yet."
-  (let ((update-stream (console-update-stream console)))
-    (when update-stream
-      (let ((new (remove-if #'viewer-current viewers)))
-        (when new (send-update console update-stream '() new))))))
+  (when-let ((update-stream (console-update-stream console)))
+    (let ((new (remove-if #'viewer-current viewers)))
+      (when new (send-update console update-stream '() new)))))
 
 (defun wait-for-wake-up (console due-ns)
   "Wait until DUE-NS, or until a viewer of CONSOLE comes or goes."

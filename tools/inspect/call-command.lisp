@@ -108,9 +108,8 @@ here."
 
 (defun next-request (stream type pool)
   "The next message of TYPE, in JSON, in STREAM; nil at the end."
-  (let ((text (read-json-text stream)))
-    (and text
-         (protobuf:parse-json-message type text :finder (pool-finder pool)))))
+  (when-let ((text (read-json-text stream)))
+    (protobuf:parse-json-message type text :finder (pool-finder pool))))
 
 (defun pool-finder (pool)
   (lambda (name) (protobuf:find-pool-type pool name)))
@@ -188,14 +187,13 @@ whose type is not known here."
   (let ((status (grpc:rpc-error-status error)))
     (format *error-output* "ERROR:~%  Code: ~A~%  Message: ~A~%"
             (remove #\- (string-capitalize status)) (shown (grpc:rpc-error-message error)))
-    (let ((details (grpc:rpc-error-details error)))
-      (when details
-        (format *error-output* "  Details:~%")
-        (dolist (detail details)
-          (when (typep detail 'protobuf:message)
-            (format *error-output* "    ~A ~A~%"
-                    (protobuf:message-type-name (protobuf:message-type-of detail))
-                    (detail-text detail))))))
+    (when-let ((details (grpc:rpc-error-details error)))
+      (format *error-output* "  Details:~%")
+      (dolist (detail details)
+        (when (typep detail 'protobuf:message)
+          (format *error-output* "    ~A ~A~%"
+                  (protobuf:message-type-name (protobuf:message-type-of detail))
+                  (detail-text detail)))))
     (finish-output *error-output*)
     (+ 64 (grpc:status-code status))))
 

@@ -138,10 +138,9 @@ the beginning of that year."
                    second (floor nanoseconds 1000000))))))
 
 (defun connectivity-name (data)
-  (let ((state (channelz:channel-data-state data)))
-    (if state
-        (substitute #\_ #\- (princ-to-string (channelz:channel-connectivity-state-state state)))
-        "UNKNOWN")))
+  (if-let ((state (channelz:channel-data-state data)))
+    (substitute #\_ #\- (princ-to-string (channelz:channel-connectivity-state-state state)))
+    "UNKNOWN"))
 
 (defun severity-text (severity)
   (case severity
@@ -196,19 +195,18 @@ the beginning of that year."
 
 (defun write-channel (channel grpc-channel)
   (write-data (data-of #'channelz:channel-data channel))
-  (let ((refs (coerce (channelz:channel-subchannel-ref channel) 'list)))
-    (when refs
-      (format t "~%subchannels:~%")
-      (write-table '("ID" "STATE" "STARTED" "OK" "FAILED" "ADDRESSES")
-                   (loop for ref in refs
-                         for number = (channelz:subchannel-ref-subchannel-id ref)
-                         ;; the subchannel may have been closed meanwhile
-                         for subchannel = (handler-case (ask-for-subchannel grpc-channel number)
-                                            (grpc:not-found () nil))
-                         when subchannel
-                           collect `(,number ,@(data-row (data-of #'channelz:subchannel-data
-                                                                  subchannel))
-                                     ,(channelz:subchannel-ref-name ref))))))
+  (when-let ((refs (coerce (channelz:channel-subchannel-ref channel) 'list)))
+    (format t "~%subchannels:~%")
+    (write-table '("ID" "STATE" "STARTED" "OK" "FAILED" "ADDRESSES")
+                 (loop for ref in refs
+                       for number = (channelz:subchannel-ref-subchannel-id ref)
+                       ;; the subchannel may have been closed meanwhile
+                       for subchannel = (handler-case (ask-for-subchannel grpc-channel number)
+                                          (grpc:not-found () nil))
+                       when subchannel
+                         collect `(,number ,@(data-row (data-of #'channelz:subchannel-data
+                                                                subchannel))
+                                   ,(channelz:subchannel-ref-name ref)))))
   (write-socket-refs "sockets" (channelz:channel-socket-ref channel))
   (write-trace (channelz:channel-data-trace (data-of #'channelz:channel-data channel))))
 

@@ -15,12 +15,11 @@
     (protobuf:field-descriptor "a field")))
 
 (defun write-comment (descriptor depth)
-  (let ((comment (protobuf:descriptor-comment descriptor)))
-    (when comment
-      (with-input-from-string (lines comment)
-        (loop for line = (read-line lines nil)
-              while line
-              do (write-declared depth "// ~A" (shown line)))))))
+  (when-let ((comment (protobuf:descriptor-comment descriptor)))
+    (with-input-from-string (lines comment)
+      (loop for line = (read-line lines nil)
+            while line
+            do (write-declared depth "// ~A" (shown line))))))
 
 (defun write-declared (depth control &rest arguments)
   (format t "~V@T~?~%" (* 2 depth) control arguments))

@@ -102,19 +102,18 @@ target.")
             while line
             when (uiop:string-prefix-p "grpc_" line)
               do (multiple-value-bind (name labels number) (parse-exposition-sample line)
-                   (let ((row (assoc name *method-metrics* :test #'equal)))
-                     (when row
-                       (flet ((label (name) (or (cdr (assoc name labels :test #'string=)) "")))
-                         (let ((key (list (second row) (label "grpc_method")
-                                          (label "grpc_target"))))
-                           (add-sample (or (gethash key readings)
-                                           (let ((reading (make-method-reading
-                                                           :role (first key) :name (second key)
-                                                           :target (third key))))
-                                             (when (< (hash-table-count readings) *most-methods*)
-                                               (push reading order))
-                                             (setf (gethash key readings) reading)))
-                                       (third row) labels number))))))))
+                   (when-let ((row (assoc name *method-metrics* :test #'equal)))
+                     (flet ((label (name) (or (cdr (assoc name labels :test #'string=)) "")))
+                       (let ((key (list (second row) (label "grpc_method")
+                                        (label "grpc_target"))))
+                         (add-sample (or (gethash key readings)
+                                         (let ((reading (make-method-reading
+                                                         :role (first key) :name (second key)
+                                                         :target (third key))))
+                                           (when (< (hash-table-count readings) *most-methods*)
+                                             (push reading order))
+                                           (setf (gethash key readings) reading)))
+                                     (third row) labels number)))))))
     (values (nreverse order) (max 0 (- (hash-table-count readings) *most-methods*)))))
 
 (defparameter *process-metrics*

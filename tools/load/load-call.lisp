@@ -428,34 +428,33 @@ received with these octets."
 
 (defun take-reset (stream error-code source)
   "The sink's ON-RESET. A call that the peer has not processed is made again, once (gRFC A6)."
-  (let ((load-call (http2:stream-user stream)))
-    (when load-call
-      (let ((connection (load-call-connection load-call))
-            (connection-slot (load-call-connection-slot load-call)))
-        (cond ((and (not (load-call-retried load-call))
-                    (or (eq :goaway source)
-                        (and (eq :peer source) (= error-code http2:+refused-stream+))))
-               (setf (load-call-retried load-call) t)
-               (leave-stream load-call)
-               (setf (load-call-sent-ns load-call) 0)
-               (queue-load-call connection-slot load-call))
-              ((eq :connection source)
-               (end-load-call load-call +code-unavailable+
-                              (or (connection-failure connection) "the connection was lost")))
-              ((eq :goaway source)
-               (end-load-call load-call +code-unavailable+ "the server is going away"))
-              ((and (eq :local source) (= error-code http2:+enhance-your-calm+))
-               (end-load-call load-call +code-resource-exhausted+
-                              "the response's header list is too large"))
-              ((and (eq :peer source) (= error-code http2:+cancel+)
-                    (had-its-time-p load-call))
-               ;; the peer keeps the same deadline, and has noticed first that it has passed
-               (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
-              (t (end-load-call load-call (status:status-code (client:error-code-status error-code))
-                                (format nil
-                                        "the stream was reset~:[ for a fault of the peer's~;~]: ~A"
-                                        (eq :peer source)
-                                        (http2:error-code-name error-code)))))))))
+  (when-let ((load-call (http2:stream-user stream)))
+    (let ((connection (load-call-connection load-call))
+          (connection-slot (load-call-connection-slot load-call)))
+      (cond ((and (not (load-call-retried load-call))
+                  (or (eq :goaway source)
+                      (and (eq :peer source) (= error-code http2:+refused-stream+))))
+             (setf (load-call-retried load-call) t)
+             (leave-stream load-call)
+             (setf (load-call-sent-ns load-call) 0)
+             (queue-load-call connection-slot load-call))
+            ((eq :connection source)
+             (end-load-call load-call +code-unavailable+
+                            (or (connection-failure connection) "the connection was lost")))
+            ((eq :goaway source)
+             (end-load-call load-call +code-unavailable+ "the server is going away"))
+            ((and (eq :local source) (= error-code http2:+enhance-your-calm+))
+             (end-load-call load-call +code-resource-exhausted+
+                            "the response's header list is too large"))
+            ((and (eq :peer source) (= error-code http2:+cancel+)
+                  (had-its-time-p load-call))
+             ;; the peer keeps the same deadline, and has noticed first that it has passed
+             (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
+            (t (end-load-call load-call (status:status-code (client:error-code-status error-code))
+                              (format nil
+                                      "the stream was reset~:[ for a fault of the peer's~;~]: ~A"
+                                      (eq :peer source)
+                                      (http2:error-code-name error-code))))))))
 
 ;;; Waiting for a stream
 

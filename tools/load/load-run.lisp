@@ -257,9 +257,8 @@ next call would have been due. Ten calls at ten a second take a second, though t
          (measure-ns (+ begin-ns (plan-warm-up-ns plan))))
     (post-all control (lambda (generator) (begin-generator generator begin-ns)))
     (multiple-value-bind (cpu interrupted) (await-run control begin-ns measure-ns on-progress)
-      (let ((error (some #'generator-error (control-generators control))))
-        (when error
-          (error 'run-failed :text (string-right-trim "." (princ-to-string error)))))
+      (when-let ((error (some #'generator-error (control-generators control))))
+        (error 'run-failed :text (string-right-trim "." (princ-to-string error))))
       (finish-run control plan measure-ns cpu interrupted))))
 
 (defun perform-run (plan &key on-progress)

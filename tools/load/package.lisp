@@ -3,6 +3,7 @@
 
 (defpackage #:clgrpc.load
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)

@@ -113,10 +113,9 @@ messages, each after its length as a varint."
   "PAYLOAD with each message compressed with gzip. Signal TEMPLATE-ERROR if libz is missing."
   (unless (os:open-zlib) (fail-template "requests cannot be compressed, since there is no libz"))
   (flet ((compressed (frames) (map 'simple-vector #'compress-frame frames)))
-    (let ((maker (payload-maker payload)))
-      (if maker
-          (make-payload :maker (lambda (data) (compressed (funcall maker data))))
-          (make-payload :frames (compressed (payload-frames payload)))))))
+    (if-let ((maker (payload-maker payload)))
+      (make-payload :maker (lambda (data) (compressed (funcall maker data))))
+      (make-payload :frames (compressed (payload-frames payload))))))
 
 ;;; Metadata
 

@@ -8,10 +8,9 @@
 the same KEY into one by MERGE, a function of a list of rows."
   (let ((groups '()))
     (dolist (row (loop for owner in owners append (funcall rows owner)))
-      (let ((group (assoc (funcall key row) groups :test #'equal)))
-        (if group
-            (push row (cdr group))
-            (push (list (funcall key row) row) groups))))
+      (if-let ((group (assoc (funcall key row) groups :test #'equal)))
+        (push row (cdr group))
+        (push (list (funcall key row) row) groups)))
     (loop for (nil . group) in (reverse groups)
           collect (funcall merge (reverse group)))))
 

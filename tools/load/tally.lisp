@@ -107,11 +107,10 @@ together."
     (cond (known (incf (cdr known)))
           ((< (length messages) +most-messages+)
            (setf (status-row-messages row) (append messages (list (cons text 1)))))
-          (t (let ((others (assoc "(other messages)" messages :test #'string=)))
-               (if others
-                   (incf (cdr others))
-                   (setf (status-row-messages row)
-                         (append messages (list (cons "(other messages)" 1))))))))))
+          (t (if-let ((others (assoc "(other messages)" messages :test #'string=)))
+               (incf (cdr others))
+               (setf (status-row-messages row)
+                     (append messages (list (cons "(other messages)" 1)))))))))
 
 (defun keep-sample (tally intended-ns latency-ns code text)
   "Keep the call that was just counted as a sample. If TALLY has too many samples now, drop every

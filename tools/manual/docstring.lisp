@@ -85,10 +85,9 @@ it begins the docstring, whose first sentence stays."
       (dolist (block (nreverse blocks))
         (case (first block)
           ((nil))
-          (:prose (let ((left (prose-left (second block) (null (docstring-blocks parsed)))))
-                    (when left
-                      (push (list :prose (format nil "~{~A~^ ~}" left))
-                            (docstring-blocks parsed)))))
+          (:prose (when-let ((left (prose-left (second block) (null (docstring-blocks parsed)))))
+                    (push (list :prose (format nil "~{~A~^ ~}" left))
+                          (docstring-blocks parsed))))
           (t (push block (docstring-blocks parsed))))))
     (setf (docstring-blocks parsed) (nreverse (docstring-blocks parsed))
           (docstring-values parsed) (nreverse (docstring-values parsed))

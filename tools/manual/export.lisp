@@ -28,9 +28,8 @@
   (subject nil :type (or null subject))
   (meanings '() :type list))
 
-(defmethod print-object ((entry entry) stream)
-  (print-unreadable-object (entry stream :type t)
-    (write-string (entry-name entry) stream)))
+(define-printer (entry entry)
+  "~A" (entry-name entry))
 
 (defun entry-url (entry)
   "The URL of ENTRY in the site."
@@ -158,15 +157,14 @@ for each other argument that has a row."
 
 (defun type-signature (symbol)
   "SYMBOL, and the direct superclasses of its class, as text."
-  (let ((class (find-class symbol nil)))
-    (if class
-        (format nil "~(~A~)~@[ : ~{~A~^, ~}~]" symbol
-                (loop for super in (sb-mop:class-direct-superclasses class)
-                      for name = (class-name super)
-                      unless (member (package-name (symbol-package name))
-                                     '("SB-PCL" "SB-KERNEL" "SB-MOP") :test #'string=)
-                        collect (string-downcase name)))
-        (string-downcase symbol))))
+  (if-let ((class (find-class symbol nil)))
+    (format nil "~(~A~)~@[ : ~{~A~^, ~}~]" symbol
+            (loop for super in (sb-mop:class-direct-superclasses class)
+                  for name = (class-name super)
+                  unless (member (package-name (symbol-package name))
+                                 '("SB-PCL" "SB-KERNEL" "SB-MOP") :test #'string=)
+                    collect (string-downcase name)))
+    (string-downcase symbol)))
 
 (defun symbol-meanings (symbol prefix)
   "The MEANINGs of SYMBOL, which users write with PREFIX."

@@ -3,6 +3,7 @@
 
 (defpackage #:clgrpc.manual
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:page #:clgrpc.page) (#:ppcre #:cl-ppcre))
   (:export
    ;; docstring.lisp

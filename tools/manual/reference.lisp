@@ -99,15 +99,14 @@ chapters of the entry's subject come first."
               do (setf best (list rank chapter id text))))))
 
 (defun example-node (entry chapters)
-  (let ((example (find-example entry chapters)))
-    (when example
-      (destructuring-bind (chapter id text) (rest example)
-        (let ((link `(:a (:href ,(format nil "../~A#~A" (chapter-file chapter) id))
-                      ,(chapter-title chapter))))
-          (if (<= (count #\Newline text) *longest-example*)
-              `(:details (:class "example") (:summary () "Example") (:pre () ,text)
-                (:p () "From " ,link))
-              `(:p () "Example: " ,link)))))))
+  (when-let ((example (find-example entry chapters)))
+    (destructuring-bind (chapter id text) (rest example)
+      (let ((link `(:a (:href ,(format nil "../~A#~A" (chapter-file chapter) id))
+                    ,(chapter-title chapter))))
+        (if (<= (count #\Newline text) *longest-example*)
+            `(:details (:class "example") (:summary () "Example") (:pre () ,text)
+              (:p () "From " ,link))
+            `(:p () "Example: " ,link))))))
 
 (defun entry-nodes (entry chapters)
   `(:section (:class "entry" :id ,(entry-anchor entry))

@@ -61,14 +61,12 @@
   (or (cdr (assoc number *system-calls*)) (format nil "syscall ~D" number)))
 
 (defun find-tally (name table)
-  (or (gethash name table)
-      (setf (gethash name table) (make-tally :name name))))
+  (alexandria:ensure-gethash name table (make-tally :name name)))
 
 (defun find-wait (name lock table)
   "The tally in TABLE of the waits of the function NAME on LOCK, a name or nil."
   (let ((key (list name lock)))
-    (or (gethash key table)
-        (setf (gethash key table) (make-tally :name name :lock lock)))))
+    (alexandria:ensure-gethash key table (make-tally :name name :lock lock))))
 
 (defun parse-event (line)
   "The thread's id, the time in nanoseconds, the event's name and its text, if LINE begins an event;
@@ -139,19 +137,17 @@ threads."
   "Note that a thread begins a futex call. If the call waits, the wait counts for the waiting
 function as well."
   (when (futex-wait-p text)
-    (let ((open (gethash tid (events-open events))))
-      (when open
-        (setf (third open)
-              (find-wait (waiter frames)
-                         (gethash (text-number text "uaddr: 0x" 16) (events-locks events))
-                         (events-futexes events)))))))
+    (when-let ((open (gethash tid (events-open events))))
+      (setf (third open)
+            (find-wait (waiter frames)
+                       (gethash (text-number text "uaddr: 0x" 16) (events-locks events))
+                       (events-futexes events))))))
 
 (defun add-event (events tid ns name text)
   (cond ((uiop:string-suffix-p name "sys_enter")
-         (let ((number (text-number text "NR ")))
-           (when number
-             (setf (gethash tid (events-open events))
-                   (list ns (system-call-name number) nil)))))
+         (when-let ((number (text-number text "NR ")))
+           (setf (gethash tid (events-open events))
+                 (list ns (system-call-name number) nil))))
         ((uiop:string-suffix-p name "sys_exit")
          (end-system-call events tid ns (text-number text "= ")))
         ((not (uiop:string-suffix-p name "sched_switch")))

@@ -4,6 +4,7 @@
 
 (defpackage #:clgrpc.profile
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:grpc #:clgrpc) (#:loop #:clgrpc.loop) (#:server #:clgrpc.server)
                     (#:page #:clgrpc.page) (#:report #:clgrpc.report) (#:os #:clgrpc.os)
                     (#:client #:clgrpc.client) (#:protobuf #:clgrpc.protobuf)

@@ -195,21 +195,20 @@ have slept; nil without such stacks."
 
 (defun agent-data (before after)
   "The process's own counts between two READINGs; nil if the process has no agent."
-  (let ((calls (counted "calls" before after)))
-    (when calls
-      (flet ((per-call (count) (and (plusp calls) (float (/ count calls) 1d0))))
-        (let ((consed (counted "consed" before after)))
-          (object "calls" calls
-                  "turns" (counted "turns" before after)
-                  "consed" consed
-                  "octetsPerCall" (per-call consed)
-                  "collections" (counted "collections" before after)
-                  "collectionNs" (counted "collectionNs" before after)
-                  "longestCollectionNs" (member-of (reading-counters after)
-                                                   "longestCollectionNs")
-                  "heap" (member-of (reading-counters after) "heap")
-                  "batonLent" (counted "batonsLent" before after)
-                  "batonTakenOver" (counted "batonsLost" before after)))))))
+  (when-let ((calls (counted "calls" before after)))
+    (flet ((per-call (count) (and (plusp calls) (float (/ count calls) 1d0))))
+      (let ((consed (counted "consed" before after)))
+        (object "calls" calls
+                "turns" (counted "turns" before after)
+                "consed" consed
+                "octetsPerCall" (per-call consed)
+                "collections" (counted "collections" before after)
+                "collectionNs" (counted "collectionNs" before after)
+                "longestCollectionNs" (member-of (reading-counters after)
+                                                 "longestCollectionNs")
+                "heap" (member-of (reading-counters after) "heap")
+                "batonLent" (counted "batonsLent" before after)
+                "batonTakenOver" (counted "batonsLost" before after))))))
 
 (defun kind-area (kind)
   "The subsystem that objects of KIND, as the agent names it, belong to."

@@ -149,10 +149,9 @@ process chooses the names of threads and functions, so control characters are es
 
 (defun profile-title (profile)
   "The subject of PROFILE: a command that was started for it, or a process that ran."
-  (let ((command (coerce (member-of profile "command") 'list)))
-    (if command
-        (format nil "Profile of clgrpc ~{~A~^ ~}" command)
-        (format nil "Profile~@[ of process ~D~]" (member-of profile "pid")))))
+  (if-let ((command (coerce (member-of profile "command") 'list)))
+    (format nil "Profile of clgrpc ~{~A~^ ~}" command)
+    (format nil "Profile~@[ of process ~D~]" (member-of profile "pid"))))
 
 (defun write-missing (stream profile)
   "Write to STREAM which parts of PROFILE are missing, and why."

@@ -80,15 +80,14 @@ SECONDS fail with the text that WHAT has not come."
 
 (defun end-subject (subject)
   "End the process of SUBJECT if it was started here."
-  (let ((process (subject-process subject)))
-    (when process
-      (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigterm))
-      (loop repeat 1000
-            while (sb-ext:process-alive-p process)
-            do (sleep 1/100))
-      (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigkill))
-      (sb-ext:process-wait process)
-      (sb-ext:process-close process))))
+  (when-let ((process (subject-process subject)))
+    (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigterm))
+    (loop repeat 1000
+          while (sb-ext:process-alive-p process)
+          do (sleep 1/100))
+    (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigkill))
+    (sb-ext:process-wait process)
+    (sb-ext:process-close process)))
 
 (defun running-subject (pid)
   "A SUBJECT for the process PID, which runs already."
@@ -97,14 +96,13 @@ SECONDS fail with the text that WHAT has not come."
 
 (defun ask (subject command &key (seconds 20))
   "The answer of SUBJECT's agent to COMMAND, parsed; nil without an agent."
-  (let ((process (subject-process subject)))
-    (when process
-      (let ((input (sb-ext:process-input process)))
-        (handler-case (progn (write-line command input) (finish-output input))
-          (stream-error () (fail "the process has ended")))
-        (let ((answer (await-news subject seconds (format nil "an answer to ~A" command)
-                                  (lambda () (pop (subject-answers subject))))))
-          (parse-json answer))))))
+  (when-let ((process (subject-process subject)))
+    (let ((input (sb-ext:process-input process)))
+      (handler-case (progn (write-line command input) (finish-output input))
+        (stream-error () (fail "the process has ended")))
+      (let ((answer (await-news subject seconds (format nil "an answer to ~A" command)
+                                (lambda () (pop (subject-answers subject))))))
+        (parse-json answer)))))
 
 (defun subject-address (subject)
   "The first address on which the process of SUBJECT listens. Wait until the process listens."

@@ -31,11 +31,10 @@
 memory; nil if there is none."
   (flet ((find-in (ranges place)
            (and ranges place (find-range ranges place))))
-    (let ((name (and program-p (find-in (symbolizer-functions symbolizer) place))))
-      (if name
-          (function-label name)
-          (find-in (symbolizer-made symbolizer)
-                   (if program-p (place-address symbolizer place) place))))))
+    (if-let ((name (and program-p (find-in (symbolizer-functions symbolizer) place))))
+      (function-label name)
+      (find-in (symbolizer-made symbolizer)
+               (if program-p (place-address symbolizer place) place)))))
 
 (defun image-program-p (symbolizer image)
   (or (string= image (symbolizer-program symbolizer))
@@ -82,13 +81,12 @@ memory; nil if there is none."
 
 (defun parse-seconds-ns (text start end)
   "The decimal number of seconds in TEXT from START to END, in nanoseconds; nil if it is malformed."
-  (let ((dot (position #\. text :start start :end end)))
-    (and dot
-         (let ((seconds (parse-integer text :start start :end dot :junk-allowed t))
-               (fraction (parse-integer text :start (1+ dot) :end end :junk-allowed t)))
-           (and seconds fraction
-                (+ (* 1000000000 seconds)
-                   (* fraction (expt 10 (max 0 (- 9 (- end dot 1)))))))))))
+  (when-let ((dot (position #\. text :start start :end end)))
+    (let ((seconds (parse-integer text :start start :end dot :junk-allowed t))
+          (fraction (parse-integer text :start (1+ dot) :end end :junk-allowed t)))
+      (and seconds fraction
+           (+ (* 1000000000 seconds)
+              (* fraction (expt 10 (max 0 (- 9 (- end dot 1))))))))))
 
 (defun parse-sample-head (line)
   "The thread's id and the time in nanoseconds from LINE, `TID SECONDS:`; nil if it is malformed."
@@ -123,8 +121,7 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
   (children (make-hash-table :test 'eq) :type hash-table :read-only t)) ; maps frames to nodes
 
 (defun child-node (node frame)
-  (or (gethash frame (node-children node))
-      (setf (gethash frame (node-children node)) (make-node frame))))
+  (alexandria:ensure-gethash frame (node-children node) (make-node frame)))
 
 (defun add-stack (root frames count)
   "Count COUNT samples with the stack FRAMES, from the inside, in the tree below ROOT."

@@ -108,14 +108,13 @@ exist. Malformed lines are skipped: another user, or another program, may have w
         (rows '()))
     (map-functions
      (lambda (name address octets)
-       (let ((mapping (find-if (lambda (mapping)
-                                 (and (<= (mapping-start mapping) address)
-                                      (< address (mapping-end mapping))))
-                               mappings)))
-         (when mapping
-           (push (list (+ (- address (mapping-start mapping)) (mapping-offset mapping)) octets
-                       name)
-                 rows)))))
+       (when-let ((mapping (find-if (lambda (mapping)
+                                      (and (<= (mapping-start mapping) address)
+                                           (< address (mapping-end mapping))))
+                                    mappings)))
+         (push (list (+ (- address (mapping-start mapping)) (mapping-offset mapping)) octets
+                     name)
+               rows))))
     (rows-ranges rows)))
 
 (defun same-program-p (pid)

@@ -57,11 +57,10 @@
 
 (defun find-figure (name)
   "The figure that NAME, a string, names, or nil."
-  (let ((share (percentile name)))
-    (if share
-        (make-figure name :time :less
-                     (latency-reader (lambda (latency) (load:histogram-quantile latency share))))
-        (find name *plain-figures* :key #'figure-name :test #'string=))))
+  (if-let ((share (percentile name)))
+    (make-figure name :time :less
+                 (latency-reader (lambda (latency) (load:histogram-quantile latency share))))
+    (find name *plain-figures* :key #'figure-name :test #'string=)))
 
 (defun figure-value (name run)
   "The figure NAME of RUN, a real, times in nanoseconds; NIL if RUN has none, such as a percentile

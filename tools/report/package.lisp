@@ -3,6 +3,7 @@
 
 (defpackage #:clgrpc.report
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:load #:clgrpc.load) (#:page #:clgrpc.page)
                     (#:protobuf #:clgrpc.protobuf))
   (:export

@@ -464,10 +464,9 @@ two. COLUMN is the heading of the column with their names."
                          collect (comparison-words comparison)
                        when (outlier-words comparison) collect (outlier-words comparison))))
       (when words `(:ul () ,@(loop for text in words collect `(:li () ,text)))))
-    (let ((differences (option-differences before after)))
-      (when differences
-        `(:p (:class "note warn")
-          ,(format nil "The runs differ in ~{~{~A (~A and ~A)~}~^, ~}." differences)))))
+    (when-let ((differences (option-differences before after)))
+      `(:p (:class "note warn")
+        ,(format nil "The runs differ in ~{~{~A (~A and ~A)~}~^, ~}." differences))))
    :note (noise-note before after)))
 
 (defun run-facts (run)

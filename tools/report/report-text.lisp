@@ -131,10 +131,9 @@ all calls took the same time, a single one remains."
                (page:octets-text (round octets (load:run-count run))))))
 
 (defun cpu-words (run)
-  (let ((per-call (figure-value "cpu-per-call" run)))
-    (and per-call
-         (format nil "~A a call, ~A of a core" (page:duration-text per-call)
-                 (page:share-text (/ (load:run-cpu-ns run) (max 1 (load:run-duration-ns run))))))))
+  (when-let ((per-call (figure-value "cpu-per-call" run)))
+    (format nil "~A a call, ~A of a core" (page:duration-text per-call)
+            (page:share-text (/ (load:run-cpu-ns run) (max 1 (load:run-duration-ns run)))))))
 
 (defun quantile-words (histogram)
   "Three percentiles of HISTOGRAM and its maximum."
@@ -299,12 +298,11 @@ none."
       (format stream "  ~A~%" (comparison-words comparison))))
   (dolist (comparison comparisons)
     (when (outlier-words comparison) (format stream "  ~A.~%" (outlier-words comparison))))
-  (let ((same (loop for comparison in comparisons
-                    when (eq :same (comparison-verdict comparison))
-                      collect (comparison-name comparison))))
-    (when same
-      (format stream "  The same, within ~A: ~{~A~^, ~}.~%" (page:share-text *equivalence*)
-              same))))
+  (when-let ((same (loop for comparison in comparisons
+                         when (eq :same (comparison-verdict comparison))
+                           collect (comparison-name comparison))))
+    (format stream "  The same, within ~A: ~{~A~^, ~}.~%" (page:share-text *equivalence*)
+            same)))
 
 (defun write-comparison (before after stream)
   "Write to STREAM how the runs BEFORE and AFTER differ."

@@ -175,8 +175,7 @@ replaces a missing member and null, which Go writes for empty values."
     (dolist (sample samples)
       (let ((ns (load:sample-latency-ns sample)) (status (load:sample-status sample)))
         (load:record-value all ns)
-        (load:record-value (or (gethash status by-status)
-                               (setf (gethash status by-status) (load:make-histogram)))
+        (load:record-value (alexandria:ensure-gethash status by-status (load:make-histogram))
                            ns)
         (when (string= status "OK") (load:record-value latency ns))))
     (load:make-run

@@ -69,8 +69,7 @@ rounds, of a program with itself."
 (defun t-quantile (before after)
   "SIMULATE-QUANTILE of BEFORE and AFTER, or of the largest numbers that are simulated."
   (let ((key (cons (min before +most-simulated-rounds+) (min after +most-simulated-rounds+))))
-    (or (gethash key **quantiles**)
-        (setf (gethash key **quantiles**) (simulate-quantile (car key) (cdr key))))))
+    (alexandria:ensure-gethash key **quantiles** (simulate-quantile (car key) (cdr key)))))
 
 (defun noise (before after better)
   "The most by which the means of the calm halves of BEFORE and AFTER, lists of at least two reals,

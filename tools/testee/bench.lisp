@@ -35,10 +35,9 @@ that note."))
             return i)))
 
 (defmethod routeguide.route-guide:get-feature ((service bench-route-guide) point &key)
-  (let ((found (find-place point (bench-places service))))
-    (if found
-        (svref (examples:route-guide-features service) found)
-        (routeguide:make-feature :location point))))
+  (if-let ((found (find-place point (bench-places service))))
+    (svref (examples:route-guide-features service) found)
+    (routeguide:make-feature :location point)))
 
 (define-hot (signed-half :inline t) ((half (unsigned-byte 32))) (signed-byte 32)
   (- half (ash (ldb (byte 1 31) half) 32)))

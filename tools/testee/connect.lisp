@@ -114,10 +114,9 @@ REQUESTS."
       (when error (fail-as-told error info)))))
 
 (defmethod connect-methods:server-stream ((service connect-service) request &key call)
-  (let ((definition (connect:server-stream-request-response-definition request)))
-    (when definition
-      (begin-stream call definition)
-      (send-all call definition (list request) #'connect:make-server-stream-response))))
+  (when-let ((definition (connect:server-stream-request-response-definition request)))
+    (begin-stream call definition)
+    (send-all call definition (list request) #'connect:make-server-stream-response)))
 
 (defmethod connect-methods:bidi-stream ((service connect-service) stream &key call)
   (let* ((first (grpc:receive stream))

@@ -139,10 +139,9 @@ return true."
     (unwind-protect
          (grpc:do-messages (request requests)
            (obey-status (testing:streaming-output-call-request-response-status request))
-           (let ((report (testing:streaming-output-call-request-orca-oob-report request)))
-             (when report
-               (unless reporter (setf reporter (become-reporter service)))
-               (setf (load-report service) (orca-load-report report))))
+           (when-let ((report (testing:streaming-output-call-request-orca-oob-report request)))
+             (unless reporter (setf reporter (become-reporter service)))
+             (setf (load-report service) (orca-load-report report)))
            (send-responses call request))
       (when reporter (sb-thread:release-mutex (service-reporter service))))))
 

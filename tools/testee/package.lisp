@@ -4,6 +4,7 @@
 
 (defpackage #:clgrpc.testee
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program) (#:rpc #:clgrpc.rpc)
                     (#:load #:clgrpc.load) (#:os #:clgrpc.os)
                     (#:protobuf #:clgrpc.protobuf) (#:method #:clgrpc.method)

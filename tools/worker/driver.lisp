@@ -87,10 +87,9 @@ latencies.")
   "The name of the status with the number CODE, as grpc-go writes it."
   (case code
     (0 "OK")
-    (t (let ((status (grpc:code-status code)))
-         (if status
-             (remove #\Space (string-capitalize (substitute #\Space #\- (string status))))
-             (format nil "Code(~D)" code))))))
+    (t (if-let ((status (grpc:code-status code)))
+         (remove #\Space (string-capitalize (substitute #\Space #\- (string status))))
+         (format nil "Code(~D)" code)))))
 
 (defun run-of-rows (rows stats begin-ns target &key streaming rate connections)
   "The RUN made from ROWS, one for each second since BEGIN-NS; STATS are all reports of workers."

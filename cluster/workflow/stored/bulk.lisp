@@ -10,10 +10,9 @@ MB.")
 
 (defun bulk-draft (node entry decision)
   "The draft that DECISION makes of the state in ENTRY, or nil if DECISION changes nothing."
-  (let ((cached-state (entry-cached-state node entry)))
-    (when cached-state
-      (multiple-value-bind (draft changes) (decide node cached-state decision)
-        (and changes draft)))))
+  (when-let ((cached-state (entry-cached-state node entry)))
+    (multiple-value-bind (draft changes) (decide node cached-state decision)
+      (and changes draft))))
 
 (defun bulk-drafts (node ids entries decision)
   "An alist from ids to the drafts that DECISION makes of ENTRIES, the states of the workflows IDS."

@@ -92,10 +92,9 @@ does not exist."
 (defun forget-state (node id)
   (let ((recent (node-recent node)))
     (sb-ext:with-locked-hash-table (recent)
-      (let ((cached-state (gethash id recent)))
-        (when cached-state
-          (decf (node-recent-octets node) (cached-state-octets cached-state))
-          (remhash id recent))))))
+      (when-let ((cached-state (gethash id recent)))
+        (decf (node-recent-octets node) (cached-state-octets cached-state))
+        (remhash id recent)))))
 
 (defun forget-states (node)
   (let ((recent (node-recent node)))
@@ -185,11 +184,10 @@ the cheapest first."
 anything. The draft is made from the probable state or, if that leads to no change, from the present
 state."
   (dolist (state (likely-states node id) (decide node (see-state node id) decision))
-    (let ((cached-state (funcall state)))
-      (when cached-state
-        (multiple-value-bind (draft changes) (handler-case (decide node cached-state decision)
-                                               (workflow-error () nil))
-          (when changes (return (values draft t))))))))
+    (when-let ((cached-state (funcall state)))
+      (multiple-value-bind (draft changes) (handler-case (decide node cached-state decision)
+                                             (workflow-error () nil))
+        (when changes (return (values draft t)))))))
 
 (defun change-workflow (node id decision &key conditions on-refusal)
   "Change the workflow ID by DECISION, a function of a draft, and put the draft into the store.

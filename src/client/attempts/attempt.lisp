@@ -122,10 +122,9 @@ the interceptors make it fail, or if its headers cannot be sent."
 
 (defun attempt-metadata (attempt)
   "The metadata that ATTEMPT sends, an alist."
-  (let ((view (attempt-view attempt)))
-    (if view
-        (attempt:attempt-request-metadata view)
-        (rpc:outgoing-metadata (attempt-call attempt)))))
+  (if-let ((view (attempt-view attempt)))
+    (attempt:attempt-request-metadata view)
+    (rpc:outgoing-metadata (attempt-call attempt))))
 
 (defun end-view (attempt call own status)
   "Report to interceptors that ATTEMPT of CALL has ended with STATUS. OWN is true if CALL continued
@@ -225,12 +224,11 @@ ATTEMPT."
 (defun follow-policy (call)
   "Begin to keep messages, and to hedge, under CALL's policy, if it has one. The first attempt of
 CALL has a stream, on which nothing was sent, and the channel's service config has method configs."
-  (let ((policy (and (null (call-retries call)) (find-policy-of call))))
-    (when policy
-      (unless (client-call-request call)
-        (begin-replay call (options-replay-octets (wire-call-options call))))
-      (when (config:hedging-policy-p policy)
-        (attempt:tell-begun **retry-operations** call)))))
+  (when-let ((policy (and (null (call-retries call)) (find-policy-of call))))
+    (unless (client-call-request call)
+      (begin-replay call (options-replay-octets (wire-call-options call))))
+    (when (config:hedging-policy-p policy)
+      (attempt:tell-begun **retry-operations** call))))
 
 (define-hot submit ((call client-call) request) t
   "Begin an attempt of CALL, with its only REQUEST unless that is nil, when its credentials have
@@ -301,10 +299,9 @@ failed with FAILURE."
           ;; now, since another attempt of CALL may get the structure, together with the stream
           (client-retries-running retries) (remove attempt (client-retries-running retries)))
     (when (eq (attempt-stream attempt) (client-call-stream call))
-      (let ((other (first (client-retries-running retries))))
-        (if other
-            (change-over call (attempt-stream other))
-            (setf (client-call-stream call) nil))))
+      (if-let ((other (first (client-retries-running retries))))
+        (change-over call (attempt-stream other))
+        (setf (client-call-stream call) nil)))
     (reset-attempt attempt)
     (unless (call-status call) (follow-failure call attempt number link failure))))
 

@@ -24,9 +24,8 @@
     (credentials:ask-credentials credentials core (call-rpc-method call)
                                  (hpack:field-value-string (authority-field call))
                                  (lambda (function)
-                                   (let ((reserve (client-reserve (core-loop core))))
-                                     (and reserve
-                                          (loop:run-on-reserve reserve function :if-busy :insist))))
+                                   (when-let ((reserve (client-reserve (core-loop core))))
+                                     (loop:run-on-reserve reserve function :if-busy :insist)))
                                  deliver)))
 
 (defun take-identity (call identity metadata)

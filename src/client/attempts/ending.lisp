@@ -23,10 +23,9 @@
 
 (defun client-repeats (call)
   "The operation REPEATS."
-  (let ((retries (call-retries call)))
-    (if retries
-        (attempt:count-repeats retries (core-now (client-call-core call)))
-        (values 0 0 0 0))))
+  (if-let ((retries (call-retries call)))
+    (attempt:count-repeats retries (core-now (client-call-core call)))
+    (values 0 0 0 0)))
 
 (defun waited-p (call)
   "True if CALL has waited for addresses, a connection or a stream."
@@ -87,10 +86,9 @@ gets the code NO_ERROR (gRPC over HTTP/2, \"Early Server Closure\")."
 (defun drop-replay (call)
   "Release the kept messages of CALL. The octets are left to the collector, since some may still be
 queued."
-  (let ((replay (call-replay call)))
-    (when replay
-      (release-replay replay)
-      (setf (client-parts-replay (ensure-client-parts call)) nil))))
+  (when-let ((replay (call-replay call)))
+    (release-replay replay)
+    (setf (client-parts-replay (ensure-client-parts call)) nil)))
 
 (defun end-attempts (call)
   "Reset the attempts of CALL, which has RETRIES and has ended."

@@ -53,10 +53,9 @@ the error."
   "Note the encodings in the header LIST of CALL's valid response. Return true if the messages of
 CALL may be compressed."
   (note-accepted-encodings (client-call-link call) list)
-  (let ((encoding (response-encoding list)))
-    (when encoding
-      (setf (wire:incoming-encoding call) encoding)
-      t)))
+  (when-let ((encoding (response-encoding list)))
+    (setf (wire:incoming-encoding call) encoding)
+    t))
 
 (define-hot plain-only-p ((call client-call) (stream http2:stream)) boolean
   "True if the server of STREAM cannot read the compressed messages of CALL, as far as is known."

@@ -19,10 +19,9 @@
 
 (define-hot (authority-field :inline t) ((call client-call)) hpack:field
   "The field :authority of the requests of CALL."
-  (let ((own (own-authority call)))
-    (if own
-        (hpack:string-field ":authority" own)
-        (core-authority (client-call-core call)))))
+  (if-let ((own (own-authority call)))
+    (hpack:string-field ":authority" own)
+    (core-authority (client-call-core call))))
 
 (defglobal **grpc-timeout** (ascii-octets "grpc-timeout"))
 

@@ -102,19 +102,17 @@ stream before, or if CALL continues with another stream than STREAM."
 
 (defun write-replay (call stream)
   "Send on STREAM the messages that CALL has sent so far."
-  (let ((replay (call-replay call)))
-    (when replay
-      (loop for kept in (reverse (replay-messages replay))
-            until (call-status call)    ; no memory was left for a message
-            do (write-again call stream kept nil)))))
+  (when-let ((replay (call-replay call)))
+    (loop for kept in (reverse (replay-messages replay))
+          until (call-status call)    ; no memory was left for a message
+          do (write-again call stream kept nil))))
 
 (defun keep-to-one (call)
   "Let CALL continue with its present attempt only, because it has too many messages to keep for
 further attempts."
-  (let ((retries (call-retries call)))
-    (when retries
-      (mapc #'reset-attempt
-            (attempt:commit retries (http2:stream-user (client-call-stream call)))))))
+  (when-let ((retries (call-retries call)))
+    (mapc #'reset-attempt
+          (attempt:commit retries (http2:stream-user (client-call-stream call))))))
 
 (defun write-on-attempts (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages are

@@ -51,24 +51,22 @@ are MEMO unless that is nil."
 (defun refuse-answer (stream list status text)
   "Let the attempt on STREAM fail with STATUS and TEXT, since the header LIST does not begin a
 response."
-  (let ((call (tried-call stream)))
-    (when call
-      (rpc:observe headers-received (core-observer (client-call-core call)) call)
-      (fail-stream stream (make-client-failure status text :how '(:ended-by :peer)
-                                               :pushback (list-pushback list))))))
+  (when-let ((call (tried-call stream)))
+    (rpc:observe headers-received (core-observer (client-call-core call)) call)
+    (fail-stream stream (make-client-failure status text :how '(:ended-by :peer)
+                                             :pushback (list-pushback list)))))
 
 (defun take-only-trailers (stream list)
   "End the attempt on STREAM, on which only the trailers LIST were received."
-  (let ((call (tried-call stream)))
-    (when call
-      (rpc:observe headers-received (core-observer (client-call-core call)) call)
-      (let ((failure (if (eq :ok (hpack:field-list-memo list)) nil (trailers-failure list))))
-        (cond (failure
-               (note-accepted-encodings (stream-link stream) list)
-               (fail-stream stream failure))
-              ((committed-call stream)
-               (forget-request call)
-               (end-with-trailers call list)))))))
+  (when-let ((call (tried-call stream)))
+    (rpc:observe headers-received (core-observer (client-call-core call)) call)
+    (let ((failure (if (eq :ok (hpack:field-list-memo list)) nil (trailers-failure list))))
+      (cond (failure
+             (note-accepted-encodings (stream-link stream) list)
+             (fail-stream stream failure))
+            ((committed-call stream)
+             (forget-request call)
+             (end-with-trailers call list))))))
 
 (defun response-fields (call list)
   "The metadata of the valid response that begins with LIST."
@@ -185,13 +183,12 @@ with the verdict on that number."
 
 (defun client-reset (stream error-code source)
   "The sink's on-reset."
-  (let ((call (tried-call stream)))
-    (when call
-      (let ((failure (reset-failure (stream-link stream) error-code source)))
-        (cond ((and (eq stream (client-call-stream call))
-                    (wire:marked-p call :answer))
-               (fail-late call failure))
-              (t (fail-stream stream failure)))))))
+  (when-let ((call (tried-call stream)))
+    (let ((failure (reset-failure (stream-link stream) error-code source)))
+      (cond ((and (eq stream (client-call-stream call))
+                  (wire:marked-p call :answer))
+             (fail-late call failure))
+            (t (fail-stream stream failure))))))
 
 (defun reset-failure (link error-code source)
   "The failure of an attempt whose stream on LINK ends with ERROR-CODE because of SOURCE, the
@@ -223,16 +220,15 @@ arguments of the sink's on-reset."
 
 (defun client-stream-closed (stream)
   "The sink's on-stream-closed."
-  (let ((link (leave-stream stream)))
-    (when link
-      (let ((subchannel (the subchannel
-                             (shiftf (attempt-subchannel (stream-attempt stream)) nil))))
-        (http2:release-stream stream)
-        (decf (client-link-calls link))
-        (when (zerop (decf (subchannel-open-calls subchannel))) (look-after-last subchannel))
-        (if (client-link-draining link)
-            (drain-link (client-link-owner link) link)
-            (serve-owners (client-link-owner link)))))))
+  (when-let ((link (leave-stream stream)))
+    (let ((subchannel (the subchannel
+                           (shiftf (attempt-subchannel (stream-attempt stream)) nil))))
+      (http2:release-stream stream)
+      (decf (client-link-calls link))
+      (when (zerop (decf (subchannel-open-calls subchannel))) (look-after-last subchannel))
+      (if (client-link-draining link)
+          (drain-link (client-link-owner link) link)
+          (serve-owners (client-link-owner link))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link gets no more calls; its calls under way may finish."
@@ -255,10 +251,9 @@ arguments of the sink's on-reset."
 
 (defun client-settings (http2)
   "The sink's on-settings: the peer's limit of streams may have grown."
-  (let ((link (http2:connection-user http2)))
-    (when link
-      (handle-settings (client-link-owner link) link)
-      (serve-owners (client-link-owner link)))))
+  (when-let ((link (http2:connection-user http2)))
+    (handle-settings (client-link-owner link) link)
+    (serve-owners (client-link-owner link))))
 
 (defun client-writable (stream)
   "The sink's on-writable: a call has room to send if the attempt with which it continues has room."

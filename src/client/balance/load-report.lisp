@@ -18,11 +18,10 @@
 
 (defun trailers-report (trailers)
   "The load report in TRAILERS, a vector of fields, or nil."
-  (let ((field (find **report-name** (the simple-vector trailers)
-                     :key #'hpack:field-name :test #'equalp)))
-    (when field
-      (handler-case (parse-report (decode-base64 (hpack:field-value-string field)))
-        (invalid-base64 () nil)))))
+  (when-let ((field (find **report-name** (the simple-vector trailers)
+                          :key #'hpack:field-name :test #'equalp)))
+    (handler-case (parse-report (decode-base64 (hpack:field-value-string field)))
+      (invalid-base64 () nil))))
 
 ;;; The contents of a report
 

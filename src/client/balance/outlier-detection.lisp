@@ -127,21 +127,19 @@
         (t (incf (endpoint-failures endpoint)))))
 
 (defmethod subchannel-opened ((ancestor outlier-detection) subchannel)
-  (let ((endpoint (endpoint-of ancestor subchannel)))
-    (when endpoint
-      (push subchannel (endpoint-subchannels endpoint))
-      (when (endpoint-ejected-ns endpoint) (veto-ejected subchannel))
-      (add-listener subchannel
-                    (lambda (call subchannel status trailers)
-                      (declare (ignore subchannel trailers))
-                      (when (detecting-p (detection ancestor))
-                        (count-attempt endpoint call status)))))))
+  (when-let ((endpoint (endpoint-of ancestor subchannel)))
+    (push subchannel (endpoint-subchannels endpoint))
+    (when (endpoint-ejected-ns endpoint) (veto-ejected subchannel))
+    (add-listener subchannel
+                  (lambda (call subchannel status trailers)
+                    (declare (ignore subchannel trailers))
+                    (when (detecting-p (detection ancestor))
+                      (count-attempt endpoint call status))))))
 
 (defmethod subchannel-closed ((ancestor outlier-detection) subchannel)
-  (let ((endpoint (endpoint-of ancestor subchannel)))
-    (when endpoint
-      (setf (endpoint-subchannels endpoint)
-            (delete subchannel (endpoint-subchannels endpoint))))))
+  (when-let ((endpoint (endpoint-of ancestor subchannel)))
+    (setf (endpoint-subchannels endpoint)
+          (delete subchannel (endpoint-subchannels endpoint)))))
 
 (defun veto-ejected (subchannel)
   (impose-veto subchannel :ejected :transient-failure

@@ -2,6 +2,7 @@
 
 (defpackage #:clgrpc.balance
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status)
                     (#:hpack #:clgrpc.hpack) (#:method #:clgrpc.method)

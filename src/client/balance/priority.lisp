@@ -108,10 +108,9 @@
   "Retire the branches below BRANCH, which are not needed now."
   (dolist (name (rest (member (branch-name branch) (priorities-order (priorities tree))
                               :test #'string=)))
-    (let ((other (find-branch tree name)))
-      (when other
-        (end-time tree other)
-        (retire tree other)))))
+    (when-let ((other (find-branch tree name)))
+      (end-time tree other)
+      (retire tree other))))
 
 (defun serve-by (tree branch)
   "Publish the state and the picker of BRANCH as those of TREE."
@@ -133,13 +132,12 @@
                (return-from choose (serve-by tree branch))))
         (setf last branch)))
     ;; no child serves: take the first that still connects, else the last
-    (let ((branch (or (loop for name in (priorities-order (priorities tree))
-                            for branch = (find-branch tree name)
-                            when (eq :connecting (branch-state branch)) return branch)
-                      last)))
-      (if branch
-          (serve-by tree branch)
-          (publish tree :transient-failure (make-failure "there are no priorities"))))))
+    (if-let ((branch (or (loop for name in (priorities-order (priorities tree))
+                               for branch = (find-branch tree name)
+                               when (eq :connecting (branch-state branch)) return branch)
+                         last)))
+      (serve-by tree branch)
+      (publish tree :transient-failure (make-failure "there are no priorities")))))
 
 (defmethod resolving-wanted-p ((ancestor priority) (child branch))
   (not (member (branch-name child) (priorities-content (priorities ancestor))

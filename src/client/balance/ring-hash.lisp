@@ -181,10 +181,9 @@ one for each."
 have subchannels are not members."
   (map-members (lambda (subchannel) (setf (note-share (subchannel-note subchannel)) 0)) leaf-policy)
   (dolist (backend backends)
-    (let ((member (gethash (backend-key backend) (leaf-policy-members leaf-policy))))
-      (when member
-        (incf (note-share (subchannel-note member))
-              (or (said-weight (backend-attributes backend)) 1))))))
+    (when-let ((member (gethash (backend-key backend) (leaf-policy-members leaf-policy))))
+      (incf (note-share (subchannel-note member))
+            (or (said-weight (backend-attributes backend)) 1)))))
 
 (defmethod update-backends ((leaf-policy ring-hash) backends config)
   (configure leaf-policy config)
@@ -269,12 +268,11 @@ already."
         (random-state (balancer-random leaf-policy)))
     (if header
         (new-picker (lambda (call)
-                      (let ((hash (call-hash call header)))
-                        (if hash
-                            (pick-by-key leaf-policy ring (ring-index ring hash))
-                            (pick-at-random leaf-policy ring
-                                            (ring-index ring (random (expt 2 64) random-state))
-                                            connecting))))
+                      (if-let ((hash (call-hash call header)))
+                        (pick-by-key leaf-policy ring (ring-index ring hash))
+                        (pick-at-random leaf-policy ring
+                                        (ring-index ring (random (expt 2 64) random-state))
+                                        connecting)))
                     (format nil "by ~A, a ring of ~D" header (length (ring-servers ring)))
                     :choosy t)
         (make-failure "ring_hash has no requestHashHeader, by which calls are distributed"))))

@@ -62,11 +62,10 @@
 
 (defun note-report (note report weighting now-ns)
   "Note REPORT of NOTE's server, received at NOW-NS."
-  (let ((weight (report-weight report (weighting-penalty weighting))))
-    (when weight
-      (setf (note-weight note) weight
-            (note-last-ns note) now-ns)
-      (unless (note-first-ns note) (setf (note-first-ns note) now-ns)))))
+  (when-let ((weight (report-weight report (weighting-penalty weighting))))
+    (setf (note-weight note) weight
+          (note-last-ns note) now-ns)
+    (unless (note-first-ns note) (setf (note-first-ns note) now-ns))))
 
 (defun weight-now (note weighting now-ns)
   "The weight of the server of NOTE, or 0 while it has no weight that counts."
@@ -100,10 +99,9 @@ LEAF-POLICY's config."
                   (lambda (call subchannel status trailers)
                     (declare (ignore call subchannel status))
                     (when (and trailers (not (weighting-out-of-band (weighting leaf-policy))))
-                      (let ((report (trailers-report trailers)))
-                        (when report
-                          (note-report note report (weighting leaf-policy)
-                                       (balancer-now leaf-policy)))))))
+                      (when-let ((report (trailers-report trailers)))
+                        (note-report note report (weighting leaf-policy)
+                                     (balancer-now leaf-policy))))))
     (watch-load-of leaf-policy subchannel note)
     note))
 
@@ -122,9 +120,8 @@ LEAF-POLICY's config."
 (defun stale-count (leaf-policy now-ns)
   "How many ready members of LEAF-POLICY have sent no load report for too long."
   (count-if (lambda (subchannel)
-              (let ((last-ns (note-last-ns (subchannel-note subchannel))))
-                (and last-ns
-                     (>= (- now-ns last-ns) (weighting-expiration-ns (weighting leaf-policy))))))
+              (when-let ((last-ns (note-last-ns (subchannel-note subchannel))))
+                (>= (- now-ns last-ns) (weighting-expiration-ns (weighting leaf-policy)))))
             (weighted-ready leaf-policy)))
 
 (defun said-weights (leaf-policy)

@@ -60,9 +60,8 @@ configs that are made later. Return KEYWORD. From any thread."
   (row nil :type policy :read-only t)   ; the row of the registry
   (value nil :read-only t))             ; the value of the policy's parser
 
-(defmethod print-object ((config policy-config) stream)
-  (print-unreadable-object (config stream :type t)
-    (write-string (policy-config-name config) stream)))
+(define-printer (config policy-config)
+  "~A" (policy-config-name config))
 
 (defun parse-policy (policy name object path)
   "The POLICY-CONFIG of POLICY, called NAME, whose own config is OBJECT at PATH."

@@ -28,14 +28,13 @@ with these characters."
 
 (defun read-choices (strings)
   "The list of choices in a TXT record of STRINGS; empty if the record is not a grpc_config."
-  (let ((text (config-text strings)))
-    (when text
-      (let ((choices (handler-case (parse-json text)
-                       ((or json-error limit-exceeded) (error)
-                         (config:config-error "grpc_config" "must be JSON: ~A" error)))))
-        (unless (simple-vector-p choices)
-          (config:config-error "grpc_config" "must be a list of choices"))
-        (coerce choices 'list)))))
+  (when-let ((text (config-text strings)))
+    (let ((choices (handler-case (parse-json text)
+                     ((or json-error limit-exceeded) (error)
+                       (config:config-error "grpc_config" "must be JSON: ~A" error)))))
+      (unless (simple-vector-p choices)
+        (config:config-error "grpc_config" "must be a list of choices"))
+      (coerce choices 'list))))
 
 (defun met-p (path key value number)
   "True if a client with NUMBER meets the criterion KEY, at PATH, of a choice, with VALUE."

@@ -20,10 +20,9 @@
 (define-hot table-method-config ((table method-table) (method rpc-method))
     (or null config:method-config)
   "The METHOD-CONFIG of METHOD in TABLE, or nil. From any thread."
-  (let ((found (assoc method (method-table-found table) :test #'eq)))
-    (if found
-        (cdr found)
-        (lookup-method table method))))
+  (if-let ((found (assoc method (method-table-found table) :test #'eq)))
+    (cdr found)
+    (lookup-method table method)))
 
 (define-hot method-config-of ((call client-call)) (or null config:method-config)
   "The METHOD-CONFIG of CALL's method in the service config in force, or nil. From any thread."

@@ -140,11 +140,10 @@ waits for the answer.")
 (defun deliver (resolver backends failure &optional (service-config :none))
   "Publish BACKENDS with a SERVICE-CONFIG, or FAILURE, a text, to RESOLVER's channel. On its loop."
   (flet ((tell (backends failure service-config)
-           (let ((deliver (resolver-deliver resolver)))
-             (when deliver
-               (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
-                              (funcall (the function deliver) backends failure
-                                       service-config)))))))
+           (when-let ((deliver (resolver-deliver resolver)))
+             (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
+                            (funcall (the function deliver) backends failure
+                                     service-config))))))
     ;; calls would wait for ever if the channel failed to use the backends
     (let ((error (tell backends failure service-config)))
       (when error (tell '() (bounded-text error) :none))))
@@ -340,6 +339,5 @@ other value."
 
 (defun own-resolver (text resolvers)
   "The class, a symbol, for the scheme of TEXT, a target, in RESOLVERS, an alist, or nil."
-  (let ((colon (and (stringp text) (position #\: text))))
-    (and colon
-         (cdr (assoc (subseq text 0 colon) resolvers :test #'string-equal)))))
+  (when-let ((colon (and (stringp text) (position #\: text))))
+    (cdr (assoc (subseq text 0 colon) resolvers :test #'string-equal))))

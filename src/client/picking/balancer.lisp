@@ -74,9 +74,8 @@ CALL-RPC-METHOD and similar functions. From any thread."
 (define-printer (failure failure)
   "~(~A~): ~A" (failure-status failure) (failure-text failure))
 
-(defmethod print-object ((picker picker) stream)
-  (print-unreadable-object (picker stream :type t)
-    (write-string (picker-text picker) stream)))
+(define-printer (picker picker)
+  "~A" (picker-text picker))
 
 (defgeneric parent-core (parent)
   (:documentation "The CORE of the channel of PARENT, a balancer's parent."))
@@ -155,12 +154,11 @@ MAKE-PICKER or MAKE-FAILURE. On the channel's loop."
 (defun call-guarded (publisher balancer function)
   "Call FUNCTION, a method of BALANCER's, which may be a user's. An error in FUNCTION is logged, and
 PUBLISHER, a balancer, publishes a failure, since otherwise calls might wait for ever."
-  (let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
-                              (funcall (the function function))))))
-    (when error
-      (publish publisher :transient-failure
-               (make-failure (format nil "the balancer failed: ~A" (bounded-text error))
-                             :internal)))))
+  (when-let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
+                                   (funcall (the function function))))))
+    (publish publisher :transient-failure
+             (make-failure (format nil "the balancer failed: ~A" (bounded-text error))
+                           :internal))))
 
 (defun map-ancestors (function balancer)
   "Call FUNCTION with each balancer above BALANCER, the nearest first."

@@ -45,11 +45,10 @@
 (defun note-outcome (breaker call subchannel failed)
   "Count in BREAKER an attempt of CALL on SUBCHANNEL that has ended. FAILED is true if that was the
 server's fault."
-  (let ((new (note-end breaker call failed (core-now (subchannel-core subchannel)))))
-    (when new
-      (log-event :warning :circuit-breaker :state new
-                                           :target (core-name (subchannel-core subchannel))
-                                           :address (server-text subchannel)))))
+  (when-let ((new (note-end breaker call failed (core-now (subchannel-core subchannel)))))
+    (log-event :warning :circuit-breaker :state new
+                                         :target (core-name (subchannel-core subchannel))
+                                         :address (server-text subchannel))))
 
 (defun note-attempt (breaker call subchannel status)
   "Count in BREAKER an attempt of CALL on SUBCHANNEL that has ended with STATUS."
@@ -180,10 +179,9 @@ channel's calls in flight."
 
 (defun dismiss-call (admitted call)
   "Remove CALL, which has ended, from the calls in flight."
-  (let ((subchannel (gethash call admitted)))
-    (when subchannel
-      (remhash call admitted)
-      (give-trial-back subchannel call))))
+  (when-let ((subchannel (gethash call admitted)))
+    (remhash call admitted)
+    (give-trial-back subchannel call)))
 
 (defun add-guard (core)
   "Add a guard to CORE, which is new, if the channel's options require a guard. The guard gets the

@@ -61,12 +61,11 @@ so on."
 
 (defun note-attributes (subchannel)
   "Give SUBCHANNEL, if it is connected, the attributes of the server to which it is connected."
-  (let ((link (first (connection-set-links (subchannel-connection-set subchannel)))))
-    (when link
-      (setf (subchannel-attributes subchannel)
-            (attributes-at (find-address (subchannel-addresses subchannel)
-                                         (client-link-peer link))
-                           (subchannel-backends subchannel))))))
+  (when-let ((link (first (connection-set-links (subchannel-connection-set subchannel)))))
+    (setf (subchannel-attributes subchannel)
+          (attributes-at (find-address (subchannel-addresses subchannel)
+                                       (client-link-peer link))
+                         (subchannel-backends subchannel)))))
 
 (defmethod exit-idle ((balancer pick-first))
   (let ((subchannel (pick-first-subchannel balancer)))

@@ -34,9 +34,8 @@
   (port 0 :type (integer 1 65535) :read-only t) ; the port of the server
   (path "/" :type string :read-only t)) ; the path and the query
 
-(defmethod print-object ((url url) stream)
-  (print-unreadable-object (url stream :type t)
-    (write-string (url-text url) stream)))
+(define-printer (url url)
+  "~A" (url-text url))
 
 (defun parse-url (url)
   "The parts of URL, a text http://HOST[:PORT][/PATH] or https://…. Signal MISUSE if URL has neither

@@ -26,9 +26,8 @@ token that does not expire.")
   (:documentation "Call credentials with a token from an authorization server; see CLIENT-TOKEN and
 EXCHANGED-TOKEN."))
 
-(defmethod print-object ((credentials endpoint-credentials) stream)
-  (print-unreadable-object (credentials stream :type t)
-    (write-string (url-text (endpoint-url credentials)) stream)))
+(define-printer (credentials endpoint-credentials)
+  "~A" (url-text (endpoint-url credentials)))
 
 (defun refuse-answer (credentials text &rest arguments)
   "Signal :unauthenticated, since the answer of CREDENTIALS' endpoint has no valid token."

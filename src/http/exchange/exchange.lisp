@@ -283,9 +283,8 @@ thread."
 (defun note-refusal (router request)
   "Set the answer to REQUEST, for which ROUTER, or nil, has no route: the answer says so if ROUTER
 has a route for another method."
-  (let ((entry (target-entry router (http-request-target request))))
-    (when entry
-      (setf (http-request-refusal request) (wrong-method (router-entry-handler entry))))))
+  (when-let ((entry (target-entry router (http-request-target request))))
+    (setf (http-request-refusal request) (wrong-method (router-entry-handler entry)))))
 
 (defun find-request-route (router request)
   "Give REQUEST its route, if ROUTER, or nil, has one for it."

@@ -12,9 +12,8 @@
 
 (define-hot write-http2-date ((encoder hpack:encoder) (buffer buffer)) null
   "Append the date of an answer to the header block in BUFFER."
-  (let ((date (current-date)))
-    (when date
-      (hpack:encode-field encoder buffer (answer-date-field (the answer-date date)) :index)))
+  (when-let ((date (current-date)))
+    (hpack:encode-field encoder buffer (answer-date-field (the answer-date date)) :index))
   nil)
 
 (defun write-http2-head (request stream answer length)
@@ -54,9 +53,8 @@ Return true if the headers end the answer."
       (end-http2-answer request stream))))
 
 (defun begin-over-http2 (request answer)
-  (let ((stream (http2-request-stream request)))
-    (when stream
-      (write-http2-head request stream answer nil))))
+  (when-let ((stream (http2-request-stream request)))
+    (write-http2-head request stream answer nil)))
 
 (defun chunk-over-http2 (request octets)
   (let ((stream (http2-request-stream request)))
@@ -79,17 +77,16 @@ Return true if the headers end the answer."
 
 (define-hot head-over-http2 ((request http2-request) (head answer-head) (more list) length) null
   "The responder's HEAD."
-  (let ((stream (http2-request-stream request)))
-    (when stream
-      (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
-        (hpack:encode-fields encoder buffer (answer-head-fields head))
-        (loop for (name . value) in more
-              do (hpack:encode-literal encoder buffer (ascii-octets name) (ascii-octets value)
-                                       :plain))
-        (write-http2-date encoder buffer)
-        (http2:end-headers stream (or (eql 0 length)
-                                      (http1:bodiless-p (http-request-method request)
-                                                        (answer-head-http-status head)))))))
+  (when-let ((stream (http2-request-stream request)))
+    (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
+      (hpack:encode-fields encoder buffer (answer-head-fields head))
+      (loop for (name . value) in more
+            do (hpack:encode-literal encoder buffer (ascii-octets name) (ascii-octets value)
+                                     :plain))
+      (write-http2-date encoder buffer)
+      (http2:end-headers stream (or (eql 0 length)
+                                    (http1:bodiless-p (http-request-method request)
+                                                      (answer-head-http-status head))))))
   nil)
 
 (defun end-late (stream)

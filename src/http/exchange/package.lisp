@@ -9,6 +9,7 @@
 
 (defpackage #:clgrpc.exchange
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:when-let)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http1 #:clgrpc.http1)
                     (#:http2 #:clgrpc.http2))
   (:import-from #:sb-ext #:define-load-time-global)

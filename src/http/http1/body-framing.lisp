@@ -28,24 +28,22 @@
 
 (defun content-length (fields)
   "The number in content-length, or nil if that is missing."
-  (let ((field (only-field "content-length" fields)))
-    (and field
-         (let ((value (hpack:field-value field)))
-           (or (decimal value 0 (length value))
-               (bad-message 400 "content-length is not a number"))))))
+  (when-let ((field (only-field "content-length" fields)))
+    (let ((value (hpack:field-value field)))
+      (or (decimal value 0 (length value))
+          (bad-message 400 "content-length is not a number")))))
 
 (defun chunked-p (fields minor)
-  (let ((value (only-value "transfer-encoding" fields)))
-    (when value
-      (unless (string-equal "chunked" value)
-        ;; the end of the body is known only if the last coding is chunked (section 6.3)
-        (if (equal "chunked" (first (last (list-words "transfer-encoding" fields))))
-            (bad-message 501 "there is a transfer coding other than chunked")
-            (bad-message 400 "the last transfer coding is not chunked")))
-      (when (zerop minor) (bad-message 400 "HTTP/1.0 has no transfer codings"))
-      (when (fields-named "content-length" fields)
-        (bad-message 400 "both transfer-encoding and content-length are given"))
-      t)))
+  (when-let ((value (only-value "transfer-encoding" fields)))
+    (unless (string-equal "chunked" value)
+      ;; the end of the body is known only if the last coding is chunked (section 6.3)
+      (if (equal "chunked" (first (last (list-words "transfer-encoding" fields))))
+          (bad-message 501 "there is a transfer coding other than chunked")
+          (bad-message 400 "the last transfer coding is not chunked")))
+    (when (zerop minor) (bad-message 400 "HTTP/1.0 has no transfer codings"))
+    (when (fields-named "content-length" fields)
+      (bad-message 400 "both transfer-encoding and content-length are given"))
+    t))
 
 (defun persistent-p (fields minor)
   "True if the connection remains open after a message."
@@ -83,10 +81,9 @@
 
 (defun expects-p (fields)
   "True if the client waits for 100."
-  (let ((value (only-value "expect" fields)))
-    (and value
-         (or (string-equal "100-continue" value)
-             (bad-message 417 "the request has an unknown expectation in the field expect")))))
+  (when-let ((value (only-value "expect" fields)))
+    (or (string-equal "100-continue" value)
+        (bad-message 417 "the request has an unknown expectation in the field expect"))))
 
 (defun connection-field-p (field)
   "True if FIELD is about the connection, not about the message."

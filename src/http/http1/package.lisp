@@ -12,6 +12,7 @@
 
 (defpackage #:clgrpc.http1
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:when-let)
   (:local-nicknames (#:hpack #:clgrpc.hpack))
   (:import-from #:sb-ext #:freeze-type)
   (:export

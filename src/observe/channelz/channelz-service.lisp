@@ -156,13 +156,12 @@ of the loop's time.")
 (defun find-in-servers (number summary)
   "The Socket with NUMBER that a server has, or nil."
   (first-found (lambda (server)
-                 (let ((listener (cdr (assoc number (server:server-sockets server)))))
-                   (if listener
-                       (listener-message number listener)
-                       (first (server-links server
-                                            (lambda (link)
-                                              (and (= number (link-number link))
-                                                   (link-message link summary))))))))
+                 (if-let ((listener (cdr (assoc number (server:server-sockets server)))))
+                   (listener-message number listener)
+                   (first (server-links server
+                                        (lambda (link)
+                                          (and (= number (link-number link))
+                                               (link-message link summary)))))))
                (servers)))
 
 ;;; The methods

@@ -3,6 +3,7 @@
 
 (defpackage #:clgrpc.channelz
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)
                     (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status)
                     (#:wire #:clgrpc.wire) (#:client #:clgrpc.client) (#:server #:clgrpc.server)

@@ -46,19 +46,18 @@ and :LOOP."
 
 (defun security-message (link)
   "The Security of LINK; nil if it has no TLS, or no handshake is over. On its loop."
-  (let ((security (particular link :security)))
-    (when security
-      (let ((cipher (loop:security-cipher security))
-            (own (loop:byte-channel-own-certificate
-                  (loop:connection-byte-channel (particular link :socket))))
-            (peer (loop:security-peer-certificate security)))
-        (v1:make-security
-         :tls (apply #'v1:make-security.tls
-                     ;; OpenSSL has its own names for cipher suites before TLS 1.3
-                     (if (eql 0 (search "TLS_" cipher)) :standard-name :other-name) cipher
-                     (append (and own (list :local-certificate own))
-                             (and peer (list :remote-certificate
-                                             (os:certificate-der peer))))))))))
+  (when-let ((security (particular link :security)))
+    (let ((cipher (loop:security-cipher security))
+          (own (loop:byte-channel-own-certificate
+                (loop:connection-byte-channel (particular link :socket))))
+          (peer (loop:security-peer-certificate security)))
+      (v1:make-security
+       :tls (apply #'v1:make-security.tls
+                   ;; OpenSSL has its own names for cipher suites before TLS 1.3
+                   (if (eql 0 (search "TLS_" cipher)) :standard-name :other-name) cipher
+                   (append (and own (list :local-certificate own))
+                           (and peer (list :remote-certificate
+                                           (os:certificate-der peer)))))))))
 
 ;;; The kernel's options
 
@@ -74,27 +73,25 @@ and :LOOP."
 
 (defun linger-option (socket)
   "SO_LINGER of SOCKET: struct linger is two C ints, whether, and for how many seconds."
-  (let ((octets (os:socket-option-octets socket os:+sol-socket+ os:+so-linger+ 8)))
-    (when octets
-      (let ((active (plusp (host-word octets 0 4)))
-            (seconds (host-word octets 4 4)))
-        (option-message "SO_LINGER" (if active (format nil "~D s" seconds) "off")
-                        (v1:make-socket-option-linger
-                         :active active :duration (google.protobuf:make-duration
-                                                   :seconds seconds)))))))
+  (when-let ((octets (os:socket-option-octets socket os:+sol-socket+ os:+so-linger+ 8)))
+    (let ((active (plusp (host-word octets 0 4)))
+          (seconds (host-word octets 4 4)))
+      (option-message "SO_LINGER" (if active (format nil "~D s" seconds) "off")
+                      (v1:make-socket-option-linger
+                       :active active :duration (google.protobuf:make-duration
+                                                 :seconds seconds))))))
 
 (defun timeout-option (socket name option)
   "The OPTION of SOCKET that is called NAME: struct timeval is two words, seconds and microseconds."
-  (let ((octets (os:socket-option-octets socket os:+sol-socket+ option 16)))
-    (when octets
-      (let ((seconds (host-word octets 0 8))
-            (microseconds (host-word octets 8 8)))
-        (option-message name (if (and (zerop seconds) (zerop microseconds))
-                                 "none"
-                                 (format nil "~D.~6,'0D s" seconds microseconds))
-                        (v1:make-socket-option-timeout
-                         :duration (google.protobuf:make-duration
-                                    :seconds seconds :nanos (* 1000 microseconds))))))))
+  (when-let ((octets (os:socket-option-octets socket os:+sol-socket+ option 16)))
+    (let ((seconds (host-word octets 0 8))
+          (microseconds (host-word octets 8 8)))
+      (option-message name (if (and (zerop seconds) (zerop microseconds))
+                               "none"
+                               (format nil "~D.~6,'0D s" seconds microseconds))
+                      (v1:make-socket-option-timeout
+                       :duration (google.protobuf:make-duration
+                                  :seconds seconds :nanos (* 1000 microseconds)))))))
 
 (defconstant +tcp-info-octets+ 92
   "The number of octets at the beginning of Linux's struct tcp_info that have existed since Linux
@@ -108,27 +105,26 @@ and :LOOP."
 (defun tcp-info-option (socket)
   "TCP_INFO of SOCKET: six octets, two numbers of four bits, and from the eighth octet on words of
 32 bits; nil if it is not a TCP socket."
-  (let ((octets (os:socket-option-octets socket os:+ipproto-tcp+ os:+tcp-info+
-                                         +tcp-info-octets+)))
-    (when octets
-      (flet ((octet (at) (host-word octets at 1))
-             (word (place) (host-word octets (+ 8 (* 4 place)) 4)))
-        (option-message
-         "TCP_INFO"
-         (format nil "~A, rtt ~D us, ~D retransmitted"
-                 (if (< (octet 0) (length *tcp-states*)) (aref *tcp-states* (octet 0)) (octet 0))
-                 (word 15) (word 7))
-         (v1:make-socket-option-tcp-info
-          :tcpi-state (octet 0) :tcpi-ca-state (octet 1) :tcpi-retransmits (octet 2)
-          :tcpi-probes (octet 3) :tcpi-backoff (octet 4) :tcpi-options (octet 5)
-          :tcpi-snd-wscale (ldb (byte 4 0) (octet 6)) :tcpi-rcv-wscale (ldb (byte 4 4) (octet 6))
-          :tcpi-rto (word 0) :tcpi-ato (word 1) :tcpi-snd-mss (word 2) :tcpi-rcv-mss (word 3)
-          :tcpi-unacked (word 4) :tcpi-sacked (word 5) :tcpi-lost (word 6) :tcpi-retrans (word 7)
-          :tcpi-fackets (word 8) :tcpi-last-data-sent (word 9) :tcpi-last-ack-sent (word 10)
-          :tcpi-last-data-recv (word 11) :tcpi-last-ack-recv (word 12) :tcpi-pmtu (word 13)
-          :tcpi-rcv-ssthresh (word 14) :tcpi-rtt (word 15) :tcpi-rttvar (word 16)
-          :tcpi-snd-ssthresh (word 17) :tcpi-snd-cwnd (word 18) :tcpi-advmss (word 19)
-          :tcpi-reordering (word 20)))))))
+  (when-let ((octets (os:socket-option-octets socket os:+ipproto-tcp+ os:+tcp-info+
+                                              +tcp-info-octets+)))
+    (flet ((octet (at) (host-word octets at 1))
+           (word (place) (host-word octets (+ 8 (* 4 place)) 4)))
+      (option-message
+       "TCP_INFO"
+       (format nil "~A, rtt ~D us, ~D retransmitted"
+               (if (< (octet 0) (length *tcp-states*)) (aref *tcp-states* (octet 0)) (octet 0))
+               (word 15) (word 7))
+       (v1:make-socket-option-tcp-info
+        :tcpi-state (octet 0) :tcpi-ca-state (octet 1) :tcpi-retransmits (octet 2)
+        :tcpi-probes (octet 3) :tcpi-backoff (octet 4) :tcpi-options (octet 5)
+        :tcpi-snd-wscale (ldb (byte 4 0) (octet 6)) :tcpi-rcv-wscale (ldb (byte 4 4) (octet 6))
+        :tcpi-rto (word 0) :tcpi-ato (word 1) :tcpi-snd-mss (word 2) :tcpi-rcv-mss (word 3)
+        :tcpi-unacked (word 4) :tcpi-sacked (word 5) :tcpi-lost (word 6) :tcpi-retrans (word 7)
+        :tcpi-fackets (word 8) :tcpi-last-data-sent (word 9) :tcpi-last-ack-sent (word 10)
+        :tcpi-last-data-recv (word 11) :tcpi-last-ack-recv (word 12) :tcpi-pmtu (word 13)
+        :tcpi-rcv-ssthresh (word 14) :tcpi-rtt (word 15) :tcpi-rttvar (word 16)
+        :tcpi-snd-ssthresh (word 17) :tcpi-snd-cwnd (word 18) :tcpi-advmss (word 19)
+        :tcpi-reordering (word 20))))))
 
 (defun option-messages (socket)
   "The options of SOCKET, a descriptor of the kernel's that is open."

@@ -34,19 +34,17 @@ attributes and a vector of exemplars or nil."
 (defun merge-exemplars (attributes pairs count)
   "A vector of the newest exemplar, or nil, of each of COUNT buckets, among those PAIRS that have
 ATTRIBUTES; nil if there are no exemplars."
-  (let ((vectors (loop for (other . vector) in pairs
-                       when (and vector (equal attributes other)) collect vector)))
-    (when vectors
-      (loop for i below count
-            collect (let ((exemplars (remove nil (mapcar (lambda (vector) (svref vector i))
-                                                         vectors))))
-                      (when exemplars
-                        (let ((newest (reduce (lambda (a b)
-                                                (if (< (exemplar-unix-ns a) (exemplar-unix-ns b))
-                                                    b a))
-                                              exemplars)))
-                          (list (* (exemplar-value newest) (scale-unit **latency**))
-                                (exemplar-labels newest) (exemplar-unix-ns newest)))))))))
+  (when-let ((vectors (loop for (other . vector) in pairs
+                            when (and vector (equal attributes other)) collect vector)))
+    (loop for i below count
+          collect (when-let ((exemplars (remove nil (mapcar (lambda (vector) (svref vector i))
+                                                            vectors))))
+                    (let ((newest (reduce (lambda (a b)
+                                            (if (< (exemplar-unix-ns a) (exemplar-unix-ns b))
+                                                b a))
+                                          exemplars)))
+                      (list (* (exemplar-value newest) (scale-unit **latency**))
+                            (exemplar-labels newest) (exemplar-unix-ns newest)))))))
 
 (defun counter-points (pairs)
   (loop for (attributes number) in (merge-cells pairs)

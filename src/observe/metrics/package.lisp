@@ -6,6 +6,7 @@
 
 (defpackage #:clgrpc.metrics
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:when-let)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1)
                     (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)

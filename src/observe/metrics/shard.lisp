@@ -112,9 +112,8 @@ them.")
 (define-printer (run run)
   "~D ~A" (run-count run) (run-status run))
 
-(defmethod print-object ((method-record method-record) stream)
-  (print-unreadable-object (method-record stream :type t)
-    (write-string (method-record-method method-record) stream)))
+(define-printer (method-record method-record)
+  "~A" (method-record-method method-record))
 
 (define-printer (target-record target-record)
   "~(~A~)~@[ ~A~]~@[ ~A~]" (target-record-role target-record)

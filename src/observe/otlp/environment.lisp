@@ -15,10 +15,9 @@
 
 (defun variable-value (name get-variable)
   "The value of the variable NAME without white space around it, or nil if it has none."
-  (let ((value (funcall (the function get-variable) name)))
-    (when value
-      (let ((trimmed (string-trim '(#\Space #\Tab) value)))
-        (unless (string= "" trimmed) trimmed)))))
+  (when-let ((value (funcall (the function get-variable) name)))
+    (let ((trimmed (string-trim '(#\Space #\Tab) value)))
+      (unless (string= "" trimmed) trimmed))))
 
 (defun signal-variable (signal suffix get-variable)
   "The value of OTEL_EXPORTER_OTLP_…SUFFIX for SIGNAL, or nil; the second value is its name."

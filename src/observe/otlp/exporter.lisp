@@ -64,13 +64,12 @@ changed atomically, is the list of pipelines that the gauge reads."
 (defun watch-pipelines (metrics pipelines watched)
   "Let the gauge of METRICS read PIPELINES if WATCHED is true, and stop reading them otherwise; do
 nothing if METRICS is nil."
-  (let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
-    (when board
-      (sb-ext:atomic-update (car board)
-                            (lambda (others)
-                              (if watched
-                                  (append pipelines others)
-                                  (set-difference others pipelines)))))))
+  (when-let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
+    (sb-ext:atomic-update (car board)
+                          (lambda (others)
+                            (if watched
+                                (append pipelines others)
+                                (set-difference others pipelines))))))
 
 (defun counting-function (metrics signal)
   "The function COUNT of a pipeline for SIGNAL: it counts in METRICS, if there are any."
@@ -111,21 +110,19 @@ and SLOTS."
 (defun export-metrics (channel request &rest options)
   "Send REQUEST to the collector at CHANNEL; return the number of points that it has rejected, and
 the reason."
-  (let ((partial (collector:export-metrics-service-response-partial-success
-                  (apply #'metrics-service:export channel request options))))
-    (if partial
-        (values (collector:export-metrics-partial-success-rejected-data-points partial)
-                (collector:export-metrics-partial-success-error-message partial))
-        (values 0 ""))))
+  (if-let ((partial (collector:export-metrics-service-response-partial-success
+                     (apply #'metrics-service:export channel request options))))
+    (values (collector:export-metrics-partial-success-rejected-data-points partial)
+            (collector:export-metrics-partial-success-error-message partial))
+    (values 0 "")))
 
 (defun export-spans (channel request &rest options)
   "Send REQUEST to the collector at CHANNEL; return how many spans it has rejected, and the reason."
-  (let ((partial (trace-collector:export-trace-service-response-partial-success
-                  (apply #'trace-service:export channel request options))))
-    (if partial
-        (values (trace-collector:export-trace-partial-success-rejected-spans partial)
-                (trace-collector:export-trace-partial-success-error-message partial))
-        (values 0 ""))))
+  (if-let ((partial (trace-collector:export-trace-service-response-partial-success
+                     (apply #'trace-service:export channel request options))))
+    (values (trace-collector:export-trace-partial-success-rejected-spans partial)
+            (trace-collector:export-trace-partial-success-error-message partial))
+    (values 0 "")))
 
 (defun metrics-pipeline (metrics target resource options get-variable)
   (new-pipeline

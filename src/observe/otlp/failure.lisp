@@ -27,12 +27,10 @@ default.")
 (defun told-delay (error)
   "The seconds that the collector, in ERROR, asks us to wait; 0 if it does not give a duration; nil
 if it does not ask us to wait."
-  (let ((info (status:rpc-error-detail error 'google.rpc:retry-info)))
-    (when info
-      (let ((delay (google.rpc:retry-info-retry-delay info)))
-        (if delay
-            (min +longest-told-seconds+ (max 0 (protobuf:duration-in-seconds delay)))
-            0)))))
+  (when-let ((info (status:rpc-error-detail error 'google.rpc:retry-info)))
+    (if-let ((delay (google.rpc:retry-info-retry-delay info)))
+      (min +longest-told-seconds+ (max 0 (protobuf:duration-in-seconds delay)))
+      0)))
 
 (defun retryable-p (error)
   "True if a request that has failed with ERROR, an RPC-ERROR, should be sent again."

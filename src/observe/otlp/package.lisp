@@ -5,6 +5,7 @@
 
 (defpackage #:clgrpc.otlp
   (:use #:cl #:clgrpc.base)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:status #:clgrpc.status) (#:calling #:clgrpc.calling)
                     (#:client #:clgrpc.client)

@@ -112,10 +112,9 @@ valid."
   (let ((semicolon (char-position #\; text :start equals :end end)))
     (multiple-value-bind (start end) (trimmed-part text (1+ equals) (or semicolon end))
       (if (char-position #\% text :start start :end end)
-          (let ((octets (percent-octets text start end)))
-            (and octets
-                 (handler-case (octets-string octets)
-                   (invalid-utf8 () nil))))
+          (when-let ((octets (percent-octets text start end)))
+            (handler-case (octets-string octets)
+              (invalid-utf8 () nil)))
           (subseq text start end)))))
 
 (defun baggage-alist (text)

@@ -22,9 +22,8 @@
 
 (declaim (sb-ext:freeze-type record))
 
-(defmethod print-object ((record record) stream)
-  (print-unreadable-object (record stream :type t)
-    (princ (record-context record) stream)))
+(define-printer (record record)
+  "~A" (record-context record))
 
 (defun record-state (record)
   "The tracestate of RECORD's call, which is its parent's."

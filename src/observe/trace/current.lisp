@@ -22,9 +22,8 @@
 
 (declaim (sb-ext:freeze-type scope))
 
-(defmethod print-object ((scope scope) stream)
-  (print-unreadable-object (scope stream :type t)
-    (princ (scope-context scope) stream)))
+(define-printer (scope scope)
+  "~A" (scope-context scope))
 
 (defvar *scope* nil "The innermost SCOPE of this thread, or nil.")
 
@@ -36,25 +35,22 @@
 (defun record-here ()
   "The RECORD of the call whose user code runs on this thread, or nil; a context if that call has
 not begun."
-  (let ((call method:*call*))
-    (and call
-         (or (call-record call)
-             ;; a server within the image that traces nothing passes on what its client traces
-             (and (not (rpc:client-p call))
-                  (let ((other (operate other-end call)))
-                    (and other
-                     (call-record (attempt:attempt-of other)))))))))
+  (when-let ((call method:*call*))
+    (or (call-record call)
+        ;; a server within the image that traces nothing passes on what its client traces
+        (and (not (rpc:client-p call))
+             (when-let ((other (operate other-end call)))
+               (call-record (attempt:attempt-of other)))))))
 
 (defun current-context ()
   "As CURRENT-TRACE, but the context may be bare."
-  (let ((scope (scope-here)))
-    (if scope
-        (scope-context scope)
-        (let ((record (record-here)))
-          (cond ((not (record-p record)) record)
-                ((and (eq record (call-record method:*call*)) (rpc:client-p method:*call*))
-                 (or (record-parent record) (record-context record)))
-                (t (record-context record)))))))
+  (if-let ((scope (scope-here)))
+    (scope-context scope)
+    (let ((record (record-here)))
+      (cond ((not (record-p record)) record)
+            ((and (eq record (call-record method:*call*)) (rpc:client-p method:*call*))
+             (or (record-parent record) (record-context record)))
+            (t (record-context record))))))
 
 (defun current-trace ()
   "Return the trace context of this thread: of the innermost WITH-SPAN, or of the call whose handler
@@ -66,19 +62,17 @@ on another thread. From any thread."
 
 (defun current-tracing ()
   "The tracing of this thread's current span or context, or nil."
-  (let ((scope (scope-here)))
-    (if scope
-        (scope-tracing scope)
-        (let ((record (record-here)))
-          (if (record-p record) (record-tracing record) nil)))))
+  (if-let ((scope (scope-here)))
+    (scope-tracing scope)
+    (let ((record (record-here)))
+      (if (record-p record) (record-tracing record) nil))))
 
 (defun current-span ()
   "Return the current span of this thread, or nil if no span is recorded here."
-  (let ((scope (scope-here)))
-    (if scope
-        (scope-span scope)
-        (let ((record (record-here)))
-          (and (record-p record) (record-span record))))))
+  (if-let ((scope (scope-here)))
+    (scope-span scope)
+    (let ((record (record-here)))
+      (and (record-p record) (record-span record)))))
 
 (defun carry (function)
   "A function that calls FUNCTION, which has two arguments, with the present current span, later and

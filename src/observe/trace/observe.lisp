@@ -17,10 +17,9 @@
 (defun span-title (kind call)
   "The name of a span of CALL: KIND, \"Sent\", \"Attempt\" or \"Recv\", and the method, or \"other\"
 if the method is unknown."
-  (let ((path (call-path call)))
-    (if path
-        (substitute #\. #\/ (concatenate 'string kind path))
-        (concatenate 'string kind ".other"))))
+  (if-let ((path (call-path call)))
+    (substitute #\. #\/ (concatenate 'string kind path))
+    (concatenate 'string kind ".other")))
 
 (defun status-name (status)
   "STATUS, a keyword, as gRPC's documents spell it."

@@ -3,6 +3,7 @@
 
 (defpackage #:clgrpc.trace
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:attempt #:clgrpc.attempt)

@@ -60,9 +60,8 @@
   (print-unreadable-object (event stream :type t)
     (write-printable (event-name event) stream :limit 200)))
 
-(defmethod print-object ((link span-link) stream)
-  (print-unreadable-object (link stream :type t)
-    (princ (span-link-context link) stream)))
+(define-printer (link span-link)
+  "~A" (span-link-context link))
 
 (defmethod print-object ((span span) stream)
   (print-unreadable-object (span stream :type t)

@@ -114,9 +114,8 @@ first is included. :WRONG if there are too many members, or if one is malformed.
 (defun shorten-state (members)
   "MEMBERS, shortened until a tracestate has room for them."
   (flet ((without (predicate)
-           (let ((at (position-if predicate members :from-end t)))
-             (when at
-               (setf members (append (subseq members 0 at) (nthcdr (1+ at) members)))))))
+           (when-let ((at (position-if predicate members :from-end t)))
+             (setf members (append (subseq members 0 at) (nthcdr (1+ at) members))))))
     (loop while (> (state-length members) +most-state-octets+)
           do (or (without (lambda (member) (> (member-length member) +long-member-octets+)))
                  (without (constantly t))))

@@ -58,9 +58,8 @@ NOTE-PLACES."
         (lambda (message)
           (let ((copy (shallow-copy (the message message))))
             (loop for index of-type index across indices
-                  do (let ((value (sb-kernel:%instance-ref copy index)))
-                       (when value
-                         (setf (sb-kernel:%instance-ref copy index) (copy-value value)))))
+                  do (when-let ((value (sb-kernel:%instance-ref copy index)))
+                       (setf (sb-kernel:%instance-ref copy index) (copy-value value))))
             copy)))))
 
 (defun dynamic-copier (slots)

@@ -26,8 +26,7 @@
 
 (defun intern-extension (full-name)
   (sb-ext:with-locked-hash-table (**extensions**)
-    (or (gethash full-name **extensions**)
-        (setf (gethash full-name **extensions**) (%make-extension full-name)))))
+    (alexandria:ensure-gethash full-name **extensions** (%make-extension full-name))))
 
 (defun extension-extendee (extension)
   "The message type that EXTENSION extends."
@@ -49,11 +48,10 @@ message type) that has NUMBER, or nil."
 (defun extension-fields (type)
   "Return the field descriptors of all loaded extensions of the message TYPE (a symbol, full name or
 message type), by number."
-  (let ((table (message-type-extensions (need-message-type type))))
-    (and table
-         (mapcar #'slot-field
-                 (sort (loop for slot being the hash-values of table collect slot) #'<
-                       :key #'slot-number)))))
+  (when-let ((table (message-type-extensions (need-message-type type))))
+    (mapcar #'slot-field
+            (sort (loop for slot being the hash-values of table collect slot) #'<
+                  :key #'slot-number))))
 
 ;;; The encoded size of a slot's value, and writing it
 
@@ -360,18 +358,15 @@ decoded; nil if MESSAGE has none."
           (t (slot-default slot)))))
 
 (defun extension-present-p (message slot)
-  (let ((entry (extension-entry message slot)))
-    (and entry
-         (or (eq :singular (slot-label slot)) (plusp (length (cdr entry)))))))
+  (when-let ((entry (extension-entry message slot)))
+    (or (eq :singular (slot-label slot)) (plusp (length (cdr entry))))))
 
 (defun drop-extension (message slot)
-  (let ((extras (settled-extras message)))
-    (when extras
-      (setf (message-extra message)
-            (let ((entries (remove slot (extras-entries extras) :key #'car)))
-              (if entries
-                  (make-extras (extras-unknown extras) entries (extras-epoch extras))
-                  (extras-unknown extras)))))))
+  (when-let ((extras (settled-extras message)))
+    (setf (message-extra message)
+          (if-let ((entries (remove slot (extras-entries extras) :key #'car)))
+            (make-extras (extras-unknown extras) entries (extras-epoch extras))
+            (extras-unknown extras)))))
 
 (defun store-extension (message slot stored)
   "Make STORED the value of the extension SLOT in MESSAGE, which has the current layout."
@@ -410,7 +405,6 @@ field descriptor; nil if MESSAGE has no such extension."
 
 (defun present-extensions (message)
   "The slots of the extensions that are present in MESSAGE, of the current layout, by number."
-  (let ((extras (settled-extras message)))
-    (and extras
-         (loop for (slot) in (extras-entries extras)
-               when (extension-present-p message slot) collect slot))))
+  (when-let ((extras (settled-extras message)))
+    (loop for (slot) in (extras-entries extras)
+          when (extension-present-p message slot) collect slot)))

@@ -34,10 +34,9 @@
 
 (defun map-put (map key value)
   "Set the value of KEY in MAP; both are in the form that the map stores."
-  (let ((position (map-position map key)))
-    (if position
-        (setf (svref (proto-map-vals map) position) value)
-        (append-entry map key value))))
+  (if-let ((position (map-position map key)))
+    (setf (svref (proto-map-vals map) position) value)
+    (append-entry map key value)))
 
 (defun append-entry (map key value)
   (let ((count (proto-map-count map)))
@@ -62,10 +61,9 @@
   "Return the value of KEY in MAP and true, or DEFAULT and nil. SETFable: an error if key or value
 is not of the field's types. Reading is possible from any thread while no other thread changes MAP;
 writing from one thread at a time."
-  (let ((position (map-position map (comparable-key key))))
-    (if position
-        (values (svref (proto-map-vals map) position) t)
-        (values default nil))))
+  (if-let ((position (map-position map (comparable-key key))))
+    (values (svref (proto-map-vals map) position) t)
+    (values default nil)))
 
 (defun (setf map-value) (value map key &optional default)
   (declare (ignore default))

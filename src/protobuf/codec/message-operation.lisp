@@ -206,10 +206,9 @@ SOURCE."
              (when (> size max-octets)
                (fail-read nil "it has ~D octets and only ~D are allowed" size max-octets))))
       (if (streamp source)
-          (let ((size (read-stream-varint source)))
-            (when size
-              (check size)
-              (parse (read-stream-octets source size) 0 size)))
+          (when-let ((size (read-stream-varint source)))
+            (check size)
+            (parse (read-stream-octets source size) 0 size))
           (let ((octets source) (at start) (end (or end (length source))))
             (declare (type octets octets) (type index at end))
             (unless (<= at end (length octets))

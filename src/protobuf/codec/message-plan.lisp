@@ -224,12 +224,11 @@ foo_bar."
 
 (defun add-map (slot state)
   "Make SLOT a map if its field is one."
-  (let ((entry (map-entry-of (slot-field slot) (state-entries state))))
-    (when entry
-      (destructuring-bind (key value) (message-descriptor-fields entry)
-        (setf (slot-label slot) :map
-              (slot-entry-key slot) (field-slot key #'make-symbol)
-              (slot-entry-value slot) (field-slot value #'make-symbol))))))
+  (when-let ((entry (map-entry-of (slot-field slot) (state-entries state))))
+    (destructuring-bind (key value) (message-descriptor-fields entry)
+      (setf (slot-label slot) :map
+            (slot-entry-key slot) (field-slot key #'make-symbol)
+            (slot-entry-value slot) (field-slot value #'make-symbol)))))
 
 (defun add-size (slot place)
   "If SLOT is a packed field whose size must be computed, give SLOT a place for the size."

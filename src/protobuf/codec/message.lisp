@@ -158,8 +158,7 @@ as in READING."
 and even before its definition is loaded; until then its coders signal MISUSE."
   (or (gethash full-name **message-types**)
       (sb-ext:with-locked-hash-table (**message-types**)
-        (or (gethash full-name **message-types**)
-            (setf (gethash full-name **message-types**) (fresh-message-type full-name))))))
+        (alexandria:ensure-gethash full-name **message-types** (fresh-message-type full-name)))))
 
 (defun fresh-message-type (full-name)
   (let* ((type (%make-message-type (copy-seq full-name)))

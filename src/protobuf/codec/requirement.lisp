@@ -68,10 +68,9 @@ nil."
                   (when path (return path)))))))))
 
 (defun need-required (message)
-  (let ((path (missing-path message)))
-    (when path
-      (error 'required-field-missing :path path
-                                     :type (message-type-name (message-type-of message))))))
+  (when-let ((path (missing-path message)))
+    (error 'required-field-missing :path path
+                                   :type (message-type-name (message-type-of message)))))
 
 (defun check-required (type message)
   "Signal REQUIRED-FIELD-MISSING if MESSAGE, of TYPE, or a message inside it lacks a required

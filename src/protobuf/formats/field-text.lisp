@@ -29,13 +29,12 @@ by points."
   "Return two values: the descriptor of a field of the message TYPE (a symbol, full name or message
 type), and the type of its messages, if it has messages. NAME is the field's name in the .proto file
 or in JSON. Return nil if there is no such field."
-  (let ((slot (text-layout-slot (json-text-layout (layout-of-type (need-message-type type)))
-                                name)))
-    (and slot
-         (values (slot-field slot)
-                 (and (eq :message (slot-kind slot))
-                      (eq :singular (slot-label slot))
-                      (slot-type-object slot))))))
+  (when-let ((slot (text-layout-slot (json-text-layout (layout-of-type (need-message-type type)))
+                                     name)))
+    (values (slot-field slot)
+            (and (eq :message (slot-kind slot))
+                 (eq :singular (slot-label slot))
+                 (slot-type-object slot)))))
 
 (defun find-field-path (type path &key (max-steps 32))
   "Return two values: the descriptors of the fields to which PATH, a string of names joined by
@@ -80,11 +79,10 @@ number at the cost of an octet or two, and a thousand digits take long to read."
 
 (defun text-float (kind text)
   "The float of KIND that TEXT means, or nil."
-  (let ((named (find text *named-floats* :key #'first :test #'string=)))
-    (if named
-        (if (eq kind :float) (second named) (third named))
-        (multiple-value-bind (digits exponent negative) (bare-number text)
-          (and digits (float-of kind digits exponent negative))))))
+  (if-let ((named (find text *named-floats* :key #'first :test #'string=)))
+    (if (eq kind :float) (second named) (third named))
+    (multiple-value-bind (digits exponent negative) (bare-number text)
+      (and digits (float-of kind digits exponent negative)))))
 
 (defun base64-text-octets (text)
   "The octets encoded by TEXT in base64, of either alphabet; nil if it is not base64."
@@ -149,10 +147,9 @@ SLOT."
            (if (and integer (integer-of-kind-p kind integer))
                (values integer nil)
                (values nil (format nil "takes an integer, ~(~A~)" kind)))))
-        ((:float :double) (let ((float (text-float kind text)))
-                            (if float
-                                (values float nil)
-                                (values nil (format nil "takes a number, ~(~A~)" kind)))))
+        ((:float :double) (if-let ((float (text-float kind text)))
+                            (values float nil)
+                            (values nil (format nil "takes a number, ~(~A~)" kind))))
         (:bytes (found (base64-text-octets text) "takes octets in base64"))
         (:enum (found (text-enum slot text) "takes the name or number of a value"))
         (:message (multiple-value-call #'found (text-message slot text)))))))

@@ -168,7 +168,4 @@ give PATH."
 (defun split-text (text separator)
   "The parts of TEXT between occurrences of SEPARATOR; the empty list if TEXT is empty."
   (unless (string= "" text)
-    (loop for start = 0 then (1+ end)
-          for end = (position separator text :start start)
-          collect (subseq text start end)
-          while end)))
+    (uiop:split-string text :separator (list separator))))

@@ -35,12 +35,11 @@ only."
       (complain file :edition "editions have the feature (pb.java).utf8_validation instead of ~
                                java_string_check_utf8")))
   (unless (lite-p file)
-    (let ((import (find-if #'lite-p (imported-directly file))))
-      (when import
-        (complain (find (descriptor-name import) (file-descriptor-dependencies file)
-                        :test #'string=)
-                  :import "a file that is not for LITE_RUNTIME cannot import ~A, which is"
-                  (descriptor-name import)))))
+    (when-let ((import (find-if #'lite-p (imported-directly file))))
+      (complain (find (descriptor-name import) (file-descriptor-dependencies file)
+                      :test #'string=)
+                :import "a file that is not for LITE_RUNTIME cannot import ~A, which is"
+                (descriptor-name import))))
   (when (proto3-p)
     (dolist (field (file-descriptor-extensions file)) (check-proto3-field field))
     (mapc #'check-proto3-message (file-descriptor-messages file)))
@@ -119,12 +118,11 @@ own or, if CUSTOM is true, that in json_name."
     (dolist (range (message-descriptor-extension-ranges message))
       (when (> (extension-range-last range) maximum)
         (complain message :number "extension numbers are at most ~D" maximum))
-      (let ((declarations (record-values (options-record range) "declaration")))
-        (when declarations
-          (when (eql 1 (option-of range "verification"))
-            (complain range :number "a range with declarations cannot be UNVERIFIED")
-            (return))
-          (check-declarations range declarations names))))))
+      (when-let ((declarations (record-values (options-record range) "declaration")))
+        (when (eql 1 (option-of range "verification"))
+          (complain range :number "a range with declarations cannot be UNVERIFIED")
+          (return))
+        (check-declarations range declarations names)))))
 
 (defun check-declarations (range declarations names)
   "Check that DECLARATIONS, of extensions in RANGE, are valid. NAMES, a table, has the names in

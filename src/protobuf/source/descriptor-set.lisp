@@ -183,11 +183,10 @@ message, with nil for one whose only field is a proto3 optional one."
                             ((string= text "-inf") sb-ext:double-float-negative-infinity)
                             (t (signed (to-double (magnitude '(:float :integer))))))))
            (values text (if (eq type :float) (text-single value) value))))
-        (t (let ((range (rest (assoc type *integer-ranges*))))
-             (if range
-                 (let ((value (signed (magnitude '(:integer)))))
-                   (values text (if (<= (first range) value (second range)) value (refuse))))
-                 (values text nil))))))))
+        (t (if-let ((range (rest (assoc type *integer-ranges*))))
+             (let ((value (signed (magnitude '(:integer)))))
+               (values text (if (<= (first range) value (second range)) value (refuse))))
+             (values text nil)))))))
 
 ;;; Messages, enums, services
 
@@ -352,10 +351,9 @@ for sources are not checked, since a set lacks data that they need."
     (resolve-imports file find '())
     (map-optioned (lambda (descriptor inside)
                     (declare (ignore inside))
-                    (let ((octets (descriptor-source-option-octets descriptor)))
-                      (when octets
-                        (setf (gethash descriptor (linker-records *linker*))
-                              (read-options octets (options-type descriptor))))))
+                    (when-let ((octets (descriptor-source-option-octets descriptor)))
+                      (setf (gethash descriptor (linker-records *linker*))
+                            (read-options octets (options-type descriptor)))))
                   file)
     (resolve-features file)
     (state-facts file)
@@ -384,11 +382,10 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
              (known (name)
                (or (gethash name linked) (find-file-descriptor name)))
              (link (name)
-               (let ((file (gethash name unlinked)))
-                 (when file
-                   (push (setf (gethash name linked)
-                               (settled (link-read-file file #'known symbol-table)))
-                         all))))
+               (when-let ((file (gethash name unlinked)))
+                 (push (setf (gethash name linked)
+                             (settled (link-read-file file #'known symbol-table)))
+                       all)))
              (settled (file)
                (let ((known (find-file-descriptor (descriptor-name file))))
                  (cond ((and known (equalp (file-descriptor-octets file)

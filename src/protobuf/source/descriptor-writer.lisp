@@ -78,9 +78,8 @@ SYNTHETIC-ONEOFS, come last."
   (dump-integer 5 (type-number (field-descriptor-type field)))
   (when (field-descriptor-type-name field)
     (dump-text 6 (format nil ".~A" (field-descriptor-type-name field))))
-  (let ((default (field-descriptor-default-text field)))
-    (when default
-      (write-wire-octets 7 (if (stringp default) (string-octets default) default))))
+  (when-let ((default (field-descriptor-default-text field)))
+    (write-wire-octets 7 (if (stringp default) (string-octets default) default)))
   (dump-options 8 field)
   (when oneof-index (dump-integer 9 oneof-index))
   (dump-text 10 (field-descriptor-json-name field))

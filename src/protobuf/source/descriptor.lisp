@@ -177,12 +177,10 @@ publicly."
   method-descriptor-client-streaming-p "True if the client sends a stream of messages."
   method-descriptor-server-streaming-p "True if the server sends a stream of messages.")
 
-(defmethod print-object ((descriptor descriptor) stream)
-  (print-unreadable-object (descriptor stream :type t)
-    (write-string (if (string= "" (descriptor-full-name descriptor))
-                      (descriptor-name descriptor)
-                      (descriptor-full-name descriptor))
-                  stream)))
+(define-printer (descriptor descriptor)
+  "~A" (if (string= "" (descriptor-full-name descriptor))
+           (descriptor-name descriptor)
+           (descriptor-full-name descriptor)))
 
 (defmethod make-load-form ((descriptor descriptor) &optional environment)
   (make-load-form-saving-slots descriptor :environment environment))
@@ -302,11 +300,10 @@ a message, enum, enum value, field, oneof, extension, service or method; or nil.
 
 (defun extension-descriptors (full-name)
   "Return the descriptors of all loaded extensions of the message FULL-NAME, by number."
-  (let ((table (gethash full-name **extension-descriptors**)))
-    (and table
-         (sb-ext:with-locked-hash-table (table)
-           (sort (loop for field being the hash-values of table collect field)
-                 #'< :key #'field-descriptor-number)))))
+  (when-let ((table (gethash full-name **extension-descriptors**)))
+    (sb-ext:with-locked-hash-table (table)
+      (sort (loop for field being the hash-values of table collect field)
+            #'< :key #'field-descriptor-number))))
 
 (defun note-extension (field)
   (let ((extendee (field-descriptor-extendee field)))

@@ -52,12 +52,11 @@ here has that name: files of peers may declare any features, and interned names 
 
 (defun own-features (descriptor)
   "The plist of the features that the options of DESCRIPTOR set, each once."
-  (let ((record (written-features descriptor)))
-    (and record
-         (loop for (field . values) in (group-entries record)
-               unless (field-descriptor-extendee field)
-                 append (list (feature-keyword (descriptor-name field))
-                              (feature-value-keyword field (first (last values))))))))
+  (when-let ((record (written-features descriptor)))
+    (loop for (field . values) in (group-entries record)
+          unless (field-descriptor-extendee field)
+            append (list (feature-keyword (descriptor-name field))
+                         (feature-value-keyword field (first (last values)))))))
 
 (defun resolve-own-features (descriptor inherited)
   "Give DESCRIPTOR its features: the features INHERITED, changed by its own."

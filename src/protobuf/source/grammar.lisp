@@ -377,14 +377,13 @@ or nil."
   (do-block-statements ("the message") (parse-message-statement message))
   (finish-lists message)
   (finish-ranges message)
-  (let ((map-entry (find '("map_entry") (descriptor-options message)
-                         :key #'option-name :test #'equal)))
-    (when map-entry
-      (push (make-condition 'proto-syntax-error
-                            :file (descriptor-name (parser-file *parser*))
-                            :line (option-line map-entry) :column (option-column map-entry)
-                            :text "map_entry cannot be set; map<K, V> makes a map")
-            (parser-problems *parser*)))))
+  (when-let ((map-entry (find '("map_entry") (descriptor-options message)
+                              :key #'option-name :test #'equal)))
+    (push (make-condition 'proto-syntax-error
+                          :file (descriptor-name (parser-file *parser*))
+                          :line (option-line map-entry) :column (option-column map-entry)
+                          :text "map_entry cannot be set; map<K, V> makes a map")
+          (parser-problems *parser*))))
 
 (defun parse-message-declaration (scope visibility)
   (with-nesting (+message-depth+)

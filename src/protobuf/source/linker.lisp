@@ -137,11 +137,10 @@ pair in RANGES; each range that overlaps with another one is in a pair."
         (when range
           (complain range :number "the extension range has the number ~D of the field \"~A\"" number
                     name))
-        (let ((number-range (number-range-in reserved number number)))
-          (when number-range
-            (complain (number-range-range number-range)
-                      :number "the number ~D of the field \"~A\" is reserved"
-                      number name)))
+        (when-let ((number-range (number-range-in reserved number number)))
+          (complain (number-range-range number-range)
+                    :number "the number ~D of the field \"~A\" is reserved"
+                    number name))
         (when (gethash name names)
           (complain field :name "the name \"~A\" is reserved" name))))))
 
@@ -150,10 +149,9 @@ pair in RANGES; each range that overlaps with another one is in a pair."
         (ranges (message-descriptor-extension-ranges message)))
     (dolist (range ranges)
       (destructuring-bind (first . last) (bounds range)
-        (let ((number-range (number-range-in reserved first last)))
-          (when number-range
-            (complain range :number "the extension range overlaps with the reserved ~D to ~D"
-                      (number-range-first number-range) (number-range-last number-range))))))
+        (when-let ((number-range (number-range-in reserved first last)))
+          (complain range :number "the extension range overlaps with the reserved ~D to ~D"
+                    (number-range-first number-range) (number-range-last number-range)))))
     (check-overlaps ranges "extension ranges")))
 
 (defun declare-enum (enum)
@@ -267,11 +265,10 @@ pair in RANGES; each range that overlaps with another one is in a pair."
            (complain field :default "a message field cannot have a default"))
           ((message-descriptor-p type))
           (text
-           (let ((value (and (stringp text) (enum-value-named type text))))
-             (if value
-                 (setf (field-descriptor-default field) (enum-value-descriptor-number value))
-                 (complain field :default "the default is not a value of the enum ~A"
-                           (descriptor-full-name type)))))
+           (if-let ((value (and (stringp text) (enum-value-named type text))))
+             (setf (field-descriptor-default field) (enum-value-descriptor-number value))
+             (complain field :default "the default is not a value of the enum ~A"
+                       (descriptor-full-name type))))
           ((enum-descriptor-values type)
            (setf (field-descriptor-default field)
                  (enum-value-descriptor-number (first (enum-descriptor-values type)))))))

@@ -145,18 +145,17 @@ of its options' names, in the order in which protoc interprets them."
 
 (defun interpret-option (option descriptor inside)
   "Add the meaning of OPTION to the record of DESCRIPTOR. Return true unless the option is wrong."
-  (let ((path (option-path option descriptor inside)))
-    (when path
-      (let ((record (ensure-options-record descriptor)) (leaf (first (last path))))
-        (cond ((and (not (repeated-p leaf)) (path-set-p record path))
-               (complain option :option-name "the option \"~A\" is already set"
-                         (option-name-string (option-name option))))
-              (t
-               (handler-case
-                   (progn (add-option-at record path (constant-value leaf (option-value option)))
-                          t)
-                 (wrong-value (wrong)
-                   (complain option :option-value "~A" (wrong-value-text wrong))))))))))
+  (when-let ((path (option-path option descriptor inside)))
+    (let ((record (ensure-options-record descriptor)) (leaf (first (last path))))
+      (cond ((and (not (repeated-p leaf)) (path-set-p record path))
+             (complain option :option-name "the option \"~A\" is already set"
+                       (option-name-string (option-name option))))
+            (t
+             (handler-case
+                 (progn (add-option-at record path (constant-value leaf (option-value option)))
+                        t)
+               (wrong-value (wrong)
+                 (complain option :option-value "~A" (wrong-value-text wrong)))))))))
 
 (defun add-option-at (record path value)
   "Add VALUE at the field that PATH leads to; make messages on the way."
@@ -368,12 +367,11 @@ of its options' names, in the order in which protoc interprets them."
   (map-optioned
    (lambda (descriptor inside)
      (declare (ignore inside))
-     (let ((record (options-record descriptor)))
-       (when record
-         (let ((written (record-octets record :written))
-               (runtime (record-octets (strip-record record #'source-only-p) :canonical)))
-           (setf (descriptor-source-option-octets descriptor) written
-                 (descriptor-option-octets descriptor)
-                 (cond ((equalp written runtime) written)
-                       ((plusp (length runtime)) runtime)))))))
+     (when-let ((record (options-record descriptor)))
+       (let ((written (record-octets record :written))
+             (runtime (record-octets (strip-record record #'source-only-p) :canonical)))
+         (setf (descriptor-source-option-octets descriptor) written
+               (descriptor-option-octets descriptor)
+               (cond ((equalp written runtime) written)
+                     ((plusp (length runtime)) runtime))))))
    file))

@@ -6,11 +6,10 @@
 
 (defun source-directory ()
   "The directory to which paths of a DEFINE-PROTO are relative."
-  (let ((source (or *compile-file-truename* *load-truename*)))
-    (if source
-        (directory-of source)
-        ;; resolved, so that an error can say where
-        (or (probe-file *default-pathname-defaults*) *default-pathname-defaults*))))
+  (if-let ((source (or *compile-file-truename* *load-truename*)))
+    (directory-of source)
+    ;; resolved, so that an error can say where
+    (or (probe-file *default-pathname-defaults*) *default-pathname-defaults*)))
 
 (defun directory-of (pathname)
   (make-pathname :name nil :type nil :version nil :defaults pathname))

@@ -152,8 +152,7 @@ nil."
   (let ((extensions (symbol-table-extensions (linker-symbol-table *linker*)))
         (name (field-descriptor-extendee field)))
     (setf (gethash (field-descriptor-number field)
-                   (or (gethash name extensions)
-                       (setf (gethash name extensions) (make-hash-table))))
+                   (alexandria:ensure-gethash name extensions (make-hash-table)))
           field)))
 
 (defun identifier-p (name)
@@ -266,12 +265,11 @@ KIND: T, or :OPTIONS for options only."
 (defun standard-names ()
   "The names in the built-in descriptor.proto; the empty list while that file itself is linked."
   (or **standard-names**
-      (let ((file (find-file-descriptor "google/protobuf/descriptor.proto")))
-        (if file
-            (let ((*linker* (make-linker)))
-              (enter-file file)
-              (setf **standard-names** (names)))
-            (make-hash-table :test 'equal)))))
+      (if-let ((file (find-file-descriptor "google/protobuf/descriptor.proto")))
+        (let ((*linker* (make-linker)))
+          (enter-file file)
+          (setf **standard-names** (names)))
+        (make-hash-table :test 'equal))))
 
 (defun find-declared (full-name)
   "The DECLARED called FULL-NAME, in sight or not, or nil."

@@ -81,16 +81,15 @@ has none either. This function serves as :FINDER for JSON and text format. From 
 
 (defun add-pool-extension (pool field)
   "Add the extension FIELD to the type of POOL that it extends, if POOL has that type."
-  (let ((type (gethash (field-descriptor-extendee field) (type-pool-messages pool))))
-    (when type
-      (let ((slot (extension-field-slot field)))
-        (settle-types pool (list slot))
-        (setf (slot-item-p slot) (message-type-message-set-p type))
-        (setf (gethash (slot-number slot)
-                       (or (message-type-extensions type)
-                           (setf (message-type-extensions type) (make-hash-table))))
-              slot)
-        (setf (gethash (descriptor-full-name field) (type-pool-extensions pool)) slot)))))
+  (when-let ((type (gethash (field-descriptor-extendee field) (type-pool-messages pool))))
+    (let ((slot (extension-field-slot field)))
+      (settle-types pool (list slot))
+      (setf (slot-item-p slot) (message-type-message-set-p type))
+      (setf (gethash (slot-number slot)
+                     (or (message-type-extensions type)
+                         (setf (message-type-extensions type) (make-hash-table))))
+            slot)
+      (setf (gethash (descriptor-full-name field) (type-pool-extensions pool)) slot))))
 
 (defun make-type-pool (source)
   "Return a pool of dynamic types, one for each message and enum that SOURCE declares: a list of

@@ -18,9 +18,8 @@
   codec-name "The content subtype of CODEC, a string."
   codec-field "The header content-type of CODEC, once the wire has made it.")
 
-(defmethod print-object ((codec message-codec) stream)
-  (print-unreadable-object (codec stream :type t)
-    (princ (codec-name codec) stream)))
+(define-printer (codec message-codec)
+  "~A" (codec-name codec))
 
 (defglobal **codecs** (make-hash-table :test 'equalp :synchronized t)) ; by name
 

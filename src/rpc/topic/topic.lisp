@@ -366,33 +366,30 @@ only one thread at a time may do this for a call."
 (defun forget-subscriber (topic call)
   "Remove CALL from TOPIC, whose lock is held, and TOPIC from CALL's topics. Return the subscription
 of CALL, or nil if it has none."
-  (let ((subscription (gethash call (topic-subscriptions topic))))
-    (when subscription
-      (remhash call (topic-subscriptions topic))
-      (sb-ext:atomic-update (subscriber-topics (subscription-subscriber subscription))
-                            (lambda (topics) (remove topic topics)))
-      subscription)))
+  (when-let ((subscription (gethash call (topic-subscriptions topic))))
+    (remhash call (topic-subscriptions topic))
+    (sb-ext:atomic-update (subscriber-topics (subscription-subscriber subscription))
+                          (lambda (topics) (remove topic topics)))
+    subscription))
 
 (defun leave-topic (topic call)
   "Take CALL out of TOPIC, and drop the messages that wait for it. Return the subscription of CALL,
 or nil if it has none."
-  (let ((subscription (sb-thread:with-mutex ((topic-lock topic))
-                        (forget-subscriber topic call))))
-    (when subscription
-      (sb-thread:with-mutex ((subscription-lock subscription))
-        (clear-fifo (subscription-queue subscription))
-        (setf (subscription-count subscription) 0))
-      subscription)))
+  (when-let ((subscription (sb-thread:with-mutex ((topic-lock topic))
+                             (forget-subscriber topic call))))
+    (sb-thread:with-mutex ((subscription-lock subscription))
+      (clear-fifo (subscription-queue subscription))
+      (setf (subscription-count subscription) 0))
+    subscription))
 
 (defun unsubscribe (topic call)
   "Send CALL no more messages of TOPIC, except one whose sending has begun. UNSUBSCRIBE does not end
 CALL. Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any
 thread."
-  (let ((subscription (leave-topic (check-topic topic) call)))
-    (when subscription
-      (sb-ext:atomic-update (subscriber-subscriptions (subscription-subscriber subscription))
-                            (lambda (subscriptions) (remove subscription subscriptions)))
-      t)))
+  (when-let ((subscription (leave-topic (check-topic topic) call)))
+    (sb-ext:atomic-update (subscriber-subscriptions (subscription-subscriber subscription))
+                          (lambda (subscriptions) (remove subscription subscriptions)))
+    t))
 
 (define-keyword-function close-topic (topic &key (status :ok) (message ""))
   "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each after it

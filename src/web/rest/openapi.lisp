@@ -30,10 +30,9 @@ omitted."
 
 (defun comment-of (descriptor)
   "The comment of DESCRIPTOR without the spaces around it, or nil."
-  (let ((comment (protobuf:descriptor-comment descriptor)))
-    (and comment
-         (let ((text (string-trim '(#\Space #\Newline) comment)))
-           (and (string/= "" text) text)))))
+  (when-let ((comment (protobuf:descriptor-comment descriptor)))
+    (let ((text (string-trim '(#\Space #\Newline) comment)))
+      (and (string/= "" text) text))))
 
 (defun first-sentence (text)
   (and text
@@ -149,18 +148,17 @@ it."
 (defun parameter-name (route index)
   "Two values: the name of the parameter for the segment at INDEX of ROUTE's template, and, if the
 segment is a whole variable, its field."
-  (let ((binding (find-if (lambda (binding)
-                            (and (<= (binding-start binding) index)
-                                 (< index (binding-end binding))))
-                          (route-bindings route))))
-    (if binding
-        (let ((fields (binding-fields binding)))
-          (if (= 1 (- (binding-end binding) (binding-start binding)))
-              (values (format nil "~{~A~^.~}" (mapcar #'protobuf:descriptor-name fields))
-                      (first (last fields)))
-              (format nil "~{~A~^.~}.~D" (mapcar #'protobuf:descriptor-name fields)
-                      (- index (binding-start binding)))))
-        (format nil "segment.~D" index))))
+  (if-let ((binding (find-if (lambda (binding)
+                               (and (<= (binding-start binding) index)
+                                    (< index (binding-end binding))))
+                             (route-bindings route))))
+    (let ((fields (binding-fields binding)))
+      (if (= 1 (- (binding-end binding) (binding-start binding)))
+          (values (format nil "~{~A~^.~}" (mapcar #'protobuf:descriptor-name fields))
+                  (first (last fields)))
+          (format nil "~{~A~^.~}.~D" (mapcar #'protobuf:descriptor-name fields)
+                  (- index (binding-start binding)))))
+    (format nil "segment.~D" index)))
 
 (defun path-parameters (route)
   "The names of the parameters in ROUTE's path and the field or nil of each, in a list of lists."
@@ -280,8 +278,7 @@ has an operation for these."
   "The names of ROUTE's PARAMETERS: those of the first route of DOCUMENT whose path has the same
 shape."
   (let ((shape (openapi-path route (make-list (length parameters) :initial-element ""))))
-    (or (gethash shape (document-shapes document))
-        (setf (gethash shape (document-shapes document)) (mapcar #'first parameters)))))
+    (alexandria:ensure-gethash shape (document-shapes document) (mapcar #'first parameters))))
 
 (defun add-route (document route)
   (let* ((parameters (path-parameters route))

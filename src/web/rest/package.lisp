@@ -10,6 +10,7 @@
 
 (defpackage #:clgrpc.rest
   (:use #:cl #:clgrpc.base #:clgrpc.option)
+  (:import-from #:alexandria #:if-let #:when-let)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status)
                     (#:method #:clgrpc.method) (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving)
                     (#:wire #:clgrpc.wire) (#:http1 #:clgrpc.http1)

@@ -36,9 +36,8 @@
 (document-functions
   template-text "The path template TEMPLATE as it was written.")
 
-(defmethod print-object ((template template) stream)
-  (print-unreadable-object (template stream :type t)
-    (write-string (template-text template) stream)))
+(define-printer (template template)
+  "~A" (template-text template))
 
 (defstruct (scan (:constructor make-scan (text)) (:copier nil))
   "A template that is being read."

@@ -18,21 +18,19 @@
     (if field (protobuf:field-value message field) message)))
 
 (defun answer-json (route message finder)
-  (let ((field (route-answer-field route)))
-    (if field
-        (protobuf:field-json message field :as :octets :finder finder)
-        (protobuf:message-json message :as :octets :finder finder))))
+  (if-let ((field (route-answer-field route)))
+    (protobuf:field-json message field :as :octets :finder finder)
+    (protobuf:message-json message :as :octets :finder finder)))
 
 (defun message-answer (route message &optional (finder #'protobuf:find-message-type))
   "Return two values: the Content-Type and the octets of the body with which MESSAGE answers a
 request of ROUTE; for a stream of google.api.HttpBody a piece of the body. FINDER finds the types of
 the messages in Anys. Signal PROTOBUF-ERROR if MESSAGE has no form in JSON."
   (if (route-raw-answer route)
-      (let ((body (raw-body route message)))
-        (if body
-            (values (sound-type (google.api:http-body-content-type body))
-                    (google.api:http-body-data body))
-            (values "application/octet-stream" (make-octets 0))))
+      (if-let ((body (raw-body route message)))
+        (values (sound-type (google.api:http-body-content-type body))
+                (google.api:http-body-data body))
+        (values "application/octet-stream" (make-octets 0)))
       (values "application/json" (answer-json route message finder))))
 
 ;;; Statuses

@@ -58,8 +58,7 @@ method come last."
                (t (let ((table (or (node-literals node)
                                    (setf (node-literals node) (make-hash-table :test 'equal)))))
                     (setf (node-longest node) (max (length segment) (node-longest node)))
-                    (setf node (or (gethash segment table)
-                                   (setf (gethash segment table) (make-node))))))))
+                    (setf node (alexandria:ensure-gethash segment table (make-node)))))))
     (setf (node-ends node) (enter-end route (node-ends node)))))
 
 (defun longest (items function)
