@@ -388,8 +388,7 @@ the tests of no other; few refer to another."
   (dolist (folder (remove "os" (folders) :test #'string=))
     (let ((found (offending-tokens
                   folder
-                  (lambda (token package)
-                    (declare (ignore token))
+                  (fn (_token package)
                     (member package '("sb-alien" "sb-posix" "sb-bsd-sockets" "sb-unix")
                             :test #'equal)))))
       (is (null found) "The kernel is touched outside src/os:~{ ~A~}" found))))
@@ -398,8 +397,7 @@ the tests of no other; few refer to another."
   (dolist (folder (intersection '("hpack" "http2" "protobuf") (folders) :test #'string=))
     (let ((found (offending-tokens
                   folder
-                  (lambda (token package)
-                    (declare (ignore package))
+                  (fn (token _package)
                     (member token '("monotonic-ns" "real-time-ns" "get-universal-time" "random"
                                     "get-internal-real-time" "sb-thread:make-thread" "sleep")
                             :test #'string=)))))
@@ -413,8 +411,7 @@ the tests of no other; few refer to another."
                                 (folders) :test #'string=))
     (let ((found (offending-tokens
                   folder
-                  (lambda (token package)
-                    (declare (ignore package))
+                  (fn (token _package)
                     (member token `("monotonic-ns" "real-time-ns" "get-universal-time"
                                     "get-internal-real-time" "make-random-state" "*random-state*"
                                     "sb-ext:seed-random-state" "sleep"

@@ -141,9 +141,7 @@ MUTATED-P, else as it is."
                (let ((promise (trial-promise trial)))
                  (evaluate-changed-form promise (trial-mutated-p trial))
                  (tests::call-with-folder
-                  (lambda (folder)
-                    (declare (ignore folder))
-                    (setf code (test-code (test-of promise))))))
+                  (fn (_folder) (setf code (test-code (test-of promise))))))
              (error (condition) (format t "~&~A~%" condition))))
       (finish-output)
       (finish-output *error-output*)

@@ -41,9 +41,7 @@
 (test reverse-lookups-that-go-wrong
   "An error, such as for a name that is not text, is an answer as well: the loop does not wait on."
   (let ((told '()))
-    (with-replaced (('os:lookup-name (lambda (function octets)
-                                       (declare (ignore function octets))
-                                       (error 'mishap))))
+    (with-replaced (('os:lookup-name (fn (_function _octets) (error 'mishap))))
       (with-program ()
         (reverse-dns-lookup "127.0.0.1" (lambda (name service)
                                           (push (list name service) told))
@@ -60,9 +58,7 @@
 
 (test a-reverse-lookup-has-one-answer
   "The name, or the reason why it was not looked up."
-  (with-replaced (('os:lookup-name (lambda (function octets)
-                                     (declare (ignore function octets))
-                                     (values "a.example" "none" nil))))
+  (with-replaced (('os:lookup-name (fn (_function _octets) (values "a.example" "none" nil))))
     (is (equal '(("a.example" "none")) (reverse-lookup-answers)))
     (with-replaced (('loop:run-on-resolver (constantly nil)))
       (let ((told (reverse-lookup-answers)))
@@ -72,9 +68,7 @@
 (test reverse-lookups
   (let ((host nil))
     (with-program ()
-      (reverse-dns-lookup "127.0.0.1" (lambda (name service)
-                                        (declare (ignore service))
-                                        (setf host name))
+      (reverse-dns-lookup "127.0.0.1" (fn (name _service) (setf host name))
                           :event-cb (lambda (event) (setf host event)))
       (signals misuse (reverse-dns-lookup "localhost" #'list)))
     ;; who has it depends on the machine

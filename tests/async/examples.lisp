@@ -11,9 +11,7 @@
               :on-start (lambda (server)
                           (dotimes (i 20)
                             (tcp-connect "127.0.0.1" (server-port server)
-                                         (lambda (socket octets)
-                                           (declare (ignore socket))
-                                           (push (octets-string octets) answers))
+                                         (fn (_socket octets) (push (octets-string octets) answers))
                                          :data (format nil "GET /~%~%"))))))))
     (is (= 20 (length answers)))
     (is (every (lambda (answer) (search "later" answer)) answers))
@@ -84,8 +82,7 @@
         (with-example (address clgrpc.examples.proxy:run host port)
           (with-clients (client other) (address)
             ;; more than the proxy holds, and nobody reads at first
-            (let ((writer (sb-thread:make-thread
-                           (lambda () (client-send client (pattern total))))))
+            (let ((writer (in-thread (client-send client (pattern total)))))
               (client-send other (octets-of 1 2 3))
               (is (equalp #(1 2 3) (client-receive other 3)))
               (is (equalp (pattern total) (client-receive client total)))

@@ -90,11 +90,9 @@
 (test one-program-a-thread-and-many-threads
   (with-program ()
     (signals misuse (with-event-loop () nil))
-    (let ((other (sb-thread:make-thread
-                  (lambda ()
-                    (let ((count 0))
-                      (with-event-loop () (dotimes (i 10) (delay (lambda () (incf count)))))
-                      count)))))
+    (let ((other (in-thread (let ((count 0))
+                              (with-event-loop () (dotimes (i 10) (delay (lambda () (incf count)))))
+                              count))))
       (is (= 10 (sb-thread:join-thread other))))))
 
 (test handles-that-do-not-count
@@ -120,10 +118,9 @@
       (setf program *event-loop*)
       (let ((event (make-event #'list)))
         (add-event event :timeout 1000)
-        (sb-thread:make-thread
-         (lambda ()
-           (post program (lambda () (push :posted steps)))
-           (delay (lambda () (push :delayed steps) (cancel event)) :loop program :time 0.001)))))
+        (in-thread
+          (post program (lambda () (push :posted steps)))
+          (delay (lambda () (push :delayed steps) (cancel event)) :loop program :time 0.001))))
     (is (equal '(:delayed :posted) steps))
     (is-false (post program #'list))))
 
@@ -137,8 +134,7 @@
 (defun failing (restart &rest arguments)
   "What a program says of itself in which a callback fails and then RESTART is chosen."
   (let ((said '()))
-    (handler-bind ((mishap (lambda (condition)
-                             (declare (ignore condition))
+    (handler-bind ((mishap (fn (_condition)
                              (push (and (find-restart 'clgrpc.async:close-socket) t) said)
                              (invoke-restart restart))))
       (call-with-program
@@ -157,19 +153,14 @@
 (test close-the-socket-of-a-failing-callback
   "At once: output that waits is dropped."
   (let ((said '()) (heard 0))
-    (handler-bind ((mishap (lambda (condition)
-                             (declare (ignore condition))
-                             (invoke-restart 'close-socket))))
+    (handler-bind ((mishap (fn (_condition) (invoke-restart 'close-socket))))
       (with-program ()
         (let ((server (tcp-server "127.0.0.1" 0
-                                  (lambda (socket octets)
-                                    (declare (ignore octets))
+                                  (fn (socket _octets)
                                     (write-socket-data socket (make-octets 50000000))
                                     (error 'mishap)))))
           (tcp-connect "127.0.0.1" (server-port server)
-                       (lambda (socket octets)
-                         (declare (ignore socket))
-                         (incf heard (length octets)))
+                       (fn (_socket octets) (incf heard (length octets)))
                        :data "x"
                        :event-cb (lambda (event)
                                    (push (type-of event) said)
@@ -249,9 +240,7 @@
 (test to-cancel-what-was-replaced-changes-nothing
   (let ((got '()))
     (with-program ()
-      (let ((first (signal-handler +sigusr1+ (lambda (number)
-                                               (declare (ignore number))
-                                               (push :first got)))))
+      (let ((first (signal-handler +sigusr1+ (fn (_number) (push :first got)))))
         (signal-handler +sigusr1+ (lambda (number)
                                     (push :second got)
                                     (free-signal-handler number)))
@@ -268,9 +257,7 @@
          (progn
            (with-event-loop ()
              (signal-handler +sigwinch+ #'identity)
-             (signal-handler +sigwinch+ (lambda (number)
-                                          (declare (ignore number))
-                                          (clear-signal-handlers)))
+             (signal-handler +sigwinch+ (fn (_number) (clear-signal-handlers)))
              (delay (lambda () (send-signal +sigwinch+))))
            (is (= 0 (sb-thread:semaphore-count called)))
            (send-signal +sigwinch+)
@@ -281,13 +268,11 @@
   (let ((during nil) (after nil))
     (with-program ()
       (let ((server (tcp-server "127.0.0.1" 0
-                                (lambda (socket octets)
-                                  (declare (ignore octets))
+                                (fn (socket _octets)
                                   (setf during (stats))
                                   (close-socket socket)))))
         (tcp-connect "127.0.0.1" (server-port server) #'list :data "x"
-                     :event-cb (lambda (event)
-                                 (declare (ignore event))
+                     :event-cb (fn (_event)
                                  (close-tcp-server server)
                                  (setf after (stats))))))
     (is (= 1 (getf during :incoming-tcp-connections) (getf during :outgoing-tcp-connections)))

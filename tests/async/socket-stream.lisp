@@ -26,8 +26,7 @@
                            (close stream))
                          :stream t
                          :event-cb (lambda (event) (fail "~A" event)))
-      (let ((stream (call server (lambda (socket stream)
-                                   (declare (ignore socket))
+      (let ((stream (call server (fn (_socket stream)
                                    (setf answer (read-line stream))
                                    (push (loop for octet = (read-byte stream nil)
                                                while octet collect octet)
@@ -45,8 +44,7 @@
 (test lines-come-whole
   "Whatever pieces the octets come in; what the peer has not ended is read after it has closed."
   (let ((lines '()) (rest nil))
-    (with-server (server (lambda (socket stream)
-                           (declare (ignore socket))
+    (with-server (server (fn (_socket stream)
                            (loop for line = (read-line stream nil)
                                  while line do (push line lines)))
                          :stream t

@@ -35,8 +35,7 @@
                 (subseq (buffer-octets received) 0 (buffer-end received))))))
 
 (test data-of-sockets
-  (with-server (server (lambda (socket octets)
-                         (declare (ignore octets))
+  (with-server (server (fn (socket _octets)
                          (is (equal '(:peer "x") (socket-data socket)))
                          (is (eql 0 (search "127.0.0.1:" (socket-peer socket))))
                          (is (search "from 127.0.0.1" (princ-to-string socket)))
@@ -62,28 +61,22 @@
               (close-tcp-server server))
             :connect-cb (lambda (socket)
                           (sb-thread:join-thread
-                           (sb-thread:make-thread
-                            (lambda ()
-                              (assert (eq program (clgrpc.async::handle-loop socket)))
-                              (write-socket-data socket data)
-                              (fill data 0)))))))))
+                           (in-thread
+                             (assert (eq program (clgrpc.async::handle-loop socket)))
+                             (write-socket-data socket data)
+                             (fill data 0))))))))
 
 (test write-callbacks
   (let ((steps '()))
-    (with-server (server (lambda (socket octets)
-                           (declare (ignore octets))
+    (with-server (server (fn (socket _octets)
                            (push :read steps)
                            (write-socket-data socket "answer"
                                               :write-cb (lambda (socket)
                                                           (push :written steps)
                                                           (close-socket socket)
                                                           (close-tcp-server server)))))
-      (call server (lambda (socket octets)
-                     (declare (ignore socket))
-                     (is (= 6 (length octets))))
-            :data "question" :write-cb (lambda (socket)
-                                         (declare (ignore socket))
-                                         (push :sent steps))))
+      (call server (fn (_socket octets) (is (= 6 (length octets))))
+            :data "question" :write-cb (fn (_socket) (push :sent steps))))
     (is (null (set-exclusive-or '(:sent :read :written) steps)))
     (is (eq :written (first steps)))))
 
@@ -103,9 +96,7 @@
     (with-program ()
       (let* ((feeding nil)
              (server (tcp-server "127.0.0.1" 0
-                                 (lambda (socket octets)
-                                   (declare (ignore socket))
-                                   (incf received (length octets)))
+                                 (fn (_socket octets) (incf received (length octets)))
                                  :event-cb (lambda (event)
                                              (is (typep event 'socket-eof))
                                              (cancel feeding)))))
@@ -159,8 +150,7 @@
 
 (test read-time-out
   (let ((told '()))
-    (with-server (server (lambda (socket octets)
-                           (declare (ignore octets))
+    (with-server (server (fn (socket _octets)
                            (push :read told)
                            (set-socket-timeouts socket 0.05 nil))
                          :read-timeout 1000
@@ -176,9 +166,7 @@
 (test write-time-out
   (let ((told '()))
     (with-server (server #'list :connect-cb (lambda (socket) (disable-socket socket :read t))
-                                :event-cb (lambda (event)
-                                            (declare (ignore event))
-                                            (close-tcp-server server)))
+                                :event-cb (fn (_event) (close-tcp-server server)))
       (call server #'list :write-timeout 0.1 :data (make-octets 20000000)
                           :event-cb (lambda (event)
                                       (push (type-of event) told)
@@ -239,8 +227,7 @@
 
 (test reset-by-the-peer
   (let ((told '()))
-    (with-server (server (lambda (socket octets)
-                           (declare (ignore octets))
+    (with-server (server (fn (socket _octets)
                            (delay (lambda () (close-socket socket :force t)) :time 0.01))
                          :connect-cb (lambda (socket)
                                        (delay (lambda () (disable-socket socket :read t))
@@ -258,23 +245,18 @@
 
 (test closing-sends-first
   (let ((received 0))
-    (with-server (server (lambda (socket octets)
-                           (declare (ignore octets))
+    (with-server (server (fn (socket _octets)
                            (write-socket-data socket (make-octets 3000000))
                            (close-socket socket)
                            (close-tcp-server server)))
-      (call server (lambda (socket octets)
-                     (declare (ignore socket))
-                     (incf received (length octets)))
+      (call server (fn (_socket octets) (incf received (length octets)))
             :data "x"))
     (is (= 3000000 received))))
 
 (test a-socket-closed-while-it-connects
   "No callback of it is called, and the connection that is made nevertheless is closed."
   (let ((steps '()))
-    (with-server (server (lambda (socket octets)
-                           (declare (ignore socket))
-                           (push octets steps))
+    (with-server (server (fn (_socket octets) (push octets steps))
                          :event-cb (lambda (event)
                                      (push (type-of event) steps)
                                      (close-tcp-server server)))

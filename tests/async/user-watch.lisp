@@ -30,7 +30,7 @@
               single (make-notifier (lambda () (incf once))))
         (trigger-notifier single)
         (dotimes (i 2)
-          (sb-thread:make-thread (lambda () (dotimes (j 10) (trigger-notifier notifier)))))
+          (in-thread (dotimes (j 10) (trigger-notifier notifier))))
         (delay (lambda ()
                  (is-true (notifier-freed-p single))
                  (signals misuse (trigger-notifier single)))
@@ -80,8 +80,7 @@
 
 (test descriptors-at-the-end-of-a-program
   (call-with-pipe
-   (lambda (in out)
-     (declare (ignore out))
+   (fn (in _out)
      (with-program ()
        (poll in #'list :poll-for '(:readable))
        (delay #'exit-event-loop)))))

@@ -27,9 +27,7 @@ arguments.
   "What stands for the traces of COUNT seeds from FIRST on."
   (let ((digest 0))
     (apply #'sim:run-seeds 'run-mix :first first :count count
-           :on-seed (lambda (seed simulation)
-                      (declare (ignore seed))
-                      (setf digest (add-digest digest simulation)))
+           :on-seed (fn (_seed simulation) (setf digest (add-digest digest simulation)))
            *mix-options*)
     digest))
 
@@ -46,8 +44,7 @@ output is a terminal, and at the end what it was. Signal SIM:SEED-FAILED."
              :rerun (lambda (seed)
                       (format nil "scripts/simulate --first ~D --seeds 1~@[ ~A~]" seed
                               (car (rassoc scenario (scenarios)))))
-             :on-seed (lambda (seed simulation)
-                        (declare (ignore seed))
+             :on-seed (fn (_seed simulation)
                         (incf done)
                         (incf steps (sim:simulation-steps simulation))
                         (setf digest (add-digest digest simulation))

@@ -24,8 +24,7 @@ whose WATCH never ends."
   (apply #'lab-server:start-probe
          (list :ask (lambda (note call) (declare (ignore call)) note)
                :watch (lambda (note call) (declare (ignore note)) call)
-               :collect (lambda (stream call)
-                          (declare (ignore call))
+               :collect (fn (stream _call)
                           (let ((last nil))
                             (grpc:do-messages (note stream last) (setf last note)))))
          :listen "server:50051" options))

@@ -220,12 +220,8 @@
   (apply #'lab-server:start-probe
          (list :ask (lambda (note call) (handle-ask mix note call))
                :watch (lambda (note call) (handle-watch mix note call))
-               :collect (lambda (stream call)
-                          (declare (ignore stream))
-                          (handle-collect mix call))
-               :chat (lambda (stream call)
-                       (declare (ignore stream))
-                       (handle-chat mix call)))
+               :collect (fn (_stream call) (handle-collect mix call))
+               :chat (fn (_stream call) (handle-chat mix call)))
          :listen (format nil "~A:50051" name) :execution (mix-execution mix)
          (mix-options mix)))
 

@@ -104,8 +104,7 @@ be several answers."
 (defun start-fleet-server (fleet number name)
   "Start the server NUMBER, from 0, called NAME."
   (flet ((stream-handler (streams)
-           (lambda (stream call)
-             (declare (ignore stream))
+           (fn (_stream call)
              (let ((begun nil))
                (grpc:on-message call (lambda (note)
                                        (unless (shiftf begun t)
@@ -182,9 +181,7 @@ be several answers."
 (defun change-addresses (fleet)
   "FLEET's channels are told of some of its servers, at least one."
   (let ((chance (fleet-chance fleet)) (all (all-addresses fleet)))
-    (tell-of-addresses fleet (or (remove-if (lambda (address)
-                                              (declare (ignore address))
-                                              (sim:chance-p chance 3))
+    (tell-of-addresses fleet (or (remove-if (fn (_address) (sim:chance-p chance 3))
                                             all)
                                  (list (sim:pick chance all))))))
 
@@ -242,8 +239,7 @@ be several answers."
                           (when (rpc:call-fields call)
                             (wrong errand "an attempt began after its answer"))
                           (check-budget fleet errand))))
-     :attempt-ended (lambda (call peer status stream sent received ns)
-                      (declare (ignore peer status sent received ns))
+     :attempt-ended (fn (call _peer _status stream _sent _received _ns)
                       (let ((errand (and stream (errand call))))
                         (when errand (incf (errand-tries-ended errand))))))))
 

@@ -21,8 +21,7 @@
   (flet ((complaint (seconds &rest options)
            (handler-case
                (progn (sim:call-with-simulation
-                       (lambda (simulation)
-                         (declare (ignore simulation))
+                       (fn (_simulation)
                          (sim:start-task "busy" (lambda () (loop (sim:wait-for seconds))))
                          (sim:wait-until (constantly nil)))
                        :limit (getf options :limit 1000000) :steps (getf options :steps 100000))
@@ -96,8 +95,7 @@ would do little but wake threads that wait on. What the predicate does is done o
              (sim:add-host "server"
                            (lambda ()
                              (lab-server:start-probe
-                              (list :ask (lambda (note call)
-                                           (declare (ignore call))
+                              (list :ask (fn (note _call)
                                            (sim:wait-for 1)
                                            note))
                               :listen "server:50051" :execution execution)))

@@ -43,8 +43,7 @@ arguments."
 (test an-early-end-is-found
   "A server that stops without letting its calls end, though it says that it does."
   (let ((story (call-with-mutant 'server::drain-link
-                                 (lambda (drain link)
-                                   (declare (ignore drain))
+                                 (fn (_drain link)
                                    (wire:close-link link "going" :status :unavailable))
                                  (lambda () (story-of 300)))))
     (is (search "no fault explains" story))))
@@ -63,9 +62,7 @@ arguments."
 (test the-story-says-when-it-cannot-be-told-again
   "A scenario that does not depend on its seed alone."
   (let ((count 0))
-    (handler-case (sim:run-seeds (lambda (simulation)
-                                   (declare (ignore simulation))
-                                   (when (= 3 (incf count)) (error "Only now.")))
+    (handler-case (sim:run-seeds (fn (_simulation) (when (= 3 (incf count)) (error "Only now.")))
                                  :count 5)
       (sim:seed-failed (failure)
         (is (= 3 (sim:seed-failed-seed failure)))

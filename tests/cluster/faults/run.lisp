@@ -141,9 +141,7 @@ too, unless a former leader of etcd, which had hung, has just gone on."
              (etcd:revoke-lease (etcd:lease-by-number other (etcd:lease-id lease)))))
       (unwind-protect
            (let ((now (monotonic-ns)))
-             (is (equal '(1 0) (outcome now (lambda (lease)
-                                              (declare (ignore lease))
-                                              (etcd:remove-entry other "kept")))))
+             (is (equal '(1 0) (outcome now (fn (_lease) (etcd:remove-entry other "kept")))))
              (is (equal '(1 0) (outcome nil #'end)))
              (is (equal '(0 1) (outcome now #'end)))
              (is (equal '(1 0) (outcome (- now (seconds-ns 60)) #'end))))

@@ -6,16 +6,14 @@
   "Follow the cluster that CHANNEL leads to in a thread, and call NOTE with what is told, in order:
 a list of names, or the changes as TOLD-CHANGES has them. The thread returns the error that ends
 it."
-  (sb-thread:make-thread
-   (lambda ()
-     (handler-case
-         (apply #'follow-cluster
-                (lambda (kind items revision)
-                  (funcall note (if (eq :members kind) (names items) (told-changes items))
-                           revision))
-                channel arguments)
-       ;; MISUSE: the channel was closed while it paused
-       ((or grpc:rpc-error grpc:misuse) (error) error)))))
+  (in-thread (handler-case
+                 (apply #'follow-cluster
+                        (lambda (kind items revision)
+                          (funcall note (if (eq :members kind) (names items) (told-changes items))
+                                   revision))
+                        channel arguments)
+               ;; MISUSE: the channel was closed while it paused
+               ((or grpc:rpc-error grpc:misuse) (error) error))))
 
 (defun port-of (server)
   (let ((address (grpc:server-address server)))
@@ -39,9 +37,7 @@ it."
            (grpc:with-channel (channel (format nil "ipv4:~{127.0.0.1:~A~^,~}"
                                                (mapcar #'port-of servers)))
              (let ((thread (follow-in-thread channel
-                                             (lambda (items revision)
-                                               (declare (ignore revision))
-                                               (push items heard))
+                                             (fn (items _revision) (push items heard))
                                              :patience-seconds patience)))
                (eventually heard)
                (loop for server in (butlast servers)
@@ -133,8 +129,7 @@ and a node that was a member is one of a later generation."
     (with-service (channel)
       (dolist (type '(grpc:unavailable grpc:out-of-range grpc:cancelled))
         (let ((calls 0))
-          (handler-case (progn (follow-cluster (lambda (kind items revision)
-                                                 (declare (ignore kind items revision))
+          (handler-case (progn (follow-cluster (fn (_kind _items _revision)
                                                  (when (< 1 (incf calls)) (error "told again"))
                                                  (error type :message "by the user"))
                                                channel)

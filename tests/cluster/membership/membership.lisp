@@ -61,13 +61,11 @@ nothing."
   (with-store (store)
     (let* ((etcd *etcd*)
            (threads (loop repeat 8
-                          collect (sb-thread:make-thread
-                                   (lambda ()
-                                     (handler-case
-                                         (member-generation
-                                          (join-cluster etcd "c" (member-of "a")
-                                                        :if-taken :refuse :keep-alive nil))
-                                       (name-taken () nil))))))
+                          collect (in-thread (handler-case
+                                                 (member-generation
+                                                  (join-cluster etcd "c" (member-of "a")
+                                                                :if-taken :refuse :keep-alive nil))
+                                               (name-taken () nil)))))
            (won (remove nil (mapcar #'sb-thread:join-thread threads))))
       (is (= 1 (length won)))
       (is (equal won (mapcar #'member-generation (fetch-members *etcd* "c")))))))
@@ -101,12 +99,10 @@ and know nothing."
   (with-store (store)
     (let* ((etcd *etcd*)
            (threads (loop repeat 6
-                          collect (sb-thread:make-thread
-                                   (lambda ()
-                                     (multiple-value-bind (member revision)
-                                         (join-cluster etcd "c" (member-of "a")
-                                                       :keep-alive nil)
-                                       (cons revision (member-generation member)))))))
+                          collect (in-thread (multiple-value-bind (member revision)
+                                                 (join-cluster etcd "c" (member-of "a")
+                                                               :keep-alive nil)
+                                               (cons revision (member-generation member))))))
            (won (sort (mapcar #'sb-thread:join-thread threads) #'< :key #'car)))
       (is (apply #'< (mapcar #'cdr won)))
       (is (equal (last (mapcar #'cdr won))
@@ -127,7 +123,6 @@ entry of another process, which joined meanwhile, has not."
       (let ((ada (join-unanswered "ada" #'funcall)))
         (is (equalp (list ada) (fetch-members other "c"))))
       (signals etcd:unavailable
-        (join-unanswered "bob" (lambda (next)
-                                 (declare (ignore next))
+        (join-unanswered "bob" (fn (_next)
                                  (join-cluster other "c" (member-of "bob") :keep-alive nil))))
       (is (equal '("ada" "bob") (names (fetch-members other "c")))))))

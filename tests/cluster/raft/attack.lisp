@@ -124,12 +124,10 @@
         (mapc #'sb-thread:join-thread
               (loop for i below 6
                     collect (let ((chance (seeded-chance (+ seed i))))
-                              (sb-thread:make-thread
-                               (lambda ()
-                                 (loop repeat 60
-                                       do (let ((outcome (send-anything channel chance)))
-                                            (sb-thread:with-mutex (lock)
-                                              (push outcome outcomes))))))))))
+                              (in-thread (loop repeat 60
+                                               do (let ((outcome (send-anything channel chance)))
+                                                    (sb-thread:with-mutex (lock)
+                                                      (push outcome outcomes)))))))))
       (is (equal '() (wary-faults member)) "seed ~D" seed)
       (is (plusp (member-installed member)) "seed ~D" seed)
       (is (equal '() (set-difference outcomes
@@ -151,8 +149,7 @@ process is killed now and then. What was acknowledged is there, nothing comes tw
                                                                 :max-entries 20)))
          (lock (sb-thread:make-mutex)) (inside 0))
     (setf (member-delay member)
-          (lambda (request)
-            (declare (ignore request))
+          (fn (_request)
             (sim:wait-for (/ (sim:between chance 0 (if (sim:chance-p chance 5) 30 3)) 10))
             ;; a stream that was given up may still have a request here when the next one begins
             (sb-thread:with-mutex (lock) (incf inside))))
@@ -184,8 +181,7 @@ process is killed now and then. What was acknowledged is there, nothing comes tw
     (with-member (peer member :batch-entries 1000000 :max-entries 1000000 :window 1 :timeout 60)
       (dotimes (i count)
         (raft:pipeline-entries peer (request i 1 :octets 4)
-                               (lambda (response error)
-                                 (declare (ignore error))
+                               (fn (response _error)
                                  (when (and response
                                             (v1:append-entries-response-success response))
                                    (incf answered)))))

@@ -48,9 +48,7 @@ were called with, (index . match index or status), in the order of the calls."
 
 (defun gated-member (gate)
   "A member that waits for GATE, a semaphore, before it handles a request."
-  (make-instance 'member :delay (lambda (request)
-                                  (declare (ignore request))
-                                  (sb-thread:wait-on-semaphore gate))))
+  (make-instance 'member :delay (fn (_request) (sb-thread:wait-on-semaphore gate))))
 
 (test waiting-entries-are-put-together
   "While the window is full, what waits becomes one request."
@@ -73,9 +71,7 @@ were called with, (index . match index or status), in the order of the calls."
       (let ((told (give-entries peer 10 :wait 0)))
         (is (= 5 (getf (raft:peer-statistics peer) :queued-entries)))
         (is-false (raft:pipeline-entries peer (request 5 1) #'list :wait 0.05))
-        (let ((waiter (sb-thread:make-thread
-                       (lambda ()
-                         (raft:pipeline-entries peer (request 5 1) #'list :wait 5)))))
+        (let ((waiter (in-thread (raft:pipeline-entries peer (request 5 1) #'list :wait 5))))
           (sb-thread:signal-semaphore gate 100)
           (is-true (sb-thread:join-thread waiter))
           (is-true (raft:flush-pipeline peer))
@@ -110,9 +106,7 @@ were called with, (index . match index or status), in the order of the calls."
   (with-member (peer (make-instance 'member) :max-send-octets 5000)
     (let ((error nil))
       (raft:pipeline-entries peer (request 0 1 :octets 10000)
-                             (lambda (response problem)
-                               (declare (ignore response))
-                               (setf error problem)))
+                             (fn (_response problem) (setf error problem)))
       (is-true (raft:flush-pipeline peer))
       (is (typep error 'grpc:resource-exhausted))
       (let ((told (give-entries peer 1)))
@@ -148,8 +142,7 @@ takes what its windows are, and as much again, which the member's end queues: 5.
          (member (gated-member gate)))
     (with-member (peer member :timeout 100 :window 10000 :batch-octets 1)
       (let* ((told nil)
-             (giver (sb-thread:make-thread
-                     (lambda () (setf told (give-entries peer 100 :octets 100000 :wait 0))))))
+             (giver (in-thread (setf told (give-entries peer 100 :octets 100000 :wait 0)))))
         (eventually told)
         (is (= 100 (getf (raft:peer-statistics peer) :queued-entries)))
         (is (> 70 (getf (raft:peer-statistics peer) :under-way)))
@@ -201,8 +194,7 @@ with an error, and that later ones are sent."
     (funcall around
              (lambda ()
                (catch 'out
-                 (raft:pipeline-entries peer (request 0 1) (lambda (response problem)
-                                                             (declare (ignore response))
+                 (raft:pipeline-entries peer (request 0 1) (fn (_response problem)
                                                              (setf error problem))))))
     (is-true (raft:flush-pipeline peer :timeout 20))
     (is (typep error 'grpc:rpc-error))
@@ -220,8 +212,7 @@ with an error, and that later ones are sent."
       (with-member (peer (make-instance 'member))
         (check-unwound peer (lambda (send)
                               (call-with-stand-in 'clgrpc.raft::watch-stream
-                                                  (lambda (function peer its-call)
-                                                    (declare (ignore function peer))
+                                                  (fn (_function _peer its-call)
                                                     (setf call its-call)
                                                     (funcall leave))
                                                   send)))
@@ -252,18 +243,13 @@ the thread that sends."
 
 (test who-waits-for-a-stream-is-told-of-the-end
   "A request that was given while the stream before it ended, of a peer that is closed then."
-  (let* ((member (make-instance 'member :delay (lambda (request)
-                                                 (declare (ignore request))
-                                                 (error "This is a bug."))))
+  (let* ((member (make-instance 'member :delay (fn (_request) (error "This is a bug."))))
          (given (sb-thread:make-semaphore)) (told nil) (closed nil))
     (with-member (peer member)
       (raft:pipeline-entries peer (request 0 1)
-                             (lambda (response error)
-                               (declare (ignore response error))
+                             (fn (_response _error)
                                (raft:pipeline-entries peer (request 0 1)
-                                                      (lambda (response error)
-                                                        (declare (ignore response))
-                                                        (setf told error))
+                                                      (fn (_response error) (setf told error))
                                                       :wait 0)
                                (sb-thread:signal-semaphore given)
                                (wait-until (lambda () closed))))
@@ -278,9 +264,7 @@ the thread that sends."
 
 (test what-waits-behind-others-does-not-time-out
   "The time counts while no answer comes; and what is measured is the time from the sending."
-  (let ((member (make-instance 'member :delay (lambda (request)
-                                                (declare (ignore request))
-                                                (sim:wait-for 1/4)))))
+  (let ((member (make-instance 'member :delay (fn (_request) (sim:wait-for 1/4)))))
     (with-simulated-member (simulation peer host member (:seed 1)
                             :timeout 1/2 :window 1 :batch-entries 1)
       (sim:wait-for 1)
@@ -288,9 +272,7 @@ the thread that sends."
         (is-true (raft:flush-pipeline peer :timeout 20))
         (is (equal (loop for i in (up-to 20) collect (cons i i)) (funcall told)))
         (is (< 0.2 (getf (raft:peer-statistics peer) :latency) 0.4))
-        (setf (member-delay member) (lambda (request)
-                                      (declare (ignore request))
-                                      (sim:wait-for 1)))
+        (setf (member-delay member) (fn (_request) (sim:wait-for 1)))
         (let ((told (give-entries peer 2 :previous 20)))
           (is-true (raft:flush-pipeline peer :timeout 20))
           (is (equal '((21 . :deadline-exceeded) (22 . :deadline-exceeded)) (funcall told))))))))

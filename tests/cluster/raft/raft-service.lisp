@@ -166,8 +166,7 @@ on with."
     (setf (member-ending member) (lambda () (sb-thread:wait-on-semaphore gate)))
     (with-member (peer member)
       (flet ((install ()
-               (sb-thread:make-thread
-                (lambda () (send-snapshot-parts (raft:peer-channel peer) good (chunk 0 data))))))
+               (in-thread (send-snapshot-parts (raft:peer-channel peer) good (chunk 0 data)))))
         (let ((first (install)))
           (eventually (equal '(:begin :chunk :end) (member-inside member)))
           (let ((second (install)))
@@ -192,9 +191,7 @@ on with."
 (test entries-of-a-stream-may-block
   "They are handled on a thread that runs no loop."
   (let* ((loops '())
-         (member (make-instance 'member :delay (lambda (request)
-                                                 (declare (ignore request))
-                                                 (push (runs-a-loop-p) loops))))
+         (member (make-instance 'member :delay (fn (_request) (push (runs-a-loop-p) loops))))
          (server (grpc:start-server (member-service member) :listen "127.0.0.1:0"
                                                                     :execution :blocking))
          (peer (raft:make-peer "B" (grpc:server-address server) :group "G" :sender "A"

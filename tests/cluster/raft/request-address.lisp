@@ -26,9 +26,7 @@
 (defun pipeline-error (peer)
   "The error that a request of entries in the pipeline of PEER ends with, or nil."
   (let ((said nil))
-    (raft:pipeline-entries peer (request 0 1) (lambda (response error)
-                                                (declare (ignore response))
-                                                (setf said error)))
+    (raft:pipeline-entries peer (request 0 1) (fn (_response error) (setf said error)))
     (raft:flush-pipeline peer)
     said))
 

@@ -89,10 +89,9 @@
          (channel (grpc:service-channel (member-service member :max-snapshot-octets 99)))
          (peer (raft:make-peer "B" channel :group "G" :sender "A")))
     (unwind-protect
-         (handler-case (progn (raft:install-snapshot peer (header 5) (some-octets 100))
-                              (fail "it is too long"))
-           (grpc:resource-exhausted (error)
-             (is (eq :snapshot-too-long (raft:refusal-reason error)))))
+         (with-signalled (error grpc:resource-exhausted
+                          (raft:install-snapshot peer (header 5) (some-octets 100)))
+           (is (eq :snapshot-too-long (raft:refusal-reason error))))
       (raft:close-peer peer)
       (grpc:close-channel channel))
     (is (null (member-begins member)))))
@@ -156,8 +155,7 @@ TROUBLE, a function of the sender's host, MEMBER's, and a chance, says what happ
 (defun restarted-snapshot (simulation)
   "The member's process is killed and comes back: twice."
   (send-through simulation (make-instance 'keepalive)
-                (lambda (home host chance)
-                  (declare (ignore home))
+                (fn (_home host chance)
                   (dolist (after '(1 3))
                     (sim:at (+ after (/ (sim:between chance 3 7) 10))
                             (lambda () (sim:restart-host host :down 1/10)))))
@@ -173,11 +171,9 @@ TROUBLE, a function of the sender's host, MEMBER's, and a chance, says what happ
     (with-member (peer member)
       (let ((threads (loop for last in '(20 30)
                            collect (let ((last last))
-                                     (sb-thread:make-thread
-                                      (lambda ()
-                                        (raft:install-snapshot peer (header last)
-                                                               (some-octets (* 2 last))
-                                                               :chunk-octets last)))))))
+                                     (in-thread (raft:install-snapshot peer (header last)
+                                                                       (some-octets (* 2 last))
+                                                                       :chunk-octets last))))))
         (eventually (member-begins member))
         (sb-thread:signal-semaphore gate 100)
         (is (every #'v1:install-snapshot-response-installed

@@ -31,16 +31,14 @@
   "Those of several threads go one after the other: the member never has two at once."
   (let* ((running 0) (most 0)
          (member (make-instance 'member
-                                :delay (lambda (request)
-                                         (declare (ignore request))
+                                :delay (fn (_request)
                                          (setf most (max most (incf running)))
                                          (sb-thread:thread-yield)
                                          (decf running)))))
     (with-member (peer member)
       (let ((threads (loop repeat 4
-                           collect (sb-thread:make-thread
-                                    (lambda ()
-                                      (dotimes (i 20) (raft:append-entries peer (request 0 0))))))))
+                           collect (in-thread
+                                     (dotimes (i 20) (raft:append-entries peer (request 0 0)))))))
         (mapc #'sb-thread:join-thread threads))
       (is (= 1 most))
       (is (= 80 (member-requests member))))))

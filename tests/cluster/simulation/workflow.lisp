@@ -222,8 +222,7 @@ when they run again."
              (let ((digests '()))
                (apply #'sim:run-seeds scenario
                       :count 3
-                      :on-seed (lambda (seed simulation)
-                                 (declare (ignore seed))
+                      :on-seed (fn (_seed simulation)
                                  (push (sim:simulation-digest simulation) digests))
                       *options*)
                digests)))

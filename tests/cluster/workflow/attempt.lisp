@@ -38,8 +38,7 @@
     (is (pb:has-report-request-result (workflow::attempt-beside worker (task-lost-so-often 2))))
     (is (= 1 (length (shiftf others worker))))
     (workflow::with-worker (worker) (push beside (workflow::worker-attempts worker)))
-    (let ((thread (sb-thread:make-thread
-                   (lambda () (workflow::attempt-alone worker (task-lost-so-often 3))))))
+    (let ((thread (in-thread (workflow::attempt-alone worker (task-lost-so-often 3)))))
       (eventually (workflow::worker-suspects worker))
       (is (pb:has-report-request-give-back
            (workflow::attempt-beside worker (task-lost-so-often 0))))

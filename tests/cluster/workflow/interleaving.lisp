@@ -483,9 +483,7 @@ ago."
 (defun call-in-store-time (affair function)
   "Call FUNCTION while the steady time of all nodes is that of the store of AFFAIR."
   (with-replaced (('workflow::steady-ms
-                   (lambda (function)
-                     (declare (ignore function))
-                     (floor (place-now (affair-place affair)) 1000000))))
+                   (fn (_function) (floor (place-now (affair-place affair)) 1000000))))
     (funcall function)))
 
 (defun set-a-clock (affair)
@@ -873,8 +871,7 @@ answered alike."
                (again nil) (place (affair-place affair)))
            (start-workflow (some-node affair) "w" '((:signal "x")))
            (setf (place-meddler place)
-                 (lambda (when writes)
-                   (declare (ignore writes))
+                 (fn (when _writes)
                    ;; behind its look whether it was there
                    (when (and (eq :after when) (null again))
                      (setf again t

@@ -214,8 +214,7 @@ that."
         (fill times nil)
         (setf (workflow::wakeup-lost-watch (workflow::node-wakeup node)) t)
         (with-replaced (('workflow::end-claims-of-lost-sessions
-                         (lambda (function node)
-                           (declare (ignore function node))
+                         (fn (_function _node)
                            (error 'etcd:unavailable :text "broken by the test"))))
           (signals etcd:unavailable (run-once)))
         (is (every #'integerp times))))))

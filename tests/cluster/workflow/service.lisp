@@ -90,17 +90,14 @@ what is lost."
              (signals workflow-not-found (workflow-state channel "w2"))
              (signals workflow-not-found (cancel-workflow channel "w2"))
              (signals workflow-not-found (signal-workflow channel "w2" "x" nil))
-             (handler-case (progn (start-workflow channel "w/3" '("a")) (fail "no name"))
-               (invalid-request (condition)
-                 (is (null (workflow-error-limit condition)))
-                 (is (search "has a /" (workflow-error-text condition)))))
-             (handler-case
-                 (progn (start-workflow channel "w3" '("a") :input (make-octets 1000001))
-                        (fail "too large"))
-               (too-large (condition)
-                 (is (string= "max-payload-octets" (workflow-error-limit condition)))
-                 (is (= 1000000 (workflow-error-most condition)))
-                 (is (= 1000001 (workflow-error-actual condition)))))
+             (with-signalled (condition invalid-request (start-workflow channel "w/3" '("a")))
+               (is (null (workflow-error-limit condition)))
+               (is (search "has a /" (workflow-error-text condition))))
+             (with-signalled (condition too-large
+                              (start-workflow channel "w3" '("a") :input (make-octets 1000001)))
+               (is (string= "max-payload-octets" (workflow-error-limit condition)))
+               (is (= 1000000 (workflow-error-most condition)))
+               (is (= 1000001 (workflow-error-actual condition))))
              (is-true (start-workflow channel "w4" '("a") :input (make-octets 1000000)))
              (let ((reply (workflow-state channel "w1" :history t :input t)))
                (is (string= "in" (octets-string (pb:get-workflow-state-reply-input reply))))
@@ -324,13 +321,11 @@ task."
       (let ((threads
               (loop for i below 4
                     collect (let ((node (if (evenp i) node other)))
-                              (sb-thread:make-thread
-                               (lambda ()
-                                 (loop for tasks = (claim node session '("a" "b") :count 5)
-                                       while tasks
-                                       do (sb-thread:with-mutex (lock)
-                                            (setf given (append (mapcar #'pb:task-id tasks)
-                                                                given))))))))))
+                              (in-thread (loop for tasks = (claim node session '("a" "b") :count 5)
+                                               while tasks
+                                               do (sb-thread:with-mutex (lock)
+                                                    (setf given (append (mapcar #'pb:task-id tasks)
+                                                                        given)))))))))
         (mapc #'sb-thread:join-thread threads))
       (is (equal (sort (copy-list ids) #'string<) (sort given #'string<))))))
 
@@ -750,9 +745,7 @@ that is set forward or back loses nothing."
              (let ((numbers '()) (over nil))
                (workflow:watch-workflow (lambda (change) (push (pb:change-number change) numbers))
                                         channel "w" :after 18
-                                                    :on-end (lambda (condition)
-                                                              (declare (ignore condition))
-                                                              (setf over t)))
+                                                    :on-end (fn (_condition) (setf over t)))
                (eventually over)
                (is (equal '(21 20 19) numbers))))
         (when watcher (end-watching watcher))
@@ -852,8 +845,7 @@ by which changes would be passed by."
                                  (make-condition 'clgrpc.status:rpc-error :status :unavailable
                                                                 :message "by the user")))
           (let ((ended nil) (calls 0))
-            (watch-workflow (lambda (change)
-                              (declare (ignore change))
+            (watch-workflow (fn (_change)
                               (incf calls)
                               (error condition))
                             node id :revision revision
@@ -1018,8 +1010,7 @@ store's client: 32 of them. Others end then, and their peers may ask again."
                                 :root (workflow::root-of "other")
                                 :limits (workflow::make-limits))))
       (with-replaced (('etcd:watch
-                       (lambda (function &rest arguments)
-                         (declare (ignore function arguments))
+                       (fn (_function &rest _arguments)
                          (error 'etcd:unavailable :text "by the test"))))
         (signals etcd:unavailable (workflow::ensure-index-watch other)))
       (is-false (workflow::ready-list-watched (workflow::node-ready-list other))))))
@@ -1029,9 +1020,7 @@ store's client: 32 of them. Others end then, and their peers may ask again."
   (with-memory-node (node)
     (without-log
       (with-replaced (('workflow::sweep-timers
-                       (lambda (function &rest arguments)
-                         (declare (ignore function arguments))
-                         (error "by the test"))))
+                       (fn (_function &rest _arguments) (error "by the test"))))
         (is (eql workflow::+sweep-seconds+ (workflow::sweep-workflows-now-and-then node)))))))
 
 (defun watches-of-the-store ()
@@ -1149,8 +1138,7 @@ on."
                 (with-nodes (node) ()
                   (flet ((start (condition)
                            (with-replaced (('etcd:transact
-                                            (lambda (function &rest arguments)
-                                              (declare (ignore function arguments))
+                                            (fn (_function &rest _arguments)
                                               (error condition :text "as etcd says"))))
                              (handler-case (start-workflow node "w" '("a"))
                                (workflow-error (condition)

@@ -101,9 +101,7 @@ own."
                  (unwind-protect
                       (without-log
                         (is (<= 1/8 (workflow::attend-session-leases
-                                     node (lambda (node)
-                                            (declare (ignore node))
-                                            (error condition)))
+                                     node (fn (_node) (error condition)))
                                 1/2)))
                    (base:remove-log-listener #'listen-to)))
                (is (equal (and logged '((:error "odd"))) events) "~S" condition)))))
@@ -435,9 +433,7 @@ workers whose keys end with these last from now on."
 (defun run-lease-case (seed steps)
   "Run a case. Return what did not hold, or nil, and the case."
   (let ((case (new-lease-case seed)))
-    (with-replaced (('workflow::steady-ms (lambda (function)
-                                            (declare (ignore function))
-                                            (lease-now case))))
+    (with-replaced (('workflow::steady-ms (fn (_function) (lease-now case))))
       (unwind-protect
            (progn
              (loop repeat steps

@@ -55,9 +55,7 @@
 (test candidates-are-found-beyond-those-of-other-claims
   (let ((node (node-with-task-queue)) (ids (loop for i below 60 collect (princ-to-string i))))
     (with-replaced (('workflow::find-ready
-                     (lambda (function node kind most ask)
-                       (declare (ignore function node kind ask))
-                       (subseq ids 0 (min most (length ids))))))
+                     (fn (_function _node _kind most _ask) (subseq ids 0 (min most (length ids))))))
       (is (null (set-exclusive-or ids (loop for found = (workflow::candidates node '("a") 1 nil)
                                             while found append found)
                                   :test #'string=))))))

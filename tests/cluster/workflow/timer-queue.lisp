@@ -44,9 +44,7 @@ its changes, and none is logged."
              (items ()
                (remove-if #'stringp (workflow::due-page node 0 nil (workflow::node-now node)))))
         (with-replaced (('workflow::note-stuck
-                         (lambda (function node id condition)
-                           (declare (ignore function node condition))
-                           (push id stuck))))
+                         (fn (_function _node id _condition) (push id stuck))))
           (put (coerce #(255 255) 'base:octets) "end" "w1")
           (put "" "end" "w2")
           (put (protobuf:serialize (pb:make-parent :id "a/b" :step 1)) "end" "w3")

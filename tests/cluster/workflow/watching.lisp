@@ -7,9 +7,7 @@
   (let ((told '()))
     (with-idle-node (node 1000000)
       (let ((watch (etcd:watch (workflow::node-etcd node)
-                               (lambda (changes revision)
-                                 (declare (ignore revision))
-                                 (setf told (append told changes)))
+                               (fn (changes _revision) (setf told (append told changes)))
                                :prefix (workflow::node-key node "state" ""))))
         (start-workflow node "v" '("a"))
         (start-workflow node "w" '("a"))
@@ -45,9 +43,7 @@ two of one revision. No watch sends what it is told."
   (let ((feed (workflow::make-feed)) (ended '()))
     (with-replaced (('workflow::send-waiting (constantly nil))
                     ('workflow::end-subscription
-                     (lambda (function subscription condition)
-                       (declare (ignore function condition))
-                       (push subscription ended))))
+                     (fn (_function subscription _condition) (push subscription ended))))
       (loop for (count most) in '((0 1000) (1 1000) (1000 1000) (10000 100) (20000 50))
             for subscription = (workflow::make-subscription nil "" "")
             do (setf (workflow::feed-count feed) count
@@ -72,8 +68,7 @@ two of one revision. No watch sends what it is told."
               (support:interrupt-at-each-call
                '(loop:add-job loop:wake-job workflow::await-watcher loop:await-until)
                (lambda () (push (watch-workflow #'identity node nil) returned))
-               (lambda (name)
-                 (declare (ignore name))
+               (fn (_name)
                  (mapc #'end-watching (shiftf returned '()))
                  ;; they take no more jobs
                  (is (every (lambda (background)

@@ -52,9 +52,7 @@
                                                       (if (= 1 (task-attempt task))
                                                           (error 'support:unprintable)
                                                           "done")))
-                                          ("worse" . ,(lambda (task)
-                                                        (declare (ignore task))
-                                                        (error 'support:unprintable)))))
+                                          ("worse" . ,(fn (_task) (error 'support:unprintable)))))
       (start-workflow node "w1" '((:task "odd" :backoff 1/10)))
       (is (equal '(:completed "done" "") (outcome node "w1")))
       (start-workflow node "w2" '((:task "worse" :attempts 1)))
@@ -91,9 +89,9 @@
           (sb-thread:signal-semaphore go)
           (sb-thread:wait-on-semaphore begun)
           ;; the task ends while the worker is being stopped
-          (sb-thread:make-thread (lambda ()
-                                   (wait-until (lambda () (not (worker-open-p worker))))
-                                   (sb-thread:signal-semaphore go)))
+          (in-thread
+            (wait-until (lambda () (not (worker-open-p worker))))
+            (sb-thread:signal-semaphore go))
           (is-true (stop-worker worker))
           (is-false (worker-open-p worker)))
         (is (equal '(:completed "w1" "") (outcome node "w1")))
@@ -157,8 +155,7 @@ die with what they have claimed, and report late: every step is recorded once, a
         (unwind-protect
              (client:with-channel (channel (server:server-address server) :observer tracing)
                (with-worker-of (worker channel
-                                       :kinds `(("traced" . ,(lambda (task)
-                                                               (declare (ignore task))
+                                       :kinds `(("traced" . ,(fn (_task)
                                                                (setf seen (trace:trace-id
                                                                            (trace:current-trace)))
                                                                nil))))

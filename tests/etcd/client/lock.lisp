@@ -15,13 +15,12 @@ lost, and fencing numbers grow."
     (let* ((numbers '())
            (threads
              (loop repeat 4
-                   collect (sb-thread:make-thread
-                            (lambda ()
-                              (etcd:with-etcd (etcd (store-address store) :timeout +patience+)
-                                (loop repeat 5
-                                      do (etcd:with-lock (lock etcd "lab/lock" :timeout +patience+)
-                                           (push (etcd:lock-revision lock) numbers)
-                                           (count-up etcd)))))))))
+                   collect (in-thread
+                             (etcd:with-etcd (etcd (store-address store) :timeout +patience+)
+                               (loop repeat 5
+                                     do (etcd:with-lock (lock etcd "lab/lock" :timeout +patience+)
+                                          (push (etcd:lock-revision lock) numbers)
+                                          (count-up etcd))))))))
       (mapc #'sb-thread:join-thread threads)
       (is (string= "20" (etcd:entry-text (etcd:fetch *etcd* "count"))))
       (is (= 20 (length numbers)))
@@ -39,10 +38,8 @@ lost, and fencing numbers grow."
       (signals etcd:not-obtained (etcd:acquire-lock *etcd* "l" :timeout 0.2))
       (is (= 1 (etcd:count-entries *etcd* :prefix "l/")))
       (let* ((other (etcd:request-lock *etcd* "l"))
-             (waiting (sb-thread:make-thread
-                       (lambda ()
-                         (handler-case (etcd:await-lock other :timeout +patience+)
-                           (etcd:not-obtained () :given-up))))))
+             (waiting (in-thread (handler-case (etcd:await-lock other :timeout +patience+)
+                                   (etcd:not-obtained () :given-up)))))
         (is (= 2 (etcd:count-entries *etcd* :prefix "l/")))
         (is-false (etcd:lock-held-p other))
         (etcd:release-lock other)
@@ -118,8 +115,7 @@ it."
     (etcd:with-etcd (etcd (store-address store) :timeout +patience+ :backoff-maximum-seconds 0.2)
       (let* ((lock (etcd:acquire-lock etcd "l" :seconds 60))
              (next (etcd:request-lock etcd "l" :seconds 60))
-             (waiting (sb-thread:make-thread
-                       (lambda () (etcd:await-lock next :timeout (* 2 +patience+))))))
+             (waiting (in-thread (etcd:await-lock next :timeout (* 2 +patience+)))))
         (end-store store)
         (begin-store store)
         (etcd:release-lock lock :timeout +patience+)
@@ -218,10 +214,9 @@ it."
 
 (defun acquire-in-thread (etcd lease)
   "A thread that acquires the lock l of ETCD with LEASE, and returns it or the error."
-  (sb-thread:make-thread (lambda ()
-                           (handler-case (etcd:acquire-lock etcd "l" :lease lease
-                                                                     :timeout +patience+)
-                             (etcd:etcd-error (error) error)))))
+  (in-thread (handler-case (etcd:acquire-lock etcd "l" :lease lease
+                                                       :timeout +patience+)
+               (etcd:etcd-error (error) error))))
 
 (test failed-requests-leave-the-locks-of-others
   "A request whose answer is lost does not remove the key of a later one of the same lease and lock,

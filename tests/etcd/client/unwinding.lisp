@@ -55,9 +55,7 @@ has been called. OTHERS is true if other clients have watches."
 Another watch of the client hears all meanwhile."
   (with-stand-in (store other)
     (let* ((watches '()) (watch nil) (heard 0)
-           (kept (etcd:watch *etcd* (lambda (changes revision)
-                                      (declare (ignore revision))
-                                      (incf heard (length changes)))
+           (kept (etcd:watch *etcd* (fn (changes _revision) (incf heard (length changes)))
                              :key "kept")))
       (flet ((begin () (setf watch (etcd:watch *etcd* #'list :key "a")))
              (heard-p ()

@@ -91,8 +91,7 @@ disabled; a password may be fetched anew."
   "Have ADA watch, keep a lease and put entries; call RESTART, since when her token is not valid;
 all of it goes on."
   (let* ((heard '()) (lost nil) (ended nil)
-         (watch (etcd:watch ada (lambda (changes revision)
-                                  (declare (ignore revision))
+         (watch (etcd:watch ada (fn (changes _revision)
                                   (dolist (change changes)
                                     (push (etcd:entry-key (etcd:change-entry change)) heard)))
                             :prefix "a/" :on-end (lambda (condition) (setf ended condition))))
@@ -169,7 +168,7 @@ whole seconds; calls, watches and leases get new ones."
         (setf (clgrpc.etcd::etcd-token ada) "invalid")
         (mapc #'sb-thread:join-thread
               (loop repeat 8
-                    collect (sb-thread:make-thread (lambda () (etcd:put ada "a/1" "2")))))
+                    collect (in-thread (etcd:put ada "a/1" "2"))))
         (is (= 2 (figure metrics "etcd.client.tokens")))))))
 
 (test passwords-that-are-not-to-be-had
@@ -188,9 +187,7 @@ ended wait until it does not, and go on."
       (signals etcd:unavailable (etcd:fetch *etcd* "a"))
       (setf password "countess")
       (let* ((heard 0) (ended nil) (lost nil)
-             (watch (etcd:watch *etcd* (lambda (changes revision)
-                                         (declare (ignore revision))
-                                         (incf heard (length changes)))
+             (watch (etcd:watch *etcd* (fn (changes _revision) (incf heard (length changes)))
                                 :key "a" :on-end (lambda (condition) (setf ended condition))))
              (lease (etcd:grant-lease *etcd* 3 :on-loss (lambda (condition)
                                                           (setf lost condition))))

@@ -27,8 +27,7 @@
       (is (= 2 (length heard)))
       ;; from a revision on, and only some
       (let* ((texts '())
-             (watch (etcd:watch *etcd* (lambda (changes revision)
-                                         (declare (ignore revision))
+             (watch (etcd:watch *etcd* (fn (changes _revision)
                                          (dolist (change changes) (push (told change) texts)))
                                 :key "a/1" :revision first :only :removals)))
         (eventually texts)
@@ -45,16 +44,15 @@ once, in its order."
                                          (declare (ignorable change))
                                          (push revision revisions)))
                               :prefix "n/"))
-           (writer (sb-thread:make-thread
-                    (lambda ()
-                      (etcd:with-etcd (etcd (store-address store) :timeout +patience+
-                                            :backoff-maximum-seconds 0.2)
-                        (loop for i from 0
-                              until stop
-                              do (handler-case
-                                     (push (etcd:put etcd (format nil "n/~D" i) "x" :timeout 1)
-                                           written)
-                                   (etcd:etcd-error ()))))))))
+           (writer (in-thread
+                     (etcd:with-etcd (etcd (store-address store) :timeout +patience+
+                                           :backoff-maximum-seconds 0.2)
+                       (loop for i from 0
+                             until stop
+                             do (handler-case
+                                    (push (etcd:put etcd (format nil "n/~D" i) "x" :timeout 1)
+                                          written)
+                                  (etcd:etcd-error ())))))))
       (flet ((await-writes ()
                (is-true (wait-until (let ((before (length written)))
                                       (lambda () (< (+ 10 before) (length written))))))))
@@ -90,9 +88,7 @@ back."
   (with-store (store)
     (let* ((ended nil) (heard 0)
            (first (etcd:put *etcd* "a" "1"))
-           (watch (etcd:watch *etcd* (lambda (changes revision)
-                                       (declare (ignore changes revision))
-                                       (incf heard))
+           (watch (etcd:watch *etcd* (fn (_changes _revision) (incf heard))
                               :key "a" :on-end (lambda (condition) (setf ended condition))))
            (port (store-port store)))
       (end-store store)
@@ -115,9 +111,7 @@ back."
   (with-store (store)
     (let* ((first (etcd:put *etcd* "a" "1")) (now '()) (later '()))
       (flet ((note (function)
-               (lambda (changes revision)
-                 (declare (ignore changes))
-                 (funcall function revision))))
+               (fn (_changes revision) (funcall function revision))))
         (etcd:watch *etcd* (note (lambda (revision) (push revision now))) :key "a" :revision 0)
         (let ((watch (etcd:watch *etcd* (note (lambda (revision) (push revision later)))
                                  :key "a" :revision (+ 3 first))))
@@ -155,14 +149,12 @@ back."
       (loop for i below 10000 by 100
             do (etcd:transact *etcd* :then (loop for j from i below (+ i 100)
                                                  collect `(:put ,(format nil "k/~5,'0D" j) "x"))))
-      (etcd:watch *etcd* (lambda (changes revision)
-                           (declare (ignore revision))
+      (etcd:watch *etcd* (fn (changes _revision)
                            (if (eq :put (etcd:change-kind (first changes)))
                                (incf told (length changes))
                                (push (length changes) removed)))
                   :prefix "k/" :revision first)
-      (let ((mirror (etcd:mirror *etcd* (lambda (kind items revision)
-                                          (declare (ignore revision))
+      (let ((mirror (etcd:mirror *etcd* (fn (kind items _revision)
                                           (if (eq :entries kind)
                                               (incf mirrored (length items))
                                               (decf mirrored (length items))))
@@ -177,9 +169,7 @@ back."
 (store-test progress-is-asked-for
   (with-store (store)
     (let* ((heard '())
-           (watch (etcd:watch *etcd* (lambda (changes revision)
-                                       (declare (ignore changes))
-                                       (push revision heard))
+           (watch (etcd:watch *etcd* (fn (_changes revision) (push revision heard))
                               :key "a"))
            (last (progn (etcd:put *etcd* "a" "1") (etcd:put *etcd* "b" "1"))))
       (eventually heard)
@@ -195,11 +185,9 @@ to watch there."
     (let ((watch (hear :key "a")) (asking nil) (early nil))
       (with-replaced (('clgrpc.etcd::creation
                        (lambda (function watch)
-                         (setf asking (sb-thread:make-thread
-                                       (lambda ()
-                                         (clgrpc.etcd::ask-for-progress
-                                          watch (clgrpc.etcd::watch-call watch)
-                                          (loop:notice-end +patience+)))))
+                         (setf asking (in-thread (clgrpc.etcd::ask-for-progress
+                                                  watch (clgrpc.etcd::watch-call watch)
+                                                  (loop:notice-end +patience+))))
                          (sleep 0.1)
                          (setf early (not (sb-thread:thread-alive-p asking)))
                          (funcall function watch))))
@@ -233,9 +221,7 @@ the stream's, by which changes would be passed by."
                              (make-condition 'etcd:compacted :text "nor this")
                              (make-condition 'status:rpc-error :status :unavailable)))
       (let* ((ended nil)
-             (watch (etcd:watch *etcd* (lambda (changes revision)
-                                         (declare (ignore changes revision))
-                                         (error condition))
+             (watch (etcd:watch *etcd* (fn (_changes _revision) (error condition))
                                 :key "a" :on-end (lambda (condition) (setf ended condition)))))
         (etcd:put *etcd* "a" "1")
         (eventually ended)
@@ -249,8 +235,7 @@ the stream's, by which changes would be passed by."
 told, and one that returns what has ended it, or nil."
   (let ((heard '()) (ended nil))
     (values (apply #'etcd:watch *etcd*
-                   (lambda (changes revision)
-                     (declare (ignore revision))
+                   (fn (changes _revision)
                      (dolist (change changes)
                        (push (etcd:entry-text (etcd:change-entry change)) heard)))
                    :on-end (lambda (condition) (setf ended condition))
@@ -313,8 +298,7 @@ says that it is compacted."
     (dotimes (i 3) (etcd:put other "a" "1"))
     (let* ((heard 0) (watch nil) (gate (sb-thread:make-semaphore)))
       ;; the three are told in one response
-      (setf watch (etcd:watch *etcd* (lambda (changes revision)
-                                       (declare (ignore changes revision))
+      (setf watch (etcd:watch *etcd* (fn (_changes _revision)
                                        (sb-thread:wait-on-semaphore gate)
                                        (incf heard)
                                        (etcd:cancel-watch watch))
@@ -331,9 +315,7 @@ says that it is compacted."
                              (make-condition 'support:unprintable)
                              (make-condition 'simple-error :format-control "This is a bug.")))
       (let* ((ended nil) (base:*log-function* nil)
-             (watch (etcd:watch *etcd* (lambda (changes revision)
-                                         (declare (ignore changes revision))
-                                         (error condition))
+             (watch (etcd:watch *etcd* (fn (_changes _revision) (error condition))
                                 :key "a" :on-end (lambda (condition)
                                                    (setf ended condition)
                                                    (error "This is another bug.")))))
@@ -418,8 +400,7 @@ order, also after a break. It ends with the last watch."
            (watches (loop for i below 100
                           collect (let ((i i))
                                     (etcd:watch *etcd*
-                                                (lambda (changes revision)
-                                                  (declare (ignore revision))
+                                                (fn (changes _revision)
                                                   (dolist (change changes)
                                                     (push (etcd:entry-text
                                                            (etcd:change-entry change))
@@ -454,15 +435,12 @@ it can."
   (with-stand-in (store other)
     (let* ((gate (sb-thread:make-semaphore)) (slow 0) (quick 0)
            (value (make-array 1000000 :element-type '(unsigned-byte 8)))
-           (watch (etcd:watch *etcd* (lambda (changes revision)
-                                       (declare (ignore revision))
+           (watch (etcd:watch *etcd* (fn (changes _revision)
                                        (when (zerop slow)
                                          (sb-thread:wait-on-semaphore gate :timeout +patience+))
                                        (incf slow (length changes)))
                               :key "a")))
-      (etcd:watch *etcd* (lambda (changes revision)
-                           (declare (ignore revision))
-                           (incf quick (length changes)))
+      (etcd:watch *etcd* (fn (changes _revision) (incf quick (length changes)))
                   :key "a")
       (dotimes (i 30) (etcd:put other "a" value))
       (eventually (= 30 quick))

@@ -28,8 +28,7 @@
     (sb-thread:condition-broadcast (book-waitqueue book))))
 
 (defun hosts-of (book)
-  (clgrpc.discovery::make-hosts (lambda (news failure)
-                                  (declare (ignore failure))
+  (clgrpc.discovery::make-hosts (fn (news _failure)
                                   (sb-thread:with-mutex ((book-lock book))
                                     (push (and news t) (book-news book))))
                                 :resolve (resolver-of book)))

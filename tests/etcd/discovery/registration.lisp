@@ -287,8 +287,7 @@ have one thread that waits; threads of the reserve end once there is nothing to 
   (with-store (store)
     (let* ((server (grpc:start-server '() :listen "127.0.0.1:0"))
            (seen '())
-           (watch (etcd:watch *etcd* (lambda (changes revision)
-                                       (declare (ignore revision))
+           (watch (etcd:watch *etcd* (fn (changes _revision)
                                        (dolist (change changes)
                                          (push (list (etcd:change-kind change)
                                                      (and (search "draining"

@@ -26,8 +26,7 @@ calls; its watchers are told. The thread that waits for that ends with the engin
          (told '()))
     (with-engine (engine)
       (let ((lease (etcd:grant-lease *etcd* 3600 :keep-alive nil))
-            (watch (etcd:watch *etcd* (lambda (changes revision)
-                                        (declare (ignore revision))
+            (watch (etcd:watch *etcd* (fn (changes _revision)
                                         (push (etcd:change-kind (first changes)) told))
                                :key "a")))
         (etcd:put *etcd* "a" "1" :lease lease)
@@ -81,9 +80,7 @@ of them once, in order."
   (with-engine (engine)
     (etcd:put *etcd* "n" "0")
     (let* ((heard '())
-           (watch (etcd:watch *etcd* (lambda (changes revision)
-                                       (declare (ignore changes))
-                                       (push revision heard))
+           (watch (etcd:watch *etcd* (fn (_changes revision) (push revision heard))
                               :key "n"))
            (threads
              (loop repeat 4

@@ -57,9 +57,7 @@
       (unwind-protect
            (etcd:with-etcd (other (server:server-address server))
              (let* ((heard '())
-                    (watch (etcd:watch other (lambda (changes revision)
-                                               (declare (ignore changes))
-                                               (push revision heard))
+                    (watch (etcd:watch other (fn (_changes revision) (push revision heard))
                                        :prefix "")))
                (etcd:put *etcd* "a/b" "text")
                (eventually (equal '(2) heard))

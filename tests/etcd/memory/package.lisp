@@ -57,7 +57,6 @@
 
 (defmacro refused-with ((status text) &body body)
   "Check that BODY ends with STATUS and TEXT."
-  `(handler-case (progn ,@body (fail "not refused: ~A" ,text))
-     (status:rpc-error (error)
-       (is (eq ,status (status:rpc-error-status error)))
-       (is (string= ,text (status:rpc-error-message error))))))
+  `(with-signalled (error status:rpc-error ,@body)
+     (is (eq ,status (status:rpc-error-status error)))
+     (is (string= ,text (status:rpc-error-message error)))))

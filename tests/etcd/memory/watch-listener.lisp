@@ -104,8 +104,7 @@ does the engine's thread go on."
            (events '())
            (lock (sb-thread:make-mutex))
            ;; of any thread: few are logged, and those may be the engine's
-           (listener (lambda (level event &rest plist)
-                       (declare (ignore level plist))
+           (listener (fn (_level event &rest _plist)
                        (sb-thread:with-mutex (lock) (push event events)))))
       (base:add-log-listener listener)
       (unwind-protect

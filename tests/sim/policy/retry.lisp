@@ -141,9 +141,7 @@
          (other (start-call channel :call "y")))
     (server-tests:with-log (:call-failed)
       (with-replaced (('clgrpc.config:retry-delay-ns
-                       (lambda (function &rest arguments)
-                         (declare (ignore function arguments))
-                         (error "There is no such delay."))))
+                       (fn (_function &rest _arguments) (error "There is no such delay."))))
         (let ((result (make-call channel :call "x" :timeout nil)))
           (ended result :internal)
           (is (search "There is no such delay." (result-message result))))))

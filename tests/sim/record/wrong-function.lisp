@@ -70,9 +70,7 @@ server ends without the host STORE."
   (let ((server (serve-workflows)))
     (grpc:with-channel (channel "node:50051")
       (let ((worker (workflow:start-worker
-                     channel :kinds (list (cons "slow" (lambda (task)
-                                                         (declare (ignore task))
-                                                         (sim:wait-for 2))))
+                     channel :kinds (list (cons "slow" (fn (_task) (sim:wait-for 2))))
                              :session-seconds 9 :on-refused #'fails :on-task-lost #'fails)))
         (workflow:watch-workflow #'fails channel nil :on-end #'fails)
         (workflow:start-workflow channel "w" '("slow"))

@@ -174,9 +174,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
   "What they have not taken is told."
   (let ((release (make-signal)))
     (with-raw-server (address :at :headers :options (:stream-window-octets 65535))
-        (lambda (peer exchange)
-          (declare (ignore peer exchange))
-          (await-signal release))
+        (fn (_peer _exchange) (await-signal release))
       (grpc:with-channel (channel address)
         (check-error (caught (ask channel (note 1 :body 300000) :timeout 0.3))
                      'grpc:deadline-exceeded :send 0 "the server to take the request"

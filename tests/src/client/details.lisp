@@ -72,8 +72,7 @@
 
 (test wrong-details-are-misuse
   (with-probe (channel :events (:handler-error))
-      (:ask (lambda (note call)
-              (declare (ignore note))
+      (:ask (fn (_note call)
               (handler-case (grpc:finish call :details (list 1))
                 (grpc:misuse () (grpc:fail :internal "misuse")))))
     (is (string= "misuse" (grpc:rpc-error-message (caught (ask channel (note 1))))))))
@@ -88,9 +87,7 @@
                       (if (< (incf count) 3) (grpc:fail :unavailable "not yet") (note sum)))))
       (flet ((again (function)
                (setf count 0)
-               (handler-bind ((grpc:unavailable (lambda (error)
-                                                  (declare (ignore error))
-                                                  (grpc:retry-call))))
+               (handler-bind ((grpc:unavailable (fn (_error) (grpc:retry-call))))
                  (funcall function))))
         (multiple-value-bind (reply call) (again (lambda () (ask channel (note 5))))
           (is (= 5 (number-of reply)))

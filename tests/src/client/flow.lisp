@@ -64,12 +64,11 @@ much in its queue; a send budget, and what the output and one more message hold.
         (let ((chat (chat channel (lambda ()
                                     (when (< asked 1000)
                                       (prog1 (note asked :body 5000) (incf asked))))))
-              (sender (sb-thread:make-thread
-                       (lambda ()
-                         (number-of (collect channel
-                                             (lambda ()
-                                               (when (< sent 1000)
-                                                 (prog1 (note sent :body 5000) (incf sent))))))))))
+              (sender (in-thread
+                        (number-of (collect channel
+                                            (lambda ()
+                                              (when (< sent 1000)
+                                                (prog1 (note sent :body 5000) (incf sent)))))))))
           (is (<= 13 (settled (lambda () asked)) (floor *bound-octets* 5000)))
           (is (<= 13 (settled (lambda () sent)) (floor *bound-octets* 5000)))
           (is (= 2 (number-of (ask channel (note 1)))))
@@ -103,11 +102,10 @@ max-held-octets, with 4 MB each: others go on while they last."
                     (await-signal go-on)
                     (grpc:do-messages (note stream (note count)) (incf count))))
       (let ((sent 0) (empty (note 0)))
-        (let ((thread (sb-thread:make-thread
-                       (lambda ()
-                         (number-of (collect channel
-                                             (lambda ()
-                                               (when (< sent 200000) (incf sent) empty))))))))
+        (let ((thread (in-thread
+                        (number-of (collect channel
+                                            (lambda ()
+                                              (when (< sent 200000) (incf sent) empty)))))))
           (is (< (settled (lambda () sent)) 100000))
           (signal-it go-on)
           (is (= 200000 (sb-thread:join-thread thread :timeout 20 :default nil))))))))
@@ -125,10 +123,9 @@ max-held-octets, with 4 MB each: others go on while they last."
         (is (= 49995000 (number-of (collect channel (mapcar #'note expected)))))
         (is (equal expected (numbers (chat channel (mapcar #'note expected)))))
         (let* ((call (chat channel :open))
-               (sender (sb-thread:make-thread
-                        (lambda ()
-                          (dolist (i expected) (grpc:send call (note i :body (mod i 100))))
-                          (grpc:close-send call)))))
+               (sender (in-thread
+                         (dolist (i expected) (grpc:send call (note i :body (mod i 100))))
+                         (grpc:close-send call))))
           (is (equal expected (numbers call)))
           (sb-thread:join-thread sender :timeout 20 :default nil))))))
 

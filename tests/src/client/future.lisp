@@ -21,9 +21,7 @@ list or come from a generator."
                                         (lambda () (when (<= (incf i) 10) (note i)))))))))))
 
 (test unparsable-reply
-  (with-raw-server (address) (lambda (peer exchange)
-                               (declare (ignore peer))
-                               (ok-response exchange (framed (octets-of 255))))
+  (with-raw-server (address) (fn (_peer exchange) (ok-response exchange (framed (octets-of 255))))
     (grpc:with-channel (channel address)
       (let ((future (grpc:call-async #'lab.bench:ask channel (note 3) :timeout 20)))
         (loop repeat 2 do (is (typep (caught (grpc:await future)) 'grpc:internal)))))))
@@ -64,8 +62,7 @@ once."
     (with-probe (channel :events (:reserve-function-error)) (:ask #'double)
       (loop for i below 50
             do (grpc:attach (grpc:call-async #'lab.bench:ask channel (note i) :timeout 20)
-                            (lambda (reply error)
-                              (declare (ignore error))
+                            (fn (reply _error)
                               (let ((twice (number-of (ask channel reply))))
                                 (sb-thread:with-mutex (lock) (incf sum twice)))
                               (signal-it done)
@@ -78,9 +75,7 @@ once."
   (let ((calls 0))
     (with-probe (channel :server server
                  :channel-options (list :observer (grpc:make-observer
-                                                   :call-made (lambda (call)
-                                                                (declare (ignore call))
-                                                                (incf calls)))))
+                                                   :call-made (fn (_call) (incf calls)))))
         (:ask #'double :watch #'count-up :chat #'echo :collect #'add-up)
       (is (search "the stub of /lab.Bench/Watch returns a call at once. Call it directly"
                   (handler-case (grpc:call-async #'lab.bench:watch channel (note 1))
@@ -140,8 +135,7 @@ once."
   (with-probe (channel) (:ask (handling (note) note))
     (let ((done (make-signal)) (attached nil)
           (future (grpc:call-async #'lab.bench:ask channel (note 1 :body 100000) :timeout 20)))
-      (grpc:attach future (lambda (reply error)
-                            (declare (ignore error))
+      (grpc:attach future (fn (reply _error)
                             (setf attached reply)
                             (signal-it done)))
       (let ((replies (with-threads (i 8) (grpc:await future))))
@@ -152,14 +146,12 @@ once."
 (test futures-of-a-closed-channel
   "Their functions still run, with :cancelled."
   (let ((done (make-signal)) (status nil) (started (make-signal)))
-    (with-probe (kept :server server) (:ask (lambda (note call)
-                                              (declare (ignore note))
+    (with-probe (kept :server server) (:ask (fn (_note call)
                                               (signal-it started)
                                               call))
       (let* ((channel (grpc:make-channel (grpc:server-address server)))
              (future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
-        (grpc:attach future (lambda (reply error)
-                              (declare (ignore reply))
+        (grpc:attach future (fn (_reply error)
                               (setf status (grpc:rpc-error-status error))
                               (signal-it done)))
         (is (await-signal started))

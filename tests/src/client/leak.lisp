@@ -31,11 +31,10 @@
   "Make COUNT channels to ADDRESS, connect them, and forget them. Another thread does so: what this
 one's stack still has is no garbage."
   (sb-thread:join-thread
-   (sb-thread:make-thread
-    (lambda ()
-      (loop repeat count
-            do (ask (apply #'grpc:make-channel address options) (note 1)))
-      nil))))
+   (in-thread
+     (loop repeat count
+           do (ask (apply #'grpc:make-channel address options) (note 1)))
+     nil)))
 
 (defun collect-until (predicate)
   "Collect garbage until PREDICATE is true; return its value."
@@ -51,8 +50,7 @@ one's stack still has is no garbage."
     (let ((descriptors (os:open-descriptor-count)) (count 50))
       (drop-channels count (grpc:server-address server))
       (drop-channels count (grpc:server-address server)
-                     :interceptors (list (lambda (method request options next)
-                                           (declare (ignore method))
+                     :interceptors (list (fn (_method request options next)
                                            (funcall next request options))))
       ;; a collection may have found some by now: that all were open, the events say
       (is-true (collect-until (lambda () (= descriptors (os:open-descriptor-count)))))
@@ -82,9 +80,8 @@ one's stack still has is no garbage."
       (:chat (lambda (stream call) (grpc:do-messages (note stream) (grpc:send call note))))
     (let* ((descriptors (os:open-descriptor-count))
            (call (sb-thread:join-thread
-                  (sb-thread:make-thread
-                   (lambda () (chat (grpc:make-channel (grpc:server-address server)) :open
-                                    :timeout 60))))))
+                  (in-thread (chat (grpc:make-channel (grpc:server-address server)) :open
+                                   :timeout 60)))))
       (flet ((say (i)
                (grpc:send call (note i))
                (is (eql i (number-of (grpc:receive call))))))

@@ -16,9 +16,7 @@
 the server does not even answer PING."
   (let ((release (make-signal)))
     (with-log ()
-      (with-raw-server (address) (lambda (peer exchange)
-                                   (declare (ignore peer exchange))
-                                   (await-signal release))
+      (with-raw-server (address) (fn (_peer _exchange) (await-signal release))
         (let ((channel (apply #'grpc:make-channel address options)))
           (unwind-protect
                (let ((error (caught (funcall prepare channel) (ask channel (note 1)))))

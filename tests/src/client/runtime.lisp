@@ -97,8 +97,7 @@
                  (let ((threads (loop for channel in (list first second)
                                       do (ask channel (note 0))
                                       collect (let ((channel channel))
-                                                (sb-thread:make-thread
-                                                 (lambda () (ask channel (note 1))))))))
+                                                (in-thread (ask channel (note 1)))))))
                    (await-signal begun :count 2)
                    (prog1 (wait-until (lambda ()
                                         (loop for channel in (list first second)

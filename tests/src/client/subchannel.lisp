@@ -127,8 +127,7 @@ it; and with a function that returns how many it has had."
 next call finds the server that has come in its place."
   (let ((count 0))
     (with-raw-server (address :at :headers)
-        (lambda (peer exchange)
-          (declare (ignore exchange))
+        (fn (peer _exchange)
           (when (= 30 (incf count))
             ;; as the kernel does when a process is killed
             (sb-bsd-sockets:socket-close (clgrpc.tests.server:peer-socket peer) :abort t)
@@ -174,8 +173,7 @@ next call finds the server that has come in its place."
                                    (,http2:+internal-error+ "" "INTERNAL_ERROR"))
         do (with-log ()
              (with-raw-server (address)
-                 (lambda (peer exchange)
-                   (declare (ignore exchange))
+                 (fn (peer _exchange)
                    (http2:send-goaway (peer-http2 peer) code :last-stream-id 1001 :debug debug)
                    (flush-peer peer)
                    (setf (peer-closed peer) t))

@@ -22,9 +22,7 @@
                       ,(format nil "unix:~A" path)
                       ,(format nil "unix-abstract:~A" (pathname-name path))))
          (descriptors (os:open-descriptor-count))
-         (server (start-probe (list :ask (lambda (note call)
-                                           (declare (ignore note))
-                                           (note 1 :text (grpc:call-peer call))))
+         (server (start-probe (list :ask (fn (_note call) (note 1 :text (grpc:call-peer call))))
                               :listen addresses)))
     (unwind-protect
          (progn
@@ -71,8 +69,7 @@
 
 (test authority-of-targets
   (let ((seen nil))
-    (with-raw-server (address) (lambda (peer exchange)
-                                 (declare (ignore peer))
+    (with-raw-server (address) (fn (_peer exchange)
                                  (setf seen (field-of ":authority" (exchange-headers exchange)))
                                  (ok-response exchange (note-octets 1)))
       (let ((port (subseq address (1+ (position #\: address)))))

@@ -92,15 +92,14 @@ front of a probe with HANDLERS."
            (grpc:fail :not-found "no such note" :details (list (note 7)))))
     (by-either (channel :ask #'refuse :watch #'refuse :collect #'refuse :chat #'refuse)
       (flet ((check (function)
-               (handler-case (progn (funcall function) (fail "no error"))
-                 (grpc:not-found (error)
-                   (is (string= "no such note" (grpc:rpc-error-message error)))
-                   (is (= 7 (number-of (first (grpc:rpc-error-details error)))))
-                   (is (string= "1" (cdr (assoc "h" (grpc:call-metadata
-                                                     (grpc:rpc-error-call error))
-                                                :test #'string=))))
-                   (is (string= "2" (cdr (assoc "t" (grpc:rpc-error-trailers error)
-                                                :test #'string=))))))))
+               (with-signalled (error grpc:not-found (funcall function))
+                 (is (string= "no such note" (grpc:rpc-error-message error)))
+                 (is (= 7 (number-of (first (grpc:rpc-error-details error)))))
+                 (is (string= "1" (cdr (assoc "h" (grpc:call-metadata
+                                                   (grpc:rpc-error-call error))
+                                              :test #'string=))))
+                 (is (string= "2" (cdr (assoc "t" (grpc:rpc-error-trailers error)
+                                              :test #'string=)))))))
         (check (lambda () (ask channel (note 1))))
         (check (lambda () (numbers (watch channel (note 1)))))
         (check (lambda () (collect channel (list (note 1)))))
@@ -130,10 +129,9 @@ have the threads of their own server."
          (grpc:close-channel inner)
          (grpc:with-channel (channel (grpc:server-address server))
            (flet ((check (function)
-                    (handler-case (progn (funcall function) (fail "no error"))
-                      (grpc:unavailable (error)
-                        (is (string= "the gateway's channel is closed"
-                                     (grpc:rpc-error-message error)))))))
+                    (with-signalled (error grpc:unavailable (funcall function))
+                      (is (string= "the gateway's channel is closed"
+                                   (grpc:rpc-error-message error))))))
              (check (lambda () (ask channel (note 1))))
              (check (lambda () (numbers (watch channel (note 1)))))
              (check (lambda () (collect channel (list (note 1)))))
@@ -146,9 +144,7 @@ have the threads of their own server."
     (signals grpc:unimplemented (numbers (chat channel (list (note 1)))))))
 
 (test the-time-that-is-left-goes-along
-  (by-either (channel :ask (lambda (request call)
-                             (declare (ignore request))
-                             (note (ceiling (grpc:time-remaining call)))))
+  (by-either (channel :ask (fn (_request call) (note (ceiling (grpc:time-remaining call)))))
     (is (<= 900 (number-of (ask channel (note 1) :timeout 1000)) 1000))))
 
 (test a-client-that-leaves-cancels-the-call-behind
@@ -209,8 +205,7 @@ server's mistake; none of it is an error of the gateway, whose log they could fi
      (let* ((octets (coerce '(255 255 255) 'octets))
             (behind (grpc:start-server
                      (grpc:make-generic-service
-                      (lambda (method requests call)
-                        (declare (ignore method))
+                      (fn (_method requests call)
                         (grpc:receive requests)
                         (grpc:send call (grpc:raw-message octets)))))))
        (grpc:with-channel (inner (grpc:server-address behind))
@@ -292,9 +287,7 @@ call to the backend server, which waits for it."
               (behind (start-probe (list :collect (lambda (stream call)
                                                     (grpc:on-message
                                                      stream
-                                                     (lambda (note)
-                                                       (declare (ignore note))
-                                                       (signal-it begun)))
+                                                     (fn (_note) (signal-it begun)))
                                                     (grpc:on-cancel call
                                                                     (lambda () (signal-it left)))
                                                     call)))))

@@ -69,9 +69,7 @@
 (test generators-run-in-the-callers-context
   (let ((seen nil) (left 2))
     (with-inproc (channel) (:collect #'add-up)
-      (handler-bind ((simple-condition (lambda (condition)
-                                         (declare (ignore condition))
-                                         (setf seen t))))
+      (handler-bind ((simple-condition (fn (_condition) (setf seen t))))
         (collect channel (lambda ()
                            (signal 'simple-condition)
                            (is (null method:*call*))

@@ -23,8 +23,7 @@ asks or returns; the handler sees it when it asks."
 (test kept-calls-expire
   (let ((seen (make-signal)))
     (with-inproc (channel)
-        (:ask (lambda (note call)
-                (declare (ignore note))
+        (:ask (fn (_note call)
                 (grpc:on-cancel call (lambda () (signal-it seen)))
                 call))
       (is (eq :deadline-exceeded
@@ -36,8 +35,7 @@ asks or returns; the handler sees it when it asks."
 was to do later is forgotten."
   (let ((unwound nil) (timers '()) (on-cancel nil))
     (with-inproc (channel)
-        (:ask (lambda (note call)
-                (declare (ignore note))
+        (:ask (fn (_note call)
                 (grpc:on-cancel call (lambda () (setf on-cancel t)))
                 (unwind-protect (throw 'out 5)
                   (setf unwound t)
@@ -59,9 +57,9 @@ was to do later is forgotten."
                       (setf seen (status-of-error error))
                       (error error)))))
       (let* ((call (watch channel (note 1)))
-             (canceller (sb-thread:make-thread (lambda ()
-                                                 (await-signal sent)
-                                                 (grpc:cancel call "enough")))))
+             (canceller (in-thread
+                          (await-signal sent)
+                          (grpc:cancel call "enough"))))
         (is (eq :cancelled
                 (status-of-error (caught (grpc:do-messages (note call) (signal-it sent))))))
         (is (eq :cancelled seen))
@@ -123,9 +121,7 @@ was to do later is forgotten."
   "Before that no server counts, reports or awaits the call; then its observer hears all of it."
   (let ((seen '()))
     (flet ((note-event (name)
-             (lambda (call &rest more)
-               (declare (ignore call more))
-               (push name seen))))
+             (fn (_call &rest _more) (push name seen))))
       (with-inproc (channel :server server
                             :options (list :observer
                                            (grpc:make-observer
@@ -188,8 +184,7 @@ was to do later is forgotten."
   "Invalid credentials are refused, and no call is left behind."
   (dolist (options (list '() *retrying*))
     (with-inproc (channel :channel-options options) (:ask (handling (note) note))
-      (with-replaced (('inproc::call-pair-to (lambda (function &rest arguments)
-                                               (declare (ignore function arguments))
+      (with-replaced (('inproc::call-pair-to (fn (_function &rest _arguments)
                                                (fail "A call was made."))))
         (signals grpc:misuse
           (grpc:call-async #'lab.bench:ask channel (note 1) :call-credentials 42))))))

@@ -23,8 +23,7 @@
 
 (test calls-at-work-have-a-stage
   (let ((stages '()))
-    (with-inproc (channel) (:watch (lambda (note call)
-                                     (declare (ignore note))
+    (with-inproc (channel) (:watch (fn (_note call)
                                      (push (rpc:operate stage call) stages)
                                      (grpc:send call (note 1))))
       (let ((call (lab.bench:watch channel (note 1))))

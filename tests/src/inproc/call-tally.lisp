@@ -15,8 +15,7 @@
 (test tallies
   "Each thread counts at a place of its own; the sums are those of all."
   (let ((tally (inproc::make-tally)))
-    (call-with-threads 4 (lambda (i)
-                           (declare (ignore i))
+    (call-with-threads 4 (fn (_i)
                            (loop repeat 100 do (inproc::count-begun tally))
                            (loop repeat 60 do (inproc::count-ended tally))))
     (is (= 240 (inproc::tally-ended tally)))

@@ -12,9 +12,7 @@
               (note (if (or (find-restart 'of-the-caller) (find-restart 'rpc:retry-call)) 1 0)
                     :text (lab:note-text note))))
     (let ((seen 0))
-      (handler-bind ((simple-condition (lambda (condition)
-                                         (declare (ignore condition))
-                                         (incf seen))))
+      (handler-bind ((simple-condition (fn (_condition) (incf seen))))
         (with-simple-restart (of-the-caller "what only the caller has")
           (is (= 0 (number-of (ask channel (note 1)))))))
       (is (= 0 seen)))))
@@ -24,24 +22,18 @@
   (with-inproc (channel) (:ask (handling ()
                                  (note (length (restart-names)))))
     (is (plusp (sb-thread:join-thread
-                (sb-thread:make-thread
-                 (lambda ()
-                   (with-simple-restart (of-the-caller "what only the caller has")
-                     (number-of (ask channel (note 1)))))))))))
+                (in-thread (with-simple-restart (of-the-caller "what only the caller has")
+                             (number-of (ask channel (note 1))))))))))
 
 (test bodies-see-no-context-of-handlers
   "Nor does what they do end in the handler."
   (let ((seen 0) (remaining '()))
     (with-inproc (channel)
         (:watch (lambda (note call)
-                  (handler-bind ((simple-condition (lambda (condition)
-                                                     (declare (ignore condition))
-                                                     (incf seen))))
+                  (handler-bind ((simple-condition (fn (_condition) (incf seen))))
                     (with-simple-restart (of-the-handler "what only the handler has")
                       (dotimes (i 3) (grpc:send call note)))))
-         :ask (lambda (note call)
-                (declare (ignore note))
-                (note (if (grpc:time-remaining call) 1 0))))
+         :ask (fn (_note call) (note (if (grpc:time-remaining call) 1 0))))
       (grpc:do-messages (note (watch channel (note 1) :timeout 30))
         (signal 'simple-condition)
         (is (null (find-restart 'of-the-handler)))
@@ -115,8 +107,7 @@ producer is unwound."
       (let ((grpc:*debug-on-error* t)
             (*debugger-hook* nil)
             (sb-ext:*invoke-debugger-hook*
-              (lambda (condition hook)
-                (declare (ignore hook condition))
+              (fn (_condition _hook)
                 (setf seen (restart-names))
                 (grpc:retry-handler))))
         (is (= 7 (number-of (ask channel (note 7)))))
@@ -124,9 +115,7 @@ producer is unwound."
         (is (subsetp '(rpc:return-status rpc:cancel-call rpc:retry-handler) seen))
         (setf tries 0)
         (let ((sb-ext:*invoke-debugger-hook*
-                (lambda (condition hook)
-                  (declare (ignore condition hook))
-                  (grpc:return-status :data-loss "by hand"))))
+                (fn (_condition _hook) (grpc:return-status :data-loss "by hand"))))
           (is (eq :data-loss (status-of-error (caught (ask channel (note 1)))))))))))
 
 ;;; SB-EXT:WITH-TIMEOUT
@@ -162,12 +151,8 @@ as on a wire; unless it is of the handler, which handles it or leaves it to nobo
 entered."
   (with-inproc (channel) (:ask (handling ()
                                  (error "broken")))
-    (let ((*log-function* (lambda (&rest event)
-                            (declare (ignore event))
-                            (sleep 1)))
-          (sb-ext:*invoke-debugger-hook* (lambda (condition hook)
-                                           (declare (ignore condition hook))
-                                           (throw 'entered :the-debugger))))
+    (let ((*log-function* (fn (&rest _event) (sleep 1)))
+          (sb-ext:*invoke-debugger-hook* (fn (_condition _hook) (throw 'entered :the-debugger))))
       (is (eq :timeout (catch 'entered
                          (handler-case (sb-ext:with-timeout 0.1 (ask channel (note 1)))
                            (sb-ext:timeout () :timeout))))))))
@@ -192,8 +177,7 @@ time is over; the call, whose callback was left in the middle, ends. One that no
 error of the callback."
   (let ((served nil))
     (with-inproc (channel :events (:handler-error))
-        (:chat (lambda (stream call)
-                 (declare (ignore stream))
+        (:chat (fn (_stream call)
                  (setf served call)
                  (grpc:on-message call
                                   (lambda (note)
@@ -219,7 +203,7 @@ error of the callback."
           (is (eq :time-over (outcome-in 0.1 (lambda () (grpc:send call (note 1))))))
           (is (equal "callback left by a non-local exit" (answer call))))
         (let ((call (begun)))
-          (sb-thread:join-thread (sb-thread:make-thread (lambda () (grpc:send call (note 3)))))
+          (sb-thread:join-thread (in-thread (grpc:send call (note 3))))
           (is (equal "error in handler" (answer call))))))))
 
 (test a-time-limit-may-end-at-any-moment
@@ -228,14 +212,12 @@ where nobody handles it."
   (with-inproc (channel) (:ask #'double)
     (let ((outcomes '()) (wanted 500))
       (sb-thread:join-thread
-       (sb-thread:make-thread
-        (lambda ()
-          (loop while (< (length outcomes) wanted)
-                do (handler-case
-                       (loop while (< (length outcomes) wanted)
-                             do (push (outcome-in (random 0.002d0)
-                                                  (lambda () (loop (ask channel (note 1)))))
-                                      outcomes))
-                     ;; SBCL may signal one when its body has just been left
-                     (sb-ext:timeout () (push :time-over outcomes)))))))
+       (in-thread (loop while (< (length outcomes) wanted)
+                        do (handler-case
+                               (loop while (< (length outcomes) wanted)
+                                     do (push (outcome-in (random 0.002d0)
+                                                          (lambda () (loop (ask channel (note 1)))))
+                                              outcomes))
+                             ;; SBCL may signal one when its body has just been left
+                             (sb-ext:timeout () (push :time-over outcomes))))))
       (is (equal '(:time-over) (remove-duplicates outcomes))))))

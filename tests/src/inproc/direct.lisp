@@ -95,12 +95,10 @@ consumed or forgotten; CLOSE-CHANNEL ends one that is forgotten."
     (let ((channel (grpc:service-channel (make-instance 'replaced)))
           (stop nil) (failures 0) (count 0))
       (unwind-protect
-           (let ((caller (sb-thread:make-thread
-                          (lambda ()
-                            (loop until stop
-                                  do (handler-case (lab.bench:ask channel (note 1))
-                                       (error () (incf failures)))
-                                     (incf count))))))
+           (let ((caller (in-thread (loop until stop
+                                          do (handler-case (lab.bench:ask channel (note 1))
+                                               (error () (incf failures)))
+                                             (incf count)))))
              (loop for i from 1 to 50
                    do (define i)
                       (is (= i (number-of (ask channel (note 1))))))

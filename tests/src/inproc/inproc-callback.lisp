@@ -39,8 +39,7 @@ the order of times."
         (:chat (lambda (stream call)
                  (grpc:on-message
                   stream
-                  (lambda (note)
-                    (declare (ignore note))
+                  (fn (_note)
                     (push :begin events)
                     (loop for (name seconds) in '((:second 0.01) (:first 0.001))
                           do (let ((name name))

@@ -33,7 +33,7 @@
          (call (grpc:call-async #'lab.bench:ask channel (note 1)))
          (stopping (progn
                      (is-true (sb-thread:wait-on-semaphore begun :timeout +patience+))
-                     (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 1000))))))
+                     (in-thread (grpc:stop-server server :drain 1000)))))
     (unwind-protect
          (progn
            (eventually (not (eq :open (inproc::callee-state (inproc::server-callee server)))))
@@ -99,8 +99,7 @@
                                       (grpc:misuse (error) (princ-to-string error)))))
     (let ((channel (grpc:server-channel
                     server :interceptors
-                    (list (lambda (method request options next)
-                            (declare (ignore method))
+                    (list (fn (_method request options next)
                             (funcall next (note (1+ (number-of request))) options))))))
       (is (= 4 (number-of (ask channel (note 1)))))
       (grpc:close-channel channel))))

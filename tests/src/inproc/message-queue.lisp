@@ -21,8 +21,7 @@
 free; what was accepted comes in order, that of the mailbox among it."
   (let ((accepted 0) (told 0) (done (make-signal)))
     (with-inproc (channel :options '(:send-budget-octets 65536))
-        (:watch (lambda (note call)
-                  (declare (ignore note))
+        (:watch (fn (_note call)
                   (flet ((fill-up ()
                            (loop while (and (< accepted 200)
                                             (grpc:try-send call (note accepted :body 1000)))

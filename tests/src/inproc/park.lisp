@@ -76,9 +76,8 @@
   "For what another thread of the client sends."
   (with-inproc (channel) (:chat #'echo)
     (let* ((call (chat channel :open))
-           (sender (sb-thread:make-thread
-                    (lambda ()
-                      (dotimes (i 100) (grpc:send call (note i)))
-                      (grpc:close-send call)))))
+           (sender (in-thread
+                     (dotimes (i 100) (grpc:send call (note i)))
+                     (grpc:close-send call))))
       (is (equal (loop for i below 100 collect i) (numbers call)))
       (sb-thread:join-thread sender))))

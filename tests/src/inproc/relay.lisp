@@ -43,8 +43,7 @@
   "Not around each attempt."
   (let ((around 0) (answers 0))
     (with-inproc (channel :channel-options
-                          (list* :interceptors (list (lambda (method request options next)
-                                                       (declare (ignore method))
+                          (list* :interceptors (list (fn (_method request options next)
                                                        (incf around)
                                                        (funcall next request options)))
                                  *retrying*))
@@ -84,9 +83,9 @@
                 (signal-it begun)
                 (setf seen (wait-until (lambda () (grpc:cancelled-p call))))
                 note))
-      (let ((canceller (sb-thread:make-thread (lambda ()
-                                                (await-signal begun)
-                                                (grpc:cancel call)))))
+      (let ((canceller (in-thread
+                         (await-signal begun)
+                         (grpc:cancel call))))
         (is (eq :cancelled (grpc:rpc-error-status (caught (ask channel (note 1))))))
         (is-true seen)
         (sb-thread:join-thread canceller)))))

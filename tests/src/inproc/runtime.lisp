@@ -61,8 +61,7 @@ is closed releases it, even if a timeout ends the closing."
                                    note))
       (with-replaced (('calling:when-dropped
                        (lambda (function &rest arguments)
-                         (setf closer (sb-thread:make-thread
-                                       (lambda () (grpc:close-channel channel))))
+                         (setf closer (in-thread (grpc:close-channel channel)))
                          (wait-until (lambda () (eq :shutdown (grpc:channel-state channel))))
                          (sleep 0.1)
                          (push :registered events)

@@ -6,9 +6,7 @@
   "The handler is as far as the consumer."
   (let ((sent 0))
     (with-inproc (channel)
-        (:watch (lambda (note call)
-                  (declare (ignore note))
-                  (loop (grpc:send call (note (incf sent))))))
+        (:watch (fn (_note call) (loop (grpc:send call (note (incf sent))))))
       (let ((seen 0))
         (grpc:do-messages (note (watch channel (note 1)))
           (is (= sent (incf seen)))

@@ -36,11 +36,9 @@
     (let* ((inproc-core (inproc::channel-inproc-core channel))
            (stop nil)
            (others (loop repeat 2
-                         collect (sb-thread:make-thread
-                                  (lambda ()
-                                    (loop until stop
-                                          do (when (inproc::inproc-core-waiting inproc-core)
-                                               (inproc::look-around inproc-core)))))))
+                         collect (in-thread (loop until stop
+                                                  do (when (inproc::inproc-core-waiting inproc-core)
+                                                       (inproc::look-around inproc-core))))))
            (wrong 0))
       (dotimes (i 2000)
         (let ((call (chat channel :open)) (count 0))

@@ -73,8 +73,7 @@
 (test attached-on-a-loop
   (with-loops (loop) ()
     (let ((future (make-future)) (seen (sb-thread:make-semaphore)) (where nil))
-      (attach future (lambda (value error)
-                       (declare (ignore value error))
+      (attach future (fn (_value _error)
                        (setf where *event-loop*)
                        (sb-thread:signal-semaphore seen))
               :on loop)
@@ -85,9 +84,7 @@
 (test attached-on-a-loop-that-has-stopped
   "ATTACH refuses it. If it stops later the function is not called, and the log says so."
   (let ((future (make-future)) (called nil) (loop (make-event-loop)))
-    (attach future (lambda (value error)
-                     (declare (ignore value error))
-                     (setf called t))
+    (attach future (fn (_value _error) (setf called t))
             :on loop)
     (stop-event-loop loop)
     (with-logged (events)
@@ -102,8 +99,7 @@
 function runs; its user gets the timeout, and the other functions are called."
   (let ((future (make-future)) (called '()))
     (flet ((note (name &optional late)
-             (lambda (value error)
-               (declare (ignore value error))
+             (fn (_value _error)
                (push name called)
                (when late (cerror "Go on." 'sb-ext:timeout :seconds 1)))))
       (attach future (note 1))
@@ -163,8 +159,7 @@ caller's."
                   (threads (loop for i below 4
                                  collect (sb-thread:make-thread
                                           (lambda (i)
-                                            (attach future (lambda (value error)
-                                                             (declare (ignore value error))
+                                            (attach future (fn (_value _error)
                                                              (sb-ext:atomic-incf (car runs))))
                                             (when (resolve-future future i)
                                               (sb-ext:atomic-incf (car won))))
@@ -181,8 +176,7 @@ calls."
            (let* ((called '())
                   (future (make-future :on-cancel (lambda () (push :cancelled called)))))
              (flet ((note (name &optional leave)
-                      (lambda (value error)
-                        (declare (ignore value error))
+                      (fn (_value _error)
                         (push name called)
                         (when leave (throw 'out :left)))))
                (attach future (note 1))
@@ -205,12 +199,8 @@ leave a function of a user, but wakes all who wait."
                             (lambda ()
                               (setf called 0 woken 0 future (make-future))
                               (dotimes (i 3)
-                                (attach future (lambda (value error)
-                                                 (declare (ignore value error))
-                                                 (incf called)))
-                                (loop::add-completion future (lambda (value error)
-                                                               (declare (ignore value error))
-                                                               (incf woken))))
+                                (attach future (fn (_value _error) (incf called)))
+                                (loop::add-completion future (fn (_value _error) (incf woken))))
                               (funcall settle future))
                             (lambda (name)
                               (is (eq t (loop:future-done-p future)) "~A" name)
@@ -224,10 +214,9 @@ leave a function of a user, but wakes all who wait."
   "SBCL takes no such time-out. The one looks, the other means that there is none."
   (signals await-timeout (loop:await (make-future) :timeout 0))
   (let* ((future (make-future))
-         (thread (sb-thread:make-thread
-                  (lambda ()
-                    (loop until (loop:future-completions future) do (sb-thread:thread-yield))
-                    (resolve-future future 7)))))
+         (thread (in-thread
+                   (loop until (loop:future-completions future) do (sb-thread:thread-yield))
+                   (resolve-future future 7))))
     (is (eql 7 (loop:await future :timeout most-positive-fixnum)))
     (sb-thread:join-thread thread)))
 
@@ -307,9 +296,7 @@ leave a function of a user, but wakes all who wait."
          (undoings (loop for i below count
                          collect (let ((i i))
                                    (loop:attach-for :giver future
-                                                    (lambda (value error)
-                                                      (declare (ignore value error))
-                                                      (push i seen))))))
+                                                    (fn (_value _error) (push i seen))))))
          (before (sb-ext:get-bytes-consed)))
     (loop for undo in undoings
           for i from 0

@@ -94,12 +94,10 @@
   (with-loops (loop) ()
     (let* ((order '()) (done (sb-thread:make-semaphore))
            (handler (make-handler
-                     :input (lambda (connection octets start end)
-                              (declare (ignore octets start))
+                     :input (fn (connection _octets _start end)
                               (push :read order)
                               (defer (connection-loop connection)
-                                     (lambda (argument)
-                                       (declare (ignore argument))
+                                     (fn (_argument)
                                        (push :deferred order)
                                        (sb-thread:signal-semaphore done))
                                      nil)
@@ -191,8 +189,7 @@
   "A poller without descriptors whose waiting sets the clock forward at once."
   (make-poller :add (constantly 0) :remove (constantly 0) :wake (constantly nil)
                :close (constantly nil)
-               :wait (lambda (poller timeout-ns)
-                       (declare (ignore poller))
+               :wait (fn (_poller timeout-ns)
                        (when (plusp timeout-ns) (incf (car clock-cell) timeout-ns))
                        0)))
 
@@ -340,8 +337,7 @@
                      (t (echo connection octets start-index end)))
                end))
         (connect-to client (listener-address listener) (seconds-ns 10)
-                    (lambda (byte-channel condition)
-                      (declare (ignore condition))
+                    (fn (byte-channel _condition)
                       (let ((connection (make-connection client byte-channel
                                                          (make-handler :input #'input))))
                         (append-octet (connection-output connection) 1)))))

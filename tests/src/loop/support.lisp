@@ -126,13 +126,10 @@ how often it is woken; each time it is about to sleep it signals ASLEEP."
   "A poller that reports nothing. NOTE is called with :wake, and with each time-out for which the
 loop would wait, in nanoseconds."
   (make-poller :add (constantly 0) :remove (constantly 0)
-               :wait (lambda (poller timeout-ns)
-                       (declare (ignore poller))
+               :wait (fn (_poller timeout-ns)
                        (funcall note timeout-ns)
                        0)
-               :wake (lambda (poller)
-                       (declare (ignore poller))
-                       (funcall note :wake))
+               :wake (fn (_poller) (funcall note :wake))
                :close #'identity))
 
 (defun make-turn-of (loop)
@@ -153,8 +150,7 @@ loop would wait, in nanoseconds."
                                     on-connection arguments)
   "Listen; each connection gets HANDLER and is passed to ON-CONNECTION. Return the listener."
   (listen-on address options loops
-             (lambda (loop byte-channel peer)
-               (declare (ignore peer))
+             (fn (loop byte-channel _peer)
                (let ((connection (apply #'make-connection loop byte-channel handler arguments)))
                  (when on-connection (funcall on-connection connection))))))
 
@@ -170,9 +166,7 @@ loop would wait, in nanoseconds."
     (let* ((v6 (find #\: host))
            (socket (make-instance (if v6 'sb-bsd-sockets:inet6-socket 'sb-bsd-sockets:inet-socket)
                                   :type :stream :protocol :tcp)))
-      (handler-bind ((error (lambda (condition)
-                              (declare (ignore condition))
-                              (sb-bsd-sockets:socket-close socket))))
+      (handler-bind ((error (fn (_condition) (sb-bsd-sockets:socket-close socket))))
         ;; so that what a test takes for more than the kernel holds is more on every machine
         (setf (sb-bsd-sockets:sockopt-receive-buffer socket) 262144)
         (sb-bsd-sockets:socket-connect socket (if v6

@@ -142,11 +142,9 @@ none."
   (let* ((before (os:open-descriptor-count))
          (family (os:address-family (os:make-address "127.0.0.1" 0)))
          (done nil)
-         (other (sb-thread:make-thread
-                 (lambda ()
-                   (loop until done
-                         do (mapc #'os:close-descriptor
-                                  (loop repeat 50 collect (os:open-socket family))))))))
+         (other (in-thread (loop until done
+                                 do (mapc #'os:close-descriptor
+                                          (loop repeat 50 collect (os:open-socket family)))))))
     (unwind-protect (is (<= before (loop repeat 2000 minimize (os:open-descriptor-count))))
       (setf done t)
       (sb-thread:join-thread other))

@@ -116,12 +116,11 @@ corrupt."
 (define-zlib-test zlib-by-many-threads
   (let ((threads (loop for i below 20
                        collect (let ((octets (noise 20000 (sb-ext:seed-random-state i))))
-                                 (sb-thread:make-thread
-                                  (lambda ()
-                                    (loop repeat 20
-                                          always (equalp octets
-                                                         (decompressed
-                                                          :gzip (compressed :gzip octets))))))))))
+                                 (in-thread
+                                   (loop repeat 20
+                                         always (equalp octets
+                                                        (decompressed
+                                                         :gzip (compressed :gzip octets)))))))))
     (dolist (thread threads)
       (is (eq t (sb-thread:join-thread thread :default nil :timeout 60))))
     ;; most of what they used was kept

@@ -105,7 +105,7 @@ key: SIGTERM ends the program all the same."
            (grpc:with-channel (channel address)
              (loop repeat 1000 do (greet channel "Ada")))
            (sb-ext:process-kill process sb-unix:sigterm)
-           (let ((waiter (sb-thread:make-thread (lambda () (sb-ext:process-wait process)))))
+           (let ((waiter (in-thread (sb-ext:process-wait process))))
              (is-true (sb-thread:join-thread waiter :timeout 60 :default nil))
              (is (eql 0 (sb-ext:process-exit-code process)))))
       (when (sb-ext:process-alive-p process)

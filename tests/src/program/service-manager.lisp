@@ -145,8 +145,7 @@ signal, one for which they then wait."
 (test many-hang-ups-are-one-more-reload
   "While one is under way; and what comes after the last is not lost."
   (call-with-reloader
-   (lambda (ending reloader begun go-on)
-     (declare (ignore ending))
+   (fn (_ending reloader begun go-on)
      (dotimes (round 2)
        (program::want-reload reloader)
        (is-true (passed-p begun))
@@ -166,9 +165,7 @@ signal, one for which they then wait."
 end does not hear that the program is ready."
   (let ((lines '()))
     (with-replaced (('program::tell-manager
-                     (lambda (function &rest more)
-                       (declare (ignore function))
-                       (push (first more) lines))))
+                     (fn (_function &rest more) (push (first more) lines))))
       (call-with-reloader
        (lambda (ending reloader begun go-on)
          (program::want-reload reloader)
@@ -192,8 +189,7 @@ end does not hear that the program is ready."
                            (funcall function reloader)
                            (error "There is no room for a thread.")))))
       (call-with-reloader
-       (lambda (ending reloader begun go-on)
-         (declare (ignore ending))
+       (fn (_ending reloader begun go-on)
          (signals error (program::want-reload reloader))
          (sb-thread:signal-semaphore go-on)
          (program::want-reload reloader)

@@ -27,11 +27,10 @@
                     (go (sb-thread:make-semaphore))
                     (threads (loop for number below 3
                                    collect (let ((number number))
-                                             (sb-thread:make-thread
-                                              (lambda ()
-                                                (sb-thread:wait-on-semaphore go :timeout 20)
-                                                (dolist (key keys)
-                                                  (setf (rpc:call-value call key) number))))))))
+                                             (in-thread
+                                               (sb-thread:wait-on-semaphore go :timeout 20)
+                                               (dolist (key keys)
+                                                 (setf (rpc:call-value call key) number)))))))
                (sb-thread:signal-semaphore go 3)
                (mapc #'sb-thread:join-thread threads)
                (unless (and (every (lambda (key) (<= 0 (rpc:call-value call key -1) 2)) keys)

@@ -10,12 +10,9 @@
     (make-test-call :operations (apply #'rpc::make-operations
                                        (append operations
                                                (list :peer (constantly "somewhere:1")
-                                                     :now (lambda (call)
-                                                            (declare (ignore call))
-                                                            (monotonic-ns))
+                                                     :now (fn (_call) (monotonic-ns))
                                                      :taken #'nothing :drive #'nothing
-                                                     :post (lambda (call function)
-                                                             (declare (ignore call))
+                                                     :post (fn (_call function)
                                                              (funcall function))))))))
 
 (test queue-of-messages
@@ -33,9 +30,7 @@
   "Nothing is lost or doubled between one that pushes and one that receives, which sleeps now and
 then."
   (let* ((call (new-call))
-         (receiver (sb-thread:make-thread
-                    (lambda () (loop for item = (rpc:receive call)
-                                     while item collect item)))))
+         (receiver (in-thread (loop for item = (rpc:receive call) while item collect item))))
     (loop for i from 1 to 20000
           do (rpc:push-incoming call i 1)
              (when (zerop (mod i 1000)) (sb-thread:thread-yield)))
@@ -51,11 +46,10 @@ then."
     (is (not (rpc:end-call call :ok)))
     (is (eq :first (rpc:receive call)))
     (loop repeat 2
-          do (handler-case (progn (rpc:receive call) (fail "No error"))
-               (status:aborted (error)
-                 (is (string= "why" (status:rpc-error-message error)))
-                 (is (string= "somewhere:1" (status:rpc-error-peer error)))
-                 (is (eq call (status:rpc-error-call error)))))))
+          do (with-signalled (error status:aborted (rpc:receive call))
+               (is (string= "why" (status:rpc-error-message error)))
+               (is (string= "somewhere:1" (status:rpc-error-peer error)))
+               (is (eq call (status:rpc-error-call error))))))
   (let ((call (new-call)))
     (rpc:push-incoming call :first 1)
     (rpc:end-call call :cancelled :ended-by :local)
@@ -77,10 +71,7 @@ then."
     (let* ((call (new-call))
            (flag nil)
            (threads (loop repeat 10
-                          collect (sb-thread:make-thread
-                                   (lambda () (rpc:wait-for-call call (lambda (call)
-                                                                        (declare (ignore call))
-                                                                        flag)))))))
+                          collect (in-thread (rpc:wait-for-call call (fn (_call) flag))))))
       (if end
           (rpc:end-call call :ok)
           (progn (setf flag :there) (rpc:notify call)))

@@ -18,15 +18,9 @@
 
 (test observers-are-joined-in-their-order
   (let* ((told '())
-         (one (rpc:make-observer :refused (lambda (option peer)
-                                            (declare (ignore peer))
-                                            (push (list 1 option) told))))
-         (two (rpc:make-observer :refused (lambda (option peer)
-                                            (declare (ignore peer))
-                                            (push (list 2 option) told))
-                                 :message-sent (lambda (call octets)
-                                                 (declare (ignore call))
-                                                 (push octets told))))
+         (one (rpc:make-observer :refused (fn (option _peer) (push (list 1 option) told))))
+         (two (rpc:make-observer :refused (fn (option _peer) (push (list 2 option) told))
+                                 :message-sent (fn (_call octets) (push octets told))))
          (both (rpc:observer-for (list one nil two) :role :server)))
     (rpc:observe refused both :a nil)
     (rpc:observe message-sent both nil 5)

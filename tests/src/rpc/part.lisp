@@ -21,10 +21,9 @@
         do (let* ((call (new-call))
                   (go (sb-thread:make-semaphore))
                   (threads (loop repeat 3
-                                 collect (sb-thread:make-thread
-                                          (lambda ()
-                                            (sb-thread:wait-on-semaphore go :timeout 20)
-                                            (rpc::ensure-own-options call))))))
+                                 collect (in-thread
+                                           (sb-thread:wait-on-semaphore go :timeout 20)
+                                           (rpc::ensure-own-options call)))))
              (sb-thread:signal-semaphore go 3)
              (let ((options (mapcar #'sb-thread:join-thread threads)))
                (unless (and (first options)

@@ -40,9 +40,7 @@
 
 (test a-verdict-ends-a-call
   (let* ((ends '())
-         (call (new-call :abort (lambda (call &rest how)
-                                  (declare (ignore call))
-                                  (push how ends)))))
+         (call (new-call :abort (fn (_call &rest how) (push how ends)))))
     (rpc:abort-as call :too-long-received 5 4)
     (is (equal '((:resource-exhausted
                   "message of 5 octets received, limit 4 (max-receive-octets or service config)"

@@ -174,8 +174,7 @@ is long, whatever that has said of its length; not for a short one."
 
 (test handlers-choose-compression
   (with-raw-calls (peer)
-      (:watch (lambda (note call)
-                (declare (ignore note))
+      (:watch (fn (_note call)
                 (setf (grpc:call-compression call) :gzip)
                 (assert (eq :gzip (grpc:call-compression call)))
                 (grpc:send call (note 1 :body 1000))

@@ -33,7 +33,7 @@
     (let* ((server (start-probe (list :ask #'double)))
            (door (door-of server)))
       (setf (door-busy door) t)
-      (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
+      (let ((stopping (in-thread (grpc:stop-server server :drain 20))))
         (wait-until (lambda () (door-told door)))
         (setf (door-busy door) nil)
         (serving:note-emptied server)

@@ -48,8 +48,7 @@
   "A service with methods of its own, raw or of a type; a unary one gets its request and answers with
 what it returns."
   (call-with-generic
-   (lambda (channel server)
-     (declare (ignore server))
+   (fn (channel _server)
      (let ((ask (grpc:generic-method "a.B/Ask" :request-type "lab.Note" :response-type "lab.Note")))
        (is (= 2 (number-of (grpc:invoke channel ask (note 1) :timeout 20)))))
      (let ((raw (grpc:generic-method "a.B/Ask")))
@@ -62,8 +61,7 @@ what it returns."
        (grpc:invoke channel (grpc:generic-method "a.B/Other") (grpc:raw-message (octets-of))
                     :timeout 20)))
    (grpc:make-generic-service
-    (lambda (method request call)
-      (declare (ignore call))
+    (fn (method request _call)
       (assert (string= "Ask" (grpc:rpc-method-name method)))
       (note (* 2 (number-of request))))
     :methods (list (grpc:generic-method "a.B/Ask" :request-type 'lab:note
@@ -71,8 +69,7 @@ what it returns."
 
 (test raw-messages-have-the-limits-of-others
   (call-with-generic
-   (lambda (channel server)
-     (declare (ignore server))
+   (fn (channel _server)
      (let ((method (grpc:generic-method "a.B/C" :kind :bidi)))
        (signals grpc:resource-exhausted
          (grpc:do-messages (message (grpc:invoke channel method
@@ -205,12 +202,8 @@ is registered it is known there."
         (loop repeat 3
               do (is (equal "415" (field-of ":status" (exchange-headers (answer))))))
         (grpc:register-codec name
-                             :serialize (lambda (message type)
-                                          (declare (ignore type))
-                                          (string-octets message))
-                             :deserialize (lambda (octets type)
-                                            (declare (ignore type))
-                                            (octets-string octets)))
+                             :serialize (fn (message _type) (string-octets message))
+                             :deserialize (fn (octets _type) (octets-string octets)))
         (loop repeat 3 do (is (eq :ok (status-of (answer)))))))))
 
 (test codecs-on-the-wire

@@ -62,9 +62,7 @@ their fields."
   "Whatever its peer has stuffed it with."
   (flet ((stuffed (what function &rest options)
            (with-server-loop (server-loop :options options)
-               (:ask #'double :collect (lambda (stream call)
-                                         (declare (ignore stream))
-                                         call))
+               (:ask #'double :collect (fn (_stream call) call))
              (comes server-loop)
              (let ((link (link-of memory:*end* server-loop)))
                (check-kept link "a new connection")

@@ -55,9 +55,7 @@ SETTINGS, and a GOAWAY with the reason."
 
 ;;; In memory
 
-(defun answer-http (server-loop &optional (function (lambda (&rest request)
-                                                      (declare (ignore request))
-                                                      204)))
+(defun answer-http (server-loop &optional (function (fn (&rest _request) 204)))
   "Have FUNCTION answer all plain requests of SERVER-LOOP."
   (let ((server (server::server-loop-server server-loop)))
     (setf (server::server-loop-http server-loop)

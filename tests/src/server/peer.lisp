@@ -92,8 +92,7 @@ has been reached on."
   (http2:make-sink :on-output (lambda (http2) (peer-output (http2:connection-user http2)))
                    :on-headers #'peer-headers :on-data #'peer-data :on-trailers #'peer-trailers
                    :on-reset #'peer-reset
-                   :on-goaway (lambda (http2 last-id code debug)
-                                (declare (ignore debug))
+                   :on-goaway (fn (http2 last-id code _debug)
                                 (setf (peer-goaway (http2:connection-user http2))
                                       (list last-id code)))))
 

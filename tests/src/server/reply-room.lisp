@@ -51,17 +51,14 @@ that an answer still gets a promise, but a message that is to be decoded does no
   "A handler that waits for room to decode its long request gives the room for its answer back
 meanwhile: handlers that hold room do not wait for each other."
   (with-probe (channel :server server :options '(:execution :blocking))
-      (:ask (lambda (note call)
-              (declare (ignore call))
-              note))
+      (:ask (fn (note _call) note))
     (serving:note-answer (route-named server 'lab.bench:ask) 10000000)
     (let* ((before (promised-octets))
            (thread nil))
       (call-with-room-short
        (lambda (free)
          (let ((promised (promised-octets)))
-           (setf thread (sb-thread:make-thread
-                         (lambda () (number-of (ask channel (note 7 :body 100000))))))
+           (setf thread (in-thread (number-of (ask channel (note 7 :body 100000)))))
            (eventually (and (room-awaited-p) (= promised (promised-octets))))
            (funcall free))))
       (is (eql 7 (sb-thread:join-thread thread :default nil)))
@@ -87,7 +84,7 @@ own peer gets no more turns meanwhile, and owes the time that the message has us
                 note))
       (call-with-room-short
        (lambda (free)
-         (setf thread (sb-thread:make-thread (lambda () (number-of (ask channel (note 7))))))
+         (setf thread (in-thread (number-of (ask channel (note 7)))))
          (eventually (and (room-awaited-p)
                           (= all (sb-thread:semaphore-count (server::timed-turns)))))
          (is (= (1- peers) (sb-thread:semaphore-count turns)))
@@ -112,7 +109,7 @@ for its answer back meanwhile: one with a turn may wait for that room."
                 note))
       (serving:note-answer (route-named server 'lab.bench:ask) 10000000)
       (sb-thread:wait-on-semaphore turns :n peers)
-      (setf thread (sb-thread:make-thread (lambda () (number-of (ask channel (note 7))))))
+      (setf thread (in-thread (number-of (ask channel (note 7)))))
       (eventually (and entered (= before (promised-octets))))
       (sb-thread:signal-semaphore turns peers)
       (is (eql 7 (sb-thread:join-thread thread :default nil)))

@@ -25,8 +25,7 @@
   "What takes several frames, and what is past the limit of the peer's header list."
   (with-probe (channel :options '(:max-header-list-octets 40000)
                        :channel-options '(:max-header-list-octets 40000))
-      (:ask (lambda (note call)
-              (declare (ignore note))
+      (:ask (fn (_note call)
               (let ((value (cdr (assoc "x-large" (grpc:call-metadata call) :test #'string=))))
                 (setf (grpc:call-trailers call) `(("x-large" . ,value)))
                 (note (length value)))))
@@ -99,8 +98,7 @@
 (test trailers-only
   "A call that fails before it sent anything is one header block; its metadata are trailers."
   (with-probe (channel :server server)
-      (:ask (lambda (note call)
-              (declare (ignore note))
+      (:ask (fn (_note call)
               (setf (grpc:call-trailers call) '(("x-tail" . "1")))
               (error (grpc:make-rpc-error :aborted :message "nö" :details (octets-of 1 2 3)))))
     (with-raw-client (peer (grpc:server-address server))
@@ -137,12 +135,11 @@ reply is misuse."
       (:watch (lambda (note call)
                 (setf (grpc:call-trailers call) '(("x-a" . "1")))
                 (sb-thread:join-thread
-                 (sb-thread:make-thread
-                  (lambda ()
-                    (grpc:send call note)
-                    (grpc:finish call :status :out-of-range :message "over" :details (octets-of 9)
-                                      :trailers '(("x-b" . "2")))
-                    (grpc:finish call))))
+                 (in-thread
+                   (grpc:send call note)
+                   (grpc:finish call :status :out-of-range :message "over" :details (octets-of 9)
+                                     :trailers '(("x-b" . "2")))
+                   (grpc:finish call)))
                 call)
        :ask (lambda (note call)
               (grpc:reply call note)
@@ -245,8 +242,7 @@ and our own limit where that names none."
   "That details or trailers were left out is reported when the end has been written: a function for
 the log may send the report on another call of the connection."
   (let* ((kept nil)
-         (listener (lambda (level event &rest plist)
-                     (declare (ignore level plist))
+         (listener (fn (_level event &rest _plist)
                      (when (eq :status-cut event) (grpc:try-send kept (note 5))))))
     (with-server-loop (server-loop)
         (:ask #'fail-at-length

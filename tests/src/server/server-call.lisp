@@ -98,7 +98,7 @@
 
 (defmacro elsewhere (&body body)
   "Evaluate BODY in another thread, and wait for it."
-  `(sb-thread:join-thread (sb-thread:make-thread (lambda () ,@body))))
+  `(sb-thread:join-thread (in-thread ,@body)))
 
 (test ends-do-not-overtake
   "What ends a stream on the loop comes behind what another thread has sent before: the return of
@@ -198,8 +198,7 @@ that tells whether all echoes of a call ran on the loop."
   "A handler that waits for its peer goes on running the loop, as long as no other is due."
   (call-with-echoes
    :inline
-   (lambda (channel route on-the-loop-p)
-     (declare (ignore route))
+   (fn (channel _route on-the-loop-p)
      ;; a handler that had no processor for long may be overtaken
      (is (loop repeat 20 thereis (funcall on-the-loop-p)) "nobody else ran the loop")
      (grpc:with-call (first (chat channel :open))
@@ -265,8 +264,7 @@ that tells whether all echoes of a call ran on the loop."
   "A callback that comes late is called at once."
   (let ((started (make-signal)) (seen (make-signal)))
     (with-probe (channel)
-        (:watch (lambda (note call)
-                  (declare (ignore note))
+        (:watch (fn (_note call)
                   (signal-it started)
                   (wait-until (lambda () (grpc:cancelled-p call)))
                   (grpc:on-cancel call (lambda () (signal-it seen)))
@@ -307,8 +305,7 @@ that tells whether all echoes of a call ran on the loop."
   "The server's own timer does, when the peer does not."
   (let ((seen (make-signal)))
     (with-probe (channel :server server)
-        (:watch (lambda (note call)
-                  (declare (ignore note))
+        (:watch (fn (_note call)
                   (grpc:on-cancel call (lambda () (signal-it seen)))
                   call))
       (with-raw-client (peer (grpc:server-address server))
@@ -327,9 +324,7 @@ that tells whether all echoes of a call ran on the loop."
       (with-probe (front)
           (:ask (lambda (note call)
                   (sb-thread:join-thread
-                   (sb-thread:make-thread
-                    (lambda ()
-                      (lab.bench:ask back note :deadline (grpc:call-deadline call)))))))
+                   (in-thread (lab.bench:ask back note :deadline (grpc:call-deadline call))))))
         (ask front (note 1) :timeout 5)
         (is (< 0 inner 5.001))
         (ask front (note 1) :timeout nil)
@@ -465,9 +460,7 @@ if it was the loop's thread."
 condition."
   (setf (sb-ext:symbol-global-value 'grpc:*debug-on-error*) t)
   (setf (sb-ext:symbol-global-value 'sb-ext:*invoke-debugger-hook*)
-        (lambda (condition hook)
-          (declare (ignore hook))
-          (funcall script condition)))
+        (fn (condition _hook) (funcall script condition)))
   (unwind-protect (funcall function)
     (setf (sb-ext:symbol-global-value 'sb-ext:*invoke-debugger-hook*) nil
           (sb-ext:symbol-global-value 'grpc:*debug-on-error*) nil)))
@@ -509,9 +502,7 @@ its user chooses what becomes of the call."
   "A callback whose thread is ended by force ends its call."
   (with-probe (channel :options '(:execution :inline))
       (:chat (lambda (stream call)
-               (grpc:on-message stream (lambda (note)
-                                         (declare (ignore note))
-                                         (sb-thread:abort-thread)))
+               (grpc:on-message stream (fn (_note) (sb-thread:abort-thread)))
                call)
        :ask #'double)
     (loop repeat 3
@@ -540,8 +531,7 @@ its user chooses what becomes of the call."
                  (echo stream call))
          :collect (lambda (stream call)
                     (grpc:on-message stream
-                                     (lambda (note)
-                                       (declare (ignore note))
+                                     (fn (_note)
                                        (signal-it waiting)
                                        (grpc:reply call (grpc:receive other))))
                     call)
@@ -614,8 +604,7 @@ when it has returned."
                                                        (grpc:try-send call note)
                                                        (grpc:finish call)))))
                 call)
-       :chat (lambda (request call)
-               (declare (ignore request))
+       :chat (fn (_request call)
                (grpc:on-message call (lambda (note)
                                        (grpc:after call 0.001 (lambda () (grpc:send call note)))))
                (grpc:on-half-close call (lambda () (grpc:finish call)))
@@ -635,8 +624,7 @@ when it has returned."
         (:ask (lambda (note call)
                 (grpc:after call 0.01 (lambda () (incf late)))
                 (double note call))
-         :watch (lambda (note call)
-                  (declare (ignore note))
+         :watch (fn (_note call)
                   (grpc:after call 0.05 (lambda () (signal-it seen) (error "late oops")))
                   call))
       (ask channel (note 1))

@@ -95,9 +95,7 @@ start; nothing is logged of a service with a handler."
     (eventually (= threads (our-threads)))
     (eventually (= descriptors (open-descriptors)))))
 
-(loop:register-scheme "left" :listen (lambda (server address)
-                                       (declare (ignore server address))
-                                       (throw 'left :left)))
+(loop:register-scheme "left" :listen (fn (_server _address) (throw 'left :left)))
 
 (test a-start-that-is-left-leaves-nothing-behind
   "As by an interrupt while a name is looked up: the loops, and the first address, are given up."
@@ -119,8 +117,7 @@ start; nothing is logged of a service with a handler."
       (let ((future (grpc:call-async #'lab.bench:ask channel (note 4) :timeout 20))
             (chat (chat channel :open)))
         (is (await-signal running :count 2))
-        (let* ((stopper (sb-thread:make-thread
-                         (lambda () (grpc:stop-server server :drain 20))))
+        (let* ((stopper (in-thread (grpc:stop-server server :drain 20)))
                (seconds (elapsed-seconds
                           (eventually (not (grpc:server-running-p server)))
                           (grpc:send chat (note 1))
@@ -144,12 +141,9 @@ start; nothing is logged of a service with a handler."
     (with-probe (channel :server server)
         (:chat (handling (stream)
                  (signal-it running)
-                 (handler-bind ((grpc:rpc-error (lambda (error)
-                                                  (declare (ignore error))
-                                                  (signal-it seen))))
+                 (handler-bind ((grpc:rpc-error (fn (_error) (signal-it seen))))
                    (grpc:receive stream)))
-         :watch (lambda (note call)
-                  (declare (ignore note))
+         :watch (fn (_note call)
                   (grpc:on-cancel call (lambda () (signal-it seen)))
                   (signal-it running)
                   call))
@@ -168,7 +162,7 @@ start; nothing is logged of a service with a handler."
     (ask channel (note 1))
     (with-raw-client (peer (grpc:server-address server))
       (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))
-      (let* ((stopper (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20))))
+      (let* ((stopper (in-thread (grpc:stop-server server :drain 20)))
              (seconds (elapsed-seconds
                         (await-peer peer (lambda () (peer-closed peer)))
                         (is-true (sb-thread:join-thread stopper :timeout 20)))))
@@ -191,7 +185,7 @@ start; nothing is logged of a service with a handler."
       (let* ((chat (send-request peer "/lab.Bench/Chat" :data (note-octets 1) :end nil))
              (stopper (progn
                         (await-peer peer (lambda () (plusp (length (exchange-data-octets chat)))))
-                        (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
+                        (in-thread (grpc:stop-server server :drain 20))))
              (late nil))
         (eventually (not (grpc:server-running-p server)))
         ;; not having read the GOAWAY

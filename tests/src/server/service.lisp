@@ -88,14 +88,11 @@ has the observer that MAKE-OBSERVER returns: it is called with a function that f
 observer must call. PLACE is :wire or :image."
   (let* ((failures (list 0))
          (connections (list 0))
-         (observer (funcall make-observer (lambda (&rest arguments)
-                                            (declare (ignore arguments))
+         (observer (funcall make-observer (fn (&rest _arguments)
                                             (sb-ext:atomic-incf (car failures))
                                             (error "it fails"))))
          (counting (grpc:make-observer :connection-begun
-                                       (lambda (peer)
-                                         (declare (ignore peer))
-                                         (sb-ext:atomic-incf (car connections))))))
+                                       (fn (_peer) (sb-ext:atomic-incf (car connections))))))
     (with-started (server (start-probe (list :ask (handling (note)
                                                     (note (1+ (number-of note)))))
                                        :listen (if (eq :wire place)

@@ -80,10 +80,8 @@ a halt without telling anybody."
 An error in one is signalled here."
   (let ((threads (loop for i below count
                        collect (let ((i i))
-                                 (sb-thread:make-thread
-                                  (lambda ()
-                                    (handler-case (list :value (funcall function i))
-                                      (error (error) (list :error error)))))))))
+                                 (in-thread (handler-case (list :value (funcall function i))
+                                              (error (error) (list :error error))))))))
     (loop for thread in threads
           for (kind value) = (sb-thread:join-thread thread :timeout (* 3 +patience+)
                                                            :default '(:error "a thread hangs"))

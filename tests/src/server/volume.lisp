@@ -116,8 +116,7 @@ itself only the copy that the handler gets is garbage."
   "Make small calls on CHANNEL, one after the other, until FUNCTION, on another thread, returns.
 Return their latencies in milliseconds, longest first."
   (let* ((done nil)
-         (thread (sb-thread:make-thread (lambda () (unwind-protect (funcall function)
-                                                     (setf done t)))))
+         (thread (in-thread (unwind-protect (funcall function) (setf done t))))
          (latencies (loop until done
                           collect (* 1000 (elapsed-seconds (ask channel (note 1)))))))
     (sb-thread:join-thread thread :timeout (* 3 +patience+))

@@ -227,10 +227,9 @@ may be :UNKNOWN; and no change of another name."
         (services::map-watchers
          (lambda (watcher)
            (unless told
-             (setf other (sb-thread:make-thread
-                          (lambda ()
-                            (grpc:health-status service "")
-                            (services::remove-watcher service (first (last watchers)))))))
+             (setf other (in-thread
+                           (grpc:health-status service "")
+                           (services::remove-watcher service (first (last watchers))))))
            (push watcher told))
          service head)
         (sb-thread:join-thread other)

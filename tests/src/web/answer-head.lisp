@@ -47,8 +47,7 @@ GO has been signalled."
 handler sends as metadata later is in the trailers."
   (let ((go (make-signal)))
     (with-all-protocols (server :stream-head-seconds 0.02)
-        (:watch (lambda (request call)
-                  (declare (ignore request))
+        (:watch (fn (_request call)
                   (await-signal go)
                   (grpc:send-metadata call '(("x-late" . "yes")))
                   (grpc:send call (note 7))))
@@ -66,8 +65,7 @@ handler sends as metadata later is in the trailers."
   "The head has it, and does not wait for a message, whatever the protocol."
   (let ((go (make-signal)))
     (with-all-protocols (server :stream-head-seconds 3600)
-        (:watch (lambda (request call)
-                  (declare (ignore request))
+        (:watch (fn (_request call)
                   (grpc:send-metadata call '(("x-early" . "yes")))
                   (await-signal go)))
       (dolist (row *watch-requests*)

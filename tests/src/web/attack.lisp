@@ -272,15 +272,13 @@ listed origin depend on it, good ones, errors and those to requests that nothing
 
 (test handlers-of-http-come-before-protocols
   "A path that has a handler of HTTP, and with a fallback each, is not answered by a protocol."
-  (with-all-protocols (server :http (list (grpc:http-handler "/a/" (lambda (request)
-                                                                     (declare (ignore request))
+  (with-all-protocols (server :http (list (grpc:http-handler "/a/" (fn (_request)
                                                                      (values 200 '() "mine")))))
       (:ask #'double)
     (is (search "||mine" (answers server "GET /a/b HTTP/1.1|Host: a|Connection: close||")))
     (is (search "not with this method" (answers server (format nil "PUT /a/b HTTP/1.1|Host: a|~
                                                              Connection: close||")))))
-  (with-all-protocols (server :fallback (lambda (http-method target headers body)
-                                          (declare (ignore http-method headers body))
+  (with-all-protocols (server :fallback (fn (_http-method target _headers _body)
                                           (values 200 '() target)))
       (:ask #'double)
     (is (search "||/none" (answers server "GET /none HTTP/1.1|Host: a|Connection: close||")))))
@@ -517,8 +515,7 @@ as one from behind a gateway, is not a mistake of the client's body."
   "Many clients that leave their streams at once: each call is cancelled, and nothing is held."
   (let ((open 0) (cancelled 0) (lock (sb-thread:make-mutex)))
     (with-all-protocols (server :execution :inline)
-        (:watch (lambda (request call)
-                  (declare (ignore request))
+        (:watch (fn (_request call)
                   (sb-thread:with-mutex (lock) (incf open))
                   (grpc:on-cancel call (lambda () (sb-thread:with-mutex (lock) (incf cancelled))))
                   (grpc:try-send call (note 1))

@@ -56,9 +56,7 @@ has such, and how long it says that it is."
               (request (octets-of-text (request-text row "Content-Length: 200000|" body))))
          (dolist (end (list 60 (length request)))
            (with-server-loop (server-loop)
-               (:ask #'double :collect (lambda (stream call)
-                                         (declare (ignore stream))
-                                         call))
+               (:ask #'double :collect (fn (_stream call) call))
              (speak-all server-loop)
              (let ((link (connects server-loop)))
                (memory:say memory:*world* memory:*end* (subseq request 0 end))
@@ -86,9 +84,7 @@ take many times their octets."
   (call-with-rules
    (lambda ()
      (with-server-loop (server-loop)
-         (:collect (lambda (stream call)
-                     (declare (ignore stream))
-                     call))
+         (:collect (fn (_stream call) call))
        (speak-all server-loop)
        (let* ((link (connects server-loop))
               (line (format nil "POST /v1/collect/numbers?text=~A"

@@ -35,9 +35,7 @@
            (progn
              (is (= 1 (accepted)))
              (encoding:register-compressor :of-tests
-                                      :compress (lambda (octets level)
-                                                  (declare (ignore level))
-                                                  octets)
+                                      :compress (fn (octets _level) octets)
                                       :decompress (lambda (octets write) (funcall write octets)))
              (is (= 2 (accepted))))
         (setf encoding::**encodings** before))
@@ -57,9 +55,7 @@
     (is (= 1 (turns-left (constantly nil))))
     (is (= 1 (turns-left (lambda () (throw 'unwound nil)))))
     (is (= 1 (turns-left (constantly nil)
-                         :take (lambda (semaphore turn)
-                                 (declare (ignore semaphore turn))
-                                 (throw 'unwound nil)))))
+                         :take (fn (_semaphore _turn) (throw 'unwound nil)))))
     (is (equal '(1 2) (multiple-value-list
                        (wire:call-by-turns (sb-thread:make-semaphore :count 1)
                                            (lambda () (values 1 2))))))))

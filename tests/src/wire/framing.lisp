@@ -125,11 +125,10 @@ would have them twice otherwise, and give them to two calls."
         do (let* ((byte-buffer (wire::make-byte-buffer (make-octets 10) 10))
                   (go (sb-thread:make-semaphore))
                   (threads (loop repeat 2
-                                 collect (sb-thread:make-thread
-                                          (lambda ()
-                                            (sb-thread:wait-on-semaphore go)
-                                            (handler-case
-                                                (progn (wire:byte-buffer-taken byte-buffer) 1)
-                                              (misuse () 0)))))))
+                                 collect (in-thread
+                                           (sb-thread:wait-on-semaphore go)
+                                           (handler-case
+                                               (progn (wire:byte-buffer-taken byte-buffer) 1)
+                                             (misuse () 0))))))
              (sb-thread:signal-semaphore go 2)
              (is (= 1 (reduce #'+ (mapcar #'sb-thread:join-thread threads)))))))

@@ -77,9 +77,7 @@ and without, also if a message in the middle is refused."
              (let ((call (calls 1)) (sizes '()))
                (when observed
                  (setf (wire::endpoint-observer *station*)
-                       (rpc:make-observer :message-received (lambda (call size)
-                                                              (declare (ignore call))
-                                                              (push size sizes)))))
+                       (rpc:make-observer :message-received (fn (_call size) (push size sizes)))))
                (if alone
                    (mapc #'memory:hears frames)
                    (apply #'memory:hears frames))
@@ -102,9 +100,7 @@ and without, also if a message in the middle is refused."
   (with-link (link)
     (let ((call (calls 1)) (sizes '()))
       (setf (wire::endpoint-observer *station*)
-            (rpc:make-observer :message-received (lambda (call size)
-                                                   (declare (ignore call))
-                                                   (push size sizes))))
+            (rpc:make-observer :message-received (fn (_call size) (push size sizes))))
       (memory:hears `(:data 1 ,(letter-octets 3)) `(:data 1 ,(letter-octets 4 5)))
       (is (equal '(5 6 7) (reverse sizes)))
       (is (equal '(3 4 5) (received call))))))

@@ -22,8 +22,7 @@ connection: both messages go out as they are."
     (let ((first (calls 1)) (second (calls 3)) (seen '()))
       (setf (wire::endpoint-observer *station*)
             (rpc:make-observer
-             :content-sent (lambda (call octets start end encoding)
-                             (declare (ignore encoding))
+             :content-sent (fn (call octets start end _encoding)
                              (when (eq call first) (rpc:send second (letter 4)))
                              (push (subseq octets start end) seen))))
       (on-loop (lambda () (rpc:send first (letter 3))))

@@ -42,8 +42,7 @@
 (defun post-stages (call)
   "The operation STAGES."
   (wire:list-stages call
-                    (lambda (call total headers due)
-                      (declare (ignore call headers due))
+                    (fn (_call total _headers _due)
                       (list (cons :receive 1000000000) (cons :queue 999)
                             (cons :send (- total 1000000000))))
                     0))
@@ -82,8 +81,7 @@
 (defun post-sink ()
   (wire:link-sink :on-headers #'post-headers
                   :on-data #'post-data :on-stream-closed #'post-closed
-                  :on-reset (lambda (stream code source)
-                              (declare (ignore code))
+                  :on-reset (fn (stream _code source)
                               (rpc:end-call (http2:stream-user stream) :cancelled
                                             :message (string-downcase source)))
                   :on-writable (lambda (stream)

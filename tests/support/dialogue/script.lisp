@@ -59,14 +59,10 @@
      :on-reset (lambda (stream code source) (event :reset (id stream) (code-keyword code) source))
      :on-writable (lambda (stream) (event :writable (id stream)))
      :on-stream-closed (lambda (stream) (event :closed (id stream)))
-     :on-goaway (lambda (connection last-id code debug)
-                  (declare (ignore connection debug))
-                  (event :goaway last-id (code-keyword code)))
+     :on-goaway (fn (_connection last-id code _debug) (event :goaway last-id (code-keyword code)))
      :on-settings (lambda (connection) (declare (ignore connection)) (event :settings))
      :on-ping-ack (lambda (connection n) (declare (ignore connection)) (event :ping-ack n))
-     :on-close (lambda (connection code text)
-                 (declare (ignore connection text))
-                 (event :close (code-keyword code))))))
+     :on-close (fn (_connection code _text) (event :close (code-keyword code))))))
 
 ;;; Words
 

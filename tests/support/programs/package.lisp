@@ -4,7 +4,8 @@
 (defpackage #:clgrpc.tests.form
   (:use #:cl #:fiveam)
   (:shadow #:test #:in-suite)
-  (:export #:test #:in-suite #:with-replaced #:with-changed #:with-logged)
+  (:export #:test #:in-suite #:with-replaced #:with-changed #:with-logged #:with-signalled
+           #:fn #:in-thread)
   (:documentation "FiveAM, with a TEST whose body is compiled with its file, in the suite of its
 package."))
 

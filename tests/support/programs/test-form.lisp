@@ -1,5 +1,5 @@
-;;;; The form that defines a test, two that replace functions or values meanwhile, and one that
-;;;; collects what is logged.
+;;;; The form that defines a test; two that replace functions or values meanwhile; and one each for
+;;;; what is logged, for conditions, for functions that ignore parameters and for threads.
 
 (in-package #:clgrpc.tests.form)
 
@@ -84,3 +84,19 @@ is given; afterwards it has the value of before."
     `(let ,(loop for (former place) in rows collect (list former place))
        (unwind-protect (progn (setf ,@changes) ,@body)
          (setf ,@(loop for (former place) in rows append (list place former)))))))
+
+(defmacro with-signalled ((variable type &rest forms) &body body)
+  "Evaluate BODY with VARIABLE the condition of TYPE that FORMS signal; fail if they signal none."
+  `(handler-case (progn ,@forms (fiveam:fail "~S signals no ~S" ',(first forms) ',type))
+     (,type (,variable) ,@body)))
+
+(defmacro fn ((&rest lambda-list) &body body)
+  "A function of LAMBDA-LIST that ignores the parameters whose names begin with _."
+  `(lambda ,lambda-list
+     (declare (ignore ,@(remove #\_ lambda-list :test-not #'char=
+                                                 :key (lambda (name) (char (string name) 0)))))
+     ,@body))
+
+(defmacro in-thread (&body body)
+  "A new thread that evaluates BODY."
+  `(sb-thread:make-thread (lambda () ,@body)))

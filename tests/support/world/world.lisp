@@ -71,15 +71,9 @@
              (when end (setf (end-token end) token))
              0)))
     (loop:make-poller
-     :add (lambda (poller descriptor token)
-            (declare (ignore poller))
-            (watch descriptor token))
-     :remove (lambda (poller descriptor)
-               (declare (ignore poller))
-               (watch descriptor 0))
-     :wait (lambda (poller timeout-ns)
-             (declare (ignore timeout-ns))
-             (report-news world poller))
+     :add (fn (_poller descriptor token) (watch descriptor token))
+     :remove (fn (_poller descriptor) (watch descriptor 0))
+     :wait (fn (poller _timeout-ns) (report-news world poller))
      :wake #'identity
      :close #'identity)))
 

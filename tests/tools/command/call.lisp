@@ -352,12 +352,11 @@ put off until DELAY has passed, and each file has PADDING octets."))
          (address (grpc:server-address server)))
     (grpc:stop-server server :drain 0)
     (is (= 78 (run-line "call" address "routeguide.RouteGuide/GetFeature")))
-    (let ((late (sb-thread:make-thread
-                 (lambda ()
-                   (sleep 0.3)
-                   (grpc:start-server (cons (make-instance 'clgrpc.examples:route-guide)
-                                            (grpc:reflection-services))
-                                      :listen address)))))
+    (let ((late (in-thread
+                  (sleep 0.3)
+                  (grpc:start-server (cons (make-instance 'clgrpc.examples:route-guide)
+                                           (grpc:reflection-services))
+                                     :listen address))))
       (unwind-protect
            (prints-p (lines "{" "  \"location\": {}" "}")
                      "call" "--wait-for-ready" "--timeout" "20" address

@@ -25,8 +25,7 @@ which has greeted once, and the channel that it was called on."
 
 (test channelz-shows-what-there-is
   (call-with-channelz-server
-   (lambda (address channel)
-     (declare (ignore channel))
+   (fn (address _channel)
      (flet ((show (&rest arguments)
               (multiple-value-bind (code output) (apply #'run-line "channelz" address arguments)
                 (is (= 0 code) "~S: ~A" arguments output)
@@ -91,8 +90,7 @@ which has greeted once, and the channel that it was called on."
 (test objects-of-channelz-are-printed
   "Each kind of object, with all parts and with few."
   (with-replaced (('tools::ask-for-subchannel
-                   (lambda (function channel number)
-                     (declare (ignore function channel))
+                   (fn (_function _channel number)
                      (if (= 4 number)
                          (grpc:fail :not-found "gone")
                          (protobuf:parse-json-message 'grpc.channelz.v1:subchannel
@@ -117,8 +115,7 @@ which has greeted once, and the channel that it was called on."
 (test subchannels-that-have-gone-are-left-out
   "A channel is shown though one of its subchannels was closed before it is asked for."
   (call-with-channelz-server
-   (lambda (address channel)
-     (declare (ignore channel))
+   (fn (address _channel)
      (let ((id (id-in-line (nth-value 1 (run-line "channelz" address "channels")) address)))
        (multiple-value-bind (code output) (run-line "channelz" address "channel" id)
          (is (= 0 code) "~A" output)
@@ -130,8 +127,7 @@ which has greeted once, and the channel that it was called on."
   (let ((timeouts '()))
     (grpc:with-channel (channel "127.0.0.1:1"
                                 :interceptors
-                                (list (lambda (method request options next)
-                                        (declare (ignore method request next))
+                                (list (fn (_method _request options _next)
                                         (push (getf options :timeout) timeouts)
                                         (grpc:fail :aborted "enough"))))
       (loop for (function . arguments) in '((tools::ask-for-channels) (tools::ask-for-servers)
@@ -160,8 +156,7 @@ failures, without a backtrace in which its text would be. So do errors that nobo
            (complaint (channels &key (most tools::*most-items*) (run #'run-line))
              (setf **told-channels** channels)
              (call-with-channelz-server
-              (lambda (address channel)
-                (declare (ignore channel))
+              (fn (address _channel)
                 (let ((tools::*most-items* most))
                   (multiple-value-bind (code output errors)
                       (funcall run "channelz" address "channels")
@@ -175,9 +170,7 @@ failures, without a backtrace in which its text would be. So do errors that nobo
       (is (search "leaves out the data" (complaint (list (channel)))))
       (is (search "more than 2 objects"
                   (complaint (loop repeat 3 collect (channel :calls-started 1)) :most 2)))
-      (with-replaced (('tools::ask-for-channels (lambda (&rest arguments)
-                                                  (declare (ignore arguments))
-                                                  (error "~A" escape))))
+      (with-replaced (('tools::ask-for-channels (fn (&rest _arguments) (error "~A" escape))))
         (is (search "an error of clgrpc itself: \\x1b" (complaint '() :run #'run-broken-line))
             "its own errors are shown without such sequences")
         (signals error (complaint '()))))))
@@ -190,9 +183,7 @@ failures, without a backtrace in which its text would be. So do errors that nobo
                                                 (loop for i below tools::*most-items*
                                                       collect (list i "x")))))))
   (let ((starts '()))
-    (tools::all-pages (lambda (start timeout)
-                        (declare (ignore timeout))
-                        (push start starts))
+    (tools::all-pages (fn (start _timeout) (push start starts))
                       (constantly (list (1- (ash 1 63)))) #'identity (constantly nil))
     (is (equal '(0) starts)))
   (is (string= "1900-01-01 00:00:00.000Z"
@@ -214,16 +205,14 @@ than is left of that."
 
 (test channelz-says-what-is-wrong
   (call-with-channelz-server
-   (lambda (address channel)
-     (declare (ignore channel))
+   (fn (address _channel)
      (dolist (arguments '(("nothing") ("channel") ("channel" "x") ("servers" "1")))
        (is (= 2 (apply #'run-line "channelz" address arguments)) "~S" arguments))
      (is (= 1 (run-line "channelz" address "socket" "1000000000"))))))
 
 (test top-in-a-pipe
   (call-with-channelz-server
-   (lambda (address channel)
-     (declare (ignore channel))
+   (fn (address _channel)
      (multiple-value-bind (code output) (run-line "top" address "--once" "--interval" "0.1")
        (is (= 0 code))
        (is (search "CALLS/S" output))

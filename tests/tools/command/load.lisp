@@ -479,11 +479,10 @@ machine some take longer."
         (proto (uiop:native-namestring (support:root-file "proto/examples/helloworld.proto"))))
     (unwind-protect
          (multiple-value-bind (run code complaints)
-             (let ((ender (sb-thread:make-thread
-                           (lambda ()
-                             (loop until (< 3 (getf (grpc:server-statistics server) :calls))
-                                   do (sleep 0.01))
-                             (grpc:stop-server server :drain 5)))))
+             (let ((ender (in-thread
+                            (loop until (< 3 (getf (grpc:server-statistics server) :calls))
+                                  do (sleep 0.01))
+                            (grpc:stop-server server :drain 5))))
                (multiple-value-prog1
                    (load-line (grpc:server-address server) "helloworld.Greeter/SayHello"
                               "--proto" proto "-n" "5" "-c" "1" "--rounds" "3"

@@ -138,8 +138,7 @@ says."
              (is (null (grpc:receive client))))))))))
 
 (test a-worker-talks-in-streams
-  (call-driven (lambda (client server)
-                 (declare (ignore server))
+  (call-driven (fn (client _server)
                  (let ((stats (await-latencies client 500)))
                    (is-true stats)
                    (is (equal '(0) (map 'list #'testing:request-result-count-status-code
@@ -150,8 +149,7 @@ says."
 (test a-worker-calls-at-random-times
   "Some 2,000 calls begin a second. A machine that is busy delays calls and leaves none out, so the
 rate since the mark comes to that however it began."
-  (call-driven (lambda (client server)
-                 (declare (ignore server))
+  (call-driven (fn (client _server)
                  (mark-client client)
                  ;; five deviations of half a second's
                  (is-true (loop repeat 20
@@ -193,9 +191,7 @@ rate since the mark comes to that however it began."
 ignored."
   (let ((nan (sb-kernel:make-double-float #x7FF80000 0)))
     (dolist (load (list least-positive-double-float most-positive-double-float))
-      (call-driven (lambda (client server)
-                     (declare (ignore server))
-                     (is-true (mark-client client)))
+      (call-driven (fn (client _server) (is-true (mark-client client)))
                    :rpc-type :unary :client-channels 1
                    :load-params (testing:make-load-params
                                  :poisson (testing:make-poisson-params :offered-load load))))

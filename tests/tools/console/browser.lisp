@@ -119,8 +119,7 @@ fail."
     (say-evil channel server console)
     (console::take-look (console::console-hour console) (console:console-metrics console)
                         (monotonic-ns))
-    (let ((hanging (sb-thread:make-thread
-                    (lambda () (caught (ask channel (note 1 :text "hang") :timeout 120))))))
+    (let ((hanging (in-thread (caught (ask channel (note 1 :text "hang") :timeout 120)))))
       (unwind-protect (check-what-was-seen (look-with-browser console server) console server)
         (signal-it *release*)
         (sb-thread:join-thread hanging)))))

@@ -26,9 +26,7 @@
         sum (loop for point in (metrics:family-points family) sum (metrics:point-count point))))
 
 (test calls-are-kept-and-counted
-  (with-shown (console server channel :exemplar (lambda (call)
-                                                  (declare (ignore call))
-                                                  '(("trace_id" . "77"))))
+  (with-shown (console server channel :exemplar (fn (_call) '(("trace_id" . "77"))))
     (ask channel (note 1))
     (caught (ask channel (note 0)))
     (fetch server "/console/" :headers (bearer console))

@@ -113,9 +113,7 @@
                  'testing:empty)))
     (check-sizes 0 (test-service:full-duplex-call
                     channel
-                    (counter 100 (lambda (i)
-                                   (declare (ignore i))
-                                   (testing:make-streaming-output-call-request)))
+                    (counter 100 (fn (_i) (testing:make-streaming-output-call-request)))
                     :timeout *limit-seconds*))))
 
 (defun check-big-messages (channel size count)
@@ -171,11 +169,9 @@
   (with-go-server (channel)
     (let ((threads (loop for i below 20
                          collect (let ((name (format nil "thread ~D" i)))
-                                   (sb-thread:make-thread
-                                    (lambda ()
-                                      (loop repeat 100
-                                            always (string= (format nil "Hello, ~A!" name)
-                                                            (greet channel name)))))))))
+                                   (in-thread (loop repeat 100
+                                                    always (string= (format nil "Hello, ~A!" name)
+                                                                    (greet channel name))))))))
       (dolist (thread threads)
         (is (eq t (sb-thread:join-thread thread :default nil :timeout *limit-seconds*)))))))
 
@@ -249,10 +245,9 @@
       (kill-program server)
       (dolist (future futures) (signals grpc:unavailable (grpc:await future)))
       (dolist (call calls) (signals grpc:unavailable (grpc:receive call)))
-      (handler-case (progn (greet channel "Ada") (fail "a dead server has answered"))
-        (grpc:unavailable (error)
-          (is (search "refused" (string-downcase (princ-to-string error)))
-              "~A" error))))))
+      (with-signalled (error grpc:unavailable (greet channel "Ada"))
+        (is (search "refused" (string-downcase (princ-to-string error)))
+            "~A" error)))))
 
 ;;; What comes with the messages
 

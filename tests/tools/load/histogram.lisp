@@ -73,9 +73,7 @@ extremes are exact."
 
 (test restored-histogram
   (let ((histogram (histogram-of '(7 7 3000000 80000000000 12345678))) (pairs '()))
-    (load:map-histogram (lambda (low high count)
-                          (declare (ignore high))
-                          (push (cons low count) pairs))
+    (load:map-histogram (fn (low _high count) (push (cons low count) pairs))
                         histogram)
     (is (equal (contents histogram)
                (contents (load:restore-histogram pairs :sum (load:histogram-sum histogram)

@@ -88,8 +88,7 @@ shares that are as likely, so that their quantiles are the theory's."
 call on. Of calls at an even rate the share STALL-NS / EVERY-NS waits, from all of STALL-NS down to
 nothing."
   (let ((begin nil))
-    (values (lambda (number now)
-              (declare (ignore number))
+    (values (fn (_number now)
               (unless begin (setf begin (- now 500000)))
               (let ((at (mod (- now begin) every-ns)))
                 (if (< at (- every-ns stall-ns)) now (+ now (- every-ns at)))))

@@ -91,9 +91,7 @@ had not ended are told, with the age of the oldest; the rate is over the time in
 
 (test streams-that-the-server-does-not-allow
   "are the limit that is told, not the tool."
-  (with-server (address (make-instance 'moody :mood (lambda (number)
-                                                      (declare (ignore number))
-                                                      (sleep 0.01)))
+  (with-server (address (make-instance 'moody :mood (fn (_number) (sleep 0.01)))
                         :max-concurrent-streams 2)
     (let ((run (load:perform-run (plan-for address :rate 500 :total 200))))
       (is (equal '("OK" 200) (statuses-of run)))
@@ -140,16 +138,12 @@ had not ended are told, with the age of the oldest; the rate is over the time in
   "Neither connects again nor complains when its loops are stopped while connections are up."
   (with-moody-server (address (number) (sleep 0.5))
     (let* ((events '())
-           (listener (lambda (level event &rest more)
-                       (declare (ignore level more))
-                       (push event events))))
+           (listener (fn (_level event &rest _more) (push event events))))
       (base:add-log-listener listener)
       (unwind-protect
            (signals simple-error
              (load:perform-run (plan-for address :workers 3 :duration-ns 2000000000)
-                               :on-progress (lambda (control)
-                                              (declare (ignore control))
-                                              (error "enough"))))
+                               :on-progress (fn (_control) (error "enough"))))
         (base:remove-log-listener listener))
       (is (not (member :closed-handler-error events))))))
 
@@ -160,11 +154,10 @@ on time."
                                    :listen "127.0.0.1:0")))
     (unwind-protect
          (let* ((address (grpc:server-address server))
-                (killer (sb-thread:make-thread
-                         (lambda ()
-                           (loop until (< 100 (getf (grpc:server-statistics server) :calls))
-                                 do (sleep 0.01))
-                           (grpc:stop-server server :drain 0))))
+                (killer (in-thread
+                          (loop until (< 100 (getf (grpc:server-statistics server) :calls))
+                                do (sleep 0.01))
+                          (grpc:stop-server server :drain 0)))
                 (run (load:perform-run (plan-for address :rate 1000 :duration-ns 2000000000
                                                          :connections 2))))
            (sb-thread:join-thread killer)
@@ -356,8 +349,7 @@ rung."
               (cons "Unavailable" (frames (id) `(:frame 0 0 ,id ,(base:make-octets 16385))))
               (cons "Unavailable" (frames (id) `(:headers ,id ,(response-fields) :open)
                                     '(:ping 1)))
-              (cons "Unavailable" (lambda (id) (declare (ignore id))
-                                    (flood-of 20000 '(:ping 7) '(:ping 7)))))
+              (cons "Unavailable" (fn (_id) (flood-of 20000 '(:ping 7) '(:ping 7)))))
         for i from 0
         do (check-script i wanted answer)))
 
@@ -390,8 +382,7 @@ rung."
 wait instead."
   (let ((over (sb-thread:make-semaphore)) (most 0))
     (with-evil-server (address)
-        (lambda (id)
-          (declare (ignore id))
+        (fn (_id)
           (sb-thread:wait-on-semaphore over :timeout 60)
           '())
       (let ((run (load:perform-run

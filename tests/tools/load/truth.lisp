@@ -17,8 +17,7 @@
 
 (defun base-latency (rate)
   "What a call at RATE takes without a delay, the median."
-  (call-with-known-server (lambda (address answered late)
-                            (declare (ignore late))
+  (call-with-known-server (fn (address answered _late)
                             (load:histogram-quantile
                              (load:run-latency (truth-run address rate (length answered))) 1/2))
                           (constant-delay 0) 200))

@@ -137,8 +137,7 @@ long as all of its attempts."
 (defun call-beside-bystander (function address)
   "Call FUNCTION while a bystander is served; return the longest time that it has waited."
   (let* ((over (make-signal))
-         (thread (sb-thread:make-thread
-                  (lambda () (caught-or (lambda () (bystander-latencies address over)))))))
+         (thread (in-thread (caught-or (lambda () (bystander-latencies address over))))))
     (unwind-protect (funcall function)
       (signal-it over))
     (let ((outcome (sb-thread:join-thread thread)))

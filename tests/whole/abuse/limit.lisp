@@ -231,8 +231,7 @@ nothing else to send, which would have it look."
                        :events (:accept-function-error))
       (:ask #'answer)
     (with-replaced (('wire:open-link
-                     (lambda (original owner loop byte-channel &rest more)
-                       (declare (ignore original owner loop more))
+                     (fn (_original _owner _loop byte-channel &rest _more)
                        (loop:close-byte-channel byte-channel)
                        (error "no"))))
       (with-connected (attackers 6 (grpc:server-address server))

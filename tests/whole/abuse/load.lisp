@@ -282,9 +282,7 @@ there."
              (endings 0))
         (loop while (and at (< endings count))
               do (setf at (throw-some attacker requests at 0))
-                 (let ((heard (hear attacker (let ((n 0)) (lambda (form)
-                                                            (declare (ignore form))
-                                                            (< 1000 (incf n))))
+                 (let ((heard (hear attacker (let ((n 0)) (fn (_form) (< 1000 (incf n))))
                                     :seconds (if (= at (length requests)) 5 0.01))))
                    (incf endings (count-if (lambda (form) (member :end-stream form)) heard))
                    (when (and (null heard) (= at (length requests))) (return))))
@@ -386,8 +384,7 @@ since all fields are in the tables from the second on."
   "What a handler wants done much later is forgotten when its call ends: no timer is left."
   (with-victim (address :server server :options '(:execution :inline)
                         :handlers (list :ask #'answer
-                                        :watch (lambda (note call)
-                                                 (declare (ignore note))
+                                        :watch (fn (_note call)
                                                  (loop repeat 3
                                                        do (grpc:after call 3600 #'list))
                                                  call)))

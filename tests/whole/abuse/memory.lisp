@@ -163,8 +163,7 @@ refused, and the process lives."
 (defun storm-of-answers (address)
   "Long ones, that are taken."
   (let ((threads (loop repeat 4
-                       collect (sb-thread:make-thread
-                                (lambda () (loop repeat 15 always (answered-p address 4000000)))))))
+                       collect (in-thread (loop repeat 15 always (answered-p address 4000000))))))
     (is (every #'sb-thread:join-thread threads))))
 
 (defun storm (address count function &optional (felt-p (constantly t)))
@@ -239,7 +238,7 @@ that it had before."
            (over (make-signal)))
       ;; more than it may have afterwards
       (storm-of-silence address (lambda () (< (* 2 before) (process-octets "VmHWM" pid))))
-      (let ((thread (sb-thread:make-thread (lambda () (call-now-and-then address over)))))
+      (let ((thread (in-thread (call-now-and-then address over))))
         (unwind-protect (check-memory-comes-back program before)
           (signal-it over)
           (sb-thread:join-thread thread))))))

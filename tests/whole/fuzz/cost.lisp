@@ -127,8 +127,7 @@ of kind and octets, is."
   (lambda (type octets) (protobuf:parse-json-message type octets :partial t)))
 
 (define-decoder "dns" #'dns-samples
-  (lambda (kind octets)
-    (declare (ignore kind))
+  (fn (_kind octets)
     (dns:message-outcome (dns:parse-message octets 0 (length octets))
                          (dns:name-octets "a.bc.def") dns:+a+)))
 
@@ -147,21 +146,17 @@ of kind and octets, is."
   (lambda () (loop for text in texts collect (make-sample :octets (ascii-octets text)))))
 
 (define-decoder "status message" (text-seeds "not%20there%E2%82%AC" "plain" "%")
-  (lambda (kind octets)
-    (declare (ignore kind))
-    (client::decode-status-message octets)))
+  (fn (_kind octets) (client::decode-status-message octets)))
 
 (define-decoder "metadata" (text-seeds "AAECAw" "AA==,AQ" "a,b , c" ",,,")
-  (lambda (kind octets)
-    (declare (ignore kind))
+  (fn (_kind octets)
     (let ((fields (vector (hpack:make-field (ascii-octets "x-bin") octets))))
       (when (wire:sound-metadata-p fields) (wire::fields-metadata fields)))))
 
 (defparameter *traceparent* "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 
 (define-decoder "trace context" (text-seeds *traceparent* "foo=1,bar=2" "a@b=c")
-  (lambda (kind octets)
-    (declare (ignore kind))
+  (fn (_kind octets)
     (flet ((fields (name)
              (vector (hpack:string-field "traceparent" *traceparent*)
                      (hpack:make-field (ascii-octets name) octets)
@@ -171,8 +166,7 @@ of kind and octets, is."
       (clgrpc.trace::extract '(:baggage) (fields "baggage")))))
 
 (define-decoder "accept" (text-seeds "text/plain;q=0.5,*/*" "a;version=1,," "gzip;q=0.1")
-  (lambda (kind octets)
-    (declare (ignore kind))
+  (fn (_kind octets)
     (let ((text (map 'string #'code-char octets)))
       (clgrpc.metrics:open-metrics-wanted-p text)
       (clgrpc.metrics:gzip-wanted-p text))))
@@ -190,9 +184,7 @@ of kind and octets, is."
             (grpc:reflection-services))
      :listen listen :execution :inline
      :http (list (grpc:health-handler health)
-                 (grpc:http-handler "/echo" (lambda (request)
-                                              (declare (ignore request))
-                                              (values 200 '() "x"))
+                 (grpc:http-handler "/echo" (fn (_request) (values 200 '() "x"))
                                     :methods '("GET" "POST")))
      :observer (list metrics
                      (grpc:make-tracing :propagators '(:tracecontext :grpc-trace-bin :baggage))
@@ -224,8 +216,7 @@ of kind and octets, is."
   (or *cost-simulation*
       (setf *cost-simulation*
             (make-fuzzed-simulation
-             (lambda (simulation)
-               (declare (ignore simulation))
+             (fn (_simulation)
                (sim:add-host "plain" #'start-plain-server)
                (sim:add-host "watched" #'start-watched-server)
                (sim:add-host "web" #'start-web-cost-server))))))
@@ -234,8 +225,7 @@ of kind and octets, is."
   "Call FUNCTION with a peer that is connected to HOST of the simulation."
   (call-in-fuzzed-simulation
    (cost-simulation)
-   (lambda (simulation)
-     (declare (ignore simulation))
+   (fn (_simulation)
      (let ((peer (sim:connect-peer host 1)))
        (sim:settle :timeout 1/100)
        (unwind-protect (funcall function peer)
@@ -485,8 +475,7 @@ of kind and octets, is."
 was called last."
   (let ((charged 0))
     (with-replaced (('server::charge-time
-                     (lambda (function budget ns percent)
-                       (declare (ignore function budget percent))
+                     (fn (_function _budget ns _percent)
                        (incf charged ns)
                        nil)))
       (funcall function (lambda () (shiftf charged 0))))))

@@ -183,9 +183,7 @@ that it has needed end: what is long and compressed is decompressed on one."
   "The simulation with the client; it is made when needed."
   (or *client-simulation*
       (setf *client-simulation*
-            (make-fuzzed-simulation (lambda (simulation)
-                                      (declare (ignore simulation))
-                                      (setf *listener* (sim:listen-as-peer 1)))))))
+            (make-fuzzed-simulation (fn (_simulation) (setf *listener* (sim:listen-as-peer 1)))))))
 
 (defun begin-calls (channel)
   "A call of each kind on CHANNEL."

@@ -103,8 +103,7 @@ take of the heap; CONNECTIONS is a function that returns how many it has."
     (loop:launch-event-loop loop)
     (unwind-protect
          (let ((server (async:tcp-server "127.0.0.1" 0
-                                         (lambda (socket octets)
-                                           (declare (ignore octets))
+                                         (fn (socket _octets)
                                            (async:delay (lambda ()
                                                           (async:write-socket-data socket answer))
                                                         :time (/ +late-ms+ 1000) :loop loop))

@@ -72,8 +72,7 @@ of CHANNEL; return it."
               (caller (start-driver channel
                                     (lambda ()
                                       (let ((sb-ext:*invoke-debugger-hook*
-                                              (lambda (condition hook)
-                                                (declare (ignore condition hook))
+                                              (fn (_condition _hook)
                                                 (signal-it entered)
                                                 (await-signal continue)
                                                 (continue))))
@@ -99,9 +98,7 @@ of CHANNEL; return it."
        (let ((caller (start-driver channel
                                    (lambda ()
                                      (let ((sb-ext:*invoke-debugger-hook*
-                                             (lambda (condition hook)
-                                               (declare (ignore condition hook))
-                                               (sb-thread:abort-thread))))
+                                             (fn (_condition _hook) (sb-thread:abort-thread))))
                                        (handler-case (ask channel (note 1))
                                          (sb-sys:interactive-interrupt () :handled))))
                                    release begun)))
@@ -192,8 +189,7 @@ it, and runs the loop, though its answer has not come: nobody else would."
     (let ((threads (list '())) (done (make-signal)))
       (dotimes (i 20)
         (grpc:attach (grpc:call-async #'lab.bench:ask channel (note i) :timeout +patience+)
-                     (lambda (reply error)
-                       (declare (ignore reply error))
+                     (fn (_reply _error)
                        (ask channel (note 1))
                        (sb-ext:atomic-push sb-thread:*current-thread* (car threads))
                        (signal-it done)))
@@ -213,8 +209,7 @@ it, and runs the loop, though its answer has not come: nobody else would."
                                      (grpc:attach
                                       (grpc:call-async #'lab.bench:ask channel (note i)
                                                        :timeout +patience+)
-                                      (lambda (reply error)
-                                        (declare (ignore reply error))
+                                      (fn (_reply _error)
                                         (push (/ (- (monotonic-ns) begin) 1d6) latencies)
                                         (signal-it done)))
                                      (is (await-signal done)))))))))
@@ -234,8 +229,7 @@ it, and runs the loop, though its answer has not come: nobody else would."
       (let ((caller sb-thread:*current-thread*))
         (dotimes (i 30)
           (let ((chat (chat channel :open)) (heard (make-signal)))
-            (grpc:on-message chat (lambda (note)
-                                    (declare (ignore note))
+            (grpc:on-message chat (fn (_note)
                                     (when (eq caller sb-thread:*current-thread*)
                                       (sb-ext:atomic-incf (car strangers)))
                                     (signal-it heard)))
@@ -254,12 +248,10 @@ it, and runs the loop, though its answer has not come: nobody else would."
              (channel (grpc:make-channel (grpc:server-address server)))
              (stop nil)
              (callers (loop repeat 3
-                            collect (sb-thread:make-thread
-                                     (lambda ()
-                                       (loop until stop
-                                             do (handler-case (ask channel (note 1))
-                                                  (status:rpc-error ())
-                                                  (misuse () (return)))))))))
+                            collect (in-thread (loop until stop
+                                                     do (handler-case (ask channel (note 1))
+                                                          (status:rpc-error ())
+                                                          (misuse () (return))))))))
         (ask channel (note 1))
         (if (evenp round)
             (progn (grpc:close-channel channel) (grpc:stop-server server :drain 0))

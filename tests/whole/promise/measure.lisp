@@ -73,13 +73,11 @@ whatever it takes."
   "Call FUNCTION while a thread wakes once a millisecond. Return FUNCTION's value and by how many ms
 the slowest hundredth of those wake-ups came late: what no program on this machine can help."
   (let* ((stop nil) (late '())
-         (waker (sb-thread:make-thread
-                 (lambda ()
-                   (loop with due = (monotonic-ns)
-                         until stop
-                         do (setf due (max (+ due 1000000) (monotonic-ns)))
-                            (sleep (ns-seconds (max 0 (- due (monotonic-ns)))))
-                            (push (/ (- (monotonic-ns) due) 1d6) late))))))
+         (waker (in-thread (loop with due = (monotonic-ns)
+                                 until stop
+                                 do (setf due (max (+ due 1000000) (monotonic-ns)))
+                                    (sleep (ns-seconds (max 0 (- due (monotonic-ns)))))
+                                    (push (/ (- (monotonic-ns) due) 1d6) late)))))
     (let ((value (unwind-protect (funcall function)
                    (setf stop t)
                    (sb-thread:join-thread waker))))

@@ -24,8 +24,7 @@ the latencies in ms of the others that were due after the first second."
                (if (and sleeps (eq sleeper #'lab.bench:collect))
                    (grpc:call-async sleeper channel (list sent) :timeout 20)
                    (grpc:call-async #'lab.bench:ask channel sent :timeout 20))
-               (lambda (reply error)
-                 (declare (ignore reply))
+               (fn (_reply error)
                  (when counts
                    (sb-ext:atomic-push (if error 1d6 (/ (- (monotonic-ns) due) 1d6))
                                        (car latencies)))

@@ -38,20 +38,17 @@ waits for the compiler."
 the machine is too slow; return how many of those failed, and how many there were."
   (let ((stop nil) (failed (list 0)) (made 0) (answered (list 0)))
     (declare (type fixnum made))
-    (let ((load (sb-thread:make-thread
-                 (lambda ()
-                   (loop with begin = (monotonic-ns)
-                         until stop
-                         do (loop while (< made (min (floor (- (monotonic-ns) begin) 200000)
-                                                     (+ 1000 (the fixnum (car answered)))))
-                                  do (incf made)
-                                     (grpc:attach (begin-sale channel)
-                                                  (lambda (reply error)
-                                                    (declare (ignore reply))
-                                                    (sb-ext:atomic-incf (car answered))
-                                                    (when error
-                                                      (sb-ext:atomic-incf (car failed))))))
-                            (sleep 0.001))))))
+    (let ((load (in-thread (loop with begin = (monotonic-ns)
+                                 until stop
+                                 do (loop while (< made (min (floor (- (monotonic-ns) begin) 200000)
+                                                             (+ 1000 (the fixnum (car answered)))))
+                                          do (incf made)
+                                             (grpc:attach (begin-sale channel)
+                                                          (fn (_reply error)
+                                                            (sb-ext:atomic-incf (car answered))
+                                                            (when error
+                                                              (sb-ext:atomic-incf (car failed))))))
+                                    (sleep 0.001)))))
       (unwind-protect (funcall function)
         (setf stop t)
         (sb-thread:join-thread load))

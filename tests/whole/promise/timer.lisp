@@ -17,9 +17,7 @@
 says whether it may end. Return how late the timer ran."
   (let* ((due (+ (monotonic-ns) 20000000))
          (ran nil)
-         (timer (make-timer (lambda (argument)
-                              (declare (ignore argument))
-                              (setf ran (monotonic-ns)))
+         (timer (make-timer (fn (_argument) (setf ran (monotonic-ns)))
                             nil)))
     (loop:run-or-post loop (lambda () (loop:start-timer loop timer due)))
     (flet ((over-p ()
@@ -81,13 +79,12 @@ beside how late this machine wakes its threads meanwhile."
 
 (test timers-run-in-a-program
   (let ((loop (list nil)) (ready (make-signal)))
-    (let ((thread (sb-thread:make-thread
-                   (lambda ()
-                     (async:with-event-loop ()
-                       (let ((own loop:*event-loop*))
-                         (async:signal-handler async:+sigusr1+ (constantly nil)) ; keeps it running
-                         (setf (car loop) own)
-                         (signal-it ready)))))))
+    (let ((thread (in-thread
+                    (async:with-event-loop ()
+                      (let ((own loop:*event-loop*))
+                        (async:signal-handler async:+sigusr1+ (constantly nil)) ; keeps it running
+                        (setf (car loop) own)
+                        (signal-it ready))))))
       (await-signal ready)
       (check-timely "WITH-EVENT-LOOP" (car loop) (constantly nil))
       (loop:call-in-loop (car loop) #'async:exit-event-loop)
@@ -229,9 +226,7 @@ for anybody else to notice."
                         do (grpc:send call note)
                            (busy-for (/ us 1000)))))
       (check-timely (format nil "a handler that sends each ~D µs" us) (server-loop server)
-                    (lambda (over-p)
-                      (declare (ignore over-p))
-                      (numbers (watch channel (note 150))))))))
+                    (fn (_over-p) (numbers (watch channel (note 150))))))))
 
 (test timers-run-while-handlers-call
   (let ((inner (list nil)))

@@ -30,9 +30,7 @@ returns the notes by number."
 
 (defun failing-attempts (count status &rest arguments)
   "An interceptor that has COUNT attempts fail, with ARGUMENTS for FAIL after STATUS and a text."
-  (lambda (attempt)
-    (declare (ignore attempt))
-    (when (<= 0 (decf count)) (apply #'grpc:fail status "not here" arguments))))
+  (fn (_attempt) (when (<= 0 (decf count)) (apply #'grpc:fail status "not here" arguments))))
 
 (define-case attempts-have-metadata-of-their-own ()
   "What the user gave, changed for each attempt alone; values of the call are there to read."

@@ -106,8 +106,7 @@ cancelled, is none."
    (victim-thread victim)
    (lambda ()
      (let ((sb-ext:*invoke-debugger-hook*
-             (lambda (condition hook)
-               (declare (ignore hook))
+             (fn (condition _hook)
                (sleep seconds)          ; while the user looks
                (if (and abort (shiftf (victim-inside victim) nil))
                    (throw 'unwound nil)
@@ -246,13 +245,11 @@ none of the loop."
                      (list :observer
                            (grpc:make-observer
                             :message-received
-                            (lambda (call octets)
-                              (declare (ignore call octets))
+                            (fn (_call _octets)
                               (when (shiftf next nil)
                                 (sb-thread:interrupt-thread sb-thread:*current-thread*
                                                             (lambda () (error "Late."))))))))
-        (:watch (lambda (note call)
-                  (declare (ignore note))
+        (:watch (fn (_note call)
                   (loop while (grpc:send call (note 1))
                         until (grpc:cancelled-p call)))) ; it ends when the client's has
       (let ((call (watch channel (note 1))) (ended (make-signal)))
@@ -303,10 +300,9 @@ thread's call on that channel ends in time. Then the first goes on."
                                            ;; one call after the other: callers drive
                                            (dotimes (i 10)
                                              (is (eql 2 (number-of (ask channel (note 1))))))
-                                           (sb-thread:make-thread
-                                            (lambda ()
-                                              (number-of (collect channel
-                                                                  (list (note 3) (note 4)))))))
+                                           (in-thread
+                                             (number-of (collect channel
+                                                                 (list (note 3) (note 4))))))
                             do (is-true (sb-thread:wait-on-semaphore begun :timeout 60))
                             when (drives-p thread) return thread
                             finally (error "No caller drives."))))

@@ -113,8 +113,7 @@
 (define-case an-answer-commits ()
   "Headers do, and a message."
   (with-transport (channel :channel-options (retry-config))
-      (:ask (lambda (note call)
-              (declare (ignore note))
+      (:ask (fn (_note call)
               (note-attempt)
               (grpc:send-metadata call '(("x-a" . "b")))
               (grpc:fail :unavailable "late"))

@@ -196,8 +196,7 @@
   (let ((text (make-string 1500 :initial-element #\x)))
     (with-memory-node (node)
       (with-replaced (('workflow::check-child-inputs
-                       (lambda (function &rest arguments)
-                         (declare (ignore function arguments))
+                       (fn (_function &rest _arguments)
                          (workflow::refuse :invalid-request "~A" text))))
         (start-workflow node "w" '((:parallel ((:signal "x")))))
         (is (eq :failed (await-workflow node "w")))

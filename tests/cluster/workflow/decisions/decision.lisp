@@ -308,11 +308,10 @@ longer; after twenty in a row it fails, since it may be what ends its workers."
   (let ((state (workflow::draft-state (begun '("a")))) (limits (limits :max-signals 2)))
     (dotimes (i 2) (becomes state i (workflow::note-signal "x" (format nil "signal/~D" i) 0)
                             :limits limits))
-    (handler-case (progn (becomes state 3 (workflow::note-signal "x" "signal/3" 0) :limits limits)
-                         (fail "too many signals"))
-      (backlog-full (condition)
-        (is (string= "max-signals" (workflow-error-limit condition)))
-        (is (= 2 (workflow-error-most condition)))))))
+    (with-signalled (condition backlog-full
+                     (becomes state 3 (workflow::note-signal "x" "signal/3" 0) :limits limits))
+      (is (string= "max-signals" (workflow-error-limit condition)))
+      (is (= 2 (workflow-error-most condition))))))
 
 (test steps-can-be-added
   "What a step adds comes before what is left; numbers and inputs stay whose they are."
@@ -415,10 +414,9 @@ b"))
       (is (<= (start 1000 0) 128))
       (is (<= (start 256 89) 128))
       (is (<= (start 1000 68) 128))
-      (handler-case (progn (start 1000 69) (fail "too many inputs"))
-        (too-large (condition)
-          (is (string= "inputs" (workflow-error-limit condition)))
-          (is (= 69 (workflow-error-most condition))))))))
+      (with-signalled (condition too-large (start 1000 69))
+        (is (string= "inputs" (workflow-error-limit condition)))
+        (is (= 69 (workflow-error-most condition)))))))
 
 (test states-stay-storable
   "Texts are kept in part, so many octets of them; a workflow whose state grows too large fails,

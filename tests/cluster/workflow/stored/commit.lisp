@@ -115,9 +115,7 @@ has come."
     (let ((early (workflow::fetch-entry node "w")))
       (workflow:signal-workflow node "w" "go" "x" :signal-id "1")
       (with-replaced (('workflow::read-stale
-                       (lambda (function &rest arguments)
-                         (declare (ignore function arguments))
-                         (list early))))
+                       (fn (_function &rest _arguments) (list early))))
         (flet ((change (decision)
                  (workflow::forget-states node)
                  (workflow::change-workflow node "w" decision)))

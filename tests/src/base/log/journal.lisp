@@ -201,8 +201,7 @@ as elsewhere."
 
 (test errors-in-the-background-are-contained
   (let* ((calls 0)
-         (*log-function* (log-in-background (lambda (&rest event)
-                                              (declare (ignore event))
+         (*log-function* (log-in-background (fn (&rest _event)
                                               (incf calls)
                                               (log-event :error :again)
                                               (error "broken")))))

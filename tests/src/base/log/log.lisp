@@ -51,8 +51,7 @@
 
 (test log-swallows-errors
   (let* ((calls 0)
-         (*log-function* (lambda (&rest event)
-                           (declare (ignore event))
+         (*log-function* (fn (&rest _event)
                            (incf calls)
                            (log-event :error :again)
                            (error "broken"))))
@@ -142,12 +141,9 @@ is the function's error."
 
 (test log-listeners-do-not-disturb
   "Errors in one are no other's concern, and what they log is not heard."
-  (let ((calls 0) (heard 0) (*log-function* (lambda (&rest event)
-                                              (declare (ignore event))
-                                              (error "broken"))))
+  (let ((calls 0) (heard 0) (*log-function* (fn (&rest _event) (error "broken"))))
     (with-log-listener ((lambda (&rest event) (declare (ignore event)) (incf heard)))
-      (with-log-listener ((lambda (&rest event)
-                            (declare (ignore event))
+      (with-log-listener ((fn (&rest _event)
                             (incf calls)
                             (log-event :error :again)
                             (error "broken")))
@@ -191,8 +187,7 @@ keeps it: each later backtrace waits for ever, as does the end of each thread of
 (test backtraces-are-few-in-a-second
   "An error with each call costs an event each, but not a backtrace."
   (let* ((logged 0) (with 0) (seconds (- (monotonic-ns)))
-         (*log-function* (lambda (level event &key backtrace &allow-other-keys)
-                           (declare (ignore level event))
+         (*log-function* (fn (_level _event &key backtrace &allow-other-keys)
                            (incf logged)
                            (when backtrace (incf with)))))
     (dotimes (i 200)
@@ -219,8 +214,7 @@ keeps it: each later backtrace waits for ever, as does the end of each thread of
 ARGUMENTS is true."
   (let* ((logged nil)
          (*backtrace-arguments* arguments)
-         (*log-function* (lambda (level event &key backtrace &allow-other-keys)
-                           (declare (ignore level event))
+         (*log-function* (fn (_level _event &key backtrace &allow-other-keys)
                            (setf logged backtrace))))
     (block nil
       (handler-bind ((error (lambda (condition)

@@ -42,14 +42,12 @@
          (links (loop repeat 3 collect (make-account all)))
          (threads (loop for i below 4
                         collect (let ((seed i))
-                                  (sb-thread:make-thread
-                                   (lambda ()
-                                     (let ((random (sb-ext:seed-random-state seed)))
-                                       (loop repeat 20000
-                                             for link = (nth (random 3 random) links)
-                                             for octets = (random 40000 random)
-                                             do (charge-account link octets)
-                                                (discharge-account link octets)))))))))
+                                  (in-thread (let ((random (sb-ext:seed-random-state seed)))
+                                               (loop repeat 20000
+                                                     for link = (nth (random 3 random) links)
+                                                     for octets = (random 40000 random)
+                                                     do (charge-account link octets)
+                                                        (discharge-account link octets))))))))
     (loop repeat 10000 do (charge-own (first links) 20000) (charge-own (first links) -20000))
     (mapc #'close-account links)
     (mapc #'sb-thread:join-thread threads)

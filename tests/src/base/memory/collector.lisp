@@ -230,8 +230,6 @@ the user has set stays."
   (let ((steps 0))
     (with-replaced (('clgrpc.base::stoppable-world-p (constantly nil))
                     ('clgrpc.base::return-some-pages
-                     (lambda (function page)
-                       (declare (ignore function))
-                       (if (< (incf steps) 10) page nil))))
+                     (fn (_function page) (if (< (incf steps) 10) page nil))))
       (clgrpc.base::return-free-pages))
     (is (= 0 steps))))

@@ -134,13 +134,11 @@ garbage, and so make room for the others."
   (holds-in-a-fresh-heap
     ;; in a thread, since what is left on a stack counts as alive
     (sb-thread:join-thread
-     (sb-thread:make-thread
-      (lambda ()
-        (let ((kept '()))
-          (dolist (generation '(3 2 1))
-            (push (loop repeat 2800000 collect (list generation)) kept) ; 90 MB
-            (sb-ext:gc :gen generation))
-          (length kept)))))
+     (in-thread (let ((kept '()))
+                  (dolist (generation '(3 2 1))
+                    (push (loop repeat 2800000 collect (list generation)) kept) ; 90 MB
+                    (sb-ext:gc :gen generation))
+                  (length kept))))
     (and (<= (heap-spare) 0)
          (progn (search-for-garbage) t)
          (< (heap-used) 150000000))))

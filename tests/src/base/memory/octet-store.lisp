@@ -55,14 +55,13 @@
          (threads
            (loop for number from 1 to 4
                  collect (let ((number number))
-                           (sb-thread:make-thread
-                            (lambda ()
-                              (loop repeat 3000
-                                    do (let ((octets (borrow-octets 32768)))
-                                         (setf (aref octets 0) number)
-                                         (sb-thread:thread-yield)
-                                         (unless (= number (aref octets 0)) (incf collisions))
-                                         (give-octets-back octets)))))))))
+                           (in-thread
+                             (loop repeat 3000
+                                   do (let ((octets (borrow-octets 32768)))
+                                        (setf (aref octets 0) number)
+                                        (sb-thread:thread-yield)
+                                        (unless (= number (aref octets 0)) (incf collisions))
+                                        (give-octets-back octets))))))))
     (mapc #'sb-thread:join-thread threads)
     (is (zerop collisions))
     (is (<= (clgrpc.base::stored-octets) (* 4 32768)))

@@ -35,8 +35,7 @@
 (test raw-vectors-survive-collections
   "Three threads that make them while a fourth collects."
   (let* ((stop nil)
-         (collector (sb-thread:make-thread
-                     (lambda () (loop until stop do (sb-ext:gc) (sb-ext:gc :gen 1)))))
+         (collector (in-thread (loop until stop do (sb-ext:gc) (sb-ext:gc :gen 1))))
          (threads (loop for seed below 3
                         collect (sb-thread:make-thread #'churn :arguments (list seed)))))
     (is (every #'sb-thread:join-thread threads))

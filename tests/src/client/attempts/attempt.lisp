@@ -31,8 +31,7 @@
 (defun answering (exchanges answer &optional (count 2))
   "A script that keeps the exchanges in the car of EXCHANGES, newest first, and calls ANSWER with
 them, oldest first, once there are COUNT."
-  (lambda (peer exchange)
-    (declare (ignore peer))
+  (fn (_peer exchange)
     (push exchange (car exchanges))
     (when (= count (length (car exchanges)))
       (apply answer (reverse (car exchanges))))))
@@ -58,9 +57,7 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
 
 (test the-attempt-that-answers-first-has-the-call
   (multiple-value-bind (value call exchanges)
-      (with-two-attempts (lambda (first second)
-                           (declare (ignore first))
-                           (ok-response second (note-octets 7))))
+      (with-two-attempts (fn (_first second) (ok-response second (note-octets 7))))
     (is (eql 7 value))
     (is (eq :ok (grpc:call-status call)))
     (is (eql http2:+cancel+ (exchange-reset (first exchanges))))
@@ -68,9 +65,7 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
     (is (equalp (exchange-data-octets (first exchanges))
                 (exchange-data-octets (second exchanges)))))
   (multiple-value-bind (value call exchanges)
-      (with-two-attempts (lambda (first second)
-                           (declare (ignore second))
-                           (ok-response first (note-octets 8))))
+      (with-two-attempts (fn (first _second) (ok-response first (note-octets 8))))
     (declare (ignore call))
     (is (eql 8 value))
     (is (null (exchange-reset (first exchanges))))
@@ -107,9 +102,7 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
   "What was sent before the second attempt began and what is sent after it come on both."
   (let ((exchanges (list '())))
     (with-raw-server (address)
-        (answering exchanges (lambda (first second)
-                               (declare (ignore first))
-                               (ok-response second (note-octets 9))))
+        (answering exchanges (fn (_first second) (ok-response second (note-octets 9))))
       (grpc:with-channel (channel address :resend-octets 100000)
         (let ((call (chat channel :open)))
           (grpc:send call (note 1))
@@ -130,8 +123,7 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
   (flet ((attempts (count &rest options)
            (let ((exchanges (list '())) (tries 0))
              (with-raw-server (address)
-                 (lambda (peer exchange)
-                   (declare (ignore peer))
+                 (fn (_peer exchange)
                    (push exchange (car exchanges))
                    (if (= 1 (incf tries))
                        (http2:reset-stream (exchange-stream exchange) http2:+refused-stream+)

@@ -21,9 +21,7 @@
 
 (defun numbered-credentials ()
   "Those whose tokens are t0, t1 and so on."
-  (told-credentials (lambda (request number)
-                      (declare (ignore request))
-                      `(("authorization" . ,(format nil "t~D" number))))))
+  (told-credentials (fn (_request number) `(("authorization" . ,(format nil "t~D" number))))))
 
 (defun policy-config (policy)
   (format nil "{\"methodConfig\":[{\"name\":[{}],~A}]}" policy))
@@ -73,8 +71,7 @@
         (:ask (lambda (note) (incf calls) note))
       (let ((error (caught (lab.bench:ask channel (note 1) ; without a time-out of its own
                                           :call-credentials
-                                          (lambda (path)
-                                            (declare (ignore path))
+                                          (fn (_path)
                                             (let ((end (+ (monotonic-ns) 100000000)))
                                               (wait-until (lambda () (> (monotonic-ns) end))))
                                             '())))))
@@ -108,8 +105,7 @@
   "A call waits for its credentials, and no other call for it; all four kinds, and futures."
   (let ((futures '()))
     (with-told-probe (channel) (:ask #'tell-token :watch #'count-up :collect #'add-up :chat #'echo)
-      (let ((credentials (told-credentials (lambda (request number)
-                                             (declare (ignore request number))
+      (let ((credentials (told-credentials (fn (_request _number)
                                              (first (push (grpc:make-future) futures))))))
         (flet ((settle ()
                  (wait-until (lambda () futures))
@@ -137,8 +133,7 @@
   "The deadline ends a call that waits for them, and so does the end of its channel; what they
 answer after that is dropped."
   (let* ((futures '())
-         (credentials (told-credentials (lambda (request number)
-                                          (declare (ignore request number))
+         (credentials (told-credentials (fn (_request _number)
                                           (first (push (grpc:make-future) futures))))))
     (with-told-probe (channel :call-credentials credentials) (:ask #'double)
       (let ((error (caught (ask channel (note 1) :timeout 0.05))))
@@ -162,8 +157,7 @@ answer after that is dropped."
     (with-told-probe (channel :observer (grpc:make-observer :call-made (lambda (call)
                                                                          (setf made call)))
                               :call-credentials (told-credentials
-                                                 (lambda (request number)
-                                                   (declare (ignore request number))
+                                                 (fn (_request _number)
                                                    (grpc:cancel made)
                                                    never)))
         (:ask #'double)
@@ -188,18 +182,13 @@ answer after that is dropped."
                  (:internal ,(lambda () (grpc:make-rpc-error :not-found :message "x")))
                  (:unauthenticated ,(lambda () (make-condition 'simple-error
                                                                :format-control "x"))))
-          do (is (eq expected (failing (lambda (request number)
-                                         (declare (ignore request number))
-                                         (error (funcall make))))))
-             (is (eq expected (failing (lambda (request number)
-                                         (declare (ignore request number))
+          do (is (eq expected (failing (fn (_request _number) (error (funcall make))))))
+             (is (eq expected (failing (fn (_request _number)
                                          (let ((future (grpc:make-future)))
                                            (grpc:reject-future future (funcall make))
                                            future))))))
     (dolist (bad '((("Upper" . "x")) (("a" . 5)) (("grpc-x" . "x")) 7 (("a" . "b") . "c")))
-      (is (eq :internal (failing (lambda (request number)
-                                   (declare (ignore request number))
-                                   bad)))
+      (is (eq :internal (failing (fn (_request _number) bad)))
           "~S" bad))))
 
 (defun descend (depth)
@@ -227,21 +216,17 @@ thread on which a function is called for a retry, of which the call hears at onc
                                      (caught (ask channel (note 1) :timeout 60)))
                                     count)))))
                  (when retried
-                   (is (eq expected (failing (told-credentials (lambda (request number)
-                                                                 (declare (ignore request number))
+                   (is (eq expected (failing (told-credentials (fn (_request _number)
                                                                  (funcall fail)))))))
                  (let ((asked 0))
                    (multiple-value-bind (status count)
-                       (failing (lambda (path)
-                                  (declare (ignore path))
-                                  (when (< 1 (incf asked)) (funcall fail))))
+                       (failing (fn (_path) (when (< 1 (incf asked)) (funcall fail))))
                      (is (eq expected status))
                      (is (= 1 count)))))))))
 
 (test policies-judge-credentials-that-fail
   "A retry policy has another attempt made, for which they are asked again."
-  (let ((credentials (told-credentials (lambda (request number)
-                                         (declare (ignore request))
+  (let ((credentials (told-credentials (fn (_request number)
                                          (if (< number 2)
                                              (grpc:fail :unavailable "no token yet")
                                              '(("authorization" . "t")))))))
@@ -249,9 +234,7 @@ thread on which a function is called for a retry, of which the call hears at onc
         (:ask #'tell-token)
       (is (equal "t" (lab:note-text (ask channel (note 1)))))
       (is (= 3 (length (told-requests credentials))))))
-  (let ((credentials (told-credentials (lambda (request number)
-                                         (declare (ignore request number))
-                                         (error "never")))))
+  (let ((credentials (told-credentials (fn (_request _number) (error "never")))))
     (with-told-probe (channel :service-config *retry-unavailable* :call-credentials credentials)
         (:ask #'tell-token)
       (is (typep (caught (ask channel (note 1))) 'grpc:unauthenticated))
@@ -282,9 +265,7 @@ thread on which a function is called for a retry, of which the call hears at onc
                           (grpc:reject-future future (make-condition 'simple-error
                                                                      :format-control "x")))))
     (let* ((future (grpc:make-future))
-           (credentials (told-credentials (lambda (request number)
-                                            (declare (ignore request))
-                                            (if (zerop number) '() future))))
+           (credentials (told-credentials (fn (_request number) (if (zerop number) '() future))))
            (count (list 0))
            (settled (make-signal)))
       (with-told-probe (channel :call-credentials credentials
@@ -309,9 +290,7 @@ thread on which a function is called for a retry, of which the call hears at onc
 
 (test calls-that-a-channel-gets-when-it-has-ended-are-cancelled
   "As those it had; their credentials, which might answer when its loop has ended, are not asked."
-  (dolist (credentials (list nil (told-credentials (lambda (request number)
-                                                     (declare (ignore request number))
-                                                     (grpc:make-future)))))
+  (dolist (credentials (list nil (told-credentials (fn (_request _number) (grpc:make-future)))))
     (with-core (core puppet :pick-first)
       (client::shut-down core)
       (let ((call (begin-ask core :call-credentials credentials)))
@@ -336,8 +315,7 @@ thread on which a function is called for a retry, of which the call hears at onc
       (is (equal "a b t1" (lab:note-text (ask channel (note 1) :call-credentials (fixed "b")))))
       (is (typep (caught (ask channel (note 1)
                               :call-credentials (told-credentials
-                                                 (lambda (request number)
-                                                   (declare (ignore request number))
+                                                 (fn (_request _number)
                                                    (grpc:fail :unavailable "x")))))
                  'grpc:unavailable)))))
 
@@ -359,8 +337,7 @@ thread on which a function is called for a retry, of which the call hears at onc
   "Calls that have ended, by their deadlines or by their callers, are collected with their requests,
 even while the credentials that they have waited for do not answer."
   (let* ((futures '()) (pointers '())
-         (credentials (told-credentials (lambda (request number)
-                                          (declare (ignore request number))
+         (credentials (told-credentials (fn (_request _number)
                                           (first (push (grpc:make-future) futures))))))
     (flet ((end-one (channel timeout)
              (let ((call (grpc:call-async #'lab.bench:ask channel (note 1) :timeout timeout)))
@@ -381,9 +358,7 @@ even while the credentials that they have waited for do not answer."
 (test idle-channels-wait-for-credentials
   "A channel does not go idle under a call whose credentials are fetched."
   (let* ((future (grpc:make-future))
-         (credentials (told-credentials (lambda (request number)
-                                          (declare (ignore request))
-                                          (if (zerop number) future '())))))
+         (credentials (told-credentials (fn (_request number) (if (zerop number) future '())))))
     (with-told-probe (channel :call-credentials credentials) (:ask #'double)
       (let ((call (grpc:call-async #'lab.bench:ask channel (note 1))))
         (wait-until (lambda () (told-requests credentials)))

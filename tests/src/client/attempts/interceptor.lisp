@@ -120,15 +120,9 @@
                (is-false (grpc:rpc-error-sent-p error))
                (is (search "no token" (grpc:rpc-error-message error)))
                (grpc:rpc-error-status error))))
-      (is (eq :unavailable (failing (lambda (path)
-                                      (declare (ignore path))
-                                      (grpc:fail :unavailable "no token")))))
-      (is (eq :internal (failing (lambda (path)
-                                   (declare (ignore path))
-                                   (grpc:fail :not-found "no token")))))
-      (is (eq :unauthenticated (failing (lambda (path)
-                                          (declare (ignore path))
-                                          (error "no token"))))))))
+      (is (eq :unavailable (failing (fn (_path) (grpc:fail :unavailable "no token")))))
+      (is (eq :internal (failing (fn (_path) (grpc:fail :not-found "no token")))))
+      (is (eq :unauthenticated (failing (fn (_path) (error "no token"))))))))
 
 (test credentials-are-refused-on-plaintext
   (dolist (options (list (list :call-credentials (grpc:bearer-token "x")) '()))

@@ -146,8 +146,7 @@
   "Call FUNCTION with a channel that compresses and takes turns between two servers, both of which
 it is connected to: one reads no compression. (NOTE accepted exchange) is called for each call."
   (flet ((answer (accepted)
-           (lambda (peer exchange)
-             (declare (ignore peer))
+           (fn (_peer exchange)
              (funcall note accepted exchange)
              (answer-fields exchange `((":status" . "200")
                                        ("content-type" . "application/grpc")
@@ -215,9 +214,7 @@ call ends, and the channel goes on."
                 (count nil outcomes))))
        (loop repeat 2 do (ask channel (note 1))) ; both know now
        (with-replaced (('os:inflate-octets
-                        (lambda (function &rest arguments)
-                          (declare (ignore function arguments))
-                          (values :no-memory nil 0))))
+                        (fn (_function &rest _arguments) (values :no-memory nil 0))))
          (is (= 2 (outcomes))))
        (is (= 4 (outcomes)))))
    (constantly nil)))

@@ -34,9 +34,7 @@ function that returns the :authority of the last request."
   (let ((authority nil))
     (with-probe (channel :options (list :observer (grpc:make-observer
                                                    :request-begun
-                                                   (lambda (call name)
-                                                     (declare (ignore call))
-                                                     (setf authority name))))
+                                                   (fn (_call name) (setf authority name))))
                          :channel-options channel-options)
         (:ask (lambda (note call)
                 (note (number-of note)
@@ -72,12 +70,10 @@ function that returns the :authority of the last request."
 (test the-user-agent
   "The application's stands before the library's."
   (call-with-authorities
-   (lambda (channel authority)
-     (declare (ignore authority))
+   (fn (channel _authority)
      (is (eql 0 (search "grpc-lisp-clgrpc/" (lab:note-text (ask channel (note 1))))))))
   (call-with-authorities
-   (lambda (channel authority)
-     (declare (ignore authority))
+   (fn (channel _authority)
      (is (eql 0 (search "shop/1.2 grpc-lisp-clgrpc/" (lab:note-text (ask channel (note 1)))))))
    :user-agent "shop/1.2")
   (dolist (bad (list "" (format nil "a~Cb" #\Return) (string (code-char 252)) 5))

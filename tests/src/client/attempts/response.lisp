@@ -3,9 +3,7 @@
 (in-package #:clgrpc.tests.client)
 
 (defun call-with-answer (script options function)
-  (with-raw-server (address) (lambda (peer exchange)
-                               (declare (ignore peer))
-                               (funcall script exchange))
+  (with-raw-server (address) (fn (_peer exchange) (funcall script exchange))
     (client::call-with-channel address options function)))
 
 (defmacro with-answer ((channel &key options) script &body body)
@@ -170,8 +168,7 @@ attempts/attempt.lisp)."
 (test early-good-end
   "A server may answer before it has read all, and then reset without an error."
   (with-raw-server (address :at :headers)
-      (lambda (peer exchange)
-        (declare (ignore peer))
+      (fn (_peer exchange)
         (ok-response exchange (note-octets 9))
         (http2:reset-stream (exchange-stream exchange) http2:+no-error+))
     (grpc:with-channel (channel address)
@@ -183,8 +180,7 @@ attempts/attempt.lisp)."
 as if all were well, which frees it at both ends. Calls that we end are cancelled."
   (let ((exchanges '()))
     (with-raw-server (address :at :headers)
-        (lambda (peer exchange)
-          (declare (ignore peer))
+        (fn (_peer exchange)
           (push exchange exchanges)
           (when (null (rest exchanges))
             (answer-fields exchange '((":status" . "200") ("content-type" . "application/grpc")

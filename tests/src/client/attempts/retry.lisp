@@ -6,8 +6,7 @@
 (defun refusing (times counter)
   "A script that refuses the first TIMES requests, counted in the car of COUNTER, and answers others
 with 7."
-  (lambda (peer exchange)
-    (declare (ignore peer))
+  (fn (_peer exchange)
     (if (<= (sb-ext:atomic-incf (car counter)) (1- times))
         (http2:reset-stream (exchange-stream exchange) http2:+refused-stream+)
         (ok-response exchange (note-octets 7)))))
@@ -118,8 +117,7 @@ or new."
 (test answers-that-have-begun-are-not-asked-for-again
   (let ((counter (list 0)))
     (with-raw-server (address)
-        (lambda (peer exchange)
-          (declare (ignore peer))
+        (fn (_peer exchange)
           (sb-ext:atomic-incf (car counter))
           (send-fields (exchange-stream exchange)
                        '((":status" . "200") ("content-type" . "application/grpc")) nil)
@@ -132,8 +130,7 @@ or new."
   "The second attempt, which is not answered, ends by the call's deadline or its cancellation."
   (let ((counter (list 0)))
     (with-raw-server (address)
-        (lambda (peer exchange)
-          (declare (ignore peer))
+        (fn (_peer exchange)
           (when (evenp (sb-ext:atomic-incf (car counter)))
             (http2:reset-stream (exchange-stream exchange) http2:+refused-stream+)))
       (grpc:with-channel (channel address)
@@ -237,8 +234,7 @@ again. Nobody waits for ready: the old server goes on until the new one listens.
     (unwind-protect
          (check-no-call-is-lost
           address
-          (lambda (round)
-            (declare (ignore round))
+          (fn (_round)
             (let ((next (start-next address)))
               (assert (grpc:stop-server (shiftf server next) :drain 10)))))
       (grpc:stop-server server :drain 5))))
@@ -281,8 +277,7 @@ function of an exchange and how many there were before. Return what FUNCTION doe
 that it signals, and the exchanges, the oldest first."
   (let ((exchanges '()))
     (with-raw-server (address :at at)
-        (lambda (peer exchange)
-          (declare (ignore peer))
+        (fn (_peer exchange)
           (push exchange exchanges)
           (funcall script exchange (1- (length exchanges))))
       (let ((channel (apply #'grpc:make-channel address :service-config config options)))
@@ -356,8 +351,7 @@ is the channel."
     (is (= 3 (attempts 14 (retry-config :codes "14"))))
     ;; an answer that has begun
     (is (= 1 (attempts 14 (retry-config)
-                       :script (lambda (exchange number)
-                                 (declare (ignore number))
+                       :script (fn (exchange _number)
                                  (send-fields (exchange-stream exchange)
                                               '((":status" . "200")
                                                 ("content-type" . "application/grpc"))
@@ -366,18 +360,14 @@ is the channel."
                                               '(("grpc-status" . "14")) t)))))
     ;; streams that are reset, and what is no gRPC
     (is (= 3 (attempts 13 (retry-config :codes "\"INTERNAL\"")
-                       :script (lambda (exchange number)
-                                 (declare (ignore number))
-                                 (reset-exchange exchange)))))
+                       :script (fn (exchange _number) (reset-exchange exchange)))))
     (is (= 3 (attempts 14 (retry-config)
-                       :script (lambda (exchange number)
-                                 (declare (ignore number))
+                       :script (fn (exchange _number)
                                  (send-fields (exchange-stream exchange)
                                               '((":status" . "503")) t)))))
     ;; a refused attempt is made again without a word, then by the policy
     (is (= 4 (attempts 14 (retry-config)
-                       :script (lambda (exchange number)
-                                 (declare (ignore number))
+                       :script (fn (exchange _number)
                                  (http2:reset-stream (exchange-stream exchange)
                                                      http2:+refused-stream+)))))))
 

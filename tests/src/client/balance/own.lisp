@@ -114,8 +114,6 @@
       (update core "[{\"round_robin\":{}}]" 1)
       (let ((rung 0))
         (balance::start-policy-timer (policy-of core) 0
-                                     (lambda (balancer)
-                                       (declare (ignore balancer))
-                                       (when (= 1 (incf rung)) (error "overslept"))))
+                                     (fn (_balancer) (when (= 1 (incf rung)) (error "overslept"))))
         (elapse core 10)
         (is (= 2 rung))))))

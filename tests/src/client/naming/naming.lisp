@@ -108,9 +108,7 @@ and notes in the journal what it tells, and its loop."
 (test configs-that-do-not-come-hold-up-no-address
   (with-name-resolver (server resolver loop :dns-service-config t :dns-timeout-seconds 60)
     (dns-tests:set-records server "x.test" dns:+a+ "10.0.0.1")
-    (dns-tests:set-manner server (lambda (name type carrier)
-                                   (declare (ignore name carrier))
-                                   (when (= type dns:+txt+) :drop)))
+    (dns-tests:set-manner server (fn (_name type _carrier) (when (= type dns:+txt+) :drop)))
     (resolve resolver loop)
     (is (equal '(("10.0.0.1:80") nil :none) (answer-told 1)))))
 

@@ -92,8 +92,7 @@
     (loop:post loop (lambda ()
                       (client:run-resolver
                        resolver loop
-                       (lambda (backends failure service-config)
-                         (declare (ignore service-config))
+                       (fn (backends failure _service-config)
                          (note-deed :told (mapcar #'client:backend-key backends) failure
                                     (loop:in-event-loop-p loop))))))
     resolver))

@@ -118,8 +118,7 @@
         (see-picks)
         (let ((turns (list full other)))
           (client::change-picker
-           core :ready (client:make-picker (lambda (call)
-                                             (declare (ignore call))
+           core :ready (client:make-picker (fn (_call)
                                              (setf turns (reverse turns))
                                              (first turns))
                                            "in turn")))

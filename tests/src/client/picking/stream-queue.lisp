@@ -22,8 +22,7 @@
   "Have the next calls of CORE be picked for as PICKED says, in turn, over and over."
   (let ((left '()))
     (client::change-picker core :ready
-                           (client:make-picker (lambda (call)
-                                                 (declare (ignore call))
+                           (client:make-picker (fn (_call)
                                                  (unless left (setf left picked))
                                                  (pop left))
                                                "a test's" :choosy choosy))))
@@ -90,8 +89,7 @@ CHOOSY or not and always picks the only server."
     (client::look-at core
                      (lambda ()
                        (client::change-picker
-                        core :ready (client:make-picker (lambda (call)
-                                                          (declare (ignore call))
+                        core :ready (client:make-picker (fn (_call)
                                                           (incf picks)
                                                           subchannel)
                                                         "counts" :choosy choosy))))

@@ -89,8 +89,7 @@
       (dolist (name '(:first :second))
         (let ((name name))
           (client:add-listener subchannel
-                               (lambda (call heard-of status trailers)
-                                 (declare (ignore trailers))
+                               (fn (call heard-of status _trailers)
                                  (push (list name (eq heard-of subchannel) status
                                              (eq status (grpc:call-status call)))
                                        heard)))))

@@ -134,12 +134,8 @@ their start and end, too."
   (loop:make-byte-channel
    (loop:make-byte-channel-kind
     :name "puppet" :shutdown #'identity :close #'identity
-    :write (lambda (byte-channel octets start end)
-             (declare (ignore byte-channel))
-             (funcall say (subseq octets start end)))
-    :read (lambda (byte-channel octets start end)
-            (declare (ignore byte-channel))
-            (funcall hear octets start end)))
+    :write (fn (_byte-channel octets start end) (funcall say (subseq octets start end)))
+    :read (fn (_byte-channel octets start end) (funcall hear octets start end)))
    -1 "puppet"))
 
 (test a-dialogue-needs-several-writes-and-reads
@@ -379,14 +375,12 @@ more; WRITTEN is a function of what is written, of which it takes three octets a
   (loop:make-byte-channel
    (loop:make-byte-channel-kind
     :name "scripted"
-    :read (lambda (byte-channel octets start end)
-            (declare (ignore byte-channel))
+    :read (fn (_byte-channel octets start end)
             (let* ((part (pop reads)) (count (min (length part) (- end start))))
               (when (< count (length part)) (push (subseq part count) reads))
               (replace octets part :start1 start :end1 end)
               (if (plusp count) count loop:+wants-read+)))
-    :write (lambda (byte-channel octets start end)
-             (declare (ignore byte-channel))
+    :write (fn (_byte-channel octets start end)
              (let ((end (min end (+ start 3))))
                (funcall written (subseq octets start end))
                (- end start)))
@@ -440,8 +434,7 @@ those that come later, in as many pieces as there is room for."
                                             (loop repeat 2000
                                                   collect (http-answer "HTTP/1.1 100 Go" "")))))))
     (is (search "deadline" (string-downcase
-                            (failure (lambda (head)
-                                       (declare (ignore head))
+                            (failure (fn (_head)
                                        (sleep 2)
                                        nil)
                                      :timeout 0.2))))))

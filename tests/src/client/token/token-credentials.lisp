@@ -25,8 +25,7 @@
 (test one-fetch-at-a-time
   "However many wait, they have the token of one."
   (let* ((gate (sb-thread:make-semaphore))
-         (credentials (test-credentials (lambda (number)
-                                          (declare (ignore number))
+         (credentials (test-credentials (fn (_number)
                                           (sb-thread:wait-on-semaphore gate :timeout 10)
                                           (values "t" 3600))))
          (answers (loop repeat 50 collect (grpc:get-request-metadata credentials *request*))))
@@ -63,8 +62,7 @@ before; of a short life both are parts."
   "All that wait fail alike; others fail at once until the back-off is over. Then one tries again."
   (with-log ()
     (let* ((working nil)
-           (credentials (test-credentials (lambda (number)
-                                            (declare (ignore number))
+           (credentials (test-credentials (fn (_number)
                                             (if working
                                                 (values "t" 3600)
                                                 (grpc:fail :unavailable "no server"))))))
@@ -114,19 +112,13 @@ said."
     (dolist (bad (list "" "a b" (format nil "a~Cb" #\Newline) (string (code-char 233)) 5 nil
                        (make-string 65536 :initial-element #\a)))
       (is (eq :unauthenticated
-              (status-of-token (test-credentials (lambda (number)
-                                                   (declare (ignore number))
-                                                   (values bad 3600)))))))
+              (status-of-token (test-credentials (fn (_number) (values bad 3600)))))))
     (dolist (life (list 0 -5 nil "3600"))
       (is (eq :unauthenticated
-              (status-of-token (test-credentials (lambda (number)
-                                                   (declare (ignore number))
-                                                   (values "secret-token" life)))))))))
+              (status-of-token (test-credentials (fn (_number) (values "secret-token" life)))))))))
 
 (test tokens-are-not-printed
-  (let ((credentials (test-credentials (lambda (number)
-                                         (declare (ignore number))
-                                         (values "secret-token" 3600)))))
+  (let ((credentials (test-credentials (fn (_number) (values "secret-token" 3600)))))
     (ask-token credentials)
     (dolist (object (list credentials (token::token-kept credentials)
                           (grpc:bearer-token "secret-token")
@@ -154,8 +146,7 @@ said."
   "While a fetch hangs, nothing is kept of a call whose deadline has passed, over the network and
 within the image; one that still waits gets the token."
   (let* ((gate (sb-thread:make-semaphore))
-         (credentials (test-credentials (lambda (number)
-                                          (declare (ignore number))
+         (credentials (test-credentials (fn (_number)
                                           (sb-thread:wait-on-semaphore gate :timeout 20)
                                           (values "t" 3600))))
          (composed (grpc:compose-credentials (grpc:bearer-token "own") credentials)))

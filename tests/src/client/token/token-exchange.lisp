@@ -22,8 +22,7 @@
 
 (test exchanged-tokens
   (let ((seen nil) (count 0))
-    (with-endpoint (url (lambda (form request)
-                          (declare (ignore request))
+    (with-endpoint (url (fn (form _request)
                           (setf seen form)
                           (token-answer "exchanged")))
       (let ((credentials (grpc:exchanged-token url :subject-token (lambda ()
@@ -54,9 +53,7 @@
   "The endpoint must prove its name; it speaks HTTP/1.1."
   (flet ((trusting (root)
            (grpc:tls-credentials :roots (support:certificate-file root) :alpn nil)))
-    (with-endpoint (url (lambda (form request)
-                          (declare (ignore form request))
-                          (token-answer "secure"))
+    (with-endpoint (url (fn (_form _request) (token-answer "secure"))
                         :credentials (grpc:tls-credentials
                                       :certificate (support:certificate-file "server.pem")
                                       :key (support:certificate-file "server.key")))
@@ -102,9 +99,7 @@
                ;; else each call would request another
                (:unauthenticated "expired" 200 () ,(json "access_token" "t" "token_type" "bearer"
                                                          "expires_in" 0.99d0)))
-        do (with-endpoint (url (lambda (form request)
-                                 (declare (ignore form request))
-                                 (values-list answer)))
+        do (with-endpoint (url (fn (_form _request) (values-list answer)))
              (multiple-value-bind (status said) (status-of-token (client-of url))
                (is (eq expected status) "~S ~S" answer said)
                (is (and said (search text said)) "~S is not in ~S" text said)
@@ -117,8 +112,7 @@
                                      (1000000000 "expires_in" 2147483647)
                                      (1000000000 "expires_in" "2147483647")
                                      (1000000000 "expires_in" 1d300))
-        do (with-endpoint (url (lambda (form request)
-                                 (declare (ignore form request))
+        do (with-endpoint (url (fn (_form _request)
                                  (values 200 '() (apply #'json "access_token" "t" "token_type"
                                                         "BEARER" members))))
              (let ((credentials (client-of url)))

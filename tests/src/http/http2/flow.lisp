@@ -36,12 +36,10 @@
     (let* ((streams '()) (held '())
            (server (connect-end
                     :server
-                    :on-headers (lambda (stream list end-p)
-                                  (declare (ignore list end-p))
+                    :on-headers (fn (stream _list _end-p)
                                   (push stream streams)
                                   (push (cons stream 0) held))
-                    :on-data (lambda (stream octets start end end-p)
-                               (declare (ignore octets end-p))
+                    :on-data (fn (stream _octets start end _end-p)
                                (incf (cdr (assoc stream held)) (- end start)))))
            (client (connect-end :client))
            (connection (end-connection server))

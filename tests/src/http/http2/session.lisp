@@ -46,8 +46,7 @@
 (defun make-echo-server ()
   "An END that answers each request with its own octets and trailers."
   (connect-end :server :options (random-options)
-    :on-headers (lambda (stream list end-p)
-                  (declare (ignore list end-p))
+    :on-headers (fn (stream _list _end-p)
                   (setf (h2:stream-user stream) (make-call :stream stream))
                   (send-headers stream *response-fields* nil))
     :on-data (lambda (stream octets start end end-p)
@@ -61,9 +60,7 @@
 (defun make-recording-client ()
   (connect-end :client :options (random-options)
     :on-data #'note-data
-    :on-trailers (lambda (stream list)
-                   (declare (ignore list))
-                   (setf (call-ended (h2:stream-user stream)) t))))
+    :on-trailers (fn (stream _list) (setf (call-ended (h2:stream-user stream)) t))))
 
 (defun exchange-some (from to leftovers)
   "Carry what FROM says to TO, cut at a random place, what is left over first. Return the rest."

@@ -149,8 +149,7 @@ used again for another connection: it does not get that."
          (options (make-options))
          (sink (h2:make-sink
                 :on-output (lambda (connection) (declare (ignore connection)) buffer)
-                :on-reset (lambda (stream code source)
-                            (declare (ignore stream code source))
+                :on-reset (fn (_stream _code _source)
                             (unless begun
                               (h2:reset-stream second 8)
                               (setf begun (h2:open-stream first))

@@ -57,12 +57,9 @@
     (let ((texts (loop for i below 200 collect (list (format nil "~200,'0D" i)))))
       (apply #'set-records server "long.test" +txt+ texts)
       (is (= 200 (length (nth-value 1 (ask-and-wait loop (list server) "long.test" +txt+))))))
-    (set-manner server (lambda (name type carrier)
-                         (declare (ignore name type))
-                         (if (eq :udp carrier) :truncate :drop)))
+    (set-manner server (fn (_name _type carrier) (if (eq :udp carrier) :truncate :drop)))
     (is (eq :unreachable (ask-and-wait loop (list server) "a.test" +a+)) "it hangs up")
-    (set-manner server (lambda (name type carrier)
-                         (declare (ignore name type))
+    (set-manner server (fn (_name _type carrier)
                          (if (eq :udp carrier)
                              :truncate
                              (lambda (answer) (list (first (forgeries answer)))))))
@@ -74,9 +71,7 @@
   (with-server-and-loop (server loop)
     (set-records server "a.test" +a+ "1.2.3.4")
     (let ((count 0))
-      (set-manner server (lambda (name type carrier)
-                           (declare (ignore name type carrier))
-                           (if (< (incf count) 3) :drop nil))))
+      (set-manner server (fn (_name _type _carrier) (if (< (incf count) 3) :drop nil))))
     (is (eq :found (ask-and-wait loop (list server) "a.test" +a+ :seconds 1)))
     (is (= 3 (length (name-server-asked server))))
     (set-manner server (constantly :drop))
@@ -116,9 +111,7 @@
 
 (test floods-are-cut-off
   (with-server-and-loop (server loop)
-    (set-manner server (constantly (lambda (answer)
-                                     (declare (ignore answer))
-                                     (loop repeat 200 collect (octets-of 1 2 3)))))
+    (set-manner server (constantly (fn (_answer) (loop repeat 200 collect (octets-of 1 2 3)))))
     (is (member (ask-and-wait loop (list server) "a.test" +a+ :seconds 0.5)
                 '(:unreachable :no-answer)))))
 
@@ -137,8 +130,7 @@
     (set-records server "a.test" +a+ "1.2.3.4")
     (set-old server :repeat)
     (set-manner server
-                (lambda (name type carrier)
-                  (declare (ignore name type carrier))
+                (fn (_name _type _carrier)
                   (when (<= 2 (length (name-server-asked server)) 3) ; it fails twice
                     (lambda (answer)
                       (list (answer-octets (question-octets "a.test" +a+) '()
@@ -190,9 +182,7 @@
         (on-loop loop (lambda ()
                         (ask loop (list (server-address server)) (name-octets "a") +a+
                              (seconds-ns 60)
-                             (lambda (outcome data)
-                               (declare (ignore data))
-                               (push outcome answers))))))
+                             (fn (outcome _data) (push outcome answers))))))
       (is (equal '(:unreachable) answers)))))
 
 (test nobody-waits-for-what-is-given-up
@@ -202,8 +192,7 @@
       (on-loop loop (lambda ()
                       (give-up (ask loop (list (server-address server)) (name-octets "a") +a+
                                     (seconds-ns 60)
-                                    (lambda (outcome data)
-                                      (declare (ignore data))
+                                    (fn (outcome _data)
                                       (setf got outcome)
                                       (sb-thread:signal-semaphore done)))
                                (seconds-ns 0.01))))

@@ -34,9 +34,7 @@
 (test a-family-that-is-not-answered-does-not-hold-up-the-other
   (with-server-and-loop (server loop)
     (set-records server "a.test" +a+ "127.0.0.1")
-    (set-manner server (lambda (name type carrier)
-                         (declare (ignore name carrier))
-                         (when (= type +aaaa+) :drop)))
+    (set-manner server (fn (_name type _carrier) (when (= type +aaaa+) :drop)))
     (let ((begin (monotonic-ns)))
       (is (equal '("127.0.0.1:80") (addresses-of loop server "a.test" :seconds 600)))
       (is (< (- (monotonic-ns) begin) (seconds-ns *patience-seconds*))))))
@@ -53,8 +51,7 @@
       (check :no-such-name "no such host a.test")
       (set-code server "a.test" nil)
       ;; one family is not known to have none
-      (set-manner server (lambda (name type carrier)
-                           (declare (ignore name carrier))
+      (set-manner server (fn (_name type _carrier)
                            (when (= type +a+)
                              (lambda (answer)
                                (list (answer-octets (question-octets "a.test" +a+) '()

@@ -12,8 +12,7 @@
 
 (defun watching-handler (watched &key (input #'echo) (fill #'identity))
   (make-handler :input input :fill fill
-                :closed (lambda (connection reason)
-                          (declare (ignore connection))
+                :closed (fn (_connection reason)
                           (push reason (watched-reasons watched))
                           (sb-thread:signal-semaphore (watched-closed watched)))))
 
@@ -129,8 +128,7 @@ seconds, in which a client on a busy machine may not have read all."
 (test closing-in-the-middle-of-input
   (with-loops (loop) ()
     (with-watched (loop watched client
-                        :input (lambda (connection octets start end)
-                                 (declare (ignore octets end))
+                        :input (fn (connection _octets start _end)
                                  (close-connection connection :abort t)
                                  start))
       (client-send client (pattern 10))
@@ -219,23 +217,18 @@ seconds, in which a client on a busy machine may not have read all."
 
 (test input-that-fails
   (check-owner-error :connection-handler-error
-                     :input (lambda (&rest arguments)
-                              (declare (ignore arguments))
-                              (error "broken"))))
+                     :input (fn (&rest _arguments) (error "broken"))))
 
 (test fill-that-fails
   (check-owner-error :connection-handler-error
-                     :fill (lambda (connection)
-                             (declare (ignore connection))
-                             (error "broken"))))
+                     :fill (fn (_connection) (error "broken"))))
 
 (test closed-function-that-fails
   (with-logged (events)
     (with-loops (loop) ()
       (let ((listener (listen-with (list loop)
                                    (make-handler :input #'echo
-                                                 :closed (lambda (connection reason)
-                                                           (declare (ignore connection reason))
+                                                 :closed (fn (_connection _reason)
                                                            (error "broken"))))))
         (with-clients (client) ((listener-address listener))
           (client-send client (octets-of 1))
@@ -273,8 +266,7 @@ are not available."
   (with-loops (loop) ()
     (let ((connections '()))
       (let ((listener (listen-on "127.0.0.1:0" (make-server-options) (list loop)
-                                 (lambda (loop byte-channel peer)
-                                   (declare (ignore peer))
+                                 (fn (loop byte-channel _peer)
                                    (let ((connection (make-connection
                                                       loop byte-channel
                                                       (make-handler :input #'echo))))

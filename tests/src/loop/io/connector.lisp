@@ -47,13 +47,11 @@
     (let ((listener (listen-with (list other) (make-handler :input #'echo)))
           (done (sb-thread:make-semaphore)) (got nil) (no-delay nil))
       (connect-to loop (listener-address listener) (seconds-ns 10)
-                  (lambda (byte-channel condition)
-                    (declare (ignore condition))
+                  (fn (byte-channel _condition)
                     (let ((connection
                             (make-connection
                              loop byte-channel
-                             (make-handler :input (lambda (connection octets start end)
-                                                    (declare (ignore connection))
+                             (make-handler :input (fn (_connection octets start end)
                                                     (setf got (subseq octets start end))
                                                     (sb-thread:signal-semaphore done)
                                                     end)))))
@@ -133,8 +131,7 @@
       (let ((listener (listen-with (list loop) (make-handler :input #'echo)))
             (called (sb-thread:make-semaphore)))
         (connect-to loop (listener-address listener) (seconds-ns 10)
-                    (lambda (byte-channel condition)
-                      (declare (ignore byte-channel condition))
+                    (fn (_byte-channel _condition)
                       (sb-thread:signal-semaphore called)
                       (error "broken")))
         (is-true (await called))
@@ -249,8 +246,7 @@
        loop
        (lambda ()
          (dotimes (i 100)
-           (loop:lookup-host loop "localhost" 5 (lambda (found failure)
-                                                  (declare (ignore failure))
+           (loop:lookup-host loop "localhost" 5 (fn (found _failure)
                                                   (push found addresses)
                                                   (sb-thread:signal-semaphore answered))))
          (is (= 1 (loop::quota-waiting (loop:reserve-root loop::**resolvers**))))))
@@ -266,8 +262,7 @@ threads of its own that asks for the same name has its answer."
     (with-loops (busy) ()
       (with-loops (loop) (:reserve reserve)
         (flet ((ask (loop)
-                 (loop:lookup-host loop "localhost" 5 (lambda (found failure)
-                                                        (declare (ignore found failure))
+                 (loop:lookup-host loop "localhost" 5 (fn (_found _failure)
                                                         (sb-thread:signal-semaphore answered)))))
           (call-with-busy-resolver busy (lambda ()
                                           (ask busy)
@@ -283,9 +278,7 @@ threads of its own that asks for the same name has its answer."
       (call-with-busy-resolver
        loop
        (lambda ()
-         (loop:lookup-host loop "nobody.invalid" 1 (lambda (found failure)
-                                                     (declare (ignore found failure))
-                                                     (incf answers))
+         (loop:lookup-host loop "nobody.invalid" 1 (fn (_found _failure) (incf answers))
                            (constantly nil))))
       (loop while loop::**address-queries** do (settle loop))
       (is (zerop answers)))))
@@ -327,8 +320,7 @@ threads of its own that asks for the same name has its answer."
                          (list (os:make-address "127.0.0.1" closed)
                                (os:make-address "127.0.0.1" (port-of listener)))
                          (seconds-ns 10)
-                         (lambda (byte-channel condition)
-                           (declare (ignore condition))
+                         (fn (byte-channel _condition)
                            (setf peer (byte-channel-peer byte-channel))
                            (close-byte-channel byte-channel)
                            (sb-thread:signal-semaphore done))
@@ -355,9 +347,7 @@ channels that came as candidates, latest first, and the condition that it ended 
                        (loop for listener in listeners
                              collect (os:make-address "127.0.0.1" (port-of listener)))
                        (seconds-ns 20)
-                       (lambda (byte-channel condition)
-                         (declare (ignore byte-channel))
-                         (setf ended condition))
+                       (fn (_byte-channel condition) (setf ended condition))
                        :delay-ns (seconds-ns 60)
                        :on-candidate (lambda (byte-channel) (push byte-channel byte-channels)))))
       (flet ((count-of (count)
@@ -388,8 +378,7 @@ channels that came as candidates, latest first, and the condition that it ended 
 (test candidates-that-are-accepted
   "Nobody is told anything more."
   (call-with-candidates
-   (lambda (loop connector count-of byte-channels ended)
-     (declare (ignore byte-channels))
+   (fn (loop connector count-of _byte-channels ended)
      (is-true (funcall count-of 1))
      (on-loop loop (lambda ()
                      (end-connecting connector)

@@ -132,11 +132,8 @@ not yet closed, is not reset: it gets to the other."
 (test accept-function-that-fails
   (with-logged (events)
     (with-loops (loop) ()
-      (dolist (function (list (lambda (loop byte-channel peer)
-                                (declare (ignore loop byte-channel peer))
-                                (error "broken"))
-                              (lambda (loop byte-channel peer)
-                                (declare (ignore peer))
+      (dolist (function (list (fn (_loop _byte-channel _peer) (error "broken"))
+                              (fn (loop byte-channel _peer)
                                 (make-connection loop byte-channel (make-handler :input #'echo))
                                 (error "broken"))))
         (let ((listener (listen-on "127.0.0.1:0" (make-server-options) (list loop) function)))
@@ -173,8 +170,7 @@ begins when it asks first."
                                                       (make-handler :input #'echo)))
                                    :on-full (lambda () (error 'mishap)))))
           (sb-int:encapsulate 'os:accept-socket 'fails
-                              (lambda (original socket address)
-                                (declare (ignore original socket address))
+                              (fn (_original _socket _address)
                                 (when (= 1 (incf asked)) (sb-thread:signal-semaphore begun))
                                 (- errno)))
           (unwind-protect

@@ -4,8 +4,7 @@
 
 (defun listen-with-tls (loops handler credentials &key on-connection)
   (listen-on "127.0.0.1:0" (make-server-options) loops
-             (lambda (loop byte-channel peer)
-               (declare (ignore peer))
+             (fn (loop byte-channel _peer)
                (let ((connection (make-connection
                                   loop (make-tls-byte-channel loop byte-channel credentials :server)
                                   handler)))
@@ -24,8 +23,7 @@
             (when (>= (buffer-fill (talk-received talk)) (talk-expected talk))
               (sb-thread:signal-semaphore (talk-done talk)))
             end)
-   :closed (lambda (connection reason)
-             (declare (ignore connection))
+   :closed (fn (_connection reason)
              (setf (talk-closed talk) (list reason))
              (sb-thread:signal-semaphore (talk-over talk)))))
 
@@ -110,9 +108,7 @@
   "After a session has failed the next one is not resumed, since the ticket may be the cause."
   (with-tls-server (loop address)
     (let* ((allowed t)
-           (credentials (client-credentials :peer-check (lambda (certificate)
-                                                          (declare (ignore certificate))
-                                                          allowed))))
+           (credentials (client-credentials :peer-check (fn (_certificate) allowed))))
       (flet ((talk () (begin-talk loop address credentials (octets-of 1)))
              (resumed-p (talk)
                (is-true (await (talk-done talk)))
@@ -131,8 +127,7 @@
   (let* ((length 20000000) (octets (pattern length)) (sent 0) (most 0) (server nil))
     (with-tls-server (loop address
                       :handler (make-handler
-                                :input (lambda (connection octets start end)
-                                         (declare (ignore octets start))
+                                :input (fn (connection _octets _start end)
                                          (setf server connection)
                                          (connection-output connection)
                                          end)
@@ -164,8 +159,7 @@
   (let ((reasons '()) (told (sb-thread:make-semaphore)))
     (with-tls-server (loop address
                       :handler (make-handler :input #'echo
-                                             :closed (lambda (connection reason)
-                                                       (declare (ignore connection))
+                                             :closed (fn (_connection reason)
                                                        (push reason reasons)
                                                        (sb-thread:signal-semaphore told))))
       (with-clients (plain silent) (address)
@@ -183,8 +177,7 @@
   (with-loops (loop) ()
     (let* ((listener (listen-with (list loop)
                                   (make-handler
-                                   :input (lambda (connection octets start end)
-                                            (declare (ignore octets start))
+                                   :input (fn (connection _octets _start end)
                                             (append-octets (connection-output connection)
                                                            (ascii-octets "what is that?"))
                                             end))))
@@ -199,8 +192,7 @@
              (with-tls-server (loop address
                                :credentials server
                                :handler (make-handler :input #'echo
-                                                      :closed (lambda (connection reason)
-                                                                (declare (ignore connection))
+                                                      :closed (fn (_connection reason)
                                                                 (setf at-server reason)
                                                                 (sb-thread:signal-semaphore told))))
                (let ((talk (begin-talk loop address client (octets-of 1))))
@@ -248,8 +240,7 @@
   (let ((reasons '()) (told (sb-thread:make-semaphore)))
     (with-tls-server (loop address
                       :handler (make-handler :input #'echo
-                                             :closed (lambda (connection reason)
-                                                       (declare (ignore connection))
+                                             :closed (fn (_connection reason)
                                                        (push reason reasons)
                                                        (sb-thread:signal-semaphore told))))
       (let ((talk (begin-talk loop address (client-credentials) (octets-of 1))))
@@ -282,8 +273,7 @@
   (let ((reason nil) (told (sb-thread:make-semaphore)))
     (with-tls-server (loop address
                       :handler (make-handler :input #'echo
-                                             :closed (lambda (connection text)
-                                                       (declare (ignore connection))
+                                             :closed (fn (_connection text)
                                                        (setf reason text)
                                                        (sb-thread:signal-semaphore told))))
       (let ((talk (begin-talk loop address (client-credentials) (octets-of 1))))
@@ -373,8 +363,7 @@
                      (declare (ignore argument))
                      (loop for descriptor from 1000001 repeat 20 do (shake descriptor))
                      (multiple-value-bind (connection other)
-                         (memory-connection loop 1000050 (lambda (connection octets start end)
-                                                           (declare (ignore connection octets))
+                         (memory-connection loop 1000050 (fn (_connection _octets start end)
                                                            (incf served (- end start))
                                                            end))
                        (arrive connection other (octets-of 1 2 3))))

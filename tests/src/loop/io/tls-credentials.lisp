@@ -148,8 +148,7 @@ clients and servers; what is wrong with the file is said of it."
   "Those of a server that speaks HTTP/1.1 as well, too: its connections do not read them."
   (dolist (role '(:server :http-server))
     (call-with-certificate-copy
-     (lambda (certificate key install)
-       (declare (ignore install))
+     (fn (certificate key _install)
        (let ((credentials (tls-credentials :certificate certificate :key key
                                            :check-seconds nil)))
          (check-credentials credentials role)
@@ -178,8 +177,7 @@ clients and servers; what is wrong with the file is said of it."
 (test long-files-are-not-read
   "Neither at first nor when they are renewed: one as long as the heap, and an endless device."
   (call-with-certificate-copy
-   (lambda (certificate key install)
-     (declare (ignore install))
+   (fn (certificate key _install)
      (let* ((credentials (tls-credentials :certificate certificate :key key :check-seconds 0))
             (first (server-context-of credentials)))
        (with-open-file (stream certificate :direction :output :if-exists :overwrite
@@ -198,8 +196,7 @@ clients and servers; what is wrong with the file is said of it."
   "A certificate on a disk that hangs, for which a pipe stands: connections get what there was."
   (with-logged (events)
     (call-with-certificate-copy
-     (lambda (certificate key install)
-       (declare (ignore install))
+     (fn (certificate key _install)
        (let* ((credentials (tls-credentials :certificate certificate :key key :check-seconds 0))
               (first (server-context-of credentials))
               (asked (sb-thread:make-semaphore)) (contexts '()))
@@ -229,8 +226,7 @@ clients and servers; what is wrong with the file is said of it."
 (test files-of-others-that-hang-are-waited-for-together
   "However many others there are, the loop waits no longer than for one."
   (call-with-certificate-copy
-   (lambda (certificate key install)
-     (declare (ignore install))
+   (fn (certificate key _install)
      (flet ((credentials (certificate key &rest more)
               (apply #'tls-credentials :certificate certificate :key key :check-seconds 0 more)))
        (let* ((others (loop repeat 3 collect (credentials certificate key)))

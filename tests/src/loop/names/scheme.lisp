@@ -33,8 +33,7 @@
   "PARSE-TARGET knows the schemes that are registered with PARSE, and says so of the others."
   (call-with-schemes-of-ones-own
    (lambda ()
-     (register-scheme "local" :parse (lambda (text path smallest-port)
-                                       (declare (ignore text smallest-port))
+     (register-scheme "local" :parse (fn (_text path _smallest-port)
                                        (parse-target (format nil "127.0.0.1:~A" path))))
      (is (string= "127.0.0.1:81" (target-text (parse-target "local:81"))))
      (signals misuse (parse-target "local://somewhere/81"))

@@ -104,13 +104,11 @@ that the file is made with it."
              (done (sb-thread:make-semaphore)) (got 0))
         (is-true listener)
         (connect-to loop target (seconds-ns 10)
-                    (lambda (byte-channel condition)
-                      (declare (ignore condition))
+                    (fn (byte-channel _condition)
                       (let ((connection
                               (make-connection
                                loop byte-channel
-                               (make-handler :input (lambda (connection octets start end)
-                                                      (declare (ignore connection octets))
+                               (make-handler :input (fn (_connection _octets start end)
                                                       (when (= 500000 (incf got (- end start)))
                                                         (sb-thread:signal-semaphore done))
                                                       end)))))

@@ -169,11 +169,10 @@ runs, which would neither run again nor end."
         (is (eq :told (await 60 (lambda ()
                                   ;; it can tell only once this waits
                                   (unless thread
-                                    (setf thread (sb-thread:make-thread
-                                                  (lambda ()
-                                                    (sb-thread:with-mutex (lock)
-                                                      (setf value :told)
-                                                      (sb-thread:condition-broadcast queue))))))
+                                    (setf thread (in-thread
+                                                   (sb-thread:with-mutex (lock)
+                                                     (setf value :told)
+                                                     (sb-thread:condition-broadcast queue)))))
                                   value))))
         (sb-thread:join-thread thread)))))
 

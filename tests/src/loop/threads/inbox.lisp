@@ -33,9 +33,9 @@
   (let ((inbox (make-inbox)) (woken nil) (closed nil))
     (doze-inbox inbox)
     (is (eq t (push-inbox inbox :a)))
-    (let ((closer (sb-thread:make-thread (lambda ()
-                                           (close-inbox inbox)
-                                           (setf closed (if woken :after :before))))))
+    (let ((closer (in-thread
+                    (close-inbox inbox)
+                    (setf closed (if woken :after :before)))))
       (loop until (eq :closed (push-inbox inbox :b)) do (sb-thread:thread-yield))
       (is (null closed))
       (setf woken t)
@@ -101,13 +101,12 @@
   (let* ((inbox (make-inbox)) (semaphore (sb-thread:make-semaphore)) (producers 4) (each 20000)
          (threads (loop for p below producers
                         collect (let ((p p))
-                                  (sb-thread:make-thread
-                                   (lambda ()
-                                     (dotimes (i each)
-                                       (when (push-inbox inbox (cons p i))
-                                         (sb-thread:signal-semaphore semaphore)
-                                         (confirm-wake inbox))
-                                       (when (zerop (mod i 50)) (sb-thread:thread-yield))))))))
+                                  (in-thread
+                                    (dotimes (i each)
+                                      (when (push-inbox inbox (cons p i))
+                                        (sb-thread:signal-semaphore semaphore)
+                                        (confirm-wake inbox))
+                                      (when (zerop (mod i 50)) (sb-thread:thread-yield)))))))
          (items (consume inbox semaphore (* producers each))))
     (mapc #'sb-thread:join-thread threads)
     (is (= (* producers each) (length items)) "the consumer was left asleep")

@@ -77,9 +77,7 @@ gets the thread. A function that unwinds before holds nothing."
              (ask () (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore ran))
                                      :if-busy :insist :quota quota)))
         (is-true (clgrpc.loop:run-holding reserve quota
-                                          (lambda (function)
-                                            (declare (ignore function))
-                                            (error 'mishap))))
+                                          (fn (_function) (error 'mishap))))
         (is-true (idle-p))
         (is (zerop (quota-running quota)))
         (is-true (clgrpc.loop:run-holding reserve quota
@@ -268,8 +266,7 @@ of them as well."
                    (defer event-loop
                      (lambda (loop)
                        (call-user loop
-                                  (lambda (argument)
-                                    (declare (ignore argument))
+                                  (fn (_argument)
                                     (dotimes (i 10) (push (prepare-to-wait) answers))
                                     ;; before this one, overtaken, becomes one of them
                                     (setf threads (reserve-thread-count reserve))
@@ -297,9 +294,7 @@ of them as well."
              (push posted ran)
              (post event-loop (lambda ()
                                 (defer event-loop
-                                  (lambda (argument)
-                                    (declare (ignore argument))
-                                    (sb-thread:signal-semaphore done))
+                                  (fn (_argument) (sb-thread:signal-semaphore done))
                                   event-loop)))
              (push (drive-on event-loop (constantly nil) event-loop) ran)
              nil))

@@ -148,8 +148,7 @@ read, FILL as a handler's FILL, and FIRST, with the connection and its end, befo
             (setf connection
                   (make-connection loop (make-byte-channel **memory** descriptor "memory" end)
                                    (make-handler :fill fill
-                                                 :input (lambda (connection octets start end)
-                                                          (declare (ignore octets start))
+                                                 :input (fn (connection _octets _start end)
                                                           (funcall input connection)
                                                           end)))))
           1000001)
@@ -185,9 +184,7 @@ to a PING."
         (sent-of-a-long-turn (lambda (connection)
                                (setf count 0)
                                (append-octets (connection-output connection) (make-octets 17)))
-                             :fill (lambda (connection)
-                                     (declare (ignore connection))
-                                     (incf count)))
+                             :fill (fn (_connection) (incf count)))
       (is (every #'zerop sent))
       (is (= 17 all))
       (is (= 2 count)))))
@@ -226,9 +223,7 @@ to a PING."
                    (values (make-connection loop
                                             (make-byte-channel **memory** descriptor "memory" end)
                                             (make-handler :input #'takes-all
-                                                          :closed (lambda (connection reason)
-                                                                    (declare (ignore connection
-                                                                                     reason))
+                                                          :closed (fn (_connection _reason)
                                                                     (incf ended))))
                            end)))
                (begin (argument)
@@ -256,18 +251,14 @@ to a PING."
     (with-logged (events)
       (let ((got 0) (bad nil) (good nil))
         (defer loop
-          (lambda (argument)
-            (declare (ignore argument))
+          (fn (_argument)
             (flet ((ready (descriptor input)
                      (multiple-value-bind (connection end) (memory-connection loop descriptor input)
                        (append-octets (end-arrived end) (make-octets 5))
                        (clgrpc.loop::note-event connection clgrpc.loop:+readable+)
                        connection)))
-              (setf bad (ready 1000001 (lambda (connection octets start end)
-                                         (declare (ignore connection octets start end))
-                                         (error 'mishap)))
-                    good (ready 1000002 (lambda (connection octets start end)
-                                          (declare (ignore connection octets))
+              (setf bad (ready 1000001 (fn (_connection _octets _start _end) (error 'mishap)))
+                    good (ready 1000002 (fn (_connection _octets start end)
                                           (incf got (- end start))
                                           end)))))
           nil)
@@ -315,8 +306,7 @@ that sends more after each answer gets half of the time, and the functions keep 
       (with-loops (loop) (:clock (lambda () now))
         (let ((listener (listen-with (list loop)
                                      (make-handler
-                                      :input (lambda (connection octets start end)
-                                               (declare (ignore octets start))
+                                      :input (fn (connection _octets _start end)
                                                (defer loop #'take connection)
                                                end)))))
           (with-clients (peer) ((listener-address listener))
@@ -352,9 +342,7 @@ since, even if it is the only one."
                (setf (clgrpc.loop::event-loop-ready loop) (make-array 16 :initial-element 0))
                (fill-ready 0 (loop for i below left collect i))
                (with-replaced (('clgrpc.loop::dispatch-events
-                                (lambda (&rest arguments)
-                                  (declare (ignore arguments))
-                                  (fill-ready left '(:a :b)))))
+                                (fn (&rest _arguments) (fill-ready left '(:a :b)))))
                  (clgrpc.loop::note-events loop 0))
                (is (equalp (coerce (append '(:a :b) (loop for i below left collect i)) 'vector)
                            (subseq (clgrpc.loop::event-loop-ready loop) 0

@@ -6,15 +6,14 @@
 (defun call-with-sleeper (function)
   "Call FUNCTION while a thread sleeps as the watchdog does; return true if that was woken."
   (let* ((asleep (sb-thread:make-semaphore))
-         (sleeper (sb-thread:make-thread
-                   (lambda ()
-                     (sb-thread:with-mutex (clgrpc.loop::**watchdog-lock**)
-                       (setf clgrpc.loop::**watchdog-asleep** t)
-                       (sb-thread:signal-semaphore asleep)
-                       (loop while clgrpc.loop::**watchdog-asleep**
-                             always (sb-thread:condition-wait clgrpc.loop::**watchdog-waitqueue**
-                                                              clgrpc.loop::**watchdog-lock**
-                                                              :timeout *patience-seconds*)))))))
+         (sleeper (in-thread
+                    (sb-thread:with-mutex (clgrpc.loop::**watchdog-lock**)
+                      (setf clgrpc.loop::**watchdog-asleep** t)
+                      (sb-thread:signal-semaphore asleep)
+                      (loop while clgrpc.loop::**watchdog-asleep**
+                            always (sb-thread:condition-wait clgrpc.loop::**watchdog-waitqueue**
+                                                             clgrpc.loop::**watchdog-lock**
+                                                             :timeout *patience-seconds*))))))
     (await asleep)
     ;; the thread has given the lock back once it waits for the wake-up
     (sb-thread:with-mutex (clgrpc.loop::**watchdog-lock**))

@@ -5,9 +5,7 @@
 (defun option-text (function octets &rest arguments)
   "What FUNCTION says with ARGUMENTS of a socket, of which the kernel gives OCTETS."
   (let ((message (with-replaced (('os:socket-option-octets
-                                  (lambda (real &rest arguments)
-                                    (declare (ignore real arguments))
-                                    octets)))
+                                  (fn (_real &rest _arguments) octets)))
                    (apply function 0 arguments))))
     (and message (protobuf:message-text message))))
 

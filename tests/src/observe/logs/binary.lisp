@@ -173,8 +173,7 @@ them."
     (let ((began (make-signal)))
       (with-probe (channel :options (list :observer log) :channel-options (list :observer log))
           (:ask #'refuse
-           :watch (lambda (note call)
-                    (declare (ignore note))
+           :watch (fn (_note call)
                     (grpc:send call (note 0))
                     (signal-it began)
                     (wait-until (lambda () (grpc:cancelled-p call)))
@@ -363,8 +362,7 @@ them."
 (test what-finds-the-log-full-is-counted
   (let* ((gate (make-signal)) (begun (make-signal))
          (log (grpc:make-binary-log :filter "*" :limit 3
-                                    :function (lambda (entry)
-                                                (declare (ignore entry))
+                                    :function (fn (_entry)
                                                 (signal-it begun)
                                                 (await-signal gate)))))
     (with-probe (channel :channel-options (list :observer log)) (:ask #'double)
@@ -415,8 +413,7 @@ them."
 
 (test entries-that-cannot-be-written-are-counted-and-told
   (with-log ()
-    (let ((log (grpc:make-binary-log :filter "*" :function (lambda (entry)
-                                                             (declare (ignore entry))
+    (let ((log (grpc:make-binary-log :filter "*" :function (fn (_entry)
                                                              (error "The disk is full.")))))
       (with-probe (channel :channel-options (list :observer log)) (:ask #'double)
         (ask channel (note 1))

@@ -56,8 +56,7 @@
     (let ((file (logs::open-entry-file path 1000000 2)) (writes 0))
       (add-numbers file '(1))
       (setf (logs::entry-file-write file)
-            (lambda (descriptor octets start end)
-              (declare (ignore end))
+            (fn (descriptor octets start _end)
               (case (incf writes)
                 (1 (os:write-octets descriptor octets start (+ start 5)))
                 (t (sb-posix:dup2 0 descriptor) ; nothing more can be done with the file

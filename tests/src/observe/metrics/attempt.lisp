@@ -55,8 +55,7 @@ config of all methods; what the channel counts, all instruments; and what the se
    '(:retry-policy (:max-attempts 4 :initial-backoff 0.02 :max-backoff 0.02 :backoff-multiplier 1
                     :retryable-status-codes (:unavailable)))
    (failing-first 0)
-   (lambda (channel client server)
-     (declare (ignore server))
+   (fn (channel client _server)
      (ask channel (note 1))
      (is-true (ended-p client "grpc.client.call.duration" 1))
      (is (null (sum-and-count client "grpc.client.call.retries")))

@@ -77,7 +77,7 @@
                          :ask (handling (note)
                                 (sleep 1)
                                 note))
-    (let ((slow (sb-thread:make-thread (lambda () (ask channel (note 1))))))
+    (let ((slow (in-thread (ask channel (note 1)))))
       (ask channel (note 2))
       (sb-thread:join-thread slow))
     (is (plusp (reduce #'+ (metrics:family-points (family server "clgrpc.loop.batons_lost"))
@@ -218,9 +218,9 @@ longer than the caller waits."
   (let ((metrics (grpc:make-metrics)))
     (sb-thread:with-mutex ((metrics::metrics-lock metrics))
       (is (eq :read (sb-thread:join-thread
-                     (sb-thread:make-thread (lambda ()
-                                              (metrics:collect metrics)
-                                              :read))
+                     (in-thread
+                       (metrics:collect metrics)
+                       :read)
                      :timeout +patience+ :default nil))))))
 
 (test functions-of-names-may-read-and-count

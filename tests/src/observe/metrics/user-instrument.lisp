@@ -8,11 +8,9 @@
          (histogram (grpc:make-histogram metrics "shop.seconds" :bounds '(1 2)))
          (threads (loop for i below 8
                         collect (let ((kind (if (evenp i) "even" "odd")))
-                                  (sb-thread:make-thread
-                                   (lambda ()
-                                     (loop repeat 10000
-                                           do (grpc:add counter 1 kind)
-                                              (grpc:record histogram 3/2))))))))
+                                  (in-thread (loop repeat 10000
+                                                   do (grpc:add counter 1 kind)
+                                                      (grpc:record histogram 3/2)))))))
     (mapc #'sb-thread:join-thread threads)
     (is (equal '(("even" 40000) ("odd" 40000)) (points metrics "shop.orders")))
     (let ((point (first (metrics:family-points (family metrics "shop.seconds")))))

@@ -67,10 +67,9 @@
     (grpc:with-span ("outer" :tracing tracing)
       (let ((context (grpc:current-trace)))
         (sb-thread:join-thread
-         (sb-thread:make-thread
-          (lambda ()
-            (setf elsewhere (grpc:current-trace))
-            (grpc:with-span ("inner" :parent context :tracing tracing :links (list context))))))))
+         (in-thread
+           (setf elsewhere (grpc:current-trace))
+           (grpc:with-span ("inner" :parent context :tracing tracing :links (list context)))))))
     (is (null elsewhere))
     (destructuring-bind (inner outer) (trace:drain tracing)
       (is-true (child-p inner outer))
@@ -125,9 +124,7 @@
           (grpc:close-send call)
           (eventually (car seen)))
         (grpc:attach (grpc:call-async #'lab.bench:ask channel (note 2))
-                     (lambda (value error)
-                       (declare (ignore value error))
-                       (sb-ext:atomic-push (here) (car seen))))
+                     (fn (_value _error) (sb-ext:atomic-push (here) (car seen))))
         (eventually (= 2 (length (car seen)))))
       (let ((work (named "work" (drained tracing 7))))
         (is (equal (list (id-of work) (id-of work)) (car seen)))))))
@@ -136,9 +133,7 @@
   (let ((tracing (tracing)) (seen nil) (outer nil) (future (grpc:make-future)))
     (grpc:with-span ("work" :tracing tracing)
       (setf outer (here))
-      (grpc:attach future (lambda (value error)
-                            (declare (ignore value error))
-                            (setf seen (here)))))
+      (grpc:attach future (fn (_value _error) (setf seen (here)))))
     (grpc:resolve-future future 1)
     (is (equal outer seen))))
 

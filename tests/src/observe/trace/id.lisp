@@ -17,8 +17,7 @@
 
 (test threads-share-a-source-of-ids
   (let ((ids (trace::make-ids 1)) (lists (list '())))
-    (call-with-threads 4 (lambda (number)
-                           (declare (ignore number))
+    (call-with-threads 4 (fn (_number)
                            (let ((mine (loop repeat 5000 collect (trace::next-id ids t))))
                              (sb-ext:atomic-push mine (car lists)))))
     (is (= 20000 (length (remove-duplicates (reduce #'append (car lists))))))))

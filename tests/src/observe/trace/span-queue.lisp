@@ -52,9 +52,7 @@
   "Also if the tracing is older than that world: a simulated one has its own time, without a date."
   (let* ((tracing (tracing))
          (loop:*world* (loop:make-world :clock (constantly 5)
-                                        :wait (lambda (predicate end-ns)
-                                                (declare (ignore predicate end-ns))
-                                                nil)
+                                        :wait (fn (_predicate _end-ns) nil)
                                         :network (loop:make-network))))
     (grpc:with-span ("work" :tracing tracing))
     (destructuring-bind (span) (trace:drain tracing)

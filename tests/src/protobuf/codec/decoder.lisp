@@ -100,11 +100,10 @@
         (:no-error (message) (is (<= (serialized-size message) end)))))))
 
 (test errors-name-type-and-place
-  (handler-case (progn (read-all "18017202c328") (fail "accepted"))
-    (protobuf-error (condition)
-      (is (= 4 (protobuf-error-position condition)))
-      (is (search "clgrpc.test.All at octet 4: a string is not UTF-8"
-                  (princ-to-string condition))))))
+  (with-signalled (condition protobuf-error (read-all "18017202c328"))
+    (is (= 4 (protobuf-error-position condition)))
+    (is (search "clgrpc.test.All at octet 4: a string is not UTF-8"
+                (princ-to-string condition)))))
 
 (test strings-must-be-utf8
   (dolist (bad '("80" "c0af" "c3" "eda080" "f4908080" "e28082c3" "ff" "6162c080" "f08080af"

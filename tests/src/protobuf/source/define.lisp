@@ -92,13 +92,12 @@ message Q { } service Silent { rpc Ask(Q) returns (Q); }")
       (is (equal '(nil t) (mapcar #'method-descriptor-client-streaming-p methods))))))
 
 (test errors-reach-the-caller-of-the-macro
-  (handler-case (progn (define "broken.proto" "syntax = 'proto3'; message M { int32 x; }")
-                       (fail "accepted"))
-    (proto-syntax-error (condition)
-      (is (equal "broken.proto" (proto-syntax-error-file condition)))
-      (is (equal "\"=\" and a field number" (proto-syntax-error-expected condition)))
-      (is (eql 0 (search "broken.proto:1:39: expected \"=\"" (princ-to-string condition)))
-          "~A" condition)))
+  (with-signalled (condition proto-syntax-error
+                   (define "broken.proto" "syntax = 'proto3'; message M { int32 x; }"))
+    (is (equal "broken.proto" (proto-syntax-error-file condition)))
+    (is (equal "\"=\" and a field number" (proto-syntax-error-expected condition)))
+    (is (eql 0 (search "broken.proto:1:39: expected \"=\"" (princ-to-string condition)))
+        "~A" condition))
   (signals misuse (macroexpand-1 '(define-proto "no-such-file.proto"))))
 
 (test a-file-without-package-has-its-own-name

@@ -25,8 +25,7 @@
     (flet ((facts (file)
              (let ((facts '()))
                (protobuf::map-names
-                (lambda (descriptor owner)
-                  (declare (ignore owner))
+                (fn (descriptor _owner)
                   (when (typep descriptor 'field-descriptor)
                     (push (list (descriptor-full-name descriptor)
                                 (field-descriptor-presence descriptor)

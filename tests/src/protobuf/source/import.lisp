@@ -78,18 +78,16 @@ already."
 
 (test errors-say-where-was-looked
   (with-tree (directory `(("in/lost.proto" . ,(importing "clgrpc.test.lost" "not/there.proto"))))
-    (handler-case (progn (defined-from "in/lost.proto" directory :import-paths '("more/"))
-                         (fail "found"))
-      (proto-syntax-error (condition)
-        (let ((text (princ-to-string condition)))
-          (is (search "lost.proto:1:" text))
-          (is (search "\"not/there.proto\"" text))
-          (is (search "; :import-paths names other directories" text))
-          (dolist (place '("" "in/" "more/"))
-            (is (search (namestring (merge-pathnames place directory)) text) "~A" text)))))
-    (handler-case (progn (defined-from "in/none.proto" directory) (fail "found"))
-      (misuse (condition)
-        (is (search (namestring directory) (princ-to-string condition)))))))
+    (with-signalled (condition proto-syntax-error
+                     (defined-from "in/lost.proto" directory :import-paths '("more/")))
+      (let ((text (princ-to-string condition)))
+        (is (search "lost.proto:1:" text))
+        (is (search "\"not/there.proto\"" text))
+        (is (search "; :import-paths names other directories" text))
+        (dolist (place '("" "in/" "more/"))
+          (is (search (namestring (merge-pathnames place directory)) text) "~A" text))))
+    (with-signalled (condition misuse (defined-from "in/none.proto" directory))
+      (is (search (namestring directory) (princ-to-string condition))))))
 
 (test the-system-around-is-looked-in
   (let ((directory (asdf:system-relative-pathname "clgrpc" "tests/src/protobuf/")))

@@ -206,22 +206,20 @@ definitions, while their type changes 24 times fail nowhere."
            (checked (list 0))
            (threads
              (loop repeat 3
-                   collect (sb-thread:make-thread
-                            (lambda ()
-                              (handler-case
-                                  (loop with kept = (make-array 500 :initial-element nil)
-                                        for i from 0
-                                        until stop
-                                        do (let* ((friend (live-person "Bo" nil))
-                                                  (person (live-person "Ada" friend)))
-                                             (check-person person)
-                                             ;; it is old when it has its turn again
-                                             (shiftf person (aref kept (mod i 500)) person)
-                                             (when person (check-person person))
-                                             (sb-ext:atomic-incf (car checked))))
-                                (error (condition)
-                                  (sb-ext:atomic-push (princ-to-string condition)
-                                                      (car failures)))))))))
+                   collect (in-thread (handler-case
+                                          (loop with kept = (make-array 500 :initial-element nil)
+                                                for i from 0
+                                                until stop
+                                                do (let* ((friend (live-person "Bo" nil))
+                                                          (person (live-person "Ada" friend)))
+                                                     (check-person person)
+                                                     ;; it is old when it has its turn again
+                                                     (shiftf person (aref kept (mod i 500)) person)
+                                                     (when person (check-person person))
+                                                     (sb-ext:atomic-incf (car checked))))
+                                        (error (condition)
+                                          (sb-ext:atomic-push (princ-to-string condition)
+                                                              (car failures))))))))
       (unwind-protect
            (dotimes (i 12)
              (define "live.proto" *second-version*)

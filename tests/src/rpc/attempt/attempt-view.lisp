@@ -39,9 +39,7 @@
       (is (equal '(("c" . "d")) (attempt:attempt-request-metadata attempt)))
       (signals misuse (change attempt)))
     (multiple-value-bind (attempt error)
-        (seen-attempt (lambda (attempt)
-                        (declare (ignore attempt))
-                        (status:fail :aborted "why")))
+        (seen-attempt (fn (_attempt) (status:fail :aborted "why")))
       (is (typep error 'status:aborted))
       (finishes (change attempt))
       (attempt:close-attempt attempt :aborted)
@@ -50,9 +48,7 @@
 (test attempts-end-with-what-their-server-sent
   "Their own text and trailers, or all of the call that ended with them; then their functions are
 called in order, with the attempt's call as the current one."
-  (let ((call (new-call :metadata (lambda (call fields)
-                                    (declare (ignore call))
-                                    (coerce fields 'list))))
+  (let ((call (new-call :metadata (fn (_call fields) (coerce fields 'list))))
         (order '()))
     (setf (rpc::call-fields call) #(:head))
     (flet ((ended (&rest end)

@@ -38,9 +38,7 @@
 
 (test completions-run-without-a-reserve
   (let ((future (new-future)) (outcomes '()))
-    (loop:attach future (lambda (reply &rest others)
-                          (declare (ignore others))
-                          (push reply outcomes)))
+    (loop:attach future (fn (reply &rest _others) (push reply outcomes)))
     (rpc:end-call future :ok)
     (is (equal '() outcomes))
     (loop:run-completions future)
@@ -64,8 +62,6 @@
              (declare (ignore channel request))
              (is-true async)
              (new-call :client-p t :future-p (constantly nil)
-                       :abort (lambda (call status text ended-by)
-                                (declare (ignore call text ended-by))
-                                (push status cancelled)))))
+                       :abort (fn (_call status _text _ended-by) (push status cancelled)))))
       (signals misuse (calling:call-async #'stub nil nil))
       (is (equal '(:cancelled) cancelled)))))

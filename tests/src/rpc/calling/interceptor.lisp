@@ -17,9 +17,7 @@
 
 (test the-first-interceptor-is-the-outermost
   (flet ((adding (mark)
-           (lambda (call request next)
-             (declare (ignore call))
-             (list mark (funcall next (cons mark request))))))
+           (fn (_call request next) (list mark (funcall next (cons mark request))))))
     (is (equal '(1 (2 (2 1)))
                (serving::call-intercepted (list (adding 1) (adding 2)) nil '() #'identity)))
     (is (equal '(3) (serving::call-intercepted '() nil '(3) #'identity)))))

@@ -37,8 +37,7 @@
 is room, and :closed and :left; and a function that returns that."
   (let ((sent '()))
     (values (new-call :client-p t :future-p (constantly nil)
-                      :send (lambda (call message wait-p compress)
-                              (declare (ignore call compress))
+                      :send (fn (_call message wait-p _compress)
                               (and (or wait-p (funcall accept-p message))
                                    (push message sent)
                                    t))
@@ -69,9 +68,7 @@ is room, and :closed and :left; and a function that returns that."
 
 (test requests-are-pumped-as-there-is-room
   (let ((room 2))
-    (multiple-value-bind (call sent) (sending-call (lambda (message)
-                                                     (declare (ignore message))
-                                                     (<= 0 (decf room))))
+    (multiple-value-bind (call sent) (sending-call (fn (_message) (<= 0 (decf room))))
       (calling:send-requests call (calling:request-generator '(1 2 3)) :on-loop t)
       (let ((pump (room-callback call)))
         (funcall pump)
@@ -85,8 +82,7 @@ is room, and :closed and :left; and a function that returns that."
     (rpc:end-call call :unavailable :message "gone")
     (signals status:unavailable (calling:fail-or-retry call channel *test-method* 1 '()))
     (is (equal `(,*test-method* 1 (:timeout 2))
-               (handler-bind ((status:unavailable (lambda (error)
-                                                 (declare (ignore error))
+               (handler-bind ((status:unavailable (fn (_error)
                                                  (is (string= "Make the call again."
                                                               (princ-to-string
                                                                (find-restart 'rpc:retry-call))))

@@ -25,12 +25,11 @@
     (is (equal '(("authorization" . "Bearer new"))
                (credentials:credentials-metadata (make-instance 'secure-channel) token
                                                  *test-method*)))
-    (handler-case (progn (credentials:credentials-metadata (make-instance 'test-channel) token
-                                                   *test-method*)
-                         (fail "No error"))
-      (status:unauthenticated (error)
-        (is (search "test:1" (status:rpc-error-message error)))
-        (is (not (status:rpc-error-sent-p error)))))
+    (with-signalled (error status:unauthenticated
+                     (credentials:credentials-metadata (make-instance 'test-channel) token
+                                               *test-method*))
+      (is (search "test:1" (status:rpc-error-message error)))
+      (is (not (status:rpc-error-sent-p error))))
     ;; also where not even a token would be sent
     (dolist (class '(secure-channel test-channel))
       (signals misuse (credentials:credentials-metadata (make-instance class) "token"
@@ -46,8 +45,7 @@
   "A future is awaited for as long as is left after the functions among the credentials have run."
   (let* ((left 1000)
          (credentials (credentials:compose-credentials
-                       (lambda (&rest arguments)
-                         (declare (ignore arguments))
+                       (fn (&rest _arguments)
                          (setf left 0)
                          '())
                        (make-instance 'silent-credentials))))

@@ -5,12 +5,8 @@
 
 (defun register-text-codec (name)
   "Register a codec whose messages are strings, of no type."
-  (encoding:register-codec name :serialize (lambda (text type)
-                                           (declare (ignore type))
-                                           (string-octets text))
-                              :deserialize (lambda (octets type)
-                                             (declare (ignore type))
-                                             (octets-string octets))))
+  (encoding:register-codec name :serialize (fn (text _type) (string-octets text))
+                              :deserialize (fn (octets _type) (octets-string octets))))
 
 (test codecs-have-names
   (is (equal "words" (register-text-codec "words")))

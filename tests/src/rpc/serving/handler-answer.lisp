@@ -10,8 +10,7 @@
                                          "/words.Speaker/Echo")
                             word (call-of 'words.speaker:echo nil))))
       (is (eq word (answer)))
-      (is (eq :other (answer (lambda (call request next)
-                               (declare (ignore call))
+      (is (eq :other (answer (fn (_call request next)
                                (push (funcall next request) seen)
                                :other))))
       (is (equal (list word) seen)))))
@@ -31,8 +30,7 @@
 (test answers-that-are-none
   (let ((call (call-of 'words.speaker:echo nil)) (logged '()))
     (flet ((bad (answer)
-             (let ((*log-function* (lambda (level event &rest plist)
-                                     (declare (ignore level event))
+             (let ((*log-function* (fn (_level _event &rest plist)
                                      (push (princ-to-string (getf plist :condition)) logged))))
                (serving:bad-answer-condition call answer
                                          (make-condition 'simple-error

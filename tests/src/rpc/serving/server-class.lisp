@@ -19,9 +19,7 @@
 (test who-waits-for-calls-hears-that-they-have-ended
   (let* ((server (new-server))
          (looks 0)
-         (waiter (sb-thread:make-thread
-                  (lambda ()
-                    (serving:await-emptied server 10 (lambda () (< 1 (incf looks)))))))
+         (waiter (in-thread (serving:await-emptied server 10 (lambda () (< 1 (incf looks))))))
          (heard nil))
     (loop until (setf heard (not (sb-thread:thread-alive-p waiter)))
           do (serving:note-emptied server)

@@ -44,16 +44,14 @@
 
 (test functions-of-followers-may-be-symbols
   (let ((count 0))
-    (with-probe (channel) (:watch (lambda (note call)
-                                    (declare (ignore note call))
+    (with-probe (channel) (:watch (fn (_note _call)
                                     (when (< (incf count) 2) (grpc:fail :out-of-range "gone"))))
       (is (null (follow channel 'identity :lost 'have-lost)))
       (is (= 2 count)))))
 
 (test streams-that-fail-for-good
   (let ((count 0))
-    (with-probe (channel) (:watch (lambda (note call)
-                                    (declare (ignore note call))
+    (with-probe (channel) (:watch (fn (_note _call)
                                     (incf count)
                                     (grpc:fail :permission-denied "no")))
       (is (typep (caught (follow channel #'identity)) 'grpc:permission-denied))
@@ -67,8 +65,7 @@
   "A stream that has nothing to say for longer than the patience, and breaks, is not one that cannot
 be had."
   (let ((count 0))
-    (with-probe (channel) (:watch (lambda (note call)
-                                    (declare (ignore note))
+    (with-probe (channel) (:watch (fn (_note call)
                                     (when (< (incf count) 4)
                                       (sleep 0.11)
                                       (grpc:fail :unavailable "quiet until now"))
@@ -79,19 +76,14 @@ be had."
 (test errors-of-followers-functions
   "They are the user's, and end the call."
   (let ((ended (make-signal)))
-    (with-probe (channel) (:watch (lambda (note call)
-                                    (declare (ignore note))
+    (with-probe (channel) (:watch (fn (_note call)
                                     (grpc:on-cancel call (lambda () (signal-it ended)))
                                     (grpc:send call (note 1))
                                     call))
-      (is (typep (caught (follow channel (lambda (note)
-                                           (declare (ignore note))
-                                           (grpc:fail :unavailable "mine"))))
+      (is (typep (caught (follow channel (fn (_note) (grpc:fail :unavailable "mine"))))
                  'grpc:unavailable))
       (is (await-signal ended))
-      (is (eq :left (catch 'out (follow channel (lambda (note)
-                                                  (declare (ignore note))
-                                                  (throw 'out :left))))))
+      (is (eq :left (catch 'out (follow channel (fn (_note) (throw 'out :left))))))
       (signals grpc:misuse (grpc:follow-stream #'identity #'identity))
       (loop for bad in '((:lost 5) (:patience-seconds -1) (:patience-seconds nil) (:retry :ok))
             do (signals grpc:misuse (apply #'follow channel #'identity bad)))
@@ -112,9 +104,7 @@ be had."
                     options)))
       (let* ((server (serve)) (address (grpc:server-address server)))
         (grpc:with-channel (channel address)
-          (let ((thread (sb-thread:make-thread
-                         (lambda ()
-                           (follow channel (lambda (note) (push (number-of note) told)))))))
+          (let ((thread (in-thread (follow channel (lambda (note) (push (number-of note) told))))))
             (dotimes (i 5) (grpc:broadcast topic (note (1+ i))))
             (wait-until (lambda () (= 5 (length told))))
             (grpc:stop-server server :drain 0)

@@ -50,10 +50,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
       (unwind-protect
            (progn
              (flet ((send-some (i)
-                      (sb-thread:make-thread
-                       (lambda ()
-                         (dotimes (k 20)
-                           (grpc:broadcast topic (note (+ (* 100 i) k))))))))
+                      (in-thread (dotimes (k 20) (grpc:broadcast topic (note (+ (* 100 i) k)))))))
                (mapc #'sb-thread:join-thread (mapcar #'send-some '(0 1 2 3))))
              (let ((first (next-numbers (first calls) 80)))
                (is (= 80 (length (remove-duplicates first))))
@@ -102,9 +99,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
 (test past-messages
   (let ((topic (grpc:make-topic :past 2)))
     (dotimes (i 5) (grpc:broadcast topic (note i)))
-    (with-probe (channel) (:watch (lambda (note call)
-                                    (declare (ignore note))
-                                    (grpc:subscribe topic call :from :past)))
+    (with-probe (channel) (:watch (fn (_note call) (grpc:subscribe topic call :from :past)))
       (let ((call (watch channel (note 0))))
         (is (equal '(3 4) (next-numbers call 2)))
         (grpc:close-topic topic)
@@ -121,10 +116,8 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
       (let* ((slow (first (subscribe-all topic (list channel))))
              (fast (first (subscribe-all topic (list other))))
              (count 0)
-             (reader (sb-thread:make-thread
-                      (lambda ()
-                        (handler-case (grpc:do-messages (note fast) (incf count))
-                          (grpc:rpc-error () nil))))))
+             (reader (in-thread (handler-case (grpc:do-messages (note fast) (incf count))
+                                  (grpc:rpc-error () nil)))))
         (dotimes (i 100)
           (flood topic 1)
           (wait-until (lambda () (= count (1+ i)))))
@@ -159,9 +152,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
   "Each sends its messages in order, while others send on the same call and it is not read."
   (let ((topics (loop repeat 3 collect (grpc:make-topic :queue 1000))))
     (with-probe (channel :channel-options *narrow*)
-        (:watch (lambda (note call)
-                  (declare (ignore note))
-                  (dolist (topic topics call) (grpc:subscribe topic call))))
+        (:watch (fn (_note call) (dolist (topic topics call) (grpc:subscribe topic call))))
       (let ((call (watch channel (note 0))))
         (wait-until (lambda () (every (lambda (topic) (= 1 (subscribers topic))) topics)))
         (mapc #'sb-thread:join-thread
@@ -183,9 +174,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
     (let ((topic (grpc:make-topic :past 30 :queue 2 :slow slow)))
       (flood topic 30)
       (with-probe (channel :channel-options *narrow*)
-          (:watch (lambda (note call)
-                    (declare (ignore note))
-                    (grpc:subscribe topic call :from :past)))
+          (:watch (fn (_note call) (grpc:subscribe topic call :from :past)))
         (flet ((waiting () (getf (grpc:topic-statistics topic) :waiting)))
           (let ((call (watch channel (note 0))))
             (eventually (< 2 (waiting)))
@@ -213,8 +202,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
 (defmacro with-subscriber ((topic call ours) &body body)
   "Evaluate BODY with CALL, which subscribes to TOPIC; OURS is its handler's end."
   `(let ((,topic (grpc:make-topic)) (,ours nil))
-     (with-probe (channel) (:watch (lambda (note call)
-                                     (declare (ignore note))
+     (with-probe (channel) (:watch (fn (_note call)
                                      (setf ,ours call)
                                      (grpc:subscribe ,topic call)))
        (let ((,call (watch channel (note 0))))
@@ -331,9 +319,7 @@ left."
 
 (test topics-within-the-image
   (let ((topic (grpc:make-topic)))
-    (with-started (server (start-probe (list :watch (lambda (note call)
-                                                      (declare (ignore note))
-                                                      (grpc:subscribe topic call)))
+    (with-started (server (start-probe (list :watch (fn (_note call) (grpc:subscribe topic call)))
                                        :listen "inproc:topics") :drain 5)
       (grpc:with-channel (channel "inproc:topics" :threads t)
         (let ((call (first (subscribe-all topic (list channel)))))

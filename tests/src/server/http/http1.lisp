@@ -34,9 +34,7 @@
         (grpc:http-handler "/b" 'tell-target)
         (grpc:http-handler "/echo" 'give-back :methods '("POST" "PUT"))
         (grpc:http-handler "/empty" (lambda (request) (declare (ignore request)) 204))
-        (grpc:http-handler "/fails" (lambda (request)
-                                      (declare (ignore request))
-                                      (grpc:fail :permission-denied "not you")))))
+        (grpc:http-handler "/fails" (fn (_request) (grpc:fail :permission-denied "not you")))))
 
 (defmacro with-web ((server &key (handlers '(web-handlers)) options) &body body)
   "Evaluate BODY with SERVER, which answers HTTP by HANDLERS, and has nothing left after it."
@@ -201,8 +199,7 @@ versions, and no call is counted for it; so it is if an observer must be told of
   (let* ((turns '()) (server-loop nil)
          (answer (exchange:fixed-answer 200 '() "x"))
          (slow (exchange:prompt-handler
-                "/a" (lambda (query)
-                       (declare (ignore query))
+                "/a" (fn (_query)
                        (let ((end (+ (monotonic-ns) loop::+reading-ns+)))
                          (loop until (< end (monotonic-ns))))
                        (push (loop:event-loop-turns (server:server-loop-loop server-loop)) turns)
@@ -322,7 +319,7 @@ is cut off, and its peer told."
             (say-text idle (wire-text "GET /a HTTP/1.1|Host: a||"))
             (say-text busy (wire-text "GET /wait HTTP/1.1|Host: a||GET /a HTTP/1.1|Host: a||"))
             (await-signal entered)
-            (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 5)))))
+            (let ((stopping (in-thread (grpc:stop-server server :drain 5))))
               (is (string= (ok-text "/a") (hear-all idle)))
               (signal-it go-on)
               (is (string= (ok-text "waited" :close t) (hear-all busy)))
@@ -342,8 +339,7 @@ is cut off, and its peer told."
            (entered (make-signal))
            (server (start-probe (list :ask #'double)
                                 :http (list (grpc:http-handler "/never"
-                                                               (lambda (request)
-                                                                 (declare (ignore request))
+                                                               (fn (_request)
                                                                  (signal-it entered)
                                                                  (await-signal never)
                                                                  204))))))
@@ -409,8 +405,7 @@ other, and one that has said nothing has neither."
   "A peer may take its answer as slowly as it likes if it takes some of it now and then; one that
 takes nothing for :http1-send-timeout-seconds loses its connection."
   (with-server-loop (server-loop :options '(:http1-send-timeout-seconds 10)) (:ask #'double)
-    (answer-http server-loop (lambda (&rest request)
-                               (declare (ignore request))
+    (answer-http server-loop (fn (&rest _request)
                                (values 200 '() (make-string 100000 :initial-element #\a))))
     (connects server-loop)
     (let ((end memory:*end*))

@@ -149,9 +149,7 @@ kept; nothing stays charged to the connection."
 
 (test a-body-is-charged-once-however-often-it-grows
   "A body that comes in parts is accepted if it is not longer than its connection may hold."
-  (with-fallback (peer server (lambda (http-method path headers body)
-                                (declare (ignore http-method path headers))
-                                (values 200 '() body))
+  (with-fallback (peer server (fn (_http-method _path _headers body) (values 200 '() body))
                   :options '(:max-fallback-body-octets 100000 :max-held-octets 131072
                              :max-receive-octets 65536))
     (let ((exchange (ask-plainly peer "/" :method "PUT" :data (make-octets 100000))))
@@ -188,8 +186,7 @@ too many is told so; a deadline counts."
                     (http2:reset-stream (exchange-stream exchange) http2:+cancel+))))
               (is (= 504 (http-status-of (ask-plainly peer "/wait"
                                                       :fields '(("grpc-timeout" . "50m"))))))
-              (let ((stopped (sb-thread:make-thread (lambda () (grpc:stop-server server
-                                                                                :drain 20)))))
+              (let ((stopped (in-thread (grpc:stop-server server :drain 20))))
                 (signal-it go-on)
                 (signal-it go-on)
                 (await-answer peer waiting)

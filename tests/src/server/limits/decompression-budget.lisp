@@ -41,8 +41,7 @@ second its messages wait."
   (let ((budget (server::make-decompression-budget)))
     (flet ((take (seconds earned)
              (server::call-timed budget 25 (seconds-ns earned)
-                               (lambda (charge-used)
-                                 (declare (ignore charge-used))
+                               (fn (_charge-used)
                                  (let ((end (+ (thread-time-ns) (seconds-ns seconds))))
                                    (loop while (< (thread-time-ns) end)))))))
       (take 1/100 3600)
@@ -54,7 +53,5 @@ second its messages wait."
 
 (test what-fails-is-charged
   (let ((budget (server::make-decompression-budget)))
-    (signals error (server::call-timed budget 1 0 (lambda (charge-used)
-                                                    (declare (ignore charge-used))
-                                                    (error "no message"))))
+    (signals error (server::call-timed budget 1 0 (fn (_charge-used) (error "no message"))))
     (is (plusp (server::decompression-budget-due-ns budget)))))

@@ -97,8 +97,7 @@ finds that there is no room for its answer."
     (with-web-probe (server :execution :inline)
         (:chat (lambda (stream call)
                  (grpc:on-message stream
-                                  (lambda (message)
-                                    (declare (ignore message))
+                                  (fn (_message)
                                     (push (grpc:try-send call (note 1 :body (make-octets 30000)))
                                           sent)))
                  (grpc:on-half-close stream (lambda () (grpc:finish call)))
@@ -129,8 +128,7 @@ when FUNCTION, called with the server when that reads no more, has returned. Che
                     (let ((count 0))
                       (grpc:do-messages (message stream) message (incf count))
                       (note count))))
-      (let ((client (sb-thread:make-thread
-                     (lambda () (stream-json server "/lab.Bench/Collect" body "--http1.1")))))
+      (let ((client (in-thread (stream-json server "/lab.Bench/Collect" body "--http1.1"))))
         (eventually (paused-p server))
         (funcall function server)
         (signal-it go)
@@ -152,8 +150,7 @@ of it comes."
   (dolist (version *versions*)
     (let ((gone (make-signal)))
       (with-web-probe (server)
-          (:watch (lambda (request call)
-                    (declare (ignore request))
+          (:watch (fn (_request call)
                     (grpc:on-cancel call (lambda () (signal-it gone)))
                     (grpc:send call (note 1))
                     call))
@@ -170,8 +167,7 @@ of it comes."
   "A stream over HTTP/1.1 that has begun has the time of the drain, as one over HTTP/2 has."
   (let* ((entered (make-signal)) (go-on (make-signal))
          (server (clgrpc.tests.server:start-probe
-                  (list :watch (lambda (request call)
-                                 (declare (ignore request))
+                  (list :watch (fn (_request call)
                                  (grpc:send call (note 1))
                                  (signal-it entered)
                                  (await-signal go-on)
@@ -184,7 +180,7 @@ of it comes."
                                                  Content-Length: ~D||" (length body))))
         (say-text socket body))
       (await-signal entered)
-      (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
+      (let ((stopping (in-thread (grpc:stop-server server :drain 20))))
         (eventually (every #'last-answer-p (server-links server)))
         (signal-it go-on)
         (let ((text (hear-all socket)))
