@@ -42,7 +42,7 @@
   (dolist (command (commands-by-name))
     (when-let ((names (file-names (word-names command))))
       (format stream "      ~{~A~^ | ~})
-      mapfile -t COMPREPLY < <(compgen -f -- \"$word\"); return ;;~%"
+        mapfile -t COMPREPLY < <(compgen -f -- \"$word\"); return ;;~%"
               (mapcar (lambda (name)
                         (shell-quoted (format nil "~A ~A" (command-name command) name)))
                       names))))
