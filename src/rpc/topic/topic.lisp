@@ -339,8 +339,6 @@ only one thread at a time may do this for a call."
   (check-topic topic)
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
-  (when (or (rpc:client-p call) (rpc:answers-once-p call))
-    (misuse "~A is not a handler's stream of answers." call))
   (let* ((subscriber (subscriber-of call))
          (subscription (make-subscription topic subscriber (topic-queue-limit topic))))
     (sb-sys:without-interrupts          ; each call that a topic knows gets its messages
