@@ -1,5 +1,5 @@
-;;;; Files that are read whole, up to a limit: a path may name a file longer than the heap, or a device
-;;;; without end.
+;;;; Files that are read whole, up to a limit: a path may name a file longer than the heap, or a
+;;;; device without end.
 
 (in-package #:clgrpc.base)
 
@@ -7,8 +7,8 @@
   "The longest file that is read whole, unless the reader has a smaller limit.")
 
 (defun file-octets (source &key (most +most-file-octets+))
-  "Return the octets of SOURCE, the path of a file or a stream of octets. Signal an error if they are
-more than MOST, or cannot be read. From any thread."
+  "Return the octets of SOURCE, the path of a file or a stream of octets. Signal an error if there
+are more than MOST, or they cannot be read. From any thread."
   (if (streamp source)
       (loop with buffer = (make-buffer)
             with part = (make-octets 65536)

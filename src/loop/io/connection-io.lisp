@@ -356,7 +356,7 @@ function has added to that."
               (return-from read-connection nil))
              ((and (> (connection-unsent connection) (connection-max-unsent connection))
                    ;; nothing leaves before the handshake is over
-                   (not (byte-channel-handshaking-p (connection-byte-channel connection))))
+                   (not (connection-handshaking-p connection)))
               (if (connection-broken connection) ; the connection's output will never leave
                   (abort-connection connection (connection-reason connection))
                   (setf (connection-throttled connection) t))
@@ -393,7 +393,7 @@ function has added to that."
 (define-hot go-on-writing ((connection connection)) null
   "Write the output of CONNECTION, which waited for input, after a read. The read may have ended a
 handshake whose octets had arrived in an earlier turn; then no further event would cause the write."
-  (unless (byte-channel-handshaking-p (connection-byte-channel connection))
+  (unless (connection-handshaking-p connection)
     (write-again connection)))
 
 (define-hot note-event ((connection connection) (flags (unsigned-byte 32))) null

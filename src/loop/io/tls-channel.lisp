@@ -97,6 +97,10 @@ data has 23 more.")
   (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
+(defun connection-handshaking-p (connection)
+  "True while the handshake of CONNECTION is not over. On the loop."
+  (byte-channel-handshaking-p (connection-byte-channel connection)))
+
 (defconstant +handshake-octets+ 40960
   "The octets that a session keeps in addition during a handshake, with a half-read message.")
 (defun byte-channel-kept-octets (byte-channel)

@@ -285,10 +285,22 @@ as well."
 
 (define-hot put-newcomers-first ((loop event-loop) (postponed index)) null
   "Move the ready connections after the first POSTPONED ones to the places before those. The input
-of the first POSTPONED connections was left from an earlier turn."
+of the first POSTPONED connections was left from an earlier turn. Connections in a TLS handshake
+stay behind these: a turn does only some handshakes, so the earlier ones would wait for as long as
+others arrive."
   (with-newcomers (newcomers count) loop postponed
-    (replace ready ready :start1 count :end2 rest)
-    (replace ready newcomers :end2 count)
+    (let* ((at 0)
+           (ahead (count-if-not #'connection-handshaking-p newcomers :end count))
+           (behind (+ ahead rest)))
+      (declare (type index at behind))
+      (replace ready ready :start1 ahead :end2 rest)
+      (dotimes (i count)
+        (let ((newcomer (svref newcomers i)))
+          (cond ((connection-handshaking-p newcomer)
+                 (setf (svref ready behind) newcomer)
+                 (incf behind))
+                (t (setf (svref ready at) newcomer)
+                   (incf at))))))
     (setf (event-loop-ready-count loop) (+ rest count)))
   nil)
 

@@ -333,7 +333,7 @@ that sends more after each answer gets half of the time, and the functions keep 
 
 (test newcomers-come-before-what-was-left
   "A connection whose input was left from an earlier turn waits for those that have become ready
-since, even if it is the only one."
+since, even if it is the only one; but not for those whose handshake is not over."
   (loop for left in '(0 1 2 5)
         do (with-still-loop (loop :clock (constantly +noon-ns+))
              (flet ((fill-ready (start items)
@@ -342,9 +342,11 @@ since, even if it is the only one."
                (setf (clgrpc.loop::event-loop-ready loop) (make-array 16 :initial-element 0))
                (fill-ready 0 (loop for i below left collect i))
                (with-replaced (('clgrpc.loop::dispatch-events
-                                (fn (&rest _arguments) (fill-ready left '(:a :b)))))
+                                (fn (&rest _arguments) (fill-ready left '(:a :b :shakes))))
+                               ('clgrpc.loop::connection-handshaking-p
+                                (fn (_function connection) (eq :shakes connection))))
                  (clgrpc.loop::note-events loop 0))
-               (is (equalp (coerce (append '(:a :b) (loop for i below left collect i)) 'vector)
+               (is (equalp (coerce `(:a :b ,@(loop for i below left collect i) :shakes) 'vector)
                            (subseq (clgrpc.loop::event-loop-ready loop) 0
                                    (clgrpc.loop::event-loop-ready-count loop))))
                (setf (clgrpc.loop::event-loop-ready-count loop) 0)))))

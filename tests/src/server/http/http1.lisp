@@ -330,7 +330,7 @@ is cut off, and its peer told."
     (with-plain-socket (socket (grpc:server-address server))
       (say-text socket (wire-text "GET /a HTTP/1.1|Ho"))
       (wait-until (lambda ()
-                    (some (lambda (link) (eq server::**http1** (wire::link-protocol link)))
+                    (some (lambda (link) (eq server::**http1** (server::server-link-protocol link)))
                           (server-links server))))
       (is (eq t (grpc:stop-server server :drain 9)))
       (is (string= "" (hear-all socket)))))
