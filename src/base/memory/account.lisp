@@ -5,9 +5,9 @@
 ;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
 ;;;; which take messages or send answers, charge and discharge it atomically (CHARGE-ACCOUNT,
 ;;;; DISCHARGE-ACCOUNT). The accounts above are updated in steps: TELL-WHOLE passes on a rise once
-;;;; it is larger than +ACCOUNT-STEP+, a fall once it is larger than an eighth of that. So calls that
-;;;; begin and end between two steps cost the accounts above nothing. A connection may hold a step
-;;;; more than they know of, but an idle one hardly less, whatever it held before.
+;;;; it is larger than +ACCOUNT-STEP+, a fall once it is larger than an eighth of that. So calls
+;;;; that begin and end between two steps cost the accounts above nothing. A connection may hold a
+;;;; step more than they know of, but an idle one hardly less, whatever it held before.
 ;;;;
 ;;;; Invariant: HELD of an account with parts is the sum of TOLD of its parts. TOLD changes by
 ;;;; compare-and-swap from the sum last passed on to the sum just read, so each change is passed on
