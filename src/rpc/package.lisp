@@ -23,8 +23,9 @@
    #:begin-own-options #:call #:call-compression #:call-condition #:call-deadline #:call-fields
    #:**call-ids** #:call-metadata #:call-path #:call-peer #:call-rpc-method #:call-security
    #:call-stages #:call-status #:call-trailers #:call-value #:call-with-room #:cancel
-   #:cancel-call #:cancelled-p #:check-interceptors #:check-message #:check-observer #:client-p
-   #:close-send #:*debug-on-error* #:define-own-part #:define-transport-end #:deliverable-p
+   #:cancel-call #:cancelled-p #:check-interceptors #:check-message #:check-observer
+   #:check-outgoing #:client-p #:close-send #:*debug-on-error* #:define-own-part
+   #:define-transport-end #:deliverable-p
    #:do-messages #:due-callback #:end-call #:failed-attempts #:filter-messages #:filtered
    #:final-status #:finish #:incoming-type #:interceptors-for #:late-value #:log-call-event
    #:+long-octets+ #:make-observer #:may-send-p #:message-due-p #:messages-wait-p

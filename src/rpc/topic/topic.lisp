@@ -273,8 +273,7 @@ MESSAGE; or :slow if the queue has no room and the call must end. The caller hol
 TOPIC's lock. A thread that sends the message later, from a queue, could not report the error to its
 sender."
   (loop for call being the hash-keys of (topic-subscriptions topic)
-        for method = (rpc:call-rpc-method call)
-        do (when method (rpc:check-message method (rpc:outgoing-type call) message))))
+        do (rpc:check-outgoing call message)))
 
 (defun broadcast (topic message)
   "Send MESSAGE to all calls that subscribe to TOPIC; each gets messages in the order of the
@@ -339,6 +338,8 @@ only one thread at a time may do this for a call."
   (check-topic topic)
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
+  (when (or (rpc:client-p call) (and (rpc:call-rpc-method call) (rpc:answers-once-p call)))
+    (misuse "~A is not a handler's stream of answers." call))
   (let* ((subscriber (subscriber-of call))
          (subscription (make-subscription topic subscriber (topic-queue-limit topic))))
     (sb-sys:without-interrupts          ; each call that a topic knows gets its messages

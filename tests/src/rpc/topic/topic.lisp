@@ -337,6 +337,17 @@ left."
     (signals grpc:misuse (grpc:close-topic topic :message nil))
     (is (grpc:close-topic topic))))
 
+(test only-streams-of-answers-subscribe
+  "Neither a client's end nor a call with one answer does."
+  (let ((topic (grpc:make-topic)))
+    (with-probe (channel :events (:handler-error))
+        (:ask (fn (_note call) (grpc:subscribe topic call))
+         :watch (lambda (note call) (grpc:send call note)))
+      (is (typep (caught (ask channel (note 1) :timeout 5)) 'grpc:internal))
+      (grpc:with-call (call (watch channel (note 3)))
+        (signals grpc:misuse (grpc:subscribe topic call)))
+      (is (= 0 (subscribers topic))))))
+
 (test many-subscribers
   "Many streams of one channel have each of some messages once, in order."
   (with-topic (topic channel) ()
