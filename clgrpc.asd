@@ -1,7 +1,6 @@
 ;;;; The library, and where it runs. Each layer is a system that names what it stands on, so the
 ;;;; arrows of the design can be read here (tests/architecture.lisp checks them in the sources).
-;;;; What stands on the library is in packages of its own: clgrpc-async, -sim, -etcd, -cluster,
-;;;; -tools.
+;;;; Packages of their own stand on the library: clgrpc-async, -sim, -etcd, -cluster, -tools.
 
 #-(and sbcl linux (or x86-64 arm64))
 (error "clgrpc runs on SBCL on Linux, on x86-64 or arm64. This is ~A on ~A, on ~A."
@@ -15,19 +14,17 @@
                "clgrpc/grpc-json" "clgrpc/connect" "clgrpc/rest" "clgrpc/gateway" "clgrpc/services"
                "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz" "clgrpc/trace" "clgrpc/token"
                "clgrpc/topic" "clgrpc/otlp" "clgrpc/program")
-  :pathname "src/" :serial t
-  :components ((:file "package"))
-  :in-order-to ((test-op (test-op "clgrpc-tests/base" "clgrpc-tests/os" "clgrpc-tests/loop"
-                  "clgrpc-tests/dns" "clgrpc-tests/hpack" "clgrpc-tests/http1"
-                  "clgrpc-tests/exchange" "clgrpc-tests/http2" "clgrpc-tests/dialogue"
-                  "clgrpc-tests/protobuf" "clgrpc-tests/status" "clgrpc-tests/method"
-                  "clgrpc-tests/rpc" "clgrpc-tests/encoding" "clgrpc-tests/credentials"
-                  "clgrpc-tests/attempt" "clgrpc-tests/calling" "clgrpc-tests/serving"
-                  "clgrpc-tests/wire" "clgrpc-tests/config" "clgrpc-tests/server"
-                  "clgrpc-tests/client" "clgrpc-tests/balance" "clgrpc-tests/inproc"
-                  "clgrpc-tests/transports" "clgrpc-tests/trace" "clgrpc-tests/services"
-                  "clgrpc-tests/logs" "clgrpc-tests/metrics" "clgrpc-tests/channelz"
-                  "clgrpc-tests/otlp" "clgrpc-tests/command" "clgrpc-tests/program"))))
+  :pathname "src/" :components ((:file "package"))
+  :in-order-to ((test-op (test-op
+      "clgrpc-tests/base" "clgrpc-tests/os" "clgrpc-tests/loop" "clgrpc-tests/dns"
+      "clgrpc-tests/hpack" "clgrpc-tests/http1" "clgrpc-tests/exchange" "clgrpc-tests/http2"
+      "clgrpc-tests/dialogue" "clgrpc-tests/protobuf" "clgrpc-tests/status" "clgrpc-tests/method"
+      "clgrpc-tests/rpc" "clgrpc-tests/encoding" "clgrpc-tests/credentials" "clgrpc-tests/attempt"
+      "clgrpc-tests/calling" "clgrpc-tests/serving" "clgrpc-tests/wire" "clgrpc-tests/config"
+      "clgrpc-tests/server" "clgrpc-tests/client" "clgrpc-tests/balance" "clgrpc-tests/inproc"
+      "clgrpc-tests/transports" "clgrpc-tests/trace" "clgrpc-tests/services" "clgrpc-tests/logs"
+      "clgrpc-tests/metrics" "clgrpc-tests/channelz" "clgrpc-tests/otlp" "clgrpc-tests/command"
+      "clgrpc-tests/program"))))
 
 (defsystem "clgrpc/kernel"
   :description "An assembler for inner loops in machine code, and what the processor has."
@@ -42,13 +39,12 @@
                (:file "clock") (:file "number") (:file "memory/heap") (:file "memory/raw")
                (:file "copy-kernel") (:file "octets") (:file "memory/octet-store")
                (:file "memory/collector") (:file "condition") (:file "suggestion")
-               (:file "keyword-function") (:file "arity")
-               (:file "hash-seed") (:file "text/split") (:file "text/utf8-kernel")
-               (:file "text/utf8") (:file "text/base64") (:file "text/percent-encoding")
-               (:file "text/url") (:file "timer") (:file "ring") (:file "memory/account")
-               (:file "replay") (:file "whole-file") (:file "fifo") (:file "log/printable")
-               (:file "log/channel-trace") (:file "log/log") (:file "log/tracer")
-               (:file "text/decimal") (:file "text/json")
+               (:file "keyword-function") (:file "arity") (:file "hash-seed") (:file "text/split")
+               (:file "text/utf8-kernel") (:file "text/utf8") (:file "text/base64")
+               (:file "text/percent-encoding") (:file "text/url") (:file "timer") (:file "ring")
+               (:file "memory/account") (:file "replay") (:file "whole-file") (:file "fifo")
+               (:file "log/printable") (:file "log/channel-trace") (:file "log/log")
+               (:file "log/tracer") (:file "text/decimal") (:file "text/json")
                (:file "log/event-line") (:file "log/journal")))
 
 (defsystem "clgrpc/option"
@@ -77,10 +73,10 @@
                (:file "threads/watchdog") (:file "threads/task") (:file "io/connection-buffer")
                (:file "io/connection-closing") (:file "io/connection-io") (:file "threads/turn")
                (:file "threads/driving") (:file "loop") (:file "threads/coalescing")
-               (:file "names/scheme") (:file "names/target") (:file "names/unix")
-               (:file "machine") (:file "io/listener") (:file "names/host-lookup")
-               (:file "io/datagram") (:file "io/connector") (:file "back-off")
-               (:file "threads/background") (:file "future")))
+               (:file "names/scheme") (:file "names/target") (:file "names/unix") (:file "machine")
+               (:file "io/listener") (:file "names/host-lookup") (:file "io/datagram")
+               (:file "io/connector") (:file "back-off") (:file "threads/background")
+               (:file "future")))
 
 (defsystem "clgrpc/dns"
   :description "DNS messages, and a client of a DNS server on the event loop."
@@ -124,8 +120,7 @@
   :depends-on ("clgrpc/rpc" "clgrpc/http1" "alexandria") :pathname "src/observe/metrics/" :serial t
   :components ((:file "package") (:file "bucket") (:file "instrument-table") (:file "shard")
                (:file "registry") (:file "count") (:file "family") (:file "user-instrument")
-               (:file "collect") (:file "instrument-rows") (:file "accept")
-               (:file "metrics-text")))
+               (:file "collect") (:file "instrument-rows") (:file "accept") (:file "metrics-text")))
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
@@ -150,18 +145,16 @@
                (:file "formats/field-text") (:file "formats/text-writer")
                (:file "formats/text-reader") (:file "source/define") (:file "source/descriptor-set")
                (:file "types/dynamic") (:file "types/raw-message") (:file "source/component")
-               (:module "../../proto/google/api/"
-                       :components ((:static-file "annotations.proto") (:static-file "http.proto")
-               (:static-file "httpbody.proto")))
-               (:module "../../proto/google/protobuf/"
-                       :components ((:static-file "any.proto") (:static-file "api.proto")
-               (:static-file "compiler/plugin.proto") (:static-file "cpp_features.proto")
-               (:static-file "descriptor.proto") (:static-file "duration.proto")
-               (:static-file "empty.proto") (:static-file "field_mask.proto")
-               (:static-file "go_features.proto") (:static-file "java_features.proto")
-               (:static-file "source_context.proto") (:static-file "struct.proto")
-               (:static-file "timestamp.proto") (:static-file "type.proto")
-               (:static-file "wrappers.proto")))
+               (:module "../../proto/google/api/" :components ((:static-file "annotations.proto")
+                (:static-file "http.proto") (:static-file "httpbody.proto")))
+               (:module "../../proto/google/protobuf/" :components ((:static-file "any.proto")
+                (:static-file "api.proto") (:static-file "compiler/plugin.proto")
+                (:static-file "cpp_features.proto") (:static-file "descriptor.proto")
+                (:static-file "duration.proto") (:static-file "empty.proto")
+                (:static-file "field_mask.proto") (:static-file "go_features.proto")
+                (:static-file "java_features.proto") (:static-file "source_context.proto")
+                (:static-file "struct.proto") (:static-file "timestamp.proto")
+                (:static-file "type.proto") (:static-file "wrappers.proto")))
                (:file "source/built-in") (:file "types/well-known") (:file "source/form")
                (:file "source/plugin")))
 
@@ -191,10 +184,9 @@
   :description "What a call is on any transport: the contract of transports, observers."
   :depends-on ("clgrpc/method" "alexandria") :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
-               (:file "observer") (:file "call") (:file "call-value")
-               (:file "own-options") (:file "verdict") (:file "messaging")
-               (:file "handler-error") (:file "due-callback") (:file "room")
-               (:file "call-report") (:file "call-tracer")))
+               (:file "observer") (:file "call") (:file "call-value") (:file "own-options")
+               (:file "verdict") (:file "messaging") (:file "handler-error") (:file "due-callback")
+               (:file "room") (:file "call-report") (:file "call-tracer")))
 
 (defsystem "clgrpc/credentials"
   :description "Call credentials: metadata that identify the caller."
@@ -225,12 +217,12 @@
 (defsystem "clgrpc/wire"
   :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
   :depends-on ("clgrpc/rpc" "clgrpc/http2") :pathname "src/wire/" :serial t
-  :components ((:file "package") (:file "framing")
-               (:file "compression") (:file "stage") (:file "wire-part") (:file "encoding")
-               (:file "metadata-field") (:file "link") (:file "frame-tracer")
-               (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inbound")
-               (:file "callback") (:file "outbound") (:file "deadline") (:file "stage-report")
-               (:file "wire-operations") (:file "traffic")))
+  :components ((:file "package") (:file "framing") (:file "compression") (:file "stage")
+               (:file "wire-part") (:file "encoding") (:file "metadata-field") (:file "link")
+               (:file "frame-tracer") (:file "link-keepalive") (:file "wire-call")
+               (:file "link-memory") (:file "inbound") (:file "callback") (:file "outbound")
+               (:file "deadline") (:file "stage-report") (:file "wire-operations")
+               (:file "traffic")))
 
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."
@@ -253,16 +245,14 @@
                (:file "naming/naming") (:file "picking/balancer") (:file "picking/breaker")
                (:file "wait-clock") (:file "channel-structure") (:file "picking/stream-queue")
                (:file "attempts/status-mapping") (:file "attempts/request-compression")
-               (:file "attempts/ending")
-               (:file "attempts/request-head") (:file "attempts/request")
+               (:file "attempts/ending") (:file "attempts/request-head") (:file "attempts/request")
                (:file "attempts/caller-identity") (:file "naming/current-config")
                (:file "picking/veto") (:file "connection-set") (:file "client-keepalive")
                (:file "connect-round") (:file "subchannel") (:file "picking/guarded-picker")
                (:file "core") (:file "attempts/attempt") (:file "picking/switch")
-               (:file "picking/pick-first") (:file "dropped-channel")
-               (:file "attempts/response") (:file "client-call") (:file "client-operations")
-               (:file "internal-call") (:file "network-channel") (:file "description")
-               (:file "client-stub")))
+               (:file "picking/pick-first") (:file "dropped-channel") (:file "attempts/response")
+               (:file "client-call") (:file "client-operations") (:file "internal-call")
+               (:file "network-channel") (:file "description") (:file "client-stub")))
 
 (defsystem "clgrpc/token"
   :description "Call credentials of tokens: from files, signed by ourselves, from a server."
@@ -299,10 +289,10 @@
                (:file "limits/admission") (:file "limits/memory-pressure")
                (:file "limits/load-limit") (:file "protocol") (:file "server-call")
                (:file "reply-room") (:file "answer-compression") (:file "status-message")
-               (:file "reply") (:file "answer")
-               (:file "execution") (:file "claimed") (:file "delivery") (:file "server-operations")
-               (:file "drain") (:file "open-call") (:file "plain") (:file "dispatch")
-               (:file "opening") (:file "server") (:file "connection-report")))
+               (:file "reply") (:file "answer") (:file "execution") (:file "claimed")
+               (:file "delivery") (:file "server-operations") (:file "drain") (:file "open-call")
+               (:file "plain") (:file "dispatch") (:file "opening") (:file "server")
+               (:file "connection-report")))
 
 (defsystem "clgrpc/web"
   :description "What gRPC-Web, Connect and REST share: codecs, CORS, calls over plain HTTP."
