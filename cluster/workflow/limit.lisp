@@ -88,7 +88,8 @@ repeated.")
   "The number of runs of a workflow whose signals are recognized when they are repeated.")
 (defconstant +default-backoff-ms+ 1000)
 (defconstant +default-max-backoff-ms+ 60000)
-(defconstant +longest-ms+ 315576000000000 "The latest time, ten thousand years from 1970, in ms.")
+(defconstant +longest-ms+ 315576000000000
+  "The latest time, in ms since 1970, and the longest duration in ms: ten thousand years.")
 
 (defun check-name (name what &key (longest +longest-name+))
   "Return NAME, a string, if it may be part of a key: not empty, not long, without / and control

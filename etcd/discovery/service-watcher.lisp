@@ -9,9 +9,9 @@
 ;;;;    there are many servers, are passed on together. A change that leaves everything as it was is
 ;;;;    not passed on.
 ;;;; 4. While etcd is unreachable, resolvers keep their last addresses. Channels also keep their
-;;;; addresses when the last registered server has gone: the channels then get a failure, and a
-;;;; failure removes no servers from a channel. 5. The host in an address may be a name, which is
-;;;; looked up meanwhile (host-addresses.lisp).
+;;;;    addresses when the last registered server has gone: the channels then get a failure, and a
+;;;;    failure removes no servers from a channel.
+;;;; 5. The host in an address may be a name, which is looked up meanwhile (host-addresses.lisp).
 ;;;;    Resolvers get the other servers, and this server is omitted until its name has an answer.
 
 (in-package #:clgrpc.discovery)
@@ -19,8 +19,7 @@
 (defconstant +settle-ms+ 20
   "How long changes after the first are awaited before they are passed on.")
 (defconstant +servers-per-ms+ 50
-  "The number of servers for which the pause has a millisecond, if it is then longer than
-+SETTLE-MS+.")
+  "A pause lasts a millisecond for each group of this many servers, but at least +SETTLE-MS+.")
 (defconstant +refetch-seconds+ 30 "The shortest time between two fetches of a list that is too
 long.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked for the revision up to which it has sent

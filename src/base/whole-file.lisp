@@ -4,7 +4,7 @@
 (in-package #:clgrpc.base)
 
 (defconstant +most-file-octets+ 67108864
-  "The longest file that is read whole, unless the reader has a smaller limit.")
+  "The most octets of a file that is read whole, unless its reader has another limit.")
 
 (defun file-octets (source &key (most +most-file-octets+))
   "Return the octets of SOURCE, the path of a file or a stream of octets. Signal an error if there

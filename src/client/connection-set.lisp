@@ -11,8 +11,8 @@
 ;;;;    subchannel's LINK-STATE follows the connection set's, until the connection set is idle;
 ;;;;    after that CONNECT is needed again.
 ;;;; 3. An attempt refers to the subchannel that was picked for it. The picked subchannel is
-;;;; informed of the end of the stream, even if it has left the connection set meanwhile. 4. A
-;;;; subchannel that is closed leaves its connection set; when the last subchannel has left,
+;;;;    informed of the end of the stream, even if it has left the connection set meanwhile.
+;;;; 4. A subchannel that is closed leaves its connection set; when the last subchannel has left,
 ;;;;    the links of the connection set end with their last calls.
 ;;;; 5. A subchannel whose addresses change keeps its connection set if no other subchannel uses it
 ;;;;    and the pool has none for the new addresses. Otherwise the subchannel moves to the

@@ -54,9 +54,8 @@ CALL-CREDENTIALS       the source of metadata that identify the caller, asked be
                        CALL-CREDENTIALS, or a function of a method's path that returns metadata. The
                        function may wait: for the first attempt it is called in the caller's thread,
                        for further attempts in another thread. The :call-credentials of a stub are
-                       sent in
-                       addition. On a channel without TLS, or with TLS that verifies nothing, calls
-                       with credentials are refused with :unauthenticated
+                       sent in addition. On a channel without TLS, or with TLS that verifies
+                       nothing, calls with credentials are refused with :unauthenticated
 PLAINTEXT-CREDENTIALS  true to send call credentials on such a channel too
 BALANCE                the balancing policy, in place of a service config's: :pick-first, the
                        default, uses the address to which the channel is connected; :round-robin

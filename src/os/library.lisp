@@ -26,7 +26,7 @@
 (defglobal **libraries** '())
 
 (defun forget-libraries ()
-  "Close all libraries, since no library is open in a saved core when it starts."
+  "Forget the addresses of all libraries, since no library is open when a saved core starts."
   (dolist (library **libraries**)
     (when (library-addresses library)
       (when (library-on-forget library) (funcall (library-on-forget library)))

@@ -69,7 +69,7 @@
 (defun verdict (name &rest arguments)
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are the arguments of the
 verdict's text, a format control. A peer may have sent a string among them, so only the first 120
-characters of a string are shown: With HPACK the peer can repeat such a string at the cost of one
+characters of a string are shown: with HPACK the peer can repeat such a string at the cost of one
 octet, and each character of it may have to be escaped."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is not a verdict." name))))

@@ -159,8 +159,8 @@ Notify its watchers."
     (dolist (name names) (change-status service name :serving :if-unknown t))))
 
 (defun leave-server (service server)
-  "Note that SERVER stops. When the last server of SERVICE has stopped, all its names are not
-serving. Return the entries of all names; nil if SERVER could not start, which changes nothing."
+  "Note that SERVER begins to stop. If it is the last server of SERVICE, every name becomes
+:not-serving. Return the entries of all names; nil if SERVER could not start, which changes nothing."
   (with-service (service)
     (when (member server (service-servers service))
       (let* ((left (setf (service-servers service) (remove server (service-servers service))))

@@ -75,7 +75,7 @@ TOTAL is the number of calls that will be made, or nil."
                           unless (or (member key *options-of-workers*)
                                      (equal (getf options key) (argument-default option)))
                             collect (argument-name option))))
-    (refuse "~{~A~^, ~} cannot go with --workers: the protocol of workers lacks this" wrong)))
+    (refuse "~{~A~^, ~} cannot be used with --workers: the protocol of workers lacks this" wrong)))
 
 (defun seconds-progress-function (seconds)
   "A function for DRIVE-WORKERS that shows in one line on standard error how many of SECONDS have

@@ -27,11 +27,11 @@ end."
         (when (char= #\, (char line at)) (incf at))))))
 
 (defconstant +exact-float+ 1d15
-  "The number below which a float without a fraction is read as an integer.")
+  "The absolute value below which a float without a fraction is read as an integer.")
 
 (defun parse-number (text)
-  "The number that TEXT means: an integer if the number is whole, even if it is written like 5.0;
-nil if JSON cannot represent the number, as for NaN."
+  "The number that TEXT means: an integer if the number is whole and below +EXACT-FLOAT+, even if
+it is written like 5.0; nil if JSON cannot represent the number, as for NaN."
   (let ((number (handler-case (parse-json text) (clgrpc-error () nil))))
     (cond ((not (realp number)) nil)
           ((and (floatp number) (< (abs number) +exact-float+) (= number (ffloor number)))

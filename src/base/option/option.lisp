@@ -351,7 +351,7 @@ and in between no call began or ended and no DATA was sent (gRFC A8)."
     :for :server)
    (ping-without-calls nil
     "Whether a client without a call under way may send PINGs at intervals of
-min-ping-interval-seconds; if false, such a client must wait two hours between PINGs."
+min-ping-interval-seconds; if false, such a client must wait at least two hours between PINGs."
     :for :server)
    (max-ping-strikes 2 0 1000000 "strikes"
     "How many PINGs of a client may come sooner than min-ping-interval-seconds allows. More than
@@ -380,8 +380,8 @@ addresses. If the process has fewer descriptors than max-connections needs, one 
 the available ones at most.")
    (max-handshakes 2000 1 1000000 "connections"
     "Connections of a server that have not yet sent their preface and SETTINGS, or finished their
-TLS handshake. When a listener has this many, each new connection closes the oldest connection of
-the peer that has the most.")
+TLS handshake. When a server has this many, each new connection closes the oldest of them that
+belongs to the peer with the most.")
    (spare-descriptors 256 0 1000000 "descriptors"
     "How many of the descriptors that the process may have (RLIMIT_NOFILE) a server leaves to
 others, such as clients, files and logs; at most a quarter of them. Descriptors that are open when

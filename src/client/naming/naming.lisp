@@ -4,12 +4,12 @@
 ;;;; to the addresses, by DNS in both cases.
 ;;;;
 ;;;; 1. A name is looked up when the channel first needs it, and again when the channel has lost a
-;;;; server or cannot reach one, but not sooner than resolve-interval-seconds after a look-up that
-;;;; had an answer. A look-up that is requested earlier begins at that time. 2. After a failed
-;;;; look-up the channel keeps its addresses, and asks again after its back-off. 3. A missing or
-;;;; unreachable config is not a failure: if no DNS server answers, the previous config remains; if
-;;;; one answers that no such record exists, the resolver has no config. 4. A channel that has had
-;;;; addresses waits a second for new ones; then it continues with the old
+;;;;    server or cannot reach one, but not sooner than resolve-interval-seconds after a look-up
+;;;;    that had an answer. A look-up that is requested earlier begins at that time.
+;;;; 2. After a failed look-up the channel keeps its addresses, and asks again after its back-off.
+;;;; 3. A missing or unreachable config is not a failure: if no DNS server answers, the previous
+;;;;    config remains; if one answers that no such record exists, the resolver has no config.
+;;;; 4. A channel that has had addresses waits a second for new ones; then it continues with the old
 ;;;;    ones. The channel does not wait if no look-up may begin yet, or if the look-up under way has
 ;;;;    already taken longer.
 

@@ -10,9 +10,9 @@
 ;;;; A picker is immutable, except for data that only picking uses. A picker is one of
 ;;;;
 ;;;;   nil            calls wait for another picker; an idle channel connects
-;;;;   a FAILURE calls end with it, except wait-for-ready calls, which wait a subchannel it gets
-;;;;   every call, without a function call a PICKER its function returns one of the three above for
-;;;;   each call. Calls that wait
+;;;;   a FAILURE      calls end with it, except wait-for-ready calls, which wait
+;;;;   a subchannel   it gets every call, without a function call
+;;;;   a PICKER       its function returns one of the three above for each call. Calls that wait
 ;;;;                  delay the calls after them, unless the picker is CHOOSY: then each call waits
 ;;;;                  alone
 

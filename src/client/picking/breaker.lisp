@@ -119,6 +119,6 @@ the server's fault. Return the new state of BREAKER if it has changed, else nil.
       (and (not (eq before after)) after))))
 
 (defun forget-trial (breaker call)
-  "If CALL was the trial of BREAKER, let another call pass as a trial: Note that CALL has ended
-without a result, because it was not sent or was cancelled."
+  "If CALL was the trial of BREAKER, let another call pass as a trial. CALL has ended without a
+result, because it was not sent or was cancelled."
   (when (eq call (breaker-trial breaker)) (setf (breaker-trial breaker) nil)))

@@ -4,10 +4,9 @@
 ;;;; retried (gRFC A32).
 ;;;;
 ;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is in flight
-;;;; from the time when a server is first picked for it until it ends, however many attempts it
-;;;; makes (gRFC A105 explains why it counts before it has a stream). An observer tells the guard of
-;;;; the end of
-;;;;   each call.
+;;;;   from the time when a server is first picked for it until it ends, however many attempts it
+;;;;   makes (gRFC A105 explains why it counts before it has a stream). An observer tells the guard
+;;;;   of the end of each call.
 ;;;; * A circuit breaker for each subchannel (breaker.lisp). If a breaker refuses a call the picker
 ;;;;   is asked again, as it may pick another server; if no breaker of a picked server admits the
 ;;;;   call, the call is refused.

@@ -155,7 +155,8 @@ it expires, by one request at a time.
 CLIENT-ID      a string, the id of this client
 CLIENT-SECRET  a string, the secret of this client
 SCOPE          a string, the requested scopes, separated by spaces; none by default
-AUDIENCE a string, the service that the token is for, which some servers require; none by default
+AUDIENCE       a string, the service that the token is for, which some servers require; none by
+               default
 IN-BODY        true to send id and secret as parameters of the request, not in the header of RFC
                6749
 CREDENTIALS    a value of TLS-CREDENTIALS with :alpn nil, for https://; by default the roots of the

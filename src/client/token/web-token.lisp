@@ -12,7 +12,7 @@
   (decode-base64 (substitute #\/ #\_ (substitute #\+ #\- text))))
 
 (defconstant +latest-expiry+ (expt 10 12)
-  "The latest expiry of a token that is taken seriously, in seconds since 1970: some issuers write
+  "The latest expiry of a token that is used, in seconds since 1970: some issuers write
 the last second of the year 9999, or a greater number, for tokens that do not expire.")
 
 (defun web-token-expiry (token)

@@ -320,7 +320,7 @@ table is not cached, since it never means the same twice."
 Signal HPACK-ERROR for anything RFC 7541 forbids; after that DECODER must not be used again. A list
 that grows over the decoder's limit is not an error: see FIELD-LIST-OVERFLOW-P."
   (assert (<= start end (length octets)))
-  (if (< 0 (- end start) +cache-octets+)
+  (if (<= 1 (- end start) +cache-octets+)
       (let* ((hash (%hash-octets octets start end 0))
              (cache (decoder-blocks decoder))
              (known (and cache (find-raw cache hash octets start end))))

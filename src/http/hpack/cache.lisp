@@ -66,8 +66,8 @@ common; see MAKE-DECODER."
     new))
 
 (define-hot note-miss ((cache simple-vector) (hash hash)) (values simple-vector boolean)
-  "Note that HASH was not found. Return two values: Two values: CACHE, or a larger cache to use in
-its place; and true if this is the second miss in a row in the set."
+  "Note that HASH was not found. Return two values: CACHE, or a larger cache to use in its place;
+and true if this is the second miss in a row in the set."
   (let* ((last (+ 3 (cache-set cache hash)))
          (missed (svref cache last)))
     (cond ((eql hash missed) (values cache t))

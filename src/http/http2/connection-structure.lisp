@@ -26,8 +26,8 @@ default that does nothing, except ON-OUTPUT, which has no default.
     may be soon.
   ON-HEADERS (stream field-list end-stream-p): a request at a server, a final response at a client.
   ON-DATA (stream octets start end end-stream-p): content; call CONSUME-DATA once it is read.
-  ON-TRAILERS (stream field-list): trailers; they end the peer's side. ON-RESET (stream error-code
-  source): the stream ended early. SOURCE is :PEER (the peer sent
+  ON-TRAILERS (stream field-list): trailers; they end the peer's side.
+  ON-RESET (stream error-code source): the stream ended early. SOURCE is :PEER (the peer sent
     RST_STREAM), :LOCAL (we found an error of the peer and sent RST_STREAM), :GOAWAY (the peer has
     not processed the stream, so it may be tried again) or :CONNECTION (the connection ended).
   ON-WRITABLE (stream): its queue fell under half of the option send-budget-octets.

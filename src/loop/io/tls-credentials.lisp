@@ -13,7 +13,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +tickets+ 256
-  "The number of servers for which a client keeps a ticket.")
+  "The most servers for which a client keeps tickets; for one more, all are dropped.")
 
 (defconstant +look-ns+ 100000000
   "The time that a loop waits for a check of files, which takes a millisecond.")
@@ -102,7 +102,7 @@ certificates: :none, :request or :require."
 (defun pem-p (source)
   (and (stringp source) (search "-----BEGIN" source) t))
 
-(defconstant +most-pem-octets+ 4194304 "The longest file of certificates or keys that is read.")
+(defconstant +most-pem-octets+ 4194304 "The most octets of a file of certificates or keys.")
 
 (defun file-text (source)
   "The text of the file SOURCE, in Latin-1."

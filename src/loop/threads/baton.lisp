@@ -366,9 +366,9 @@ WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
 
 (defun prepare-to-wait (&optional wait)
   "Prepare for this thread's sleep in user code: if it runs a loop, make a reserve thread run that
-loop from now on. Return false if no reserve thread can; then this thread must not sleep. Then, if
-WAIT is given, call it: a function by which this thread waits, and meanwhile holds nothing that
-CALL-RELEASING can release. Return its value, which is false if the wait was in vain."
+loop from now on. Return false if no reserve thread can; then this thread must not sleep. WAIT, if
+given, is a function by which this thread waits: call it after that, with everything released that
+CALL-RELEASING can release, and return its value, which is false if the wait was in vain."
   (and (leave-loop)
        (or (null wait)
            (funcall (or *around-wait* #'funcall) wait))))

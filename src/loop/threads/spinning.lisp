@@ -8,13 +8,12 @@
 ;;;; event, always of the same source (STREAK). As a trial, a loop spins through some of these waits
 ;;;; that follow a sending:
 ;;;;   - a loop with a thread of its own spins through one, from time to time. If the event arrives
-;;;;   within +SPIN-NS+, the peer does not sleep between two messages, and the loop continues to
-;;;;   spin;
+;;;;     within +SPIN-NS+, the peer does not sleep between two messages, and the loop continues to
+;;;;     spin;
 ;;;;   - a loop that a caller drives begins a trial more rarely, and spins through so many waits in
-;;;;   a row that its peer, which may be such a loop as well, has a trial meanwhile and finds the
-;;;;   caller awake. A peer
-;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**), and again now and then
-;;;;     while the caller spins.
+;;;;     a row that its peer, which may be such a loop as well, has a trial meanwhile and finds the
+;;;;     caller awake. A peer in the same process begins its trial at once (**CALLERS-TRIALS**), and
+;;;;     again now and then while the caller spins.
 ;;;; The pauses between trials that fail grow (PAUSE). But a caller that then begins to send much
 ;;;; less at a time than in the failed trial, as after calls with long messages, makes the next
 ;;;; trial soon. A loop stops spinning after several waits longer than +SPIN-NS+, or at once when

@@ -25,8 +25,8 @@
 (defconstant +posts-per-look+ 64
   "The number of posted functions after which the turn reads the clock.")
 (defconstant +functions-per-look+ 16
-  "After how many deferred functions at most, if there are more, the turn checks whether output
-should be sent, a timer is due or newcomers should be admitted. The number begins with
+  "The most deferred functions after which the turn checks whether output should be sent, a timer is
+due or newcomers should be admitted. The number begins with
 +FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. Once the watchdog has found
 the turn long, the loop checks after each function.")
 (defconstant +functions-caused+ 16
@@ -37,8 +37,8 @@ at most this many.")
 the next turn during the next +APART-TIMES+ times that duration: otherwise finished output would
 wait for them.")
 (defconstant +apart-times+ 20
-  "A factor: how many times as long as such slow functions took, functions that deferred functions
-have deferred wait for the next turn. So finished output waits for them at most a twentieth of the
+  "If functions that deferred functions have deferred were slow (+CAUSED-NS+), further ones wait for
+the next turn during this many times their duration. So finished output waits for them at most a twentieth of the
 time, and a thread that was interrupted once for 100 µs sends separately for 2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
   "The longest duration that is recorded for functions that other functions have deferred, and the
@@ -355,9 +355,10 @@ that are due in this turn may answer, and both need only one send."
   nil)
 
 (define-hot flush-large ((loop event-loop)) nanoseconds
-  "Run the timers that are due, in the middle of a turn, and send output that has grown large. If
-more than +FLUSH-INTERVAL-NS+ have passed since all output was sent, send all of it again, but in
-the first +HOLD-NS+ of the turn only what FLUSH-ANSWERS sends. Return the time."
+  "In the middle of a turn, run the timers that are due and send output. If output was last sent
+for all connections, or the turn has begun, more than +FLUSH-INTERVAL-NS+ ago, send for all; but in
+the first +HOLD-NS+ of the turn only what FLUSH-ANSWERS sends. Otherwise send only for connections
+with +FLUSH-OCTETS+ or more. Return the time."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))
     (run-timers loop now)
@@ -482,8 +483,8 @@ that are deferred for them run next. Return the number of these functions."
     nil))
 
 (define-hot call-some-posted ((loop event-loop)) null
-  "As INBOX-PHASE, but begin no function after +INBOX-NS+; the remaining functions wait for the next
-turn."
+  "As INBOX-PHASE, but stop when the clock, read after each +POSTS-PER-LOOK+ functions, shows that
++INBOX-NS+ have passed since its first reading; the other functions wait for the next turn."
   (let ((count 0) (began 0))
     (declare (type index count) (type nanoseconds began))
     (flet ((call (item)

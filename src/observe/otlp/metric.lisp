@@ -9,7 +9,7 @@
 messages of 4 MiB by default.")
 (defconstant +octets-per-request+ 2097152
   "The most octets of a request. If points have long attributes, so that a request is longer, it is
-divided.")
+divided. A request of one point may be longer.")
 
 (defun hex-octets (text length)
   "The LENGTH octets that TEXT, hexadecimal digits, means; no octets if TEXT is anything else."

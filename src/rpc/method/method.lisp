@@ -121,9 +121,9 @@ is no such channel. The in-process channel has a method. From any thread.")
     (and (typep function 'method-function) (method-function-rpc-method function))))
 
 (defmacro with-bindings-lock (() &body body)
-  "Evaluate BODY while no other thread changes bindings. The compiler, the loader and CLOS hold this
-lock during definitions. The compiler, the loader and CLOS call this code with that lock held, so
-with a second lock the two could be taken in different orders."
+  "Evaluate BODY under the lock that the compiler, the loader and CLOS hold during definitions, so
+that no other thread changes bindings. They call this code with that lock held; a second lock could
+be taken in another order."
   `(sb-c::with-world-lock () ,@body))
 
 (defun refuse-argument-count (function count)

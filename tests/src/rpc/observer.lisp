@@ -42,9 +42,7 @@
     (is (zerop count))))
 
 (test an-error-in-an-observer-goes-to-the-log
-  (with-logged (events)
-    (finishes (rpc:observe refused (rpc:make-observer :refused (lambda (option peer)
-                                                                 (declare (ignore option peer))
-                                                                 (error "no")))
+  (with-logged (events :observer-error)
+    (finishes (rpc:observe refused (rpc:make-observer :refused (fn (_option _peer) (error "no")))
                            :max-calls "x"))
     (is (equal '(:observer-error) (mapcar #'second (events))))))

@@ -78,8 +78,9 @@ this."
 ;;; Waiting
 
 (defun wait-until (predicate &key (seconds (patient-seconds 60)))
-  "Wait until PREDICATE is true, for what tells nobody when it changes; return its value. It is
-looked at all the time for 10 ms, and then each millisecond, for others need the processor, too."
+  "Wait until PREDICATE is true, at most SECONDS, and return its value; for states of which no thread
+is notified. PREDICATE is called all the time for 10 ms, then each millisecond, since other threads
+need the processor."
   (loop with quiet = (sb-thread:make-semaphore)
         with begin = (get-internal-real-time)
         for value = (funcall predicate)

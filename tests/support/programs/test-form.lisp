@@ -1,5 +1,5 @@
-;;;; The form that defines a test; two that replace functions or values meanwhile; and one each for
-;;;; what is logged, for conditions, for functions that ignore parameters and for threads.
+;;;; The form that defines a test; WITH-REPLACED and WITH-CHANGED, which change functions and values
+;;;; while a body runs; and forms for logs, conditions, threads and unused parameters.
 
 (in-package #:clgrpc.tests.form)
 
@@ -75,8 +75,9 @@ are NAMES, other events are left out."
                                  ,@body))))
 
 (defmacro with-changed ((&rest rows) &body body)
-  "Evaluate BODY while each PLACE of ROWS, (PLACE VALUE) or PLACE, has VALUE, for all threads, if one
-is given; afterwards it has the value of before."
+  "Evaluate BODY while each PLACE of ROWS, (PLACE VALUE), has VALUE; a row PLACE alone is only
+restored afterwards. Threads see the change unless this thread binds PLACE: then use
+SYMBOL-GLOBAL-VALUE."
   (let* ((rows (loop for row in rows
                      collect (list* (gensym "FORMER") (if (consp row) row (list row)))))
          (changes (loop for (nil place . value) in rows

@@ -78,7 +78,7 @@
                    "grpc.testing.BenchmarkService/UnaryCall")
        (declare (ignore output))
        (is (= 2 code))
-       (is (search "--loops, --timeout cannot go with --workers" error-output)))
+       (is (search "--loops, --timeout cannot be used with --workers" error-output)))
      (is (= 2 (run-line "load" "--workers" (first workers) "-z" "1s" target "a.B/C")))
      (is (= 2 (run-line "load" "--workers" (first workers) target
                         "grpc.testing.BenchmarkService/UnaryCall"))))))

@@ -146,7 +146,7 @@
 (test the-log-has-what-a-config-says-in-vain
   "In JSON, fields that are probably misspelt, in either spelling; and a config for no method."
   (flet ((events (source)
-           (with-logged (logged)
+           (with-logged (logged :service-config-field-ignored :method-config-without-name)
              (config:parse-service-config source)
              (sort (loop for (nil event . plist) in (logged)
                          collect (list event (getf plist :path) (getf plist :likely-name)))

@@ -149,7 +149,7 @@ runs, which would neither run again nor end."
   (with-background (background)
     (let ((job (add-job background #'list))
           (condition (make-condition 'simple-error :format-control "no" :format-arguments '())))
-      (with-logged (events)
+      (with-logged (events :ill :well :odd)
         (tell-recovery job :well)
         (loop repeat 3 do (tell-failure job :ill condition))
         (loop repeat 3 do (tell-recovery job :well))
