@@ -11,7 +11,8 @@
   :pathname "tools/"
   :serial t
   :components ((:file "command/worker-protos") (:file "command/package")
-               (:file "command/standard-output") (:file "command/command") (:file "command/tls")
+               (:file "command/standard-output") (:file "command/command") (:file "command/input")
+               (:file "command/tls")
                (:file "command/interop-payload") (:file "command/serve")
                (:file "command/manual-page") (:file "command/completion")
                (:file "command/client-command") (:file "command/gen")

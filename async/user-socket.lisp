@@ -227,7 +227,8 @@ If BYTE-CHANNEL cannot become a connection, close it and signal SOCKET-ERROR or 
 
 (defun close-socket (socket &key force)
   "Close SOCKET after its output is sent; with FORCE, drop the output. If the peer receives none of
-the output for two seconds, the rest is lost. The event callback of SOCKET is not called. Closing
+the output for two seconds, the rest is lost. Output of a socket that is not yet connected waits for
+the connection, and is lost if that fails. The event callback of SOCKET is not called. Closing
 again does nothing. From any thread."
   (let ((loop (handle-loop socket)))
     (loop:with-baton (loop) (close-now socket force)

@@ -31,12 +31,10 @@
                                     :text "Time from sending a message to its answer.")
    :queued-entries (metrics:make-up-down-counter metrics "clgrpc.raft.queued_entries"
                                                  :unit "{entry}" :attributes '("clgrpc.peer")
-                                                 :text "Entries that were sent and not answered
-                                                 yet.")
+                                                 :text "Entries sent but not yet answered.")
    :queued-octets (metrics:make-up-down-counter metrics "clgrpc.raft.queued_octets"
                                                 :unit "By" :attributes '("clgrpc.peer")
-                                                :text "Octets of data that were sent and not
-                                                answered yet.")))
+                                                :text "Octets of data sent but not yet answered.")))
 
 (defstruct (meter (:constructor make-meter (name instruments)) (:copier nil))
   "The messages sent to a peer."

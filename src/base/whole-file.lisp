@@ -6,9 +6,18 @@
 (defconstant +most-file-octets+ 67108864
   "The most octets of a file that is read whole, unless its reader has another limit.")
 
+(define-condition file-too-long (clgrpc-error)
+  ((source :initarg :source)            ; the file, or its stream
+   (most :initarg :most))               ; the limit
+  (:report (lambda (condition stream)
+             (with-slots (source most) condition
+               (format stream "~A: it is longer than ~D octets" source most))))
+  (:documentation "A file that is read whole has more octets than its reader allows."))
+
 (defun file-octets (source &key (most +most-file-octets+))
-  "Return the octets of SOURCE, the path of a file or a stream of octets. Signal an error if there
-are more than MOST, or they cannot be read. From any thread."
+  "Return the octets of SOURCE, a stream of octets or the path of a file, native if it is a string.
+Signal FILE-TOO-LONG if there are more than MOST, and another error if they cannot be read. From any
+thread."
   (if (streamp source)
       (loop with buffer = (make-buffer)
             with part = (make-octets 65536)
@@ -16,8 +25,10 @@ are more than MOST, or they cannot be read. From any thread."
             while (plusp count)
             do (append-octets buffer part :end count)
                (when (< most (buffer-fill buffer))
-                 (error "it is longer than ~D octets" most))
+                 (error 'file-too-long :source (or (ignore-errors (pathname source)) source)
+                                       :most most))
             finally (return (subseq-octets (buffer-octets buffer) (buffer-start buffer)
                                            (buffer-end buffer))))
-      (with-open-file (stream source :element-type 'octet)
+      (with-open-file (stream (if (stringp source) (sb-ext:parse-native-namestring source) source)
+                              :element-type 'octet)
         (file-octets stream :most most))))

@@ -529,8 +529,8 @@ position after the result; and :more if the peer must send more, :ended if it se
   "About how many octets OpenSSL keeps for each octet of the certificates that a client has shown.")
 
 (defun session-octets (ssl certificate)
-  "About how many octets of memory OpenSSL keeps for SSL beyond those of an idle session; 0 once SSL
-is freed. CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
+  "About how many octets of memory OpenSSL keeps for SSL beyond those of an idle session.
+CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
   (+ (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
      (if certificate
          (* +octets-per-certificate-octet+ (length (certificate-der certificate)))

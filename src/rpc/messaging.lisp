@@ -4,18 +4,15 @@
 
 (in-package #:clgrpc.rpc)
 
-(define-hot (check-outgoing :inline t) ((call call) message) t
-  "Return MESSAGE. Signal MISUSE if it is not of the type that CALL's method, if CALL has one, sends."
-  (let ((method (call-rpc-method call)))
+(define-hot (outgoing :inline t) ((call call) message &optional (filtered boolean t)) t
+  "MESSAGE after the filter of CALL's outgoing messages, if FILTERED is true. Signal MISUSE if
+MESSAGE is not of the type that CALL's method sends."
+  (let* ((outbound (and filtered (call-outbound call)))
+         (method (call-rpc-method call))
+         (message (through (and outbound (outbound-filter outbound)) message)))
     (if method
         (check-message method (outgoing-type call) message)
         message)))
-
-(define-hot (outgoing :inline t) ((call call) message) t
-  "MESSAGE after the filter of CALL's outgoing messages. Signal MISUSE if MESSAGE is not of the type
-that CALL's method sends."
-  (let ((outbound (call-outbound call)))
-    (check-outgoing call (through (and outbound (outbound-filter outbound)) message))))
 
 (declaim (inline check-call))
 (defun check-call (thing)

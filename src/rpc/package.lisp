@@ -24,7 +24,7 @@
    #:**call-ids** #:call-metadata #:call-path #:call-peer #:call-rpc-method #:call-security
    #:call-stages #:call-status #:call-trailers #:call-value #:call-with-room #:cancel
    #:cancel-call #:cancelled-p #:check-interceptors #:check-message #:check-observer
-   #:check-outgoing #:client-p #:close-send #:*debug-on-error* #:define-own-part
+   #:client-p #:close-send #:*debug-on-error* #:define-own-part
    #:define-transport-end #:deliverable-p
    #:do-messages #:due-callback #:end-call #:failed-attempts #:filter-messages #:filtered
    #:final-status #:finish #:incoming-type #:interceptors-for #:late-value #:log-call-event

@@ -93,4 +93,4 @@ its loop."
                        ;; no output leaves before the handshake is over
                        :how (and (loop:byte-channel-handshaking-p
                                   (loop:connection-byte-channel (server-link-socket link)))
-                                 :lost)))))
+                                 :abort)))))

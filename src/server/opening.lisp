@@ -96,7 +96,10 @@ in advance, and would take an error for the answer to their first request."
     (make-server-connection-protocol
      :octets (constantly 0)
      :pause #'list                      ; such a link has no calls yet
-     :drain (lambda (link) (settle link :http2) (drain-link link))
+     :drain (lambda (link)
+              (cond ((mute-p link) (wire:close-link link "drained" :how :abort))
+                    (t (settle link :http2)
+                       (drain-link link))))
      :abandon (lambda (link status text) (declare (ignore status text)) (settle link :http2))))
 
 (defun begin-opening (link)

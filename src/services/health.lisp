@@ -160,7 +160,8 @@ Notify its watchers."
 
 (defun leave-server (service server)
   "Note that SERVER begins to stop. If it is the last server of SERVICE, every name becomes
-:not-serving. Return the entries of all names; nil if SERVER could not start, which changes nothing."
+:not-serving. Return the entries of all names; if SERVER could not start, change nothing and return
+nil."
   (with-service (service)
     (when (member server (service-servers service))
       (let* ((left (setf (service-servers service) (remove server (service-servers service))))

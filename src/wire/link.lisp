@@ -126,8 +126,9 @@ valid on any thread, the others only on LINK's loop."
 nil. HOW is one of
 nil      in order: send GOAWAY, send the queued output, close
 :EXPEL   at once, and every call on it with :unavailable. We send a GOAWAY with ENHANCE_YOUR_CALM,
-  but do not wait until the peer has received it
-:LOST    at once, because its peer has disconnected"
+         but do not wait until the peer has received it
+:LOST    at once, because its peer is silent
+:ABORT   at once, for another reason"
   (when status (abort-calls link status text))
   (ecase how
     ((nil) (unless (link-failure link)
@@ -138,7 +139,9 @@ nil      in order: send GOAWAY, send the queued output, close
               (end-core link http2:+enhance-your-calm+ text)
               (loop:flush-connection (link-socket link)))
      (loop:close-connection (link-socket link) :abort t))
-    (:lost (trace-event :http-keepalive :peer-silent :peer (link-peer link) :reason text)
+    ((:lost :abort)
+     (when (eq :lost how)
+       (trace-event :http-keepalive :peer-silent :peer (link-peer link) :reason text))
      (setf (link-failure link) text)
      (loop:close-connection (link-socket link) :abort t)))
   nil)

@@ -15,7 +15,7 @@ work that a peer can cause in between takes a fraction of a millisecond.")
 (defconstant +frames-at-first+ 4
   "The number of frames of a read after which we first check the amount of output and the clock. A
 peer may have a thousand connections that all send; each of them gets this many frames in a turn,
-however long the turn has become.")
+joined ones counted as one, however long the turn has become.")
 
 (defconstant +calls-per-read+ 128
   "About how many calls of a link begin in a turn; the calls of other links wait until their

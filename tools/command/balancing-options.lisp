@@ -6,7 +6,7 @@
   "The JSON in STRING or, if STRING names a file, in that file."
   (if (uiop:string-prefix-p "{" (string-left-trim '(#\Space #\Tab #\Newline #\Return) string))
       string
-      (handler-case (octets-string (file-octets (sb-ext:parse-native-namestring string)))
+      (handler-case (octets-string (file-octets string))
         (error (error) (refuse "give JSON or a file; ~A cannot be read: ~A" string
                                (report:error-reason error))))))
 

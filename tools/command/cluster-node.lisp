@@ -76,10 +76,9 @@ the node again after this code.")
   "The environment variable that contains the password of --store-user.")
 
 (defun first-line (file)
-  "The first line of FILE, as text. Refuse a FILE that cannot be read or whose first line is empty."
-  (let* ((text (handler-case (octets-string
-                              (file-octets (sb-ext:parse-native-namestring file)))
-                 (error (condition) (refuse "~A cannot be read: ~A" file condition))))
+  "The first line of FILE, as text. Refuse a FILE that cannot be read, has more than 64 KB, or whose
+first line is empty."
+  (let* ((text (read-text-file file :most 65536))
          (line (string-right-trim '(#\Return) (subseq text 0 (position #\Newline text)))))
     (when (string= "" line) (refuse "the first line of ~A is empty" file))
     line))

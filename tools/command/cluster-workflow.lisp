@@ -112,11 +112,10 @@ nil."
 (defun argument-text (argument)
   "The text for ARGUMENT, a string or nil: the standard input if ARGUMENT is @, else ARGUMENT
 itself."
-  (if (equal argument "@") (octets-string (read-standard-octets)) argument))
+  (if (equal argument "@") (read-standard-text) argument))
 
 (defun start-request (tasks request)
-  "The StartRequest for TASKS; or the one in REQUEST, an argument for ARGUMENT-TEXT: JSON or @ and a
-file."
+  "The StartRequest for TASKS; or the one in REQUEST, an argument for ARGUMENT-TEXT, in JSON."
   (if request
       (handler-case (grpc:parse-json-message 'workflow-v1:start-request (argument-text request))
         (grpc:protobuf-error (error) (refuse "--request: ~A" error)))

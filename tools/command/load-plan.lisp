@@ -35,14 +35,6 @@ complaint."
   (handler-case (report:parse-conditions string)
     (report:condition-syntax-error (error) (refuse "~A" error))))
 
-(defun read-text-file (file)
-  (handler-case (octets-string (file-octets (sb-ext:parse-native-namestring file)))
-    (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
-
-(defun read-octets-file (file)
-  (handler-case (file-octets (sb-ext:parse-native-namestring file))
-    (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
-
 (defun nanoseconds-of (seconds)
   (if seconds (seconds-ns seconds) 0))
 
@@ -105,7 +97,7 @@ by reflection, over a channel with CREDENTIALS."
 contents of DATA-FILE. If DATA and DATA-FILE are nil, return no request if METHOD takes a stream,
 otherwise one empty message."
   (cond ((member data '("@" "-") :test #'equal)
-         (octets-string (read-standard-octets)))
+         (read-standard-text))
         (data)
         (data-file (read-text-file data-file))
         ((member (method:rpc-method-kind method) '(:unary :server-streaming)) "{}")

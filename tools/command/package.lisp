@@ -25,7 +25,7 @@
    ;; command.lisp
    #:run-command #:define-command #:failure #:failure-text #:fail-command #:find-command
    #:parse-channel-target
-   ;; standard-output.lisp
+   ;; standard-output.lisp, input.lisp
    #:make-standard-output #:octet-input
    ;; tls.lisp, balancing-options.lisp
    #:client-tls #:client-credentials #:balancing-options #:balancing-arguments

@@ -132,12 +132,3 @@ pipe, leave BODY and return +EXIT-BROKEN-PIPE+."
 
 (defun make-standard-error ()
   (make-instance 'output :descriptor 2 :name "standard error" :unread (constantly nil)))
-
-(defun octet-input ()
-  "A stream of the octets of the standard input."
-  (sb-sys:make-fd-stream 0 :input t :element-type 'octet :buffering :full))
-
-(defun read-standard-octets (&rest limit)
-  "The octets of the standard input, with the LIMIT of FILE-OCTETS."
-  (handler-case (apply #'file-octets (octet-input) limit)
-    (error (error) (refuse "the standard input cannot be read: ~A" (report:error-reason error)))))

@@ -215,6 +215,6 @@ name."
   "The run from the file at PATH, a string, which contains its report in JSON. Signal
 UNREADABLE-RUN, which names the file, if the file has no such report."
   (handler-case
-      (parse-run (file-octets (uiop:parse-native-namestring path) :most *longest-report*))
+      (parse-run (file-octets path :most *longest-report*))
     (unreadable-run (error) (reject-report "~A is not the report of a run: ~A" path error))
     (error (error) (reject-report "~A cannot be read: ~A" path (error-reason error)))))

@@ -571,8 +571,8 @@ event)."
                                    (:timing :done))))))))
 
 (defun next-time (state)
-  "Two values: the next time, in milliseconds since 1970, at which something of STATE is due, such as
-a time-out, a timer or its deletion; and a keyword that names it. Nil if nothing is due."
+  "Two values: the next time, in milliseconds since 1970, at which something of STATE is due, such
+as a time-out, a timer or its deletion; and a keyword that names it. Nil if nothing is due."
   (if (running-p state)
       (let ((first nil))
         (dolist (time (step-times state (state-step state)) (values (car first) (cdr first)))

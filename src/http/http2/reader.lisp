@@ -547,6 +547,7 @@ payloads, and that of the frames."
           (when (and (< end after) (not (connection-closed-p connection)))
             (return (values at nil)))
           (cond ((connection-closed-p connection))
+                ;; no frame is joined to the last one allowed: a tracer of frames gets each alone
                 ((and (= type +frame-data+) (zerop flags) (plusp length) (plusp left))
                  (multiple-value-bind (joined next)
                      (join-data octets payload after end id largest)
@@ -579,13 +580,13 @@ START if the preface is incomplete."
                             (now time-ns) &optional (frames fixnum most-positive-fixnum))
     (values index boolean)
   "Process the peer's octets from START to END, received at NOW (nanoseconds of any steady clock),
-but no more than FRAMES frames. Return the position of the first octet not consumed, at which a
-frame begins: present that frame again with the octets after it. The second value is true if that
-frame may be complete, because this returned after FRAMES frames; otherwise more octets must be
-received first. Octets that are consumed may be overwritten (JOIN-DATA). During RECEIVE-OCTETS,
-functions of the sink are called; a function may use OCTETS only during its call. If the peer broke
-the protocol, GOAWAY is in the output and ON-CLOSE was called; from then on everything is consumed
-and ignored."
+but no more than FRAMES frames, of which those that JOIN-DATA joins count as one. Return the
+position of the first octet not consumed, at which a frame begins: present that frame again with the
+octets after it. The second value is true if that frame may be complete, because this returned after
+FRAMES frames; otherwise more octets must be received first. Octets that are consumed may be
+overwritten (JOIN-DATA). During RECEIVE-OCTETS, functions of the sink are called; a function may use
+OCTETS only during its call. If the peer broke the protocol, GOAWAY is in the output and ON-CLOSE
+was called; from then on everything is consumed and ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))

@@ -16,8 +16,8 @@
   "The octets that one read requests. With half of it, a long message takes a fifth more time: each
 read has a turn of the loop, and leaves half a frame, which is copied twice.")
 (defconstant +copied-leftover-octets+ 32768
-  "The most octets of a leftover that is copied in front of the next octets. The octets that follow a
-longer leftover are read into its own buffer.")
+  "The most octets of a leftover that is copied in front of the next octets. The octets that follow
+a longer leftover are read into its own buffer.")
 (defconstant +flush-octets+ 65536
   "The octets of output at which it is sent before the turn ends.")
 (defconstant +fill-rounds+ 8

@@ -104,8 +104,7 @@ data has 23 more.")
 (defconstant +handshake-octets+ 40960
   "The octets that a session keeps in addition during a handshake, with a half-read message.")
 (defun byte-channel-kept-octets (byte-channel)
-  "The octets of memory that BYTE-CHANNEL keeps beyond those of an idle one, which the number of
-connections bounds. On the loop."
+  "The octets of memory that BYTE-CHANNEL keeps beyond those of an idle one. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
     (if (typep tls 'tls)
         (+ (os:session-octets (tls-ssl tls)

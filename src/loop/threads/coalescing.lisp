@@ -34,8 +34,8 @@ The first of the two values is FUNCTION's value."
   (call-now loop function #'flush-or-coalesce))
 
 (define-hot flush-or-coalesce ((loop event-loop)) null
-  "Send the output of LOOP unless it may wait for the messages that follow. The caller has taken LOOP
-and sent a message on it."
+  "Send the output of LOOP unless it may wait for the messages that follow. The caller has taken
+LOOP and sent a message on it."
   (unless (coalesce-p loop) (flush-phase loop))
   nil)
 

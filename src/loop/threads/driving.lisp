@@ -210,8 +210,8 @@ and this thread, if it continues, waits in another way."
   nil)
 
 (defun enter-debugger (loop interrupt)
-  "Give LOOP up and open the debugger for INTERRUPT, which has interrupted this thread while it drove
-LOOP and waited for events. Return if the user continues the call."
+  "Give LOOP up and open the debugger for INTERRUPT, which has interrupted this thread while it
+drove LOOP and waited for events. Return if the user continues the call."
   (setf (event-loop-blind loop) t)
   (step-back loop)
   (signal interrupt)                    ; to handlers outside, which have not seen it yet

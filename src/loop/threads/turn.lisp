@@ -38,8 +38,9 @@ the next turn during the next +APART-TIMES+ times that duration: otherwise finis
 wait for them.")
 (defconstant +apart-times+ 20
   "If functions that deferred functions have deferred were slow (+CAUSED-NS+), further ones wait for
-the next turn during this many times their duration. So finished output waits for them at most a twentieth of the
-time, and a thread that was interrupted once for 100 µs sends separately for 2 ms.")
+the next turn during this many times their duration. So finished output waits for them at most a
+twentieth of the time, and a thread that was interrupted once for 100 µs sends separately for 2
+ms.")
 (defconstant +apart-ns+ +ns-per-second+
   "The longest duration that is recorded for functions that other functions have deferred, and the
 longest time for which these then wait for the next turn. Until they have returned, their recorded
@@ -286,8 +287,8 @@ as well."
 (define-hot put-newcomers-first ((loop event-loop) (postponed index)) null
   "Move the ready connections after the first POSTPONED ones to the places before those. The input
 of the first POSTPONED connections was left from an earlier turn. Connections in a TLS handshake
-stay behind these: a turn does only some handshakes, so the earlier ones would wait for as long as
-others arrive."
+stay behind the postponed ones: a turn does only some handshakes, so while new connections arrive
+the oldest handshakes would wait."
   (with-newcomers (newcomers count) loop postponed
     (let* ((at 0)
            (ahead (count-if-not #'connection-handshaking-p newcomers :end count))

@@ -149,8 +149,8 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
   (reduce #'+ **watched** :key (lambda (watched) (event-loop-turns (watched-loop watched)))))
 
 (defun collect-when-idle ()
-  "While a collection is due (DUE-COLLECTION), sleep until a baton changes or no loop has made a turn
-for +IDLE-NS+; in the latter case make the collection. The lock is held, but not while the
+  "While a collection is due (DUE-COLLECTION), sleep until a baton changes or no loop has made a
+turn for +IDLE-NS+; in the latter case make the collection. The lock is held, but not while the
 collection runs."
   (loop for function = (and (asleep-p) (due-collection))
         while function

@@ -273,7 +273,7 @@ MESSAGE; or :slow if the queue has no room and the call must end. The caller hol
 TOPIC's lock. A thread that sends the message later, from a queue, could not report the error to its
 sender."
   (loop for call being the hash-keys of (topic-subscriptions topic)
-        do (rpc:check-outgoing call message)))
+        do (rpc:outgoing call message nil)))
 
 (defun broadcast (topic message)
   "Send MESSAGE to all calls that subscribe to TOPIC; each gets messages in the order of the

@@ -113,7 +113,7 @@ own."
           (is (search "less" output)))
         (is (= 0 (run-line "compare" before after "--format" "json")))
         (fails-p 2 "about runs" "compare" before after "--fail-if-worse")
-        (call-with-report (lambda (run) (fails-p 2 "one is a run" "compare" before run))
+        (call-with-report (lambda (run) (fails-p 2 "one file is a run" "compare" before run))
                           300000 '(1)))
       (profile-text 500000000)))
    (profile-text 1000000000)))

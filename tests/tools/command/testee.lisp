@@ -544,7 +544,7 @@ requests of a stream have come."
             (said line "calls" "messages" "seconds" "cpu_seconds" "mean_latency_us" "p50_us"
                   "p99_us")
           (is (= calls messages))
-          (is (<= 0.05 seconds))
+          (is (<= 0.05d0 seconds))
           (is (<= 0 cpu))
           (is (or (zerop calls) (plusp mean)) "threads may begin when the time is over")
           (is (<= 0 p50 p99)))))))

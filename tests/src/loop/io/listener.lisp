@@ -201,7 +201,7 @@ passed over, unless there is nothing else."
 (test listeners-that-cannot-be-watched-are-closed
   (with-logged (events)
     (with-loops (loop) ()
-      (with-replaced (('os:watch-descriptor (constantly (- os:+enfile+))))
+      (with-replaced (('add-source (constantly (- os:+enfile+))))
         (let ((address (listener-address (listen-with (list loop) (make-handler :input #'echo)))))
           (settle loop)
           (destructuring-bind (level name . plist) (first (events))
