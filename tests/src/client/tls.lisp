@@ -64,7 +64,7 @@
       (is (eq t (grpc:stop-server server :drain 9))))))
 
 (test tls-idle-connections-need-little-room
-  "What every session keeps is bounded by the number of connections, not by the account."
+  "A hundred connections stay although their sessions keep more than the account may hold."
   (with-tls-probe (channel :server server :options '(:max-total-held-octets 1000000))
       (:ask #'double)
     (let ((channels (loop repeat 100
