@@ -110,10 +110,10 @@ connection."
     nil))
 
 (define-hot receive-data ((connection connection) (octets octets) (start index) (end index)
-                          (flags flags) (id stream-id))
+                          (flags flags) (id stream-id) (stream (or null stream)))
     null
-  (let ((length (- end start))
-        (stream (find-stream connection id)))
+  "Handle DATA on the stream ID, which is STREAM, or nil if it does not exist."
+  (let ((length (- end start)))
     (when (logtest flags +flag-padded+)
       (let ((padding (if (< start end) (aref octets start) 0)))
         ;; the test also fails a frame without the octet for the length of the padding
@@ -439,7 +439,8 @@ peer will not process (6.8). A later GOAWAY may only lower the last stream ident
     null
   "Handle a frame of TYPE, whose header is valid, with its payload from START to END."
   (case type
-    (#.+frame-data+ (receive-data connection octets start end flags id))
+    (#.+frame-data+
+     (receive-data connection octets start end flags id (find-stream connection id)))
     (#.+frame-headers+ (receive-headers connection octets start end flags id))
     (#.+frame-priority+ (receive-priority connection octets start end id))
     (#.+frame-rst-stream+ (receive-reset connection octets start id))
@@ -498,6 +499,18 @@ a particular frame."
   "The longest payload of a DATA frame that joins another: moving a longer one takes more time than
 a call of ON-DATA.")
 
+(define-hot (data-room :inline t) ((connection connection) (stream (or null stream))
+                                   (largest index))
+    index
+  "The most octets of DATA on STREAM that are delivered as one: LARGEST, or fewer if the windows or
+the content-length allow only fewer, so that a frame beyond these is refused without the frames
+before it; 0 if STREAM is nil."
+  (if stream
+      (let ((left (stream-content-left stream)))
+        (max 0 (min largest (connection-receive-window connection) (stream-receive-window stream)
+                    (if (= left +no-content-length+) largest left))))
+      0))
+
 (define-hot join-data ((octets octets) (start index) (end index) (limit index) (id stream-id)
                        (most index))
     (values index index)
@@ -549,10 +562,12 @@ payloads, and that of the frames."
           (cond ((connection-closed-p connection))
                 ;; no frame is joined to the last one allowed: a tracer of frames gets each alone
                 ((and (= type +frame-data+) (zerop flags) (plusp length) (plusp left))
-                 (multiple-value-bind (joined next)
-                     (join-data octets payload after end id largest)
-                   (receive-data connection octets payload joined flags id)
-                   (setf after next)))
+                 (let ((stream (find-stream connection id)))
+                   (multiple-value-bind (joined next)
+                       (join-data octets payload after end id
+                                  (data-room connection stream largest))
+                     (receive-data connection octets payload joined flags id stream)
+                     (setf after next))))
                 (t (read-frame connection octets payload after type flags id)))
           (when (connection-closed-p connection)
             (return (values end nil)))

@@ -75,6 +75,7 @@
   (declare (type octets octets))
   (let* ((tally (make-tally))
          (buffer (make-buffer))
+         (octets (copy-seq octets))     ; RECEIVE-OCTETS may overwrite them
          (pool (pool-of role))
          (connection (http2:make-connection role (session-sink tally buffer role)
                                             (load-time-value (make-options))

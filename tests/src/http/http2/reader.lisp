@@ -16,13 +16,13 @@
                      (:headers 7 :post) (:data 7 "" :end-stream) (:goaway 0 :no-error)))))
 
 (defun events-of (octets cuts)
-  "What a server's sink is told of OCTETS that arrive in pieces ending at CUTS."
+  "What a server's sink is told of OCTETS that arrive in pieces ending at CUTS, and what it sends."
   (let ((*dialogue* (begin-dialogue :server '()))
         (start 0))
     (dolist (cut (append cuts (list (length octets))))
       (incf start (tells (subseq octets start cut))))
     (is (= start (length octets)))
-    (clgrpc.tests.dialogue:dialogue-events *dialogue*)))
+    (values (clgrpc.tests.dialogue:dialogue-events *dialogue*) (flush))))
 
 (test what-a-peer-speaks-that-is-not-http2
   "The error names HTTP/1.1 and TLS; of anything else it says what was expected."
@@ -90,6 +90,63 @@ and those with flags join no frame, and no frame joins empty ones and those with
     (is (equal '(1 2 3) (lengths '(:data 1 1) '(:data 3 2) '(:data 1 3))))
     (is (equal '(1 2 3) (lengths '(:data 1 1) '(:data 1 2 (:pad 3)) '(:data 1 3))))
     (is (equal '(3 3) (lengths '(:data 1 1) '(:data 1 2) '(:data 1 3 :end-stream))))))
+
+(defun random-data-forms ()
+  "Frames of a client with mostly short DATA on three streams. Some streams have a content-length,
+and some frames exceed that or a window, or are not allowed at all."
+  (flet ((data (id most &rest options) `(:data ,id ,(random-octets (random most)) ,@options)))
+    (append
+     (loop for id in '(1 3 5)
+           collect `(:headers ,id (,@(field-set :post)
+                                   ,@(when (zerop (random 3))
+                                       `(("content-length" ,(princ-to-string (random 3000))))))))
+     (loop with id = 1
+           repeat (random 300)
+           when (zerop (random 8)) do (setf id (aref #(1 3 5) (random 3)))
+           collect (case (random 600)
+                     (0 (data 7 9))
+                     (1 '(:data 1 16385))
+                     (2 `(:frame 0 8 ,id ,(octets-of 3 1 2)))
+                     (3 `(:rst-stream ,id :cancel))
+                     (4 `(:headers ,id :done :end-stream))
+                     (5 (data id 300 :end-stream))
+                     ((6 7) (data id 1))
+                     ((8 9) '(:ping 1))
+                     (t (case (random 20)
+                          (0 `(:data ,id ,(random-octets (aref #(16384 256 257) (random 3)))))
+                          (1 (data id 300 '(:pad 9)))
+                          (t (data id 300)))))))))
+
+(defun merged (events)
+  "EVENTS, the newest first, in their order, with DATA of a stream that follow each other as one."
+  (let ((merged '()))
+    (dolist (event (reverse events) (reverse merged))
+      (destructuring-bind (kind &optional id content end-p) event
+        (if (and (eq :data kind) (eq :data (first (first merged))) (eql id (second (first merged))))
+            (push (list kind id (concatenate 'string (third (pop merged)) content) end-p) merged)
+            (push event merged))))))
+
+(test frames-that-join-mean-what-they-mean-alone
+  "Random DATA is delivered and answered in the same way in one read, in which short frames join, in
+any reads, and if each frame comes alone, also before a frame that is refused."
+  (with-random (frames-that-join-mean-what-they-mean-alone)
+    (let ((clgrpc.tests.dialogue::*most-shown* 100000))
+      (loop repeat 100
+            do (let* ((peer (make-peer))
+                      (frames (list* (frames-octets peer '((:settings)))
+                                     (loop for form in (random-data-forms)
+                                           collect (frames-octets peer (list form)))))
+                      (octets (apply #'concatenate 'octets *preface* frames))
+                      (ends (loop with at = (length *preface*)
+                                  for frame in frames collect (incf at (length frame)))))
+                 (flet ((outcome (cuts)
+                          (multiple-value-bind (events output) (events-of octets cuts)
+                            (list (merged events) output))))
+                   (let ((alone (outcome ends)))
+                     (is (equalp alone (outcome '())))
+                     (is (equalp alone (outcome (sort (loop repeat (random 9)
+                                                            collect (random (length octets)))
+                                                      #'<)))))))))))
 
 (test frames-by-and-by
   "A session means the same if it is taken a few frames at a time; the position is that of a frame,
