@@ -176,7 +176,7 @@
    "(check-authority own)"))
 
 (define-promises "doc/tls.md"
-  ("Suites of TLS 1.2 that HTTP/2 forbids are ignored"
+  ("Suites of TLS 1.2 that HTTP/2 forbids, or that"
    "os" "cipher-suites-that-are-none"
    "src/os/cipher-suite.lisp"
    "(format nil \"~{~A~^:~}~A\" older

@@ -7,11 +7,9 @@
   "The most octets of a file that is read whole, unless its reader has another limit.")
 
 (define-condition file-too-long (clgrpc-error)
-  ((source :initarg :source)            ; the file, or its stream
-   (most :initarg :most))               ; the limit
+  ((most :initarg :most))               ; the limit
   (:report (lambda (condition stream)
-             (with-slots (source most) condition
-               (format stream "~A: it is longer than ~D octets" source most))))
+             (format stream "it is longer than ~D octets" (slot-value condition 'most))))
   (:documentation "A file that is read whole has more octets than its reader allows."))
 
 (defun file-octets (source &key (most +most-file-octets+))
@@ -25,8 +23,7 @@ thread."
             while (plusp count)
             do (append-octets buffer part :end count)
                (when (< most (buffer-fill buffer))
-                 (error 'file-too-long :source (or (ignore-errors (pathname source)) source)
-                                       :most most))
+                 (error 'file-too-long :most most))
             finally (return (subseq-octets (buffer-octets buffer) (buffer-start buffer)
                                            (buffer-end buffer))))
       (with-open-file (stream (if (stringp source) (sb-ext:parse-native-namestring source) source)

@@ -440,7 +440,7 @@ to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not contain a
 PROTO-SYNTAX-ERROR if its files contradict each other. The value is the name of the last file that
 is new, or nil. From one thread at a time, like LOAD."
   (let* ((truename (truename (merge-pathnames (parse-native path) (source-directory))))
-         (octets (file-octets truename))
+         (octets (source-octets truename))
          (*definer* (own-definer))
          (for-file (and *definer* t)))
     (multiple-value-bind (all fresh) (link-set (set-files octets))

@@ -12,8 +12,13 @@
   "Directories in which every DEFINE-PROTO looks for imports, after its own :IMPORT-PATHS and the
 directories of the files themselves.")
 
+(defun source-octets (truename)
+  "The octets of TRUENAME. Signal MISUSE, which names the file, if it is too long."
+  (handler-case (file-octets truename)
+    (clgrpc-error (error) (misuse "~A cannot be read: ~A" truename error))))
+
 (defun read-source (truename)
-  (lenient-string (file-octets truename))) ; comments may be in any encoding
+  (lenient-string (source-octets truename))) ; comments may be in any encoding
 
 (defun find-proto (name places)
   "The truename of the file NAME in the first of PLACES that has it, or nil."

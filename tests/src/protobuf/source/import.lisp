@@ -89,6 +89,11 @@ already."
     (with-signalled (condition misuse (defined-from "in/none.proto" directory))
       (is (search (namestring directory) (princ-to-string condition))))))
 
+(test files-without-end-are-refused
+  (is (search "/dev/zero cannot be read: it is longer than 67108864 octets"
+              (handler-case (protobuf::read-source #p"/dev/zero")
+                (misuse (error) (princ-to-string error))))))
+
 (test the-system-around-is-looked-in
   (let ((directory (asdf:system-relative-pathname "clgrpc" "tests/src/protobuf/")))
     (is (equal (asdf:system-source-directory "clgrpc")
