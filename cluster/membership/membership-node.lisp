@@ -96,8 +96,8 @@ NODE has joined again, it has another lease. From any thread."
 
 (defun node-members (node)
   "Return two values: the members that NODE knows, a list by name, and the revision of the store at
-which it read them. This makes no request. While the store cannot be reached they stay as they were.
-From any thread."
+which it read them. This makes no request. While the store cannot be reached, both values stay as
+they were. From any thread."
   (informer-members (node-informer node)))
 
 (defun find-member (node name)

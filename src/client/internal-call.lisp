@@ -70,7 +70,7 @@ ERROR, an RPC-ERROR or nil."
     (cond (error (end-refused-call call error))
           (t (setf (rpc:outgoing-metadata call) metadata)
              (unless (start-internal-call call subchannel request)
-               (end-client-call call :resource-exhausted "the connection has no stream"
+               (end-client-call call :resource-exhausted "the connection has no free stream"
                                 :ended-by :local :sent nil))))))
 
 (defun start-with-credentials (call subchannel request)

@@ -250,9 +250,9 @@ according to the peer's GOAWAY, or it lasted as long as the first wait between a
              (options-backoff-initial-seconds (connection-set-options connection-set)))))))
 
 (defun go-on-without (connection-set link text)
-  "Change the state of CONNECTION-SET, whose last link, LINK, was lost because of TEXT. If a server
-twice in a row ends a connection before any call has begun, the next attempt waits, as if the server
-did not listen."
+  "Change the state of CONNECTION-SET, which has lost its only remaining link, LINK; TEXT says why.
+If a server twice in a row ends a connection before any call has begun, the next attempt waits, as
+if the server did not listen."
   (cond ((useful-p connection-set link)
          (forget-failures (connection-set-back-off connection-set))
          (setf (connection-set-useless connection-set) 0

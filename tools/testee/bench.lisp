@@ -15,7 +15,9 @@
   (logior (ash (ldb (byte 32 0) latitude) 32) (ldb (byte 32 0) longitude)))
 
 (defclass bench-route-guide (examples:route-guide)
-  ((places :reader bench-places :documentation "Where the features are, in their order."))
+  ((places :reader bench-places
+           :documentation "The place of each feature as a word (PLACE-WORD), in the order of the
+features."))
   (:documentation "RouteGuide without waiting and without memory: RouteChat answers each note with
 that note."))
 

@@ -149,8 +149,8 @@ one change may do. If no step is left, the workflow is completed."
         finally (unless step (end-workflow draft :completed ""))))
 
 (defun pass-due-step (draft step)
-  "Handle the due time of STEP: the time for which STEP waits, or the time of the change to which
-its completion was postponed."
+  "Continue STEP, whose due time has come: the time until which STEP waits has passed, or
+PUT-OFF-STEP has left its completion to this change."
   (setf (pb:step-state-due-unix-ms step) 0)
   (if (eq :signal (pb:step-action-case (pb:step-state-step step)))
       (begin-step draft step)
