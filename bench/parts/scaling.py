@@ -1,8 +1,10 @@
 """Server loops on two cores, and what follows for more. Two loops of one process beside one loop, and
-beside two processes with a loop each, which share nothing but the machine: the difference is the cost
-of what loops share. Counted beside the processor's time are the context switches, the collector's
-part, and, in a run of their own, the futex calls, in which threads wait for locks. From these a model
-computes the throughput of more loops than there are cores here."""
+beside two processes with a loop each, which share nothing but the machine. If the processes share a
+port, each load has connections to both, as it has to both loops: the difference is the cost of what
+loops share. If each load has a process of its own, that process finds more calls in each turn.
+Counted beside the processor's time are the context switches, the collector's part, and, in a run of
+their own, the futex calls, in which threads wait for locks. From these a model computes the
+throughput of more loops than there are cores here."""
 
 import contextlib
 import json
@@ -19,10 +21,12 @@ import svg
 
 TITLE = "Server loops: one, two, and a model for more"
 LISP = support.lisp_command("scripts/load.lisp", "bench/ours/scaling.lisp")
-ONE, TWO, APART = "one loop", "two loops", "two processes"
-SIDES = {ONE: (1, 1), TWO: (1, 2), APART: (2, 1)}  # processes, loops of each
-ROWS = [{"streams": 100}, {"streams": 1}]
-CONNECTIONS = 5  # of each of two loads
+SERVE = "serve bench --loops %s --limits reuse-port=true --listen %s"
+ONE, TWO = "one loop", "two loops"
+SHARED, APART = "two processes, one port", "two processes, a load each"
+SIDES = {ONE: (1, 1), TWO: (1, 2), SHARED: (2, 1), APART: (2, 1)}  # processes, loops of each
+ROWS = [{"streams": 25}, {"streams": 1}]
+CONNECTIONS = 20  # of each of two loads
 FIGURES = [("cpu_us_per_call", "server CPU µs/call"), ("calls_per_second", "calls/s"),
            ("switches_per_1000", "context switches in 1,000 calls"),
            ("futex_per_1000", "futex calls in 1,000 calls"),
@@ -39,8 +43,8 @@ class Server(support.Server):
     stdin = subprocess.PIPE
     start_seconds = 60
 
-    def __init__(self, loops):
-        super().__init__(LISP, {"CLGRPC_SERVE": "serve bench --loops %d --listen 127.0.0.1:0" % loops})
+    def __init__(self, loops, address):
+        super().__init__(LISP, {"CLGRPC_SERVE": SERVE % (loops, address)})
 
     def ask(self, line):
         self.process.stdin.write("%s\n" % line)
@@ -77,7 +81,12 @@ class Side:
     def __init__(self, name, stack):
         self.name = name
         processes, loops = SIDES[name]
-        self.servers = [stack.enter_context(Server(loops)) for _ in range(processes)]
+        self.servers = []
+        address = "127.0.0.1:0"
+        for _ in range(processes):
+            self.servers.append(stack.enter_context(Server(loops, address)))
+            if name == SHARED:
+                address = self.servers[0].address
 
     def load(self, call, streams, requests):
         """Two loads at once, of half the REQUESTS each, with a server each if there are two."""
@@ -142,7 +151,7 @@ def measure(options):
         command = " ".join(call.command("ADDRESS", CONNECTIONS, "S", "N")).replace(call.body, "BODY")
     return {"rounds": rounds, "rows": rows, "absent": [], "collection_ms": collection_ms,
             "nursery": nursery, "stop_ms": [stops[count] for count in THREADS], "commands": {
-                "server": "CLGRPC_SERVE='serve bench --loops N --listen 127.0.0.1:0' " + " ".join(LISP),
+                "server": "CLGRPC_SERVE='%s' %s" % (SERVE % ("N", "127.0.0.1:P"), " ".join(LISP)),
                 "load, twice": command}}
 
 
@@ -167,7 +176,7 @@ def throughput(terms, loops):
 
 
 def describe(row):
-    return "10 × %(streams)d" % row
+    return "%d × %d" % (2 * CONNECTIONS, row["streams"])
 
 
 def comparisons(results):
@@ -193,7 +202,8 @@ def table(results):
                  markdown.figure(measured.get(loops))] for loops in LOOPS]
     return "\n".join([
         "GetFeature; two loads of %d connections, connections × calls at once on each; neither "
-        "loads nor servers are held to a core. Two processes have a load each." % CONNECTIONS, "",
+        "loads nor servers are held to a core. Processes that share a port share it by SO_REUSEPORT, "
+        "and each load has connections to both." % CONNECTIONS, "",
         markdown.table(["connections × streams", ""] + [name for _, name in FIGURES], lines,
                        text_columns=2),
         "With two loops, %.0f MB of garbage are collected at once, in %.2f ms of CPU. A collection of "
