@@ -174,8 +174,7 @@ answers lately."
       (setf condition
             (with-others-code (call)
               (setf returned (answer-in-room callee route request call))
-              ;; AWAIT-OUTCOME reports other values
-              (when (protobuf:message-of-type-p returned type)
+              (unless (eq returned call)
                 (let ((size (protobuf:measure type returned)))
                   (when (<= size limit)
                     (setf reply (if (and (<= size rpc:+long-octets+)
