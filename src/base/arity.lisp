@@ -1,5 +1,5 @@
-;;;; Functions that users give: whether they accept the arguments that they will get. A function
-;;;; with too few parameters is rejected where it is given, rather than at the first call.
+;;;; Checks whether a function that a user gives accepts the arguments with which it will be called.
+;;;; A function with too few parameters is rejected where it is given, not at the first call.
 
 (in-package #:clgrpc.base)
 
@@ -35,7 +35,7 @@ their names. TEXT names the function's role, as the subject of a sentence. Retur
   function)
 
 (defun check-arities (interceptors arguments)
-  "CHECK-ARITY of each function of INTERCEPTORS, a list of functions and of lists (WHERE .
+  "Apply CHECK-ARITY to each function in INTERCEPTORS, a list of functions and of lists (WHERE .
 FUNCTIONS). Return INTERCEPTORS."
   (dolist (item interceptors interceptors)
     (dolist (function (if (consp item) (rest item) (list item)))

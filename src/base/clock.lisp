@@ -1,7 +1,7 @@
 ;;;; Time. Everything below the event loop takes the time as an argument; the loop takes it from a
-;;;; clock, a function of no arguments that returns nanoseconds, which is MONOTONIC-NS or a
-;;;; simulator's own. Nanoseconds are an (unsigned-byte 62), a fixnum, which lasts 146 years;
-;;;; differences fit as well.
+;;;; clock: a function without arguments that returns nanoseconds, MONOTONIC-NS or a simulator's
+;;;; function. Nanoseconds are an (unsigned-byte 62), which suffices for 146 years; a time and the
+;;;; difference of two times are fixnums.
 
 (in-package #:clgrpc.base)
 
@@ -16,7 +16,7 @@
 (defconstant +ns-per-second+ 1000000000
   "The nanoseconds of a second.")
 
-;;; Numbers of the clocks, the same on every Linux.
+;;; The kernel's numbers of the clocks; every Linux has the same.
 (defconstant +clock-realtime+ 0)
 (defconstant +clock-monotonic+ 1)
 (defconstant +clock-thread+ 3)

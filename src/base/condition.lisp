@@ -1,6 +1,6 @@
-;;;; The conditions that belong to no protocol. Errors of peers have conditions of their protocols
-;;;; (http2, protobuf, rpc); here are the caller's errors (MISUSE) and the limits (LIMIT-EXCEEDED),
-;;;; which every layer has.
+;;;; The conditions that belong to no protocol. Each protocol (http2, protobuf, rpc) defines the
+;;;; conditions for errors of peers. Here are the conditions of every layer: MISUSE, an error of the
+;;;; caller, and LIMIT-EXCEEDED.
 
 (in-package #:clgrpc.base)
 
@@ -21,11 +21,11 @@ The condition is a PROGRAM-ERROR, as for other wrong arguments in Common Lisp.")
   (error 'misuse :text (let ((*print-pretty* nil)) (format nil "~?" control arguments))))
 
 (define-condition function-failed (error)
-  ((cause :initarg :cause :reader function-failed-cause)) ; the condition signalled in it
+  ((cause :initarg :cause :reader function-failed-cause)) ; the function's condition
   (:documentation "A user's function that reads a stream has failed. The cause may be the RPC-ERROR
-of another call, which the function has made, and then says nothing about the stream. So this
-condition wraps that cause, and the stream's own handlers, which handle RPC-ERRORs, do not handle
-it."))
+of another call that the function has made; such an error says nothing about the stream. So this
+condition wraps the cause: the stream's own handlers, which handle RPC-ERRORs, do not handle
+FUNCTION-FAILED."))
 
 (document-functions
   function-failed-cause "The condition that the function has signalled.")

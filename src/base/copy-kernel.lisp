@@ -26,7 +26,7 @@ this is faster than memmove for unaligned addresses, and most addresses are unal
   (inst vmovdqu (memory 32 to here) others)
   (inst add here 64)
   (inst jmp LOOP)
-  LAST                                  ; the last 64 may have been copied in part
+  LAST                                  ; some of the last 64 octets may have been copied before
   (inst vmovdqu some (memory 0 from limit))
   (inst vmovdqu others (memory 32 from limit))
   (inst vmovdqu (memory 0 to limit) some)

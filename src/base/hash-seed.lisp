@@ -7,8 +7,8 @@
 (defglobal **hash-seed** 0)
 
 (defun renew-hash-seed ()
-  "Choose another seed. This happens at the start of each process, also of a saved core, so a table
-keeps the seed with which its hashes were made."
+  "Choose another seed. The seed is renewed only when a process starts, also from a saved core. So a
+table must keep the seed with which its hashes were made."
   (setf **hash-seed** (random (ash 1 62) (make-random-state t))))
 
 (declaim (inline hash-seed))
@@ -19,7 +19,7 @@ keeps the seed with which its hashes were made."
 (renew-hash-seed)
 (pushnew 'renew-hash-seed sb-ext:*init-hooks*)
 
-;;; Cheap chance, SplitMix64: numbers at constant distances, mixed
+;;; SplitMix64, a cheap source of random numbers: it mixes a counter that grows by a constant
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +golden-step+ #x9E3779B97F4A7C15

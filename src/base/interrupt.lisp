@@ -25,9 +25,9 @@ from unwinding."
 
 (defmacro with-log-guard (() &body body)
   "Do BODY, which logs or prints for the log, and return two values: that of BODY and NIL; or, if
-BODY signals a serious condition and does not handle it, NIL and the condition. C-c is for the
-debugger; and since the time of a user's WITH-TIMEOUT may be over while its thread logs, the
-handlers outside get a timeout first."
+BODY signals a serious condition and does not handle it, NIL and the condition. C-c is not handled
+here, so it reaches the debugger. A timeout, which may be that of a user's WITH-TIMEOUT around the
+logging code, is first signalled to the handlers outside."
   (let ((block-name (gensym "GUARDED")))
     `(block ,block-name
        (handler-bind ((serious-condition

@@ -2,15 +2,15 @@
 ;;;; with "odd number of &KEY arguments", an unknown keyword without the function's name, and a
 ;;;; missing argument with "invalid number of arguments". The keyword functions here report which
 ;;;; argument of which function is wrong, and which arguments it takes. The check conses a list of
-;;;; the given keywords, so functions that get keywords for each call or message do without it.
+;;;; the given keywords, so functions that run for each call or message are defined without it.
 
 (in-package #:clgrpc.base)
 
 (defun check-keywords (function arguments required hint known)
   "Signal MISUSE unless ARGUMENTS are alternately keywords and values, and each keyword is in the
-list KNOWN. They are the arguments of the function named FUNCTION after its REQUIRED first ones. If
-KNOWN is :any, or :ALLOW-OTHER-KEYS is given, every keyword is valid. HINT, a text or nil, explains
-where a value given in place of a keyword belongs."
+list KNOWN. ARGUMENTS are those that follow the first REQUIRED arguments of the function named
+FUNCTION. If KNOWN is :any, or :ALLOW-OTHER-KEYS is given, every keyword is valid. HINT, a text or
+nil, explains where a value given in place of a keyword belongs."
   (loop for (name . values) on arguments by #'cddr
         do (cond ((not (keywordp name))
                   (misuse "~A takes keywords and their values~[~; after its first argument~:;~:* ~

@@ -2,7 +2,7 @@
 ;;;; overflow, division by zero and invalid operations, and a comparison with a NaN is invalid. A
 ;;;; number from outside may be infinite or a NaN, and then computations with it may signal errors
 ;;;; anywhere. Hence the rule: the code that reads such a number checks that it is finite and moves
-;;;; it into a range; later computations with it are safe by that range.
+;;;; it into a range; this range makes later computations with the number safe.
 
 (in-package #:clgrpc.base)
 

@@ -15,7 +15,7 @@
   '(simple-array (unsigned-byte 8) (*)))
 
 (deftype index ()
-  "A position in octets, small enough that sums of a few stay fixnums."
+  "A position in octets, small enough that the sum of a few positions is a fixnum."
   '(unsigned-byte 48))
 
 (declaim (inline make-octets))
@@ -28,8 +28,8 @@
   (coerce octets 'octets))
 
 (defmacro with-sap (((sap vector) &rest more) &body body)
-  "Run BODY with SAP bound to the address of VECTOR's data, and so on for MORE, with all these
-vectors pinned."
+  "Run BODY with SAP bound to the address of VECTOR's data, and likewise for the pairs in MORE,
+while all these vectors are pinned."
   (let ((bindings (cons (list sap vector) more)))
     `(sb-sys:with-pinned-objects ,(mapcar #'second bindings)
        (let ,(loop for (sap vector) in bindings collect `(,sap (sb-sys:vector-sap ,vector)))
@@ -78,8 +78,8 @@ it."
   nil)
 
 (define-leaf %copy-octets ((from octets) (start index) (end index) (to octets) (at index)) index
-  "As COPY-OCTETS, which has checked the ranges. REPLACE takes four times as long as memmove for
-many octets, and as words for few."
+  "As COPY-OCTETS, which has checked the ranges. REPLACE would take four times as long as memmove
+for many octets, or as a copy by words for few."
   (let ((count (- end start)))
     (declare (type index count))
     (cond ((eq from to)
@@ -224,7 +224,7 @@ overlap the one before it."
   "The new length of a buffer's vector, now LENGTH, for COUNT octets: at least twice as long."
   (let ((need (max (* 2 length) count)))
     (if (< need 1048576)
-        ;; so that the vectors of many buffers have the same length
+        ;; then the vectors of many buffers have the same length
         (ash 1 (integer-length (1- need)))
         need)))
 
@@ -232,7 +232,7 @@ overlap the one before it."
   (let* ((fill (buffer-fill buffer))
          (old (buffer-octets buffer))
          (new (if (<= (+ fill count) (ash (length old) -1))
-                  old                   ; enough room once moved to the front
+                  old                   ; room enough once the octets are moved to the front
                   (make-array (grown-length (length old) (+ fill count)) :element-type 'octet))))
     (copy-octets old (buffer-start buffer) (buffer-end buffer) new 0)
     (setf (buffer-octets buffer) new

@@ -3,10 +3,10 @@
 ;;;; since Zen 4 (F, BW, DQ, VL, CD, VBMI and VBMI2), and some for general registers (Intel's
 ;;;; Software Developer's Manual, volume 2, 2.3 and 2.7).
 ;;;;
-;;;; Invariants: kernels use the vector registers from 16 and the mask registers from 1 on, which
-;;;; SBCL never does, so nothing is saved and nothing waits for VZEROUPPER. A kernel that uses
-;;;; COMPRESS clears its destination first: otherwise processors wait for the old contents, which
-;;;; they do not need.
+;;;; Invariants: kernels use the vector registers from 16 and the mask registers from 1 on. SBCL
+;;;; never uses these, so kernels save no register and need no VZEROUPPER. A kernel that uses
+;;;; COMPRESS clears the destination first: otherwise the processor waits for the old contents of
+;;;; that register, though it does not need them.
 
 (in-package #:clgrpc.kernel)
 
@@ -41,8 +41,8 @@
 #+x86-64
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defparameter *instructions-512*
-    ;; operands are :rm, register and register or memory; :mr, the other way round; :rvm, with a
-    ;; register between; :vm, that register and the other, and in the first's place a digit
+    ;; The operands of :rm are a register R and M, a register or memory; of :mr, M and R; of :rvm,
+    ;; R, a register V and M; of :vm, V and M, with the row's digit encoded in place of R.
     '((:vmovdqu64 :rm 1 #xF3 1 #x6F) (:vmovdqu64-to :mr 1 #xF3 1 #x7F)
       (:vmovdqu8 :rm 1 #xF2 0 #x6F) (:vmovdqu8-to :mr 1 #xF2 0 #x7F)
       (:vpbroadcastq :rm 2 #x66 1 #x7C)
@@ -63,7 +63,8 @@
       (:vmovq-to :mr 1 #x66 1 #x7E 128)
       (:vptestmq :rvm 2 #x66 1 #x27) (:vpmovb2m :rm 2 #xF3 0 #x29)
       (:vpcmpub :rvm 3 #x66 0 #x3E) (:vpcmpb :rvm 3 #x66 0 #x3F))
-    "Name, operands, map, prefix, W, operation, and a digit or other length, of AVX-512.")
+    "Rows of AVX-512 instructions: name, operands, map, prefix, W, operation, and a digit or a
+length other than 512.")
 
   (defparameter *instructions-x*
     '((:bzhi :rmv 2 nil 1 #xF5)
@@ -75,7 +76,7 @@
     (if (consp operand) (cdr operand) (sb-c:tn-offset operand)))
 
   (defun complement-bit (position number)
-    "One, unless NUMBER has a bit at POSITION."
+    "0 if NUMBER has a bit at POSITION, else 1."
     (if (logbitp position number) 0 1))
 
   (defun prefix-code (prefix)
@@ -85,8 +86,8 @@
     (dolist (octet octets) (sb-assem:inst byte octet)))
 
   (defun emit-place (register place)
-    "Emit the octets for the operands: the register of this number, and PLACE, a register or
-memory."
+    "Emit the octets that encode two operands: the register with the number REGISTER, and PLACE, a
+register or memory."
     (if (typep place 'sb-x86-64-asm::ea)
         (let ((index (sb-x86-64-asm::ea-index place)))
           (emit-octets (logior #b10000100 (ash (ldb (byte 3 0) register) 3))
@@ -100,8 +101,8 @@ memory."
                              (ldb (byte 3 0) (register-number place))))))
 
   (defun place-bits (place)
-    "The complements of the top bits of the index, or of a vector register, and of the base of
-PLACE."
+    "Two bits of the prefix for PLACE: the complements of the top bits of its index and base if it
+is memory, else of its number."
     (if (typep place 'sb-x86-64-asm::ea)
         (values (complement-bit 3 (let ((index (sb-x86-64-asm::ea-index place)))
                                     (if index (register-number index) 0)))
@@ -110,8 +111,8 @@ PLACE."
                 (complement-bit 3 (register-number place)))))
 
   (defun arranged (form operands digit)
-    "The register, the place and the middle register of OPERANDS, and the list of the octets after
-them."
+    "Four values from OPERANDS in FORM: the numbers of the register, the place, the number of the
+middle register, and the list of the octets that follow."
     (destructuring-bind (a b &optional c &rest more) operands
       (ecase form
         (:rm (values (register-number a) b 0 (and c (cons c more))))

@@ -13,7 +13,7 @@
 
 (defconstant +octets-data+ (- (* sb-vm:vector-data-offset sb-vm:n-word-bytes)
                               sb-vm:other-pointer-lowtag)
-  "From the pointer to a vector to its data.")
+  "The distance in octets from a vector's tagged pointer to the vector's data.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +kernels-p+ (if (member :x86-64 *features*) t nil)
@@ -21,7 +21,7 @@
 
 (defmacro with-kernel-parts (&body definitions)
   "Evaluate DEFINITIONS, which the bodies of kernels use, at compile time too. On processors without
-kernels do nothing, since SBCL's assembler for them lacks the instructions."
+kernels do nothing, since there SBCL's assembler lacks the instructions."
   (when +kernels-p+
     `(eval-when (:compile-toplevel :load-toplevel :execute) ,@definitions)))
 

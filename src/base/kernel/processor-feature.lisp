@@ -1,7 +1,7 @@
-;;;; The features of the processor. Most kernels need instructions that not every x86-64 has, so
-;;;; their callers ask AVX2-P, FAST-BITS-P or AVX512-P first. The answers of AVX2-P and AVX512-P are
-;;;; found when the process starts, so a saved core may be carried to an older machine. Whether PEXT
-;;;; and PDEP are fast is found when the code is loaded and stays in the core.
+;;;; The features of the processor. Not every x86-64 has the instructions that most kernels need, so
+;;;; callers of kernels ask AVX2-P, FAST-BITS-P or AVX512-P first. The answers of AVX2-P and
+;;;; AVX512-P are found when the process starts, so a saved core may be carried to an older machine.
+;;;; Whether PEXT and PDEP are fast is found when the code is loaded and stays in the core.
 
 (in-package #:clgrpc.kernel)
 
@@ -11,14 +11,15 @@
 
 (declaim (inline avx2-p))
 (defun avx2-p ()
-  "True if kernels may be called: this is an x86-64 with AVX2 and all other features that they use."
+  "True if kernels may be called: this is an x86-64 with AVX2 and all other features that kernels
+use."
   **avx2-p**)
 
 (defun bits-p (features extended more)
   "True if a processor has the bit instructions that kernels use in addition to AVX2: FEATURES is
 ECX of CPUID's leaf 1, EXTENDED is EBX of leaf 7, MORE is ECX of leaf 80000001. A hypervisor may
-offer AVX2 without these instructions. A processor without LZCNT executes its octets as BSR, which
-returns another number."
+offer AVX2 without these instructions. A processor without LZCNT executes the octets of LZCNT as
+BSR, which returns another number."
   (and (logbitp 23 features)            ; POPCNT
        (logbitp 3 extended)             ; BMI1, with TZCNT
        (logbitp 8 extended)             ; BMI2
@@ -44,8 +45,8 @@ returns another number."
     #+x86-64 (multiple-value-bind (highest vendor) (sb-vm::%cpu-identification 0 0)
                (declare (ignore highest))
                (let ((version (sb-vm::%cpu-identification 1 0)))
-                 ;; among AMD's processors, whose vendor name begins like this, those from family
-                 ;; 19h
+                 ;; AMD's vendor name begins with this number; AMD's processors are fast from family
+                 ;; 19h on
                  (or (/= vendor #x68747541)
                      (<= #x19 (+ (ldb (byte 4 8) version) (ldb (byte 8 20) version))))))
     #-x86-64 nil

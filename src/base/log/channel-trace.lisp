@@ -1,13 +1,13 @@
-;;;; The data that channelz (gRFC A14) shows and that are always kept: a number for each channel,
-;;;; subchannel, server and socket, which is never used again; and the last events of channels,
-;;;; subchannels and servers. A connection gets its number when it is made, and only rare events are
-;;;; noted, so neither costs anything per call.
+;;;; The data that are always kept for channelz (gRFC A14): a number for each channel, subchannel,
+;;;; server and socket, which no other object gets; and the last events of channels, subchannels and
+;;;; servers. A connection gets its number when it is made, and only rare events are noted, so calls
+;;;; cost nothing here.
 ;;;;
 ;;;; A CHANNEL-TRACE holds the events, each as a CHANNEL-EVENT.
 ;;;;
 ;;;; A channel trace is changed by one store, so it can be read from any thread. The owner of a
-;;;; channel trace keeps the trace as long as the owner lives; a REGISTRY, which finds channels and
-;;;; servers, holds them weakly and drops them when they are closed.
+;;;; channel trace keeps the trace as long as the owner lives. A REGISTRY lists the channels or
+;;;; servers of the process; it holds them weakly and drops them when they are closed.
 
 (in-package #:clgrpc.base)
 
@@ -38,7 +38,7 @@
   (ns 0 :type (unsigned-byte 62) :read-only t)
   (child nil :type (or null (unsigned-byte 62)) :read-only t) ; the subchannel's number, or nil
   (child-name "" :type string :read-only t) ; the child's name
-  (place 1 :type (unsigned-byte 62) :read-only t)) ; the number of events up to this one
+  (place 1 :type (unsigned-byte 62) :read-only t)) ; the number of the trace's events up to this one
 
 (declaim (sb-ext:freeze-type channel-event))
 
@@ -88,7 +88,7 @@ number and CHILD-NAME its name. From any thread."
            (place (if events (1+ (channel-event-place (first events))) 1))
            (event (make-channel-event :text text :severity severity :ns now :child child
                               :child-name child-name :place place))
-           ;; the list is cut only now and then, so that not each event copies all others
+           ;; the list is cut only now and then, since a cut copies all events that are kept
            (kept (if (zerop (mod place +most-channel-events+))
                      (subseq events 0 (min (1- +most-channel-events+) (length events)))
                      events)))

@@ -1,6 +1,6 @@
 ;;;; Lines of the log: an event as text for people, or as an object of JSON for programs. A server
-;;;; may log each of its calls, so both forms are written into a buffer value by value, and texts
-;;;; that many lines share are made once: the forms of a key, the text of a second. A peer may have
+;;;; may log each of its calls. So lines are written into a buffer value by value, and texts that
+;;;; many lines share are made once: the forms of a key, the text of a second. A peer may have
 ;;;; written much of the text, so lines have a limited length and are made visible (printable.lisp).
 
 (in-package #:clgrpc.base)
@@ -8,7 +8,7 @@
 (defconstant +line-characters+ 16384
   "The most characters of values in a line; a backtrace has its own limit.")
 (defconstant +backtrace-characters+ 40000
-  "The most characters of a backtrace that are written: as many as LOG-CONDITION gives.")
+  "The most characters of a backtrace that are written: LOG-CONDITION makes none longer than this.")
 
 ;;; Parts of lines in both forms, text and JSON
 
@@ -48,8 +48,8 @@
   (if (symbolp key)
       (or (get key 'key-forms)
           (let ((forms (make-forms-of-key key)) (properties (symbol-plist key)))
-            ;; another thread may add a property at the same time; in that case this property is
-            ;; added at the next line
+            ;; if another thread adds a property at the same time, this one may be lost; the next
+            ;; line adds it again
             (compare-and-swap (symbol-plist key) properties (list* 'key-forms forms properties))
             forms))
       (make-forms-of-key key)))
@@ -145,7 +145,8 @@ DEPTH levels deep."
       (simple-string (plain value)))))
 
 (defun append-words (buffer list)
-  "As APPEND-WORD, for LIST, a cons: between quotes if it has several items, all plain words."
+  "As APPEND-WORD, for LIST, a cons, whose items must all be plain words; several words are put
+between quotes."
   (let ((start (buffer-end buffer)) (quoted (consp (rest list))))
     (when quoted (append-octet buffer (char-code #\")))
     (append-octet buffer (char-code #\())
@@ -171,15 +172,15 @@ DEPTH levels deep."
 
 (defun append-value (buffer value)
   "Append VALUE, as LOG-VALUE-TEXT prints it, to BUFFER: between quotes unless it is a plain word. A
-peer may have sent it, so nothing in it may look like another line."
+peer may have sent VALUE, so nothing in it may look like another line."
   (or (append-word buffer value)
       (and (consp value) (append-words buffer value))
       (let ((text (log-value-text value)))
         (append-text buffer (if (plain-word-p text) text (quoted-text text))))))
 
 (defun append-values (buffer plist)
-  "Append the names and values of PLIST to BUFFER, except those that are nil; at the first that
-would make the line too long, append … and stop."
+  "Append the names and values of PLIST to BUFFER, except where the value is nil; at the first value
+that would make the line too long, append … and stop."
   (let ((start (buffer-end buffer)))
     (loop for (key value) on plist by #'cddr
           for before = (buffer-end buffer)
@@ -235,7 +236,7 @@ indented."
 
 (defun append-line-members (buffer plist &optional (before #\{))
   "Append PLIST to BUFFER as an object of JSON, without the members that have no room in the line.
-BEFORE is the character before its first member."
+BEFORE is the character before the first member."
   (loop for (key value) on plist by #'cddr
         while (plusp *line-room*)
         do (append-octet buffer (char-code (shiftf before #\,)))

@@ -2,8 +2,8 @@
 ;;;; queue of entries, bounded in number and by +JOURNAL-OCTETS+, and a thread that gives the
 ;;;; entries to a function one by one. Entries that come when the queue is full are dropped and
 ;;;; counted. The thread is made when there is an entry, and ends when none has come for a while. A
-;;;; thread that waits until its entries are written leaves a function, which is called when the
-;;;; function of the journal has returned from these entries, or has failed.
+;;;; thread that waits until its entries are written adds a waiter: a function that is called once
+;;;; the journal's function has handled these entries, or has failed.
 ;;;;
 ;;;; LOG-WRITER is a journal of lines (event-line.lisp). The lines are made where the event happens,
 ;;;; since the objects in an event may change a moment later; the thread only writes them.
@@ -18,8 +18,8 @@
 (defconstant +journal-idle-seconds+ 1/2
   "The time that the thread of a journal waits for more entries before it ends.")
 (defconstant +journal-pause-seconds+ 1/100
-  "After it has taken entries, the thread of a journal lets further ones gather for this time: to
-wake it for each entry would cost more than the entries.")
+  "After the thread of a journal has taken entries, it lets further ones gather for this time:
+waking it for each entry would cost more than the entries.")
 
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."
@@ -30,7 +30,7 @@ wake it for each entry would cost more than the entries.")
   (wake (sb-thread:make-semaphore) :read-only t) ; signals the thread that it has work
   (hurry (sb-thread:make-semaphore) :read-only t) ; signals the thread to make no pause
   (entries '() :type list)              ; the entries that wait, newest first
-  (waiters '() :type list)              ; functions to be called after the entries, newest first
+  (waiters '() :type list)              ; functions to call after the entries, newest first
   (count 0 :type fixnum)                ; the number of ENTRIES
   (octets 0 :type fixnum)               ; about the size of ENTRIES
   (dropped 0 :type (unsigned-byte 62))  ; the number of entries that found the journal full
@@ -50,7 +50,7 @@ wake it for each entry would cost more than the entries.")
   "The kinds of logs that may lose entries: functions for *LOG-FUNCTION*, and binary logs.")
 
 (defun note-lost-entries (log count)
-  "COUNT entries of LOG, one of *LOGS*, are lost."
+  "Add COUNT entries of LOG, one of *LOGS*, to the number of lost ones."
   (sb-ext:atomic-incf (aref **lost-entries** (position log *logs*)) count)
   nil)
 
@@ -63,8 +63,8 @@ could not be written. From any thread."
   "All journals, for FLUSH-LOG.")
 
 (defun open-journal (consumer limit)
-  "A journal of LIMIT entries at most. CONSUMER, a function, is called on its thread with a list of
-entries, the oldest first, and the number that was dropped before them. From any thread."
+  "A journal of LIMIT entries at most. CONSUMER, a function, is called on the journal's thread with
+a list of entries, the oldest first, and the number dropped before these. From any thread."
   (let ((journal (make-journal :consumer consumer :limit limit)))
     (setf (gethash journal **journals**) t)
     journal))
@@ -82,10 +82,10 @@ entries, the oldest first, and the number that was dropped before them. From any
     (t 16)))
 
 (defun call-with-journal (journal function)
-  "Call FUNCTION with the lock held: it may add an entry or a waiter to JOURNAL, and then returns
-true. If FUNCTION returns true, wake the thread of JOURNAL."
+  "Call FUNCTION with the lock held. FUNCTION returns true if it has added an entry or a waiter to
+JOURNAL; then wake the thread of JOURNAL."
   (let ((start nil) (first nil))
-    (sb-sys:without-interrupts          ; a thread that is said to run is started
+    (sb-sys:without-interrupts          ; once RUNNING is true, the thread must be started
       (sb-thread:with-mutex ((journal-lock journal))
         (let ((empty (not (or (journal-entries journal) (journal-waiters journal)))))
           (when (funcall function)
@@ -121,8 +121,8 @@ with true, or with nil if the consumer has failed. From any thread."
       (unless started (setf (journal-running journal) nil)))))
 
 (defun take-entries (journal)
-  "The entries that wait in JOURNAL, oldest first, the number that was dropped before them, and the
-waiters after them."
+  "Three values: the entries that wait in JOURNAL, oldest first, the number of entries dropped
+before these, and the waiters."
   (sb-thread:with-mutex ((journal-lock journal))
     (setf (journal-count journal) 0
           (journal-octets journal) 0)
@@ -164,7 +164,7 @@ waiters after them."
 (define-keyword-function flush-log (&key (timeout 5))
   "Wait, at most TIMEOUT seconds, until the functions of LOG-WRITER and LOG-IN-BACKGROUND and the
 binary logs have written all events logged before. Return true if all were written; nil after
-TIMEOUT, or if a waiting event could not be written. From any thread but an event loop's."
+TIMEOUT, or if a waiting event could not be written. Call it from any thread but an event loop's."
   (let ((done (sb-thread:make-semaphore)) (waiting 0) (failed nil))
     (loop for journal being the hash-keys of **journals**
           when (journal-running journal)
@@ -196,9 +196,9 @@ to be saved."
 (define-keyword-function log-in-background (function &key (limit +journal-entries+))
   "Return a function for *LOG-FUNCTION* that calls FUNCTION with the same arguments on a thread of
 its own, so FUNCTION may be slow. At most LIMIT events wait for the thread, with at most 16 MB of
-texts; further events are dropped, and the event :EVENTS-DROPPED gives FUNCTION their number. Errors
-in FUNCTION are ignored, and LOST-ENTRIES does not count their events. The returned function may be
-called from any thread. See FLUSH-LOG."
+texts; further events are dropped, and FUNCTION gets their number with the event :EVENTS-DROPPED.
+Errors in FUNCTION are ignored, and LOST-ENTRIES does not count their events. The returned function
+may be called from any thread. See FLUSH-LOG."
   (check-type function (or symbol function))
   (check-type limit (integer 1 *))
   (let ((journal (open-journal (lambda (entries dropped)
@@ -215,9 +215,9 @@ called from any thread. See FLUSH-LOG."
 ;;; Writers of lines
 
 (defconstant +joined-octets+ 4096
-  "Lines of at most this many octets together are written at once: some streams write each line to
-the system. Processes that share a pipe do not tear what each writes at once up to this length
-(PIPE_BUF).")
+  "Lines that together have at most this many octets are written with one call: some streams pass
+each write to the system. A write to a pipe is atomic up to this length (PIPE_BUF), so lines of
+processes that share a pipe do not mix.")
 
 (defun write-lines (lines stream)
   (let ((buffer (make-buffer :size 4096)))

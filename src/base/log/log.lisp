@@ -1,9 +1,9 @@
-;;;; The log: events as data. The events go to *LOG-FUNCTION*, the user's choice, which by default
-;;;; writes errors to the standard error, and to any number of listeners, which libraries add.
-;;;; Logging must never make other code fail, so errors in these functions are ignored, and so are
-;;;; events that these functions log themselves; only the first error of *LOG-FUNCTION* is written
-;;;; to the standard error. Events of tracers (tracer.lisp) have the details; functions that write
-;;;; events are in journal.lisp.
+;;;; The log: events as data. The events go to *LOG-FUNCTION*, which the user sets and which by
+;;;; default writes errors to the standard error, and to any number of listeners, which libraries
+;;;; add. Logging must never make other code fail, so errors in these functions are ignored; only
+;;;; the first error of *LOG-FUNCTION* is written to the standard error. Events that these functions
+;;;; log themselves are ignored too. Events of tracers (tracer.lisp) have the details; functions
+;;;; that write events are in journal.lisp.
 
 (in-package #:clgrpc.base)
 
@@ -61,11 +61,12 @@ reach no listener."
 
 (declaim (type (or null function) **log-context**))
 (defglobal **log-context** nil
-  "A function without arguments that returns a plist about the work of this thread, such as
-tracing's ids, which is added to each event; or nil.")
+  "Nil, or a function without arguments that returns a plist about the work of this thread, such as
+the ids of its trace; the plist is added to each event.")
 
 (defun with-log-context (plist)
-  "PLIST of an event with the plist of **LOG-CONTEXT**, unless PLIST has its first key already."
+  "PLIST of an event, with the plist that **LOG-CONTEXT** returns added unless PLIST already has the
+first key of that plist."
   (let ((more (and **log-context** (funcall **log-context**))))
     (if (and more (not (getf plist (first more))))
         (append plist more)
@@ -75,8 +76,8 @@ tracing's ids, which is added to each event; or nil.")
   "The value of *LOG-FUNCTION* whose error was written last.")
 
 (defun report-log-function (function condition)
-  "Write to the standard error that FUNCTION, the value of *LOG-FUNCTION*, has signalled CONDITION:
-once, since it may do so for each event."
+  "Write to the standard error that FUNCTION, the value of *LOG-FUNCTION*, has signalled CONDITION.
+Write it only once, since FUNCTION may fail for each event."
   (unless (or (eq function **failing-log-function**) (null **line-function**))
     (setf **failing-log-function** function)
     (with-log-guard ()
@@ -101,12 +102,12 @@ nothing except the timeout of an SB-EXT:WITH-TIMEOUT around this. From any threa
           (mapc #'tell listeners)))))
   (values))
 
-;;; Backtraces: a line for each frame. Texts from peers are bounded and escaped as elsewhere
+;;; Backtraces: a line for each frame. Texts from peers are bounded and escaped as in all lines
 
 (defvar *backtrace-arguments* nil
-  "If false, the default, a backtrace in the log shows an argument itself only if it is a keyword, T
-or NIL, and the class of any other argument, which may be secret, such as a message, or metadata
-with a token. If true, it shows all arguments. Set it globally.")
+  "If false, the default, a backtrace in the log shows an argument only if it is a keyword, T or
+NIL. Of any other argument it shows the class, since messages and metadata may be secret. If true,
+it shows all arguments. Set it globally.")
 
 (defconstant +backtrace-frames+ 60
   "The most frames of a backtrace in the log.")
@@ -128,7 +129,8 @@ the argument, so the log shows only the class."
         class)))
 
 (defun shown-function (name)
-  "NAME of a frame, as the log may show it: the name of a form in a file contains the whole form."
+  "NAME of a frame, as the log may show it. The name is shortened for a form of a file, whose name
+contains the whole form."
   (if (and (consp name) (symbolp (first name)) (string= '#:top-level-form (first name))
            (not *backtrace-arguments*))
       (first name)
@@ -187,7 +189,7 @@ second."
 (defun log-condition (level event condition &rest plist)
   "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: within a
 HANDLER-BIND, that is the point where CONDITION was signalled. After +BACKTRACES+ backtraces of
-EVENT in a second, the :backtrace of further events is nil."
+EVENT in a second, its :backtrace is nil for the rest of that second."
   (when (or *log-function* **log-listeners**)
     (apply #'log-event level event :condition condition
            :backtrace (and (backtrace-due-p event) (backtrace-text)) plist)))

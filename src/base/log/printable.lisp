@@ -1,4 +1,4 @@
-;;;; Text that a peer may have written, made fit to be shown: in a log, a report, a backtrace, on a
+;;;; Makes text that a peer may have written safe to show in a log, a report, a backtrace or on a
 ;;;; terminal. Nothing in a printed text may look like another line, move a cursor, change the order
 ;;;; of the text next to it or be longer than its limit. Code that shows such text uses
 ;;;; PRINTABLE-TEXT or WRITE-PRINTABLE; code that prints an object which contains such text uses
@@ -34,8 +34,8 @@ direction and so on."
       (dotimes (code 256 escapes)
         (setf (svref escapes code)
               (coerce (format nil "\\x~(~2,'0X~)" code) 'simple-base-string))))
-  "The escape of each code under 256. They are made once: with a single octet, an index of HPACK's
-table, a peer can cause a long text of such codes to be written again and again.")
+  "The escape of each code under 256. The escapes are made in advance: each octet from a peer, an
+index into HPACK's table, may cause a long text of such codes to be written.")
 
 (defun write-code (code stream)
   "Write \\x1b or \\u{202e} for CODE."
@@ -95,7 +95,7 @@ marks, and quotation marks in it get a backslash."
 (defclass bounded-stream (sb-gray:fundamental-character-output-stream)
   ((target :initarg :target :reader bounded-stream-target) ; the stream to write to
    (room :initarg :room :accessor bounded-stream-room) ; characters that may still be written
-   ;; a function that is called when there is no more room
+   ;; a function that is called when no more characters fit
    (leave :initarg :leave :reader bounded-stream-leave))
   (:documentation "A stream for a certain number of characters."))
 
@@ -125,8 +125,8 @@ marks, and quotation marks in it get a backslash."
             cut)))
 
 (defmacro with-bounded-text ((stream limit) &body body)
-  "Return the output of BODY to STREAM, as a string of at most LIMIT characters. A further character
-ends BODY, and the second value is true."
+  "Return the output of BODY to STREAM, as a string of at most LIMIT characters. If BODY writes
+more, it ends at once, and the second value is true."
   (let ((function (gensym "BODY")))
     `(flet ((,function (,stream) ,@body))
        (declare (dynamic-extent #',function))

@@ -1,6 +1,6 @@
-;;;; Tracers: switches for detailed events, each for one part of the library, like those of gRPC's
-;;;; GRPC_TRACE, and with the same names where gRPC has the tracer. The events go to the log
-;;;; (log.lisp) with the level :trace. A tracer that is off costs a load and a test.
+;;;; Tracers: switches for detailed events, each for one part of the library, like the switches of
+;;;; gRPC's GRPC_TRACE. A tracer that gRPC has too has the same name here. The events go to the log
+;;;; (log.lisp) with the level :trace. A tracer that is off costs a load and a test of a bit.
 ;;;;
 ;;;; GRPC_TRACE and GRPC_VERBOSITY are read when the first channel or server of a process is made,
 ;;;; so a saved image does not keep their values from the time when it was made.
@@ -120,10 +120,10 @@ overrides earlier ones. The second value is a list of the unknown words."
 
 (defun tracers ()
   "Return the names of the tracers that are on, a list of keywords. SETFable to such a list, or to a
-string in the form of GRPC_TRACE: names separated by commas, `all`, and patterns such as `http*`; a
-minus before a name switches off a tracer that an earlier name switches on: \"all,-http\". Signal
-MISUSE for a name without a tracer; (TRACER-TABLE) lists all tracers. The tracers' events go to
-*LOG-FUNCTION*, or while that is NIL to *ERROR-OUTPUT*. From any thread."
+string in the form of GRPC_TRACE: names separated by commas, `all`, and patterns such as `http*`. A
+minus before a name switches off a tracer that an earlier name has switched on: \"all,-http\".
+Signal MISUSE for a name without a tracer; (TRACER-TABLE) lists all tracers. The tracers' events go
+to *LOG-FUNCTION*, or while that is NIL to *ERROR-OUTPUT*. From any thread."
   (loop for tracer in **tracers**
         when (logtest (tracer-mask tracer) **traced**) collect (tracer-name tracer)))
 

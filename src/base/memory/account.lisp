@@ -1,17 +1,19 @@
-;;;; Accounts: the memory that is held for a peer, in octets. A connection has an account, which is
-;;;; part of its peer's, which is part of its server's, which is part of the process's. Code that
-;;;; begins to hold memory charges it to the connection, and code that releases it discharges it.
+;;;; Accounts: the memory that is held for a peer, in octets. The account of a connection is part of
+;;;; the account of its peer, this one of that of its server, and this one of that of the process.
+;;;; Code that begins to hold memory charges it to the connection, and code that releases it
+;;;; discharges it.
 ;;;;
 ;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
 ;;;; which take messages or send answers, charge and discharge it atomically (CHARGE-ACCOUNT,
-;;;; DISCHARGE-ACCOUNT). The accounts above are updated in steps: TELL-WHOLE passes on a rise once
-;;;; it is larger than +ACCOUNT-STEP+, a fall once it is larger than an eighth of that. So calls
-;;;; that begin and end between two steps cost the accounts above nothing. A connection may hold a
-;;;; step more than they know of, but an idle one hardly less, whatever it held before.
+;;;; DISCHARGE-ACCOUNT). The accounts above are updated in steps: TELL-WHOLE passes on a rise that
+;;;; is larger than +ACCOUNT-STEP+, and a fall that is larger than an eighth of that. So calls that
+;;;; begin and end between two steps cost the accounts above nothing. A connection may hold up to a
+;;;; step more than the accounts above count for it; when it is idle again, they count hardly more
+;;;; than it holds.
 ;;;;
 ;;;; Invariant: HELD of an account with parts is the sum of TOLD of its parts. TOLD changes by
-;;;; compare-and-swap from the sum last passed on to the sum just read, so each change is passed on
-;;;; once, whatever the order of the threads.
+;;;; compare-and-swap from the sum that was last passed on to the sum just read. So each change is
+;;;; passed on once, in whatever order the threads run.
 ;;;;
 ;;;; Which calls and connections end when too much is held is not decided here: see doc/limits.md,
 ;;;; wire/link-memory.lisp and server/limits/memory-pressure.lisp.
@@ -19,8 +21,8 @@
 (in-package #:clgrpc.base)
 
 (defconstant +account-step+ 16384
-  "A rise of a connection up to this size, in octets, is not passed to the accounts above, nor a
-fall up to an eighth of it.")
+  "A rise of a connection's account up to this size in octets, or a fall up to an eighth of this
+size, is not passed to the accounts above.")
 
 (defstruct (account (:constructor make-account (&optional whole)) (:copier nil))
   "The memory held by one connection, or by several together."
@@ -33,13 +35,14 @@ fall up to an eighth of it.")
   (least 0 :type sb-ext:word)           ; the least value of TOLD since the collection EPOCH
   (epoch nil)                           ; see COLLECTION-EPOCH
   (most most-positive-fixnum :type fixnum) ; the limit above which ON-EXCESS is called
-  ;; a function without arguments, called from any thread; it must not wait
+  ;; a function without arguments, called from any thread, which must not wait
   (on-excess nil :type (or null function)))
 
 (declaim (sb-ext:freeze-type account))
 
 (document-functions
-  make-account "Return an account of nothing that is part of WHOLE, an account or nil."
+  make-account "Return an account, to which nothing is charged yet, that is part of WHOLE, an
+account or nil."
   account-whole "The account that ACCOUNT is part of, or nil.")
 
 (defun call-on-excess (account most function)
@@ -114,15 +117,15 @@ Other threads still discharge the octets that they have charged."
 ;;; All of the process
 
 (sb-ext:define-load-time-global **process-account** (make-account)
-  "The account of all that the connections of the process hold.")
+  "The account of all memory that the connections of the process hold.")
 (declaim (type account **process-account**))
 
 ;;; Collecting early. A collection copies the living objects that were made since the previous
 ;;; collection, so these objects must stay few. The total of all accounts does not show how many
-;;; they are: while the connections of one burst end, those of the next burst may begin to hold as
-;;; much. Therefore each connection counts the octets that it holds beyond the least that it has
-;;; held since the last collection; FRESH is the sum of these counts. Threads that count at the same
-;;; time may make the sum slightly wrong until the next collection.
+;;; objects are new: while the connections of one burst end, those of the next burst may begin to
+;;; hold as much. Therefore each connection counts the octets that it holds beyond the least that it
+;;; has held since the last collection; FRESH is the sum of these counts. Threads that count at the
+;;; same time may make the sum slightly wrong until the next collection.
 
 (defconstant +early-octets+ (* 24 1024 1024)
   "The most octets that may be fresh. Fresh octets occupy up to twice as much memory, and a
@@ -157,8 +160,8 @@ collection copies 1 MB in a millisecond or two.")
 
 (defun collect-early ()
   "Collect garbage now if the collector of this process is tuned and much memory is fresh, apart
-from long vectors, which a collection does not copy. A twentieth of a second now is better than a
-fifth later."
+from long vectors, which a collection does not copy. A pause of a twentieth of a second now is
+better than one of a fifth later."
   (when (and **tuned** (< +early-octets+ (young-octets)))
     (collect-young)))
 

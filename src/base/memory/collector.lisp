@@ -1,32 +1,33 @@
 ;;;; How often SBCL collects garbage, for processes that serve or call all day. The cost of a
 ;;;; collection is that of the objects that survive it and hardly depends on how much was consed
 ;;;; before, so fewer collections are less work. But all memory that is consed between two
-;;;; collections is written: a process that was idle must get it from the system again, and less of
-;;;; it stays in the processor's caches. So the nursery, the octets consed between two collections,
-;;;; has 64 MB, and 200 MB while collections take more than a hundredth of the time. A process that
-;;;; keeps what it conses (a large table whose entries are replaced) has long collections, the
-;;;; longer the larger the nursery, and all threads wait for them: its nursery becomes smaller, as
-;;;; long as collections take less than a hundredth of the time.
+;;;; collections is written: a process that was idle must get this memory from the system again, and
+;;;; the more memory is written, the less of it is in the processor's caches. So the nursery, the
+;;;; octets consed between two collections, has 64 MB, or 200 MB while collections take more than a
+;;;; hundredth of the time. A process that keeps what it conses (a large table whose entries are
+;;;; replaced) has long collections, for which all threads wait, and a larger nursery makes them
+;;;; longer. So the nursery of such a process becomes smaller while collections take less than a
+;;;; hundredth of the time.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
-;;;; functions). Such a process, which is QUIET if it conses little, or idle, collects young objects
-;;;; and returns all free pages; then, if the gain is worth the time, it makes a full collection. A
-;;;; quiet process makes the full collection only if that takes at most 20 ms. Free pages are
-;;;; returned by STEPS of a few milliseconds, each with the world stopped, and between two steps
-;;;; other threads run. SBCL would return all of them at the end of a collection; a process that had
-;;;; a gigabyte would stop for 60 ms.
+;;;; functions). A process that conses little is QUIET; a process without work is idle. Either
+;;;; collects young objects and returns all free pages; then, if the gain is worth the time, it
+;;;; makes a full collection. A quiet process makes the full collection only if that takes at most
+;;;; 20 ms. Free pages are returned by STEPS of a few milliseconds, each with the world stopped, and
+;;;; between two steps other threads run. SBCL would return all free pages at the end of a
+;;;; collection; for a gigabyte of them the process would stop for 60 ms.
 ;;;;
-;;;; A collection stops all threads while it copies the small objects that survive, half a second
-;;;; for each gigabyte; long vectors are not moved. Objects that are alive when the collector is
-;;;; tuned count as old from then on; only full collections copy them.
+;;;; A collection stops all threads while it copies the small objects that survive, which takes half
+;;;; a second for each gigabyte; long vectors are not moved. Objects that are alive when the
+;;;; collector is tuned count as old from then on; only full collections copy them.
 ;;;;
 ;;;; A process whose peers make it hold much memory collects early (account.lisp), and living
-;;;; objects count as old at once. Otherwise they would be copied once more, with the survivors of
-;;;; two later collections, in a single pause. Old objects are collected in a pause of their own, if
-;;;; possible while little memory is held: then few of them live.
+;;;; objects count as old at once. Otherwise these objects would be copied once more, in a single
+;;;; pause with the survivors of two later collections. Old objects are collected in a separate
+;;;; pause, if possible while little memory is held: then few old objects are alive.
 ;;;;
-;;;; Invariant: the collector changes only if the program asks for that; a library leaves the image
-;;;; of its program as it is.
+;;;; Invariant: the collector's settings change only if the program calls TUNE-COLLECTOR; a library
+;;;; does not change the settings of its program.
 
 (in-package #:clgrpc.base)
 
@@ -37,14 +38,13 @@
 (defconstant +least-nursery-octets+ (* 8 1024 1024)
   "The octets consed between two collections while each of these takes long.")
 (defconstant +long-collection-ns+ 10000000
-  "A collection that takes longer should be divided.")
+  "A collection that takes longer than this should be split by a smaller nursery.")
 (defconstant +young-octets+ (* 64 1024 1024)
-  "The most octets of objects that, after they have survived one or two collections, are copied once
-more before they count as old, with a nursery of +NURSERY-OCTETS+; the copying takes a fifteenth of
-a second.")
+  "The most octets of survivors of one or two collections that are copied once more before they
+count as old, with a nursery of +NURSERY-OCTETS+; the copying takes a fifteenth of a second.")
 
 (defconstant +much-data-octets+ (* 256 1024 1024)
-  "If more octets than these are alive, the first nursery is small, since collections are long.")
+  "If more octets than this are alive, the first nursery is small, since collections are long.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
@@ -62,9 +62,9 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
   (set-release-generation sb-vm:+highest-normal-generation+))
 
 (declaim (type heap-octets **live** **nursery**))
-(defglobal **live** 0)                  ; octets allocated after the last full collection of ours
-(defglobal **nursery** 0)               ; the size that we gave the nursery last, one that no user
-                                        ; would choose
+(defglobal **live** 0)                  ; octets allocated after our last full collection
+(defglobal **nursery** 0)               ; the size that this file last gave to the nursery, a number
+                                        ; that no user would choose
 
 (defun most-nursery ()
   "The most octets that the heap allows between two collections."
@@ -75,14 +75,14 @@ freed memory from the second generation on, and faulting it in again takes 7 ms 
 limit the survivors that are copied at once to the same number. The new size applies after the next
 collection."
   (setf **nursery** (min octets (most-nursery))
-        ;; not by (SETF BYTES-CONSED-BETWEEN-GCS): with that SBCL 2.6.4 changes the next collection
-        ;; as well, and signals an error if the collection would have to be in the past
+        ;; not by (SETF BYTES-CONSED-BETWEEN-GCS): that form in SBCL 2.6.4 changes the next
+        ;; collection as well, and signals an error if that collection is overdue with the new size
         (sb-alien:extern-alien "bytes_consed_between_gcs" sb-alien:unsigned-long) **nursery**
         (sb-ext:generation-bytes-consed-between-gcs 1)
         (min octets +young-octets+ (floor (sb-ext:dynamic-space-size) 16))))
 
 (defun nursery-ours-p ()
-  "True unless the user has set another size."
+  "True unless the user has set another size of the nursery."
   (= **nursery** (sb-ext:bytes-consed-between-gcs)))
 
 (defun set-collector (&key (nursery t))
@@ -115,7 +115,7 @@ objects that live then are not copied again: call it once the permanent data is 
            (loop for generation to sb-vm:+highest-normal-generation+
                  sum (sb-ext:generation-bytes-allocated generation)))
     (set-nursery +least-nursery-octets+)
-    (sb-ext:gc))                        ; it finds next to nothing; after it the size applies
+    (sb-ext:gc))                        ; it finds hardly any garbage; the new size applies after it
   (setf **live** (heap-used)
         **tuned** t)
   nil)
@@ -132,8 +132,8 @@ the user has set a size of the nursery in the new process, keep that."
 ;;; Early collections
 
 (declaim (type heap-octets **promoted**) (type double-float **least-age**))
-(defglobal **promoted** 0)              ; octets that are old by early collections since COLLECT-OLD
-(defglobal **least-age** 0.75d0)        ; the age at which the old generation is collected
+(defglobal **promoted** 0)              ; octets that COLLECT-YOUNG has made old since COLLECT-OLD
+(defglobal **least-age** 0.75d0)        ; the least age at which the old generation is collected
 
 (defun collect-to-old (least-age)
   "Collect the young objects; the survivors are old. Collect the old generation as well if it has
@@ -166,7 +166,7 @@ grown enough and its age is at least LEAST-AGE."
 (defglobal **given-used** 0)            ; octets allocated after the collection of **GIVEN-EPOCH**
 (defun memory-to-give-p ()
   "True if GIVE-MEMORY-BACK would return pages: the process was tuned, and has collected or made
-garbage since the last time."
+garbage since the last GIVE-MEMORY-BACK."
   (and **tuned**
        (or (not (eq **given-epoch** sb-kernel::*gc-epoch*))
            (> (heap-used) (+ **given-used** +worth-giving-octets+)))))
@@ -274,10 +274,10 @@ added to **TIME-ASIDE**, in the unit of *GC-RUN-TIME*, so that FIT-NURSERY does 
 
 (defun give-memory-back ()
   "Collect the young objects, and return all free pages to the system, those of the store among
-them. From any thread that holds no lock. All threads stop while young, living objects are copied,
-and for some milliseconds at a time after that."
+them. Call it from any thread that holds no lock. All threads stop while young, living objects are
+copied; after that they stop several times for some milliseconds."
   (clear-store)
-  ;; the first work afterwards must get all memory that it uses from the system
+  ;; the first work after this must get all memory that it uses from the system
   (when (and (nursery-ours-p) (< +nursery-octets+ **nursery**))
     (set-nursery +nursery-octets+))
   (collect-aside :gen 2)
@@ -286,8 +286,8 @@ and for some milliseconds at a time after that."
 (defun full-collection-due-p (&key quick)
   "True if a full collection is worth the time for which it stops all threads. If the collection
 takes 20 ms at most, the heap must be a quarter larger than after the last full collection. If it
-takes longer, the value is false with QUICK; without QUICK the heap must be twice as large as then.
-There must be room for the copies."
+takes longer, the value is false with QUICK; without QUICK the heap must be twice as large as after
+the last one. In both cases the heap must have room for the copies."
   (and **tuned**
        (let* ((page-statistics (recent-page-statistics))
               (quickly (<= (page-statistics-copied page-statistics) +quickly-copied-octets+)))
@@ -316,10 +316,10 @@ pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
   "The most octets that a quiet process conses in +QUIET-NS+.")
 
 (defstruct (quiet-period (:copier nil) (:predicate nil))
-  "The time since which the process has consed little, as one thread checks now and then."
+  "A period in which the process has consed little; one thread checks this now and then."
   (since-ns 0 :type nanoseconds)        ; when the time of little consing began
   (used 0 :type heap-octets)            ; octets allocated then
-  (epoch nil))                          ; the epoch of the collection before
+  (epoch nil))                          ; the epoch of the last collection before SINCE-NS
 
 (defun quiet-p (quiet-period)
   "True if little was consed for +QUIET-NS+. When the value is true, the next period begins."
@@ -337,8 +337,8 @@ pages, else COLLECT-EVERYTHING if a full collection is worth the time; or nil."
                t)))))
 
 (defun give-back-if-quiet (quiet-period)
-  "If the process is quiet, and has memory to return, return it. As GIVE-MEMORY-BACK; for
-QUIET-PERIOD see QUIET-P."
+  "If the process is quiet, and has memory to return, return it. Return it as GIVE-MEMORY-BACK does.
+For QUIET-PERIOD see QUIET-P."
   (when (and (quiet-p quiet-period) (memory-to-give-p))
     (give-memory-back)
     (when (full-collection-due-p :quick t) (collect-everything))))
@@ -346,10 +346,10 @@ QUIET-PERIOD see QUIET-P."
 ;;; The size of the nursery
 
 (defun fitting-nursery (octets share ns)
-  "The size for a nursery of OCTETS if collections take SHARE of the time, a real, and one of them
-NS. Half the nursery at most doubles the share of time; the largest nursery reduces that share to a
-third; twice the nursery at most doubles the time of one collection. So after a change the size is
-stable."
+  "The new size for a nursery of OCTETS if collections take SHARE, a real, of the time, and one
+collection takes NS. Half the nursery at most doubles the share of time; the largest nursery reduces
+that share to a third; twice the nursery at most doubles the time of one collection. So after a
+change the size is stable."
   (let ((long (< +long-collection-ns+ ns)) (larger (< +nursery-octets+ octets)))
     (cond ((< 1/100 share)
            (cond ((and long (<= share 1/50)) octets)

@@ -1,11 +1,11 @@
-;;;; The room left in the heap. SBCL's collector copies small objects, so it needs free pages to
-;;;; work with; a process whose collector finds no free page ends. The collector leaves long vectors
-;;;; where they are, so a long vector needs a hole of its own length. Between two collections SBCL
-;;;; looks for a hole only above the places that it has already searched.
+;;;; The room left in the heap. SBCL's collector copies small objects, so it needs free pages; if it
+;;;; finds none, the process ends. The collector leaves long vectors where they are, so a long
+;;;; vector needs a hole of its own length. Between two collections SBCL looks for a hole only above
+;;;; the places that it has already searched.
 ;;;;
 ;;;; Therefore memory counts as free if nothing was allocated in it since the last collection and it
-;;;; is either above the last page in use or in a wide hole. SBCL's search has not passed such a
-;;;; hole, unless the search was for an even longer vector.
+;;;; is either above the last page in use or in a wide hole. SBCL's search has not passed a wide
+;;;; hole, unless SBCL searched for an even longer vector.
 ;;;;
 ;;;; A thread that is about to allocate much asks for a promise first, and settles it when the
 ;;;; memory is allocated or is not needed any more. A promise is given if a fifth of the heap stays
@@ -14,8 +14,8 @@
 ;;;; makes. Short messages need no promise. A promise for small objects, such as those of a message
 ;;;; that is decoded, is given if there is room for them and for the collector's copies of them.
 ;;;;
-;;;; Invariant: promised octets are never counted as free. Once allocated the promised objects even
-;;;; count twice, until the promise is settled.
+;;;; Invariant: promised octets are never counted as free. Once promised objects are allocated, they
+;;;; even count twice until the promise is settled.
 
 (in-package #:clgrpc.base)
 
@@ -24,13 +24,13 @@
   '(unsigned-byte 48))
 
 (define-condition heap-full (storage-condition)
-  ((octets :initarg :octets :reader heap-full-octets)) ; how many octets were wanted
+  ((octets :initarg :octets :reader heap-full-octets)) ; the octets that had no room
   (:report (lambda (condition stream)
              (format stream "The heap has no room for ~D octets." (heap-full-octets condition))))
   (:documentation "The heap has no room for a long vector. Nothing was changed."))
 
 (document-functions
-  heap-full-octets "The octets that did not fit.")
+  heap-full-octets "The number of octets for which the heap had no room.")
 
 (defun heap-condition-p (condition)
   "True if CONDITION, ours or SBCL's, means that the heap has no room for an object."
@@ -40,7 +40,7 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun known-pages-p ()
-    "True if this SBCL's heap is a table of pages that looks as we know it, from 2.2.9 to 2.6.7."
+    "True if this SBCL has the table of the heap's pages in the form of SBCL 2.2.9 to 2.6.7."
     (and (member :gencgc *features*)
          (sb-sys:find-foreign-symbol-address "next_free_page")
          (boundp 'sb-vm:gencgc-page-bytes)
@@ -50,7 +50,7 @@
                 '(sb-vm::start sb-vm::flags sb-vm::gen))))
 
   (defun known-heap-p ()
-    "True if this SBCL is the one whose internal allocation functions we know, too."
+    "True if this file also knows the internal allocation functions of this SBCL."
     (and (eql 0 (search "2.2.9" (lisp-implementation-version)))
          (member :x86-64 *features*)
          (known-pages-p)
@@ -84,8 +84,8 @@ allocation."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +uncopied-pages+ 4
-    "The number of pages from which on the collector does not copy a vector (LARGE_OBJECT_SIZE in
-gencgc.c)."))
+    "The number of pages of the shortest vector that the collector does not copy (LARGE_OBJECT_SIZE
+in gencgc.c)."))
 
 (defconstant +uncopied-octets+ (* +uncopied-pages+ sb-vm:gencgc-page-bytes))
 
@@ -93,11 +93,11 @@ gencgc.c)."))
   "The number of pages up to the last one in use."
   '(floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes))
 
-;;; Statistics of all pages, which take a tenth of a millisecond for each gigabyte
+;;; Statistics of all pages; making them takes a tenth of a millisecond for each gigabyte
 
 (defstruct (page-statistics (:copier nil))
   "The state of the pages of the heap at some moment."
-  (epoch nil)                           ; the epoch of the collection before
+  (epoch nil)                           ; the epoch of the last collection before that moment
   (used 0 :type heap-octets)            ; octets allocated then
   (wide 0 :type heap-octets)            ; free, in holes of a 32nd of the heap and more
   (copied 0 :type heap-octets)          ; octets that a full collection copies
@@ -106,19 +106,20 @@ gencgc.c)."))
 (declaim (sb-ext:freeze-type page-statistics))
 
 (defmacro page-slot (page slot)
-  "SLOT of the entry of PAGE in the table of pages. An entry in a variable would be two objects."
+  "SLOT of the entry of PAGE in the table of pages. An entry in a variable would cost two objects."
   `(sb-ext:truly-the (unsigned-byte 32)
                      (sb-alien:slot (sb-alien:deref sb-vm:page-table ,page) ',slot)))
 
 (defmacro count-pages (used-pages generation)
   "Evaluate to three numbers for the pages below USED-PAGES: how many are free and in wide holes,
-how many are in use, and how many of these a collection of GENERATION and the younger ones copies."
+how many are in use, and how many of the used ones a collection of GENERATION and of younger
+generations copies."
   (if (known-pages-p)
       `(let ((single-object 16)         ; a flag of gencgc-internal.h
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
              (oldest ,generation)
              (wide 0) (used 0) (copied 0) (hole 0)
-             (alone 0))                 ; the pages of the object that is alone on its pages
+             (alone 0))                 ; the pages of an object that shares its pages with no other
          (declare (type heap-octets least-hole wide used copied hole alone)
                   (type (unsigned-byte 8) oldest))
          (dotimes (page ,used-pages (values wide used copied))
@@ -155,8 +156,8 @@ holes and that everything would be copied."
 (sb-ext:define-load-time-global **page-statistics** (make-page-statistics))
 
 (define-hot recent-page-statistics () page-statistics
-  "Page statistics that are still valid: since they were made nothing was collected, and little was
-allocated."
+  "Page statistics that are still valid: since they were made, there was no collection, and little
+was allocated."
   (let ((page-statistics **page-statistics**))
     (if (and (eq sb-kernel::*gc-epoch* (page-statistics-epoch page-statistics))
              (< (abs (- (heap-used) (page-statistics-used page-statistics))) (ash (heap-size) -7)))
@@ -175,7 +176,7 @@ allocated now, garbage included, counts as living; if the value is negative, a c
   (page-statistics-spare (recent-page-statistics)))
 
 (define-hot (collection-epoch :inline t) () t
-  "An object that differs after each collection."
+  "An object that identifies the last collection: it is another one after each collection."
   (sb-ext:symbol-global-value 'sb-kernel::*gc-epoch*))
 
 (define-hot hole-p ((octets heap-octets)) boolean
@@ -220,7 +221,7 @@ thread."
              nil))))
 
 (define-hot settle-octets ((octets heap-octets)) null
-  "End a promise of OCTETS: the memory is allocated, or will not be. From any thread."
+  "End a promise of OCTETS, whose memory is allocated or will not be. From any thread."
   (atomic-decf (car **promised**) octets)
   nil)
 
@@ -257,7 +258,7 @@ of the next. Return false if the heap has no such room afterwards."
   "Collect garbage, unless that was done lately. At most a fifth of the time is spent on such
 collections; after one that takes longer than 50 ms, 200 ms pass before the next. If collecting
 young objects frees too little, all generations are collected, provided that there is room for the
-copies. From any thread that holds none of our locks."
+copies. Call it from any thread that holds none of our locks."
   (let ((due **next-collection**)
         (start (monotonic-ns)))
     (when (and (<= due start)
@@ -287,7 +288,7 @@ copies. From any thread that holds none of our locks."
 
 (defun search-for-garbage ()
   "Collect all garbage, as far as there is room for the copies. Afterwards SEARCH-DUE-P is false for
-four times the duration of this collection. From any thread that holds none of our locks."
+four times the duration of this collection. Call it from any thread that holds none of our locks."
   (let ((start (monotonic-ns)))
     (make-room-for-copies sb-vm:+highest-normal-generation+)
     (when (plusp (heap-spare)) (sb-ext:gc :full t))
@@ -298,8 +299,8 @@ four times the duration of this collection. From any thread that holds none of o
 ;;; Vectors without a promise
 
 (define-hot fits-p ((octets heap-octets) (others heap-octets)) boolean
-  "True if a vector of OCTETS, and OTHERS octets of other threads, leave the collector the room that
-it may need."
+  "True if the collector has the room that it may need even after a vector of OCTETS, and OTHERS
+octets of other threads, are allocated."
   (let ((used (+ octets others (heap-used))))
     (declare (type heap-octets used))
     (or (<= used (ash (heap-size) -2))  ; fits even with waste on pages
@@ -311,15 +312,15 @@ it may need."
                  (page-statistics-spare (recent-page-statistics)))))))
 
 (define-hot fits-well-p ((octets heap-octets) (others heap-octets)) boolean
-  "True if a vector of OCTETS is sure to find a hole besides."
+  "True if FITS-P is true and a hole for a vector of OCTETS surely exists."
   (and (fits-p octets others)
        (or (<= (heap-used) (ash (heap-size) -2))
            (hole-p (+ octets others)))))
 
 (define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
   "Claim room for a vector of OCTETS that this thread is about to allocate, if the vector fits
-beside the claims of other threads and, with WELL true, is sure to find a hole. Return OCTETS if
-they were claimed, else 0. The caller subtracts OCTETS from **CLAIMED** once the vector is
+beside the claims of other threads and, with WELL true, a hole for it surely exists. Return OCTETS
+if they were claimed, else 0. The caller subtracts OCTETS from **CLAIMED** once the vector is
 allocated. Without claims, all threads that ask at the same time would get the same room."
   (let ((others (atomic-incf (car **claimed**) octets)))
     (declare (type heap-octets others))
@@ -329,7 +330,7 @@ allocated. Without claims, all threads that ask at the same time would get the s
 
 (defun collect-for-vector (octets)
   "Collect garbage to make room for a vector of OCTETS. If the last collection was too recent, wait
-until another is allowed, since without it the vector cannot be allocated."
+until another one is allowed, since without a collection the vector cannot be allocated."
   (loop repeat 2
         do (collect-for-room)
         until (fits-well-p octets (car **claimed**))
@@ -347,7 +348,7 @@ heap has no room for it even after a collection."
       (unwind-protect
            (progn (unless (claim t)
                     (collect-for-vector octets)
-                    ;; a hole that is not wide may do
+                    ;; now also a hole that is not wide suffices
                     (unless (claim nil) (error 'heap-full :octets octets)))
                   (funcall function))
         (atomic-decf (car **claimed**) claimed)))))

@@ -1,18 +1,19 @@
-;;;; The store: long octet vectors that are used again, one store for the image. SBCL zeroes a fresh
-;;;; vector; for a message of megabytes this costs two to three times as much as writing it, and
-;;;; fills the nursery. Code that takes a vector from the store owns it. The last owner may put the
-;;;; vector back, once, with no reference left to it, or leave the vector to the collector.
+;;;; The store of the image: long octet vectors that are kept to be used again. SBCL zeroes a fresh
+;;;; vector; for a message of megabytes this costs two to three times as much as writing the
+;;;; message, and fills the nursery. Code that takes a vector from the store owns it. The last owner
+;;;; may put the vector back, once, with no reference left to it, or leave the vector to the
+;;;; collector.
 ;;;;
-;;;; A shelf holds the vectors of one length. There are four lengths to a doubling, so that at most
-;;;; a quarter is wasted, also by a message that is a little longer than a power of two. A shelf is
-;;;; a list, and each push makes a fresh cell, so that compare-and-swap cannot mistake one cell for
-;;;; another. Any thread may take and put back.
+;;;; A shelf holds the vectors of one length. From each power of two to the next there are four
+;;;; lengths, so that a message wastes at most a quarter of its vector, even if it is a little
+;;;; longer than a power of two. A shelf is a list, and each push makes a fresh cell, so that
+;;;; compare-and-swap cannot mistake one cell for another. Any thread may take and put back.
 
 (in-package #:clgrpc.base)
 
 (defconstant +shortest-stored+ 4096
-  "The least octets of a stored vector. Shorter vectors are ordinary ones, since those are as
-fast.")
+  "The least octets of a stored vector. Shorter vectors are ordinary ones, since allocating these is
+as fast.")
 (defconstant +shelves+ 57
   "The number of shelves; the last one has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
@@ -30,11 +31,11 @@ through which it grew.")
     (ash (+ 4 quarters) (+ 10 doublings))))
 
 (define-hot shelf-of ((length index)) (or null (integer 0 56))
-  "The shelf of the shortest vectors that have LENGTH octets or more, NIL if no shelf has."
+  "The shelf of the shortest vectors with LENGTH octets or more; NIL if all vectors are shorter."
   (cond ((<= length +shortest-stored+) 0)
         ((< (shelf-length (1- +shelves+)) length) nil)
         (t (let* ((last (1- length))
-                  (unit (- (integer-length last) 3))) ; a quarter of the doubling LAST is in
+                  (unit (- (integer-length last) 3))) ; 2^UNIT: a quarter of LAST's power of two
              (declare (type (integer 0 57) unit))
              (the (integer 0 56) (+ (* 4 (- unit 10)) (- (ash last (- unit)) 3)))))))
 
@@ -65,7 +66,7 @@ thread."
          (shelf (and (<= +shortest-stored+ length) (shelf-of length))))
     (when (and shelf (= length (shelf-length shelf)))
       (when (< +store-octets+ (+ length (the fixnum (car **stored**))))
-        (clear-store))                  ; perhaps of lengths that are not needed any more
+        (clear-store))                  ; the kept vectors may have lengths no longer needed
       (let ((cell (cons octets nil)))
         (sb-sys:without-interrupts
           (atomic-incf (car **stored**) length)
@@ -75,7 +76,7 @@ thread."
     nil))
 
 (defun clear-store ()
-  "Leave all vectors that are kept for further use to the collector. From any thread."
+  "Drop all vectors that are kept for further use; the collector frees them. From any thread."
   (dotimes (shelf +shelves+)
     (loop while (take-from-shelf shelf))))
 

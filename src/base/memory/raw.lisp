@@ -1,18 +1,17 @@
 ;;;; Long vectors of numbers that are not zeroed. SBCL 2.2.9 zeroes the pages that Lisp allocates
-;;;; (gencgc.c, zeroize_pages_if_needed); for a vector of 100 KB that is filled at once this takes
-;;;; half of the time. SBCL's collector also knows pages without pointers, which it does not zero,
-;;;; but Lisp can only get them through the C function that finds the pages of a large object,
-;;;; gc_alloc_large.
+;;;; (gencgc.c, zeroize_pages_if_needed); for a vector of 100 KB that is filled at once, zeroing
+;;;; takes half of the time. SBCL also has pages without pointers, which it does not zero, but Lisp
+;;;; can get these only from gc_alloc_large, the C function that finds the pages of a large object.
 ;;;;
 ;;;; Invariants: the collector cannot run between the allocation and the writing of the header. An
-;;;; allocation by that function does not trigger the collector; so when a collection is due, the
+;;;; allocation by gc_alloc_large does not trigger the collector; so when a collection is due, the
 ;;;; vector is allocated in the ordinary way, which triggers the collector. The C function ends the
-;;;; process when it finds no pages. So enough pages must be free where the C function is sure to
-;;;; find them (heap.lisp): enough for all threads that are in that function at the same time, and
-;;;; for other allocations meanwhile. If there are not enough, the vector is an ordinary one, whose
-;;;; allocation signals a condition. The pages belong to the vector alone, so short vectors are
-;;;; ordinary, too; at most three eighths of the pages are unused. In other versions of SBCL all
-;;;; vectors are ordinary.
+;;;; process when it finds no pages. So the places where the C function surely finds free pages
+;;;; (heap.lisp) must have enough of them for all threads that are in that function at the same
+;;;; time, and for other allocations meanwhile. If there are not enough, the vector is an ordinary
+;;;; one, whose allocation signals a condition. No other object uses the vector's pages, so short
+;;;; vectors are ordinary, too; at most three eighths of the pages are unused. In other versions of
+;;;; SBCL all vectors are ordinary.
 
 (in-package #:clgrpc.base)
 
