@@ -1,5 +1,5 @@
 ;;;; The vocabulary that every folder above uses. `clgrpc.base` is the one package besides `cl` that
-;;;; the others `:use`; it knows nothing of networks, protocols or threads' lives.
+;;;; the others `:use`; it has nothing about networks, protocols or the life of threads.
 
 (defpackage #:clgrpc.base
   (:use #:cl)

@@ -1,8 +1,7 @@
 ;;;; The one optimisation policy. Hot functions are defined with DEFINE-HOT, which declares argument
 ;;;; and result types to the compiler and compiles at (safety 1): types and bounds are still
-;;;; checked. DEFINE-LEAF is for the few small functions at (safety 0); their names begin with %,
-;;;; their callers have checked every bound, and (LEAVES) lists them all, so that the fuzz tests can
-;;;; name them.
+;;;; checked. DEFINE-LEAF is for the few small functions at (safety 0): their names begin with %,
+;;;; their callers have checked every bound, and (LEAVES) lists them all for the fuzz tests.
 ;;;;
 ;;;; DOCUMENT-FUNCTIONS and DEFINE-PRINTER are here because every folder uses them, too.
 
@@ -61,8 +60,8 @@ type or (values type…). Compiled at speed 1, safety 1, debug 0: types and boun
   (expand-definition name lambda-list result body '((speed 1) (safety 1) (debug 0)) '()))
 
 (defmacro define-leaf (name lambda-list result &body body)
-  "Define a small function at safety 0 whose caller has checked every bound. NAME begins with %.
-Otherwise as DEFINE-HOT."
+  "Define NAME, a small function at safety 0 whose callers have checked every bound. NAME begins
+with %. Otherwise as DEFINE-HOT."
   (let ((symbol (if (consp name) (first name) name)))
     (assert (char= #\% (char (string symbol) 0)) () "A leaf's name begins with %: ~S" symbol)
     (expand-definition name lambda-list result body '((speed 1) (safety 0) (debug 0))
@@ -76,8 +75,8 @@ alternate."
                  collect text)))
 
 (defun install-printer (type function)
-  "Let PRINT-OBJECT write an object of TYPE, a class name, by FUNCTION, called with the object and
-the stream, between #< and >."
+  "Let PRINT-OBJECT write an object of TYPE, a class name, between #< and > by calling FUNCTION with
+the object and the stream."
   (add-method #'print-object
               (make-instance 'standard-method
                              :lambda-list '(object stream)
@@ -89,8 +88,8 @@ the stream, between #< and >."
                                              (funcall function object stream)))))))
 
 (defmacro define-printer ((object type) &body control-and-arguments)
-  "Let PRINT-OBJECT write an OBJECT of TYPE between #< and >: its type, and what FORMAT makes of
-CONTROL-AND-ARGUMENTS, forms that may refer to OBJECT."
+  "Let PRINT-OBJECT write an OBJECT of TYPE between #< and >: its type, and the text that FORMAT
+makes of CONTROL-AND-ARGUMENTS, forms that may refer to OBJECT."
   (let ((stream (gensym "STREAM")))
     `(install-printer ',type
                       (lambda (,object ,stream)

@@ -1,12 +1,12 @@
-;;;; The requests that a client's call keeps until its response begins, so that it can be retried
-;;;; (gRFC A6): within a budget of its own, and within one of its channel's. A transport keeps the
-;;;; messages in its own form; here they are counted.
+;;;; The requests that a client's call keeps until its response begins, so that the call can be
+;;;; retried (gRFC A6). The call has a budget of octets, and all calls of its channel share another.
+;;;; The transport chooses the form of the kept messages; here they are counted.
 
 (in-package #:clgrpc.base)
 
 (defstruct (octet-budget (:copier nil))
   "The octets of the requests that all calls of a channel keep together."
-  (held 0 :type sb-ext:word))           ; octets that are held; atomic
+  (held 0 :type sb-ext:word))           ; octets that are kept; atomic
 
 (declaim (sb-ext:freeze-type octet-budget))
 
@@ -14,7 +14,7 @@
                     (octet-budget limit &optional (room most-positive-fixnum)))
                    (:copier nil))
   "The messages that a call has sent, before any answer."
-  (octet-budget nil :type octet-budget) ; the channel's, charged with OCTETS
+  (octet-budget nil :type octet-budget) ; the channel's budget, charged with OCTETS
   (limit 0 :type index)                 ; how many octets may be kept
   (room 0 :type fixnum)                 ; how many more messages may be kept
   (messages '() :type list)             ; messages in the form of the transport, newest first
@@ -24,8 +24,8 @@
 
 (document-functions
   make-octet-budget "An octet budget that is charged with nothing."
-  octet-budget-held "The number of octets that are charged to an octet budget. Changed atomically,
-  from any thread."
+  octet-budget-held "The number of octets that are charged to an octet budget. It is changed
+  atomically, from any thread."
   make-replay "(OCTET-BUDGET LIMIT &optional ROOM): return a replay without messages, which may keep
 LIMIT octets and ROOM messages; its octets are charged to OCTET-BUDGET."
   replay-messages "The messages that a replay keeps, newest first.")
@@ -34,9 +34,8 @@ LIMIT octets and ROOM messages; its octets are charged to OCTET-BUDGET."
   "~D messages, ~D octets" (length (replay-messages replay)) (replay-octets replay))
 
 (defun keep-message (replay message size total)
-  "Keep MESSAGE, of SIZE octets, in REPLAY and return true; return false if there is no room for it,
-in the call's budget or in TOTAL octets of the channel's calls. Only one thread at a time may call
-this."
+  "Keep MESSAGE, of SIZE octets, in REPLAY and return true; return false if the call's budget, or
+the channel's budget of TOTAL octets, has no room for it. Only one thread at a time may call this."
   (let ((octet-budget (replay-octet-budget replay)))
     (and (plusp (replay-room replay))
          (<= (+ size (replay-octets replay)) (replay-limit replay))

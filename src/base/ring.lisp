@@ -1,4 +1,4 @@
-;;;; Rings: doubly linked lists that go round. A link leaves its list without a search.
+;;;; Rings: circular, doubly linked lists. A link is removed from its list without a search.
 
 (in-package #:clgrpc.base)
 
@@ -8,7 +8,7 @@
   (after nil :type (or null ring)))     ; the link after it
 
 (document-functions
-  ring-p "True of a link of a list, or its head.")
+  ring-p "True if the argument is a link of a list, or the head of one.")
 
 (defun isolate-ring (ring)
   "Make RING, a new ring, a list whose only link is RING itself; return RING."
@@ -20,12 +20,12 @@
   (isolate-ring (%make-ring)))
 
 (defun ring-first (head)
-  "The first of the list with HEAD, or nil if it is empty."
+  "The first link of the list with HEAD, or nil if the list is empty."
   (let ((first (ring-after head)))
     (unless (eq first head) first)))
 
 (defun ring-last (head)
-  "The last of the list with HEAD, or nil if it is empty."
+  "The last link of the list with HEAD, or nil if the list is empty."
   (let ((last (ring-before head)))
     (unless (eq last head) last)))
 

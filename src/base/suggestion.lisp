@@ -1,5 +1,4 @@
-;;;; Finds the name that was probably meant by a misspelt one, for messages such as "is it
-;;;; --listen?".
+;;;; Finds the name that a misspelt name probably means, for messages such as "is it --listen?".
 
 (in-package #:clgrpc.base)
 
@@ -18,8 +17,8 @@
     (first (last row))))
 
 (defun suggested-name (name names)
-  "The element of NAMES, a list of strings, that the user probably meant by NAME, or nil: the only
-element that begins with NAME, or the one that differs least from it."
+  "The element of NAMES, a list of strings, that the user probably meant by NAME: the only element
+that begins with NAME, or the element that differs least from it; or nil."
   (when (notany (lambda (known) (<= (length name) (* 2 (length known)))) names)
     (return-from suggested-name nil))   ; a peer may have sent a name of a megabyte
   (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))
@@ -31,7 +30,7 @@ element that begins with NAME, or the one that differs least from it."
                (<= 4 (length name))
                (<= (edit-distance name nearest)
                    (min (max 2 (floor (length name) 4))
-                        (floor (length nearest) 2))) ; "kind" does not mean "id"
+                        (floor (length nearest) 2))) ; a user who writes "kind" does not mean "id"
                nearest)))))
 
 (defun check-choice (argument value choices)

@@ -1,17 +1,18 @@
 ;;;; Timers: a hierarchical hashed wheel (Varghese and Lauck, scheme 7). Scheduling and cancelling
 ;;;; are O(1) and allocate nothing; time is an argument.
 ;;;;
-;;;; A tick is 2^20 ns, about a millisecond. Seven levels of 64 slots each cover every time there
-;;;; is. A timer's level is the highest group of six bits in which its due tick differs from the
-;;;; wheel's own tick; its slot is the value of this group in its due tick. So all timers of a level
-;;;; are due before those of the next, and on a level a lower slot is due before a higher one: the
-;;;; first is found in one bitmap per level. When the wheel's tick reaches a slot above level 0, the
-;;;; timers in it move down. A level-0 slot holds the timers of one tick; they run once they are
-;;;; due, never before.
+;;;; A tick is 2^20 ns, about a millisecond. Seven levels of 64 slots each cover every time that
+;;;; NANOSECONDS can represent. A timer's level is the highest group of six bits in which the
+;;;; timer's due tick differs from the wheel's tick; the timer's slot is the value of this group in
+;;;; the due tick. So all timers of a level are due before those of the next, and on a level a lower
+;;;; slot is due before a higher one: the first timer is found in one bitmap per level. When the
+;;;; wheel's tick reaches a slot above level 0, the timers in it move down. A level-0 slot holds the
+;;;; timers of one tick; they run once they are due, never before.
 ;;;;
-;;;; A slot is a circular list, linked through the timers, and holds its first. ADVANCE-WHEEL first
-;;;; moves the due timers to the last slot, +EXPIRED+, and then runs these: functions may schedule
-;;;; and cancel at will, and if one signals an error the next call continues with the rest.
+;;;; A slot holds the first timer of a circular list, which is linked through the timers.
+;;;; ADVANCE-WHEEL first moves the due timers to the last slot, +EXPIRED+, and then runs these:
+;;;; functions may schedule and cancel at will, and if one signals an error the next call continues
+;;;; with the rest.
 ;;;;
 ;;;; EARLIEST-NS is a time before which no timer is due, so that one comparison shows whether the
 ;;;; wheel must be advanced; other threads may read it as well. Scheduling a timer may make
@@ -53,7 +54,6 @@ due."
   (count 0 :type index)                 ; how many timers are in the wheel
   (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before this time
   (earliest-known t :type boolean)      ; false once the timer that is due then may have left
-  ;; the first timer of each slot, or nil
   (slots (make-array (1+ +expired+) :initial-element nil) :type (simple-vector 449))
   ;; for each level, a bit for each slot with timers
   (maps (make-array +levels+ :element-type '(unsigned-byte 64) :initial-element 0)

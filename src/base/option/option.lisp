@@ -1,15 +1,15 @@
 ;;;; The one options table: every limit and default that a user may set, with its scope, type,
 ;;;; range, default and reason. Everything a peer can grow has its row here. A server or channel
-;;;; makes its options from its keyword arguments, and its connections share them.
+;;;; makes an OPTIONS object from its keyword arguments, and its connections share the object.
 ;;;;
 ;;;; A row's scope is its subject. OPTIONS has the rows for both ends of a connection (:method,
-;;;; :stream, :connection); SERVER-OPTIONS and CHANNEL-OPTIONS include them and add their own. An
-;;;; option given to an object that does not accept it is rejected by name.
+;;;; :stream, :connection); SERVER-OPTIONS and CHANNEL-OPTIONS include these rows and add their own.
+;;;; An option given to an object that does not accept it is rejected by name.
 ;;;;
 ;;;; An option whose default is an integer is a count and must be an integer; a time may be any
 ;;;; real. An option whose default is T or NIL takes T or NIL.
 ;;;;
-;;;; A reason is shown alone, so it must be understood without its neighbours.
+;;;; A reason is shown alone, so one must understand it without the rows around it.
 
 (in-package #:clgrpc.option)
 
@@ -25,7 +25,7 @@
   (minimum nil :type (or null real))    ; the smallest value allowed, nil for a boolean
   (maximum nil :type (or null real))    ; the largest
   (unit "" :type string)                ; the unit of the value, as text
-  (reason "" :type string))             ; the option's purpose, understood when it is shown alone
+  (reason "" :type string))             ; the option's purpose, as text that is shown alone
 
 (define-printer (row option-row)
   "~(~A~) ~A~@[ from ~A~]~@[ to ~A~] ~A" (option-row-name row) (option-row-default row)
@@ -78,7 +78,7 @@ it accepts.")
            (eq taker (option-row-only row)))))
 
 (defun takers-text (row)
-  "The things that take ROW, in the plural, as text."
+  "The kinds of objects that take ROW, as text: their names in the plural."
   (format nil "~{~A~#[~; and ~:;, ~]~}"
           (loop for (taker text) in (rest **takers**)
                 when (takes-option-p taker row) collect text)))
@@ -87,8 +87,8 @@ it accepts.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun decimal-readings (number)
-    "The list of rationals that users may mean by NUMBER, a real of a row: 0.1 may be 1/10, 0.1f0 or
-0.1d0, three different numbers."
+    "The rationals that users may mean by NUMBER, a real in a row: 0.1 may be 1/10, 0.1f0 or 0.1d0,
+three different numbers."
     (let ((exact (rationalize number)))
       (list exact (rational (float exact 1f0)) (rational (float exact 1d0)))))
 
@@ -159,7 +159,7 @@ it accepts.")
               (and likely (format nil "is it :~A?" likely)))))))
 
 (defun check-options (taker arguments)
-  "Signal MISUSE unless ARGUMENTS, a plist, names options of TAKER and good values."
+  "Signal MISUSE unless ARGUMENTS, a plist, names options of TAKER and valid values."
   (loop for (name value) on arguments by #'cddr
         for row = (find-option-row name)
         do (cond ((not (keywordp name))
@@ -176,7 +176,8 @@ it accepts.")
 (defmacro define-options-structure (name include constructor rows documentation)
   "Define the structure NAME with a slot for each of ROWS, plists that PARSE-OPTION-ROW has made."
   `(progn
-     ;; a constructor with a keyword for each slot would take long to compile, see FILL-OPTIONS
+     ;; no constructor with a keyword for each slot, since that would take long to compile; see
+     ;; FILL-OPTIONS
      (defstruct (,name (:constructor ,constructor ()) (:conc-name options-)
                        (:copier ,(and (eq name 'options) 'copy-options))
                        ,@(and include `((:include ,include))))
@@ -225,7 +226,8 @@ call with :resource-exhausted.")
     "Largest message sent. gRPC sets no limit here.")
    (max-message-depth 100 1 1000 "levels"
     "How many levels of messages and groups may nest in a message that is decoded; other
-implementations of Protocol Buffers have this default, too. The option bounds the stack.")
+implementations of Protocol Buffers have this default, too. The limit keeps the decoder from
+exhausting the stack.")
    (max-decoded-octets 33554432 0 1099511627776 "octets"
     "Memory that the messages inside one message may occupy when it is decoded, beyond eight times
 its serialized size. An empty message of two octets occupies forty and more: without this limit 4 MB
@@ -238,12 +240,12 @@ adds 18 octets and costs 4 µs, more than all the rest of a call.")
 level 1, and its result is a fifth shorter; level 3 takes up to twice as long, and its result is a
 tenth shorter.")
    (send-budget-octets 65536 1024 16777216 "octets"
-    "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
+    "How many octets of one call may wait to be sent before `send` waits and `try-send` refuses.")
    (room-wait-seconds 10 0 3600 "seconds"
     "How long a call may wait for room in the Lisp heap, of which a fifth is kept free. Three kinds
 of calls wait: one that sends a message of more than 64 KB, one of a method whose recent answers
-were that long, and one that decodes a message of more than 16 KB, JSON of more than 2 KB, or a
-shorter message that becomes more than 1 MB. After this time the call ends with
+were longer than 64 KB, and one that decodes a message of more than 16 KB, JSON of more than 2 KB,
+or a shorter message that becomes more than 1 MB. After this time the call ends with
 :resource-exhausted."))
   (:stream
    (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
@@ -258,7 +260,7 @@ does not send longer header lists either, even if a handler sets more metadata. 
 field occupies 150 octets of memory in addition to those that max-header-list-octets counts.")
    (stream-window-octets 2621440 65535 16777216 "octets"
     "How much a peer may send on one stream before we read it. The default lets a message of 1 MB be
-sent at once. The option bounds the memory of a call that does not read."))
+sent at once. The limit bounds the memory of a call that does not read."))
   (:connection
    (header-table-octets 4096 0 65536 "octets"
     "Size of the HPACK dynamic table that we offer for decoding, and the most that we use for
@@ -278,11 +280,11 @@ that the rest is left for incomplete messages. A call that would exceed the limi
    (max-total-held-octets 0 0 1099511627776 "octets"
     "Memory, as counted by max-held-octets, that all connections of a server or of a channel may
 hold together; 0 means a quarter of the Lisp heap, but at most 128 MB: all calls wait while a
-collection copies this memory, a millisecond for each megabyte. Set it higher where many long
-messages arrive at once. Above half of this limit, each connection is limited to two of the largest
-messages and to 64 KB of output. A peer may hold three times the part that is unused; a call that
-would exceed that ends with :resource-exhausted. An eighth above this limit, the connection that
-holds most of the peer that holds most is ended.")
+collection copies this memory, a millisecond for each megabyte. Choose a higher limit where many
+long messages arrive at once. Above half of this limit, each connection is limited to two of the
+largest messages and to 64 KB of output. One peer may hold three times as much as is still free; a
+call that would exceed that ends with :resource-exhausted. If memory exceeds this limit by an
+eighth, one connection is ended: of the peer that holds most, the one that holds most.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
     "A connection with more unsent output is not read, and no more of its calls begin, until the
 peer reads the output. While the connections of a server together hold half of
@@ -294,14 +296,14 @@ max-total-held-octets, each is limited to 64 KB.")
 beginning has arrived. Then the connection is closed.")
    (max-queued-control-frames 1000 10 1000000 "frames"
     "Answers to PING and SETTINGS, and RST_STREAMs, that may wait for a peer that does not read.
-More than that ends the connection.")
+More than this number ends the connection.")
    (max-header-block-octets 65536 4096 1048576 "octets"
     "Size of one compressed header block with all its CONTINUATIONs. A longer one ends the
 connection.")
    (max-reset-burst 4000 1 1000000 "resets"
     "RST_STREAMs that the peer of one connection may send or provoke at once, not counting one for
 each call that has ended with :ok. The default lets a client cancel max-concurrent-streams calls
-several times over. More than that ends the connection with ENHANCE_YOUR_CALM (rapid reset,
+several times over. More than this number ends the connection with ENHANCE_YOUR_CALM (rapid reset,
 CVE-2023-44487)."
     :for :server)
    (max-resets-per-second 200 1 1000000 "resets a second"
@@ -311,8 +313,8 @@ CVE-2023-44487)."
     "The most frames without content that the peer of one connection may send at once: SETTINGS,
 PRIORITY, empty DATA, a server's PINGs, GOAWAY, frames of unknown type, and interim responses after
 the first of a stream. WINDOW_UPDATEs, and frames without content on streams that have ended, count
-beyond eight for each DATA frame sent and for each stream. More than that ends the connection with
-ENHANCE_YOUR_CALM.")
+only beyond eight for each DATA frame sent and for each stream. More than this number ends the
+connection with ENHANCE_YOUR_CALM.")
    (max-idle-frames-per-second 100 1 1000000 "frames a second"
     "How fast the frames of max-idle-frame-burst become available again.")
    (settings-timeout-seconds 10 0.1 600 "seconds"
@@ -328,8 +330,8 @@ PING each 300 seconds at best.")
     "How long the peer may be silent after a keepalive PING. Then its connection is closed and its
 calls end with :unavailable.")
    (min-keepalive-seconds 10 0 1000000000 "seconds"
-    "The least keepalive-seconds of a client, unless its keepalive-seconds is 0: a smaller value
-counts as this one (gRFC A8)."
+    "The least keepalive-seconds of a client, unless its keepalive-seconds is 0: a smaller value is
+raised to this one (gRFC A8)."
     :for :channel)
    (keepalive-without-calls nil
     "Whether a client sends keepalive PINGs also while no call is under way. Many servers close
@@ -355,7 +357,7 @@ min-ping-interval-seconds; if false, such a client must wait at least two hours 
     :for :server)
    (max-ping-strikes 2 0 1000000 "strikes"
     "How many PINGs of a client may come sooner than min-ping-interval-seconds allows. More than
-that ends the connection with ENHANCE_YOUR_CALM, too_many_pings."
+this number ends the connection with ENHANCE_YOUR_CALM, too_many_pings."
     :for :server))
   (:listener
    (max-connections 20000 1 1000000 "connections"
@@ -393,17 +395,17 @@ limit, up to the hard limit. Programs that the process starts inherit it.")
     "Calls that a server has under way at once; one more ends with :resource-exhausted before
 anything is done for it. A peer may begin another call while it has at most 7 times the number of
 calls that are free beyond a sixteenth: one peer alone may have 82,000 of 100,000, each of two peers
-43,750. All of that sixteenth is reserved for peers without a call, and half of it for connections
-without one.")
+43,750. That sixteenth is reserved for peers without a call, and half of it for connections without
+a call.")
    (max-fallback-body-octets 1048576 0 1073741824 "octets"
     "The longest body of a request that is not gRPC, for `start-server`'s :http and :fallback; a
 longer one is answered with 413.")
    (http1 t
     "Whether a server with :http or :fallback answers HTTP/1.1 besides HTTP/2, on the same ports.
-A server with neither of them never does.")
+A server with neither keyword never answers HTTP/1.1.")
    (max-http1-head-octets 16384 1024 1048576 "octets"
     "The longest head of an HTTP/1.1 request, its request line and headers; a longer one is answered
-with 431. The trailers of a body in chunks may be as long.")
+with 431. The trailers of a body in chunks have the same limit.")
    (max-http1-target-octets 8192 128 1048576 "octets"
     "The longest path, with its query, of an HTTP/1.1 request; a longer one is answered with 414.")
    (max-http1-fields 100 4 10000 "fields"
@@ -417,28 +419,28 @@ connection's beginning. Then the request is answered with 408, so that clients t
 now and then cannot hold connections.")
    (http1-body-timeout-seconds 60 0.1 86400 "seconds"
     "How long the body of an HTTP/1.1 request may take after its head. Then the request is answered
-with 408. A stream of messages that comes in chunks may take longer, if a whole message comes within
-each such time.")
+with 408. A stream of messages that comes in chunks may take longer if at least one whole message
+comes in each period of this length.")
    (http1-idle-seconds 75 0.1 86400 "seconds"
     "How long an HTTP/1.1 connection may be without a request before it is closed. Most load
-balancers keep theirs for 60 seconds.")
+balancers keep their connections for 60 seconds.")
    (http1-send-timeout-seconds 60 0.1 86400 "seconds"
     "If the peer of an HTTP/1.1 connection takes no octets of a waiting answer for this time, the
 connection is closed.")
    (stream-head-seconds 1 0.01 86400 "seconds"
     "How long the handler of a stream over gRPC-Web, Connect or REST may send nothing before the
-head of its answer goes out, for clients and proxies that wait for that. An error of REST that
-occurs before that sets the HTTP status; a later error is in the body.")
+head of its answer is sent, since clients and proxies may wait for the head. In REST, an error
+before the head sets the HTTP status; a later error is in the body.")
    (max-running-handlers 1000 1 1000000 "handlers"
     "Handlers of one connection that run on reserve threads or wait for one, including those of
 calls that were reset while they ran. More calls end with :resource-exhausted. The default equals
 max-concurrent-streams, so that a decent client never reaches it; reserve-threads bounds how many
 run at once.")
    (decompression-percent 25 1 100000 "percent"
-    "How much of one processor's time compressed messages of one peer may cost, beyond the 200
-nanoseconds that each octet on the wire is allowed: 236 octets may become 200 KB that take 5 ms to
-decode. A peer may use a quarter of a second of this time at once; after that only its compressed
-messages wait. A server whose clients all use one proxy may need more.")
+    "How much of one processor's time compressed messages of one peer may cost, beyond 200
+nanoseconds for each octet on the wire: 236 octets may become 200 KB that take 5 ms to decode. A
+peer may use a quarter of a second of this time at once; after that only its compressed messages
+wait. A server whose clients all use one proxy may need more.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
     "Octets of one connection's answers that wait because its peer gives no window or does not read.
 Above this limit, no further call of the connection begins until some answers are sent. While the
@@ -455,7 +457,8 @@ sixteenth for peers without one, and a sixteenth for handlers that begin on the 
 than 16 threads none is kept for these handlers, but one more may be started for them. One more
 thread may also run for each loop that a reserve thread has taken over for good.")
    (reserve-queue 10000 0 1000000 "calls"
-    "Calls that may wait for a reserve thread. A further call is refused with :resource-exhausted.")
+    "How many calls may wait for a reserve thread. A further call is refused with
+:resource-exhausted.")
    (reserve-wait-seconds 5 0.001 3600 "seconds"
     "How long a call may wait for a reserve thread before it is refused with :resource-exhausted.
 Without this limit, handlers that hold all threads and call this same server would wait for ever.")
@@ -464,7 +467,7 @@ Without this limit, handlers that hold all threads and call this same server wou
 make garbage collection longer."))
   (:channel
    (retry t
-    "Whether calls are retried and hedged by the policies of the service config (gRFC A6). If not,
+    "Whether calls are retried and hedged by the policies of the service config (gRFC A6). If false,
 only calls that their server has not seen are repeated.")
    (max-attempts 5 1 1000 "attempts"
     "The most attempts of one call that a retry or hedging policy may request (5 in gRFC A6).")
@@ -488,8 +491,7 @@ resend-octets). Above this limit a call keeps nothing.")
     "How long after the beginning of an attempt to connect to one of several addresses an attempt to
 the next address begins in parallel (gRFC A61).")
    (backoff-initial-seconds 1 0.001 600 "seconds"
-    "How long to wait after the first failed attempt to connect (gRPC connection back-off
-document).")
+    "The wait after the first failed attempt to connect (gRPC connection back-off document).")
    (backoff-factor 1.6 1 10 "times"
     "By how much the wait between attempts to connect grows with each failed one.")
    (backoff-jitter 0.2 0 1 "of the wait"
@@ -505,19 +507,21 @@ configs. Within that time the query is sent three times.")
 sooner than this after the last look-up that had an answer.")
    (max-addresses 1000 1 1000000 "addresses"
     "How many addresses of its target a channel uses: the first ones that its resolver reports. A
-warning is logged if there are more: with round_robin and its like, each has a connection.")
+warning is logged if there are more: policies such as round_robin make a connection to each of
+them.")
    (max-subchannels 4000 1 1000000 "subchannels"
     "How many servers all balancers of a channel together may have, including removed ones that
 finish their last calls: a service config may have many targets, each with all addresses. Further
 servers are ignored, with a warning.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
-(gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
+(gRFC A2). Most names have no such record, and asking costs a query each time the name is looked
+up.")
    (idle-seconds 1800 0 1000000000 "seconds"
     "A channel that has had no calls for this time becomes idle: its connections, its balancer and
 its resolver end; the next call starts them again. Surplus connections to one server (see
 connections-per-subchannel) end after this time too, while the channel continues. The time may be an
-eighth longer. 0 means never; other times under a second count as one.")
+eighth longer. 0 means never; other times under a second count as one second.")
    (max-connections-per-subchannel 10 1 1000 "connections"
     "The most connections to one server that a service config may request (connectionScaling, gRFC
 A105).")
@@ -526,8 +530,8 @@ A105).")
 A call uses the oldest connection with a free stream.")
    (share-connections nil
     "Whether channels that have the same options, credentials and authority use the same connections
-to the same addresses. Such channels share one event loop, so threads that block on them wait for
-each other; threads on channels with connections of their own do not.")
+to the same addresses. Channels that share connections share one event loop, so threads that block
+on them wait for each other; threads on channels with their own connections do not.")
    (health-checking t
     "Whether the health of servers is checked if the service config requests it (gRFC A17).")
    (ring-size-limit 4096 1 8388608 "entries"
@@ -558,7 +562,7 @@ calls, one or two failures prove little.")
     "A new channel gets an event loop of its own while the channels of the image have fewer loops
 than this; otherwise it shares one. Blocking callers on different loops do not wait for each
 other's thread, and loops run on different processors. An idle loop keeps a thread and 0.1 MB. 0
-means the number of processors, but at least 4 and at most 16."))
+means as many loops as processors, but at least 4 and at most 16."))
   (:tracing
    (max-span-attributes 128 0 65536 "attributes"
     "How many attributes a span, an event or a link may have; the default is OpenTelemetry's.
@@ -573,8 +577,8 @@ counted.")
     "How long a text in a span may be: a value of an attribute, a name, the text of a status, which
 may be a peer's. A longer text is truncated.")
    (max-queued-spans 2048 1 1000000 "spans"
-    "How many finished spans of one loop wait for an exporter, and as many of the threads that run
-no loop; the default is OpenTelemetry's. Further spans are dropped and counted.")
+    "How many finished spans of one loop may wait for an exporter; as many may wait of all threads
+that run no loop. The default is OpenTelemetry's. Further spans are dropped and counted.")
    (batch-spans 512 1 1000000 "spans"
     "When this many finished spans of one loop wait, the exporter is called early; the default is
 OpenTelemetry's.")))
@@ -592,8 +596,8 @@ arguments with the same name the first is used. Return OPTIONS."
 
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults
-for the rest. Signal MISUSE for a name that is not in the table or does not apply to such an end,
-and for a wrong value."
+for the rest. Signal MISUSE for a name that is not in the table or does not apply to both ends, and
+for a wrong value."
   (check-options :connection arguments)
   (fill-options (%make-options) arguments))
 
@@ -625,8 +629,8 @@ and for a wrong value."
           collect (cons row (slot-value options slot))))
 
 (defconstant +most-held-octets+ (* 128 1024 1024)
-  "The upper bound of the default limit for all links together, whatever the size of the heap: a
-collection that copies as much stops all threads for about an eighth of a second.")
+  "The upper bound of the default limit for all links together, however large the heap: a collection
+that copies this many octets stops all threads for about an eighth of a second.")
 
 (define-hot (total-held-limit :inline t) ((options options)) index
   "The octets that all links of a server or channel with OPTIONS may hold together."

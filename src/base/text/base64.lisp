@@ -1,18 +1,17 @@
-;;;; Base64 (RFC 4648 sections 4 and 5). gRPC carries binary metadata (names in -bin) and status
-;;;; details this way: it sends them without padding and must accept either form ("Binary headers"
-;;;; in the gRPC over HTTP/2 document).
+;;;; Base64 (RFC 4648 sections 4 and 5). gRPC sends binary metadata (whose names end in -bin) and
+;;;; status details in base64 without padding, and must accept it with and without padding ("Binary
+;;;; headers" in the gRPC over HTTP/2 document).
 ;;;;
-;;;; Invariants: nothing outside the alphabet is skipped, not even white space; padding is all there
-;;;; or all missing; the spare bits of a last group are ignored, which the RFC allows a decoder to
-;;;; do (3.5).
+;;;; Invariants: nothing outside the alphabet is skipped, not even white space; padding is complete
+;;;; or missing; the spare bits of the last group are ignored, as the RFC allows (3.5).
 
 (in-package #:clgrpc.base)
 
 (define-condition invalid-base64 (clgrpc-error)
-  ((position :initarg :position :reader invalid-base64-position)) ; the first wrong character's
+  ((position :initarg :position :reader invalid-base64-position)) ; of the first wrong character
   (:report (lambda (condition stream)
              (format stream "Invalid base64 at character ~D." (invalid-base64-position condition))))
-  (:documentation "Text that must be base64 is not. POSITION is the offset of the first wrong
+  (:documentation "A text that must be base64 is not. POSITION is the offset of the first wrong
 character or, if the text ends too early, its length."))
 
 (document-functions
@@ -103,7 +102,7 @@ that does not complete a group, and for a single digit."
     decoded))
 
 (define-hot text-codes ((text simple-string) (start index) (end index)) octets
-  "The codes of TEXT from START to END. A character that no octet can hold gets any code outside the
+  "The codes of TEXT from START to END. A character with a code above 255 gets some code outside the
 alphabet."
   (let ((octets (make-octets (- end start))))
     (with-text-type (text)

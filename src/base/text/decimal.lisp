@@ -1,9 +1,9 @@
 ;;;; Floats from decimal digits and from rational numbers, rounded correctly (to nearest, ties to
 ;;;; even); and floats written with the fewest decimal digits that read back as the same float.
-;;;; SBCL's COERCE rounds some ratios and long integers wrongly, and its printer gives denormals
-;;;; digits too many.
+;;;; SBCL's COERCE rounds some ratios and long integers wrongly, and its printer writes denormals
+;;;; with superfluous digits.
 ;;;;
-;;;; Invariant: the work is bounded by the number of digits; no exponent, however large, makes a
+;;;; Invariant: the work is bounded by the number of digits; a large exponent does not lead to a
 ;;;; large integer.
 
 (in-package #:clgrpc.base)
@@ -13,22 +13,23 @@
 (defun nearest-bits (numerator denominator digits least)
   "Return the bits of the float nearest to NUMERATOR over DENOMINATOR, integers from 1, ties to
 even. The float format has DIGITS significant bits; its smallest denormal is two to
-the power LEAST. A quotient that is too large gives the bits of infinity or more."
+the power LEAST. If the quotient is too large, the bits are those of infinity or a greater number."
   (flet ((scaled (rounding power)
            (if (minusp power)
                (funcall rounding (ash numerator (- power)) denominator)
                (funcall rounding numerator (ash denominator power)))))
-    ;; the quotient over 2^power has DIGITS or DIGITS + 1 bits, fewer if it is denormal
+    ;; the quotient divided by 2^POWER has DIGITS or DIGITS + 1 bits, or fewer if it is denormal
     (let* ((power (max least
                        (- (integer-length numerator) (integer-length denominator) digits)))
            (power (if (> (integer-length (values (scaled #'floor power))) digits)
                       (1+ power)
                       power)))
-      ;; the highest bit of the significand, also one that rounding carried, adds to the exponent
+      ;; the highest bit of the significand, also if it comes from a carry of the rounding, adds to
+      ;; the exponent
       (+ (values (scaled #'round power)) (ash (- power least) (1- digits))))))
 
 (defun bits-of-double (bits negative)
-  "The double with the magnitude BITS, or nil if that is infinity or more."
+  "The double with the magnitude BITS, or nil if the magnitude is infinity or more."
   (when (< bits #x7FF0000000000000)
     (sb-kernel:make-double-float (- (ash bits -32) (if negative #x80000000 0))
                                  (ldb (byte 32 0) bits))))
@@ -67,12 +68,12 @@ and with NEGATIVE."
 (defun digits-double (digits exponent negative)
   "Return the double nearest to DIGITS times ten to the power EXPONENT, with a minus sign if
 NEGATIVE, ties to even; nil if that is too large for one. The work is bounded if the length of
-DIGITS is."
+DIGITS is bounded."
   (flet ((signed (double) (if negative (- double) double)))
     (let ((magnitude (+ exponent (ceiling (* (integer-length digits) 0.30103d0)))))
       (cond ((or (zerop digits) (< magnitude -330)) (signed 0d0))
             ((> magnitude 310) nil)
-            ;; both exact, so one rounding
+            ;; both factors are exact, so there is one rounding
             ((and (< digits (expt 2 53)) (<= 0 exponent 22))
              (signed (* (coerce digits 'double-float) (coerce (expt 10 exponent) 'double-float))))
             ((and (< digits (expt 2 53)) (<= -22 exponent -1))
@@ -114,8 +115,8 @@ integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
 
 (defun denormal-decimal (float)
   "FLOAT, which is denormal, in the fewest decimal digits that read back as the same float."
-  ;; the two floats beside FLOAT are equally far, so for each length only the nearest decimal need
-  ;; be tried
+  ;; the two floats next to FLOAT are equally far from it, so for each length it suffices to try the
+  ;; nearest decimal
   (let ((number (rational (abs float))))
     (loop for count from 1
           do (multiple-value-bind (digits exponent) (decimal-digits number count)
@@ -132,7 +133,7 @@ integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
         when (zerop rest) return count))
 
 (define-hot nanos-decimal ((nanos (unsigned-byte 50)) negative) simple-base-string
-  "NANOS billionths, from 1, in the form of FLOAT-DECIMAL."
+  "The text of NANOS billionths, at least one, in the form that FLOAT-DECIMAL returns."
   (let* ((small (< nanos 1000000))
          (digits nanos)
          (places (if small (1- (digit-count nanos)) 9)) ; digits after the point
@@ -164,15 +165,16 @@ integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
       text)))
 
 (define-hot short-decimal ((float double-float)) (or null simple-base-string)
-  "FLOAT in the form of FLOAT-DECIMAL if it is a number of billionths under a million, as most times
-in seconds are; else nil."
+  "FLOAT in the form that FLOAT-DECIMAL returns, if it is less than a million and a whole number of
+billionths, as most times in seconds are; else nil."
   (let ((magnitude (abs float)))
     (when (< 0d0 magnitude 1d6)
-      ;; Decimals of at most 15 digits are different doubles, so this one is the shortest for FLOAT.
+      ;; Different decimals of at most 15 digits become different doubles, so this decimal is the
+      ;; shortest for FLOAT.
       (let ((nanos (truncate (+ 0.5d0 (* 1d9 magnitude)))))
         (declare (type (unsigned-byte 50) nanos))
         (when (= magnitude (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
-                             (/ (coerce nanos 'double-float) 1d9))) ; times 1d-9 is not exact
+                             (/ (coerce nanos 'double-float) 1d9))) ; * 1d-9 would not be exact
           (nanos-decimal nanos (minusp float)))))))
 
 (defun float-decimal (float)

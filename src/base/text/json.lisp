@@ -10,11 +10,11 @@
 ;;;;   true, false, null  :true :false :null
 ;;;;
 ;;;; NIL is the empty object. Reading is strict: no comments, trailing commas, raw control
-;;;; characters or lone surrogates. UTF-8 is validated in strings, the only place where characters
-;;;; other than ASCII may stand. Nesting, the length of the text and that of a number are limited,
-;;;; since time and stack grow with them. Doubles are rounded correctly and written in the fewest
-;;;; digits that read back alike. Output is safe for a terminal: DEL, C1 and overrides of direction
-;;;; are escaped like C0.
+;;;; characters or lone surrogates. UTF-8 is validated in strings, the only places where characters
+;;;; other than ASCII are allowed. The depth of nesting and the lengths of the text and of a number
+;;;; are limited, since time and stack grow with them. Doubles are rounded correctly and written in
+;;;; the fewest digits that read back as the same double. Output is safe for a terminal: DEL, C1 and
+;;;; overrides of direction are escaped like C0.
 
 (in-package #:clgrpc.base)
 
@@ -42,9 +42,9 @@ describes the expected element."))
   "The state of reading a JSON text."
   (octets (make-octets 0) :type octets) ; the text, in UTF-8
   (position 0 :type index)              ; the octets still to be read begin here
-  (end 0 :type index)                   ; where the part that is being read ends
-  (depth 0 :type index)                 ; the number of values open around POSITION
-  (max-depth 0 :type index))            ; the most values that may be open
+  (end 0 :type index)                   ; the end of the part that is being read
+  (depth 0 :type index)                 ; the number of arrays and objects open around POSITION
+  (max-depth 0 :type index))            ; the most arrays and objects that may be open
 
 (document-functions
   json-reader-position "The position of READER in its octets. SETFable to an earlier position."
@@ -90,7 +90,7 @@ that nest deeper than MAX-DEPTH."
         nil)))
 
 (defun describe-next (reader)
-  "The next character, as text for an error."
+  "The next character of READER, as text for an error."
   (let ((char (peek-json reader)))
     (cond ((null char) "the end of the text")
           ((< 32 (char-code char) 127) (format nil "`~C'" char))
@@ -134,7 +134,8 @@ that nest deeper than MAX-DEPTH."
 
 (define-hot scan-json-digits ((reader json-reader) (value unsigned-byte))
     (values unsigned-byte index)
-  "Skip one or more decimal digits. Return two values: VALUE with them appended, and their number."
+  "Skip one or more decimal digits. Return two values: Return two values: VALUE with these digits
+appended, and the number of digits."
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; numbers beyond a fixnum are rare
   (let ((small (if (typep value '(unsigned-byte 30)) value 0))
         (rest (if (typep value '(unsigned-byte 30)) nil value))
@@ -161,9 +162,9 @@ that nest deeper than MAX-DEPTH."
       char)))
 
 (define-hot scan-json-number ((reader json-reader)) (values unsigned-byte fixnum boolean boolean)
-  "Pass over a number. Return four values: digits and exponent, where the magnitude is digits times
-ten to the power exponent; true if the number has a minus sign; and true if it is plain, without
-fraction and exponent."
+  "Pass over a number. Return four values: the digits and an exponent (the magnitude is the digits
+times ten to the power of the exponent); true if the number has a minus sign; and true if it has
+neither fraction nor exponent."
   (let* ((start (json-reader-position reader))
          (negative (and (skip-json-char reader "-") t))
          (zero (eql #\0 (peek-json reader)))
@@ -180,7 +181,7 @@ fraction and exponent."
       (when (skip-json-char reader "eE")
         (let ((sign (skip-json-char reader "+-"))
               (given (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
-                       ;; of any size, but rare
+                       ;; the digits may be of any size, but long ones are rare
                        (min (scan-json-digits reader 0) 1000000))))
           (setf plain nil)
           (incf exponent (if (eql sign #\-) (- given) given))))
@@ -209,7 +210,7 @@ fraction and exponent."
         (step-json reader)))))
 
 (defun read-json-escape (reader)
-  "Read the rest of an escape, after its backslash; return the character it means."
+  "Read the rest of an escape, after its backslash; return the character that the escape means."
   (let ((char (peek-json reader)))
     (step-json reader)
     (case char
@@ -271,12 +272,12 @@ the quotation mark or backslash after them."
       (step-json reader)
       (if (char= char #\")
           string
-          ;; a muffled note is harmless here
+          ;; the muffled compiler note is harmless here
           (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
             (coerce (read-json-string-rest reader string) 'simple-string))))))
 
 (defun read-json-string-rest (reader beginning)
-  "BEGINNING followed by the rest of the string, which starts with an escape whose backslash is
+  "BEGINNING followed by the rest of the string, which starts with an escape; its backslash has been
 read."
   (with-output-to-string (string)
     (write-string beginning string)
@@ -379,9 +380,9 @@ comes next in READER."
 (defun parse-json (source &key (max-depth 100) (max-length (expt 2 24)))
   "Return the value of SOURCE, a JSON text, as a string or octets in UTF-8: one value with white
 space around it. Objects are alists with string keys, arrays simple-vectors, the words :TRUE, :FALSE
-and :NULL. Signal JSON-ERROR with line and column if it is not JSON, LIMIT-EXCEEDED if it nests
-deeper than MAX-DEPTH, is longer than MAX-LENGTH characters or octets, or holds an excessively long
-number."
+and :NULL. Signal JSON-ERROR with line and column if SOURCE is not JSON, LIMIT-EXCEEDED if it nests
+deeper than MAX-DEPTH, is longer than MAX-LENGTH characters or octets, or has a number that is too
+long."
   (let* ((reader (make-json-reader source :max-depth max-depth :max-length max-length))
          (value (read-json-value reader)))
     (expect-json-end reader)
@@ -475,7 +476,7 @@ must be room for six octets each. Return the position after the last octet."
       (append-ascii buffer (coerce (format nil "~D" integer) 'simple-base-string))))
 
 (defun append-json-float (buffer float)
-  "Append FLOAT, which is finite, to BUFFER in the fewest digits that read back alike."
+  "Append FLOAT, which is finite, to BUFFER in the fewest digits that read back as the same float."
   (unless (finite-p float)
     (misuse "JSON has no number for ~A." float))
   (append-ascii buffer (float-decimal float)))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.base)
 
 (define-hot (digit-weight :inline t) ((char character)) (integer -1 15)
-  "The value of the hexadecimal digit CHAR; -1 if CHAR is not one."
+  "The value of the hexadecimal digit CHAR; -1 if CHAR is no such digit."
   (let ((code (char-code char)))
     (cond ((<= 48 code 57) (- code 48))
           ((<= 97 (logior code 32) 102) (- (logior code 32) 87))

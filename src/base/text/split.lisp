@@ -1,21 +1,21 @@
-;;;; The position of a character in a text; and texts that are lists with commas between their
+;;;; Searches a text for a character; and splits a text that is a list with commas between the
 ;;;; elements, as in headers and environment variables.
 
 (in-package #:clgrpc.base)
 
 (defmacro with-text-type ((text) &body body)
-  "Evaluate BODY, of which one version is compiled for each type that TEXT, a variable bound to a
-simple string, may have. With a few octets a peer can cause a long text to be read, and for each
-character SBCL's functions for strings of any type take up to twenty times as long as these."
+  "Evaluate BODY, compiled in one version for each type that TEXT, a variable bound to a simple
+string, may have. With a few octets a peer can cause a long text to be read, and for each character
+SBCL's functions for strings of any type take up to twenty times as long as these."
   `(etypecase ,text
      (simple-base-string ,@body)
      ((simple-array character (*)) ,@body)))
 
 (defmacro scan-words (width char text start end)
   "A position in TEXT, between START and END, before which the character CHAR does not occur; the
-caller continues the search there. Characters have WIDTH bits, and all characters of a word of 64
-bits are tested at once: the word is combined by XOR with copies of CHAR, and a part of the result
-is 0 if subtracting 1 from it sets its high bit, which was not set (Mycroft's test)."
+caller continues the search from this position. Characters have WIDTH bits, and all characters of a
+word of 64 bits are tested at once: the word is combined by XOR with copies of CHAR. A part of the
+result is 0 if its high bit is not set but becomes set when 1 is subtracted (Mycroft's test)."
   (flet ((each (bits) (loop for shift below 64 by width sum (ash bits shift))))
     `(let ((wanted (ldb (byte 64 0) (* ,(each 1) (char-code ,char)))) (at ,start))
        (declare (type (unsigned-byte 64) wanted) (type index at))

@@ -26,14 +26,14 @@ ASCII."
 
 (define-kernel %narrow-sixteens ((from :sap) (to :sap) (count :count)) (wide)
     (:integers (here limit) :vectors (some others more both))
-    "Write COUNT 32-bit characters, at least 16, from FROM to TO as octets, if all are ASCII; return
-1 if one is not, else 0."
+    "Write COUNT 32-bit characters, at least 16, from FROM to TO as octets; return 0 if all are
+ASCII, else 1."
   (inst mov wide 1)
   (inst xor here here)
   (inst lea limit (memory -16 count))
   LOOP
   (inst cmp here limit)
-  (inst cmov :nbe here limit)           ; some of the last sixteen may have been put already
+  (inst cmov :nbe here limit)           ; some of the last sixteen may be written already
   (inst movdqu some (memory 0 from here 4))
   (inst movdqu others (memory 16 from here 4))
   (inst movdqu more (memory 32 from here 4))
@@ -54,7 +54,7 @@ ASCII."
 
 (define-kernel %wide-among ((from :sap) (count :count)) (wide)
     (:integers (here limit) :vectors (some others))
-    "1 if one of COUNT 32-bit characters at FROM, at least 16, is not ASCII, else 0."
+    "0 if all of the COUNT 32-bit characters at FROM, at least 16, are ASCII; else 1."
   (inst mov wide 1)
   (inst xor here here)
   (inst lea limit (memory -16 count))
@@ -75,8 +75,9 @@ ASCII."
 
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))
-    "Examine the COUNT 32-bit characters at FROM, except at most seven at the end. Return how many
-octets the examined characters take beyond one each, and their number."
+    "Examine the COUNT 32-bit characters at FROM, except at most seven at the end. Return two
+numbers: the octets of UTF-8 that the examined characters take beyond one for each, and the count of
+these characters."
   (inst xor here here)
   (inst pxor sums sums)
   LOOP
@@ -145,7 +146,7 @@ at a time while they are below U+0800. Return how many characters and how many o
   (inst por both more)
   (inst por both (repeat-constant 16 #x80C0))
   (inst movdqa more (repeat-constant 16 #x80))
-  (inst pcmpgtw more chars)           ; where a character takes one octet
+  (inst pcmpgtw more chars)           ; the places where a character takes one octet
   (inst pand chars more)
   (inst movdqa plain more)
   (inst pandn more both)
@@ -165,7 +166,7 @@ at a time while they are below U+0800. Return how many characters and how many o
   (inst add here 16)
   (inst sub here next)
   (inst jmp LOOP)
-  LAST                                ; no octets after them may be written
+  LAST                                ; no octets may be written after the last one
   (inst neg next)
   (inst add next 8)
   (inst movq (memory 0 to here) chars)
@@ -201,7 +202,7 @@ at a time while they are below U+0800. Return how many characters and how many o
   (inst add here 8)
   (inst mov done next)
   (inst jmp LOOP)
-  FEW                                   ; the last eight, if there are eight and all are ASCII
+  FEW                                   ; the last eight characters, if all of them are ASCII
   (inst test done done)
   (inst jmp :z OUT)
   (inst cmp done here)
@@ -219,7 +220,7 @@ at a time while they are below U+0800. Return how many characters and how many o
 
 (define-kernel %count-starts ((from :sap) (count :count)) (starts here)
     (:integers (mask) :vectors (octets))
-    "Two numbers: how many of the COUNT octets at FROM, a multiple of sixteen, begin a character;
+    "Two numbers: how many of the COUNT (a multiple of sixteen) octets at FROM begin a character;
 and COUNT."
   (inst xor here here)
   (inst xor starts starts)
@@ -270,7 +271,7 @@ characters and how many octets that were."
   (inst jmp :ne OUT)
   (inst lea mask (memory 0 next next))
   (inst and :dword mask 255)
-  (inst cmp mask leads)               ; each where it must be
+  (inst cmp mask leads)               ; each octet is shifted to its place
   (inst jmp :ne OUT)
   (inst popcnt leads next)
   (inst mov mask next)
@@ -290,7 +291,7 @@ characters and how many octets that were."
   (inst movdqu (memory 16 to done 4) more)
   (inst add done 8)
   (inst sub done leads)
-  (inst shr :dword next 7)            ; a lead at the end is left for next time
+  (inst shr :dword next 7)            ; a lead at the end is left for the next round
   (inst add here 8)
   (inst sub here next)
   (inst jmp LOOP)

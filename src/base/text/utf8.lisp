@@ -2,18 +2,19 @@
 ;;;; in gRPC is ASCII, and SBCL's own coders cost ten times as much. Decoded ASCII is a
 ;;;; simple-base-string, anything else a (simple-array character).
 ;;;;
-;;;; The fast paths work on eight octets at a time, or in kernels (utf8-kernel.lisp) on more: a base
-;;;; string's characters are octets in memory, a character string's are 32-bit codes. The callers of
-;;;; leaves have checked that all octets and characters that these touch exist.
+;;;; The fast paths work on eight octets at a time, or in kernels (utf8-kernel.lisp) on more: the
+;;;; characters of a base string are octets in memory, those of a character string are 32-bit codes.
+;;;; The callers of the leaves (DEFINE-LEAF) have checked that all octets and characters exist that
+;;;; the leaves touch.
 
 (in-package #:clgrpc.base)
 
 (define-condition invalid-utf8 (clgrpc-error)
-  ((position :initarg :position :reader invalid-utf8-position)) ; the first wrong octet's
+  ((position :initarg :position :reader invalid-utf8-position)) ; of the first wrong octet
   (:report (lambda (condition stream)
              (format stream "Invalid UTF-8 at octet ~D." (invalid-utf8-position condition))))
   (:documentation "Octets that must be UTF-8 are not. POSITION is the offset of the first wrong
-one."))
+octet."))
 
 (document-functions
   invalid-utf8-position "The offset of the first octet that is not UTF-8.")
@@ -22,8 +23,8 @@ one."))
   "A string of 32-bit characters, without a fill pointer or displacement."
   '(simple-array character (*)))
 
-;;; Where the octets of each lane go. A row of sixteen octets for each set of lanes: the source of
-;;; each octet for PSHUFB, #x80 for zero.
+;;; Layouts: for each set of lanes, a row of sixteen octets, which PSHUFB takes. Each octet of a row
+;;; is the index of the octet to put into its place, or #x80 for zero.
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun lane-layouts (rows row)
@@ -63,8 +64,9 @@ octet of each character below its first.")
   `(* ,value #x100000001))
 
 (define-leaf %wide-utf8-length ((string wide-string)) index
-  "The number of octets that the characters of STRING take. Two characters at a time: a constant is
-added to each code, and carries into the top bit if the character takes one octet more."
+  "The number of octets that the characters of STRING take. Two characters are counted at a time: a
+constant is added to each code, and the sum carries into the top bit if the character takes one
+octet more."
   (let ((count (length string)) (more 0))
     (declare (type index count) (type (unsigned-byte 64) more))
     (with-sap ((from string))
@@ -158,7 +160,7 @@ surrogate counts as U+FFFD."
     ((string wide-string) (octets octets) (start index))
     boolean
   "Put the characters of STRING into OCTETS from START, where there is room for one octet each, if
-all are ASCII; return whether they are."
+all are ASCII; return true if they are."
   (let ((count (length string)))
     (with-sap ((from string) (base octets))
       (if (and (<= 16 count) (avx2-p))
@@ -169,13 +171,14 @@ all are ASCII; return whether they are."
               (setf (sb-sys:sap-ref-8 base (+ start i)) code)))))))
 
 (defconstant +no-pair+ (pair-of #x10000)
-  "Two characters that are not encoded together; they stand in for a pair at the end of a string.")
+  "Two characters that are not encoded together; they replace a missing pair at the end of a
+string.")
 
 (define-leaf (%encode-run :inline t)
     ((string wide-string) (from index) (octets octets) (start index))
     (values index index)
-  "Put characters of STRING from FROM into OCTETS from START as far as %ENCODE-EIGHTS does; return
-the positions in both."
+  "Put characters of STRING from FROM into OCTETS from START until %ENCODE-EIGHTS stops; return the
+positions reached in STRING and OCTETS."
   (with-sap ((chars string) (base octets) (layouts **narrow-layouts**))
     (multiple-value-bind (done here)
         (if (avx2-p)
@@ -188,9 +191,9 @@ the positions in both."
 (define-leaf %encode-wide ((string wide-string) (from index) (end index) (octets octets)
                            (start index))
     (values index index)
-  "Put the characters of STRING from FROM to END into OCTETS from START while four octets are left
-there; return the positions in both. Two characters at once that are both ASCII or both take two
-octets."
+  "Put the characters of STRING from FROM to END into OCTETS from START while OCTETS has four octets
+left; return the positions reached in STRING and OCTETS. Two characters are put at once if both are
+ASCII or both take two octets."
   (let ((at start) (i from) (last (1- end)) (limit (- (length octets) 4)))
     (declare (type index at i) (type fixnum last limit))
     (with-sap ((chars string) (base octets))
@@ -207,7 +210,7 @@ octets."
                           (incf at 2)
                           (incf i 2))
                          ((and (not (logtest (pair-of #xFFFFF800) pair))
-                               (= (pair-of #x80000000) ; both are #x80 at least
+                               (= (pair-of #x80000000) ; both codes are #x80 at least
                                   (logand (pair-of #x80000000)
                                           (ldb (byte 64 0) (+ pair (pair-of #x7FFFFF80))))))
                           (setf (sb-sys:sap-ref-32 base at)
@@ -226,13 +229,13 @@ octets."
     (values i at)))
 
 (define-hot encode-wide-utf8 ((string wide-string) (octets octets) (start index)) index
-  "As ENCODE-UTF8, where there is room for all characters of STRING at one octet each."
+  "As ENCODE-UTF8; OCTETS must have room for one octet for each character of STRING."
   (let ((count (length string)) (i 0) (at start))
     (declare (type index count i at))
     (loop
       (multiple-value-setq (i at) (%encode-run string i octets at))
       (when (= i count) (return))
-      (let ((end (if (avx2-p) (min count (+ i 16)) count))) ; after that the lanes may go on
+      (let ((end (if (avx2-p) (min count (+ i 16)) count))) ; then kernels may continue
         (multiple-value-setq (i at) (%encode-wide string i end octets at))
         (when (or (= i count) (< i end)) (return))))
     (flet ((put (octet)
@@ -246,12 +249,13 @@ octets."
     at))
 
 (define-hot encode-utf8 ((string string) (octets octets) (start index)) index
-  "Write STRING as UTF-8 into OCTETS beginning at START; return the position after it. A lone
-surrogate is written as the replacement character U+FFFD. Signal an error if there is no room."
+  "Write STRING as UTF-8 into OCTETS beginning at START; return the position after the last octet
+written. A lone surrogate is written as the replacement character U+FFFD. Signal an error if there
+is no room."
   (typecase string
     ((or simple-base-string wide-string)
      (unless (<= (+ start (length string)) (length octets))
-       (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; a bignum at worst
+       (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; at worst a bignum
          (fail-bounds octets start (+ start (length string)))))
      (if (typep string 'simple-base-string)
          (%copy-base-string string octets start)
@@ -269,7 +273,7 @@ surrogate is written as the replacement character U+FFFD. Signal an error if the
 
 (define-leaf (%ascii-string :inline t) ((octets octets) (start index) (end index))
     (or null simple-base-string)
-  "The octets START to END as a fresh string, or nil if one is not ASCII."
+  "The octets START to END as a fresh string, or nil if one of them is not ASCII."
   (if (%wide-soon-p octets start end)
       nil
       (let ((string (make-string (- end start) :element-type 'base-char)))
@@ -288,7 +292,8 @@ surrogates, values above U+10FFFF and truncated sequences."
       (decode-wide-utf8 octets start end)))
 
 (define-leaf %count-characters ((octets octets) (start index) (end index)) index
-  "How many of the octets START to END begin a character; those have another form than 10xxxxxx."
+  "The number of octets from START to END that begin a character, which are those not of the form
+10xxxxxx."
   (let ((count 0) (at start))
     (declare (type index count at))
     (with-sap ((base octets))
@@ -311,9 +316,9 @@ surrogates, values above U+10FFFF and truncated sequences."
 (define-leaf %decode-wide ((octets octets) (start index) (end index) (string wide-string))
     (or null index)
   "Decode the octets START to END into STRING, which has the length given by %COUNT-CHARACTERS.
-Return nil, or the position of the first octet that is not UTF-8. Each round stores one character
-for each octet that begins a character, or ends."
-  (let ((at start) (to 0) (again start)) ; AGAIN is where to try lanes next
+Return nil, or the position of the first octet that is not UTF-8. Each round either stores one
+character for each octet that begins one, or ends the decoding."
+  (let ((at start) (to 0) (again start)) ; AGAIN: where to try lanes next
     (declare (type index at to again))
     (with-sap ((base octets) (chars string) (layouts **widen-layouts**))
       (macrolet ((tail (offset)
