@@ -1,7 +1,7 @@
 ;;;; Waiting between attempts that fail, as gRPC's document on connection back-off specifies. Each
-;;;; wait is longer than the previous one, up to a limit. A part of each wait is random, so that the
-;;;; clients of a server that returns do not all connect at once. Every kind of attempt that is
-;;;; repeated has this back-off:
+;;;; wait is longer than the previous one, up to a limit. A part of each wait is random, so that
+;;;; clients do not all connect at once when their server is back. Every kind of repeated attempt
+;;;; waits by one of these structures:
 ;;;;
 ;;;;   BACK-OFF   of a channel, by its options; the wait is a timer on a loop
 ;;;;   PAUSES     of a thread, between two numbers of seconds; the thread waits as it does for
@@ -25,7 +25,7 @@ the first."
 
 (defun next-wait (back-off first most factor jitter random-state)
   "The seconds until the next attempt: FIRST, then FACTOR times as many after each failure, at most
-MOST; then changed at random by up to the fraction JITTER of this time."
+MOST. Add or subtract at random up to the fraction JITTER of this time."
   (let* ((base (if (zerop (back-off-seconds back-off))
                    first
                    (min (* (back-off-seconds back-off) factor) most)))
@@ -40,7 +40,7 @@ MOST; then changed at random by up to the fraction JITTER of this time."
 ;;; Of a channel
 
 (defun next-back-off (back-off options random-state)
-  "The seconds until the next attempt, by OPTIONS, a channel's."
+  "The seconds until the next attempt of a channel with OPTIONS."
   (next-wait back-off (options-backoff-initial-seconds options)
              (options-backoff-maximum-seconds options) (options-backoff-factor options)
              (options-backoff-jitter options) random-state))
@@ -65,12 +65,12 @@ beginning of the last attempt. Return the seconds between the two attempts. On L
 ;;; Of a thread
 
 (defconstant +pause-jitter+ 1/2
-  "A pause is longer or shorter by up to this fraction. The random change keeps a thousand clients
-of a store that was out of reach from returning all at once.")
+  "A pause is longer or shorter by up to this fraction. So a thousand clients of a store that could
+not be reached do not all come back at once.")
 
 (defstruct (pauses (:include back-off) (:constructor make-pauses (first most)) (:copier nil))
   "The waits of a thread between attempts, each twice as long as the one before."
-  (first 1/20 :type (real (0)) :read-only t) ; the seconds after one failure
+  (first 1/20 :type (real (0)) :read-only t) ; the pause after one failure, in seconds
   (most 2 :type (real (0)) :read-only t) ; the seconds after many; FIRST if all are alike
   (random nil :type (or null random-state))) ; the thread's own, from the first failure on
 
@@ -78,7 +78,7 @@ of a store that was out of reach from returning all at once.")
   make-pauses "Return the PAUSES of a thread: FIRST seconds after one failure, MOST after many.")
 
 (defun next-pause (pauses)
-  "The seconds until the next attempt. For the thread that PAUSES are of."
+  "The seconds until the next attempt. Only the thread that owns PAUSES may call this."
   (next-wait pauses (pauses-first pauses) (pauses-most pauses) 2 +pause-jitter+
              (or (pauses-random pauses)
                  (setf (pauses-random pauses) (new-random-state)))))

@@ -1,12 +1,12 @@
 ;;;; Futures: values that come later. The code that produces the value makes a future and settles
-;;;; it, once; other code waits for it, or attaches functions. A future is any object that has
-;;;; COMPLETIONS: the attached functions, the newest first, or :DONE once they run. The futures made
-;;;; here, by MAKE-FUTURE, ALL and ANY, are PROMISES. A call of gRPC that is its own future
-;;;; (calling/call-async.lisp) is another kind, which needs no further object.
+;;;; it, once; other code waits for the future, or attaches functions to it. A future is any object
+;;;; that has COMPLETIONS: the attached functions, the newest first, or :DONE once they run. The
+;;;; futures made here, by MAKE-FUTURE, ALL and ANY, are PROMISES. A call of gRPC is another kind of
+;;;; future (calling/call-async.lisp): the call itself, so that no further object is needed.
 ;;;;
 ;;;; At first the slot VALUE of a promise holds the function that CANCEL calls, or nil. The thread
-;;;; that settles the promise claims VALUE by a compare-and-swap; from then on it holds a list of
-;;;; values, or the condition in place of them. VALUE is written before COMPLETIONS, so a thread
+;;;; that settles the promise sets VALUE by a compare-and-swap; from then on VALUE holds a list of
+;;;; values, or a condition in place of the values. VALUE is written before COMPLETIONS, so a thread
 ;;;; that sees :DONE sees the value.
 
 (in-package #:clgrpc.loop)
@@ -29,7 +29,7 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
   "A value that will be available later. See MAKE-FUTURE.")
 
 (deftype completions ()
-  "The functions and ATTACHED-FUNCTIONs of a future, the newest first, or :DONE once they run."
+  "The functions and ATTACHED-FUNCTIONs of a future, newest first, or :DONE once they begin to run."
   '(or list (eql :done)))
 
 (defstruct (attached-function (:conc-name attached-)
@@ -37,8 +37,8 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
                               (:copier nil))
   "A function that ATTACH-FOR has attached to a future."
   (function nil :type (or null function)) ; nil once the function runs or is not needed any more
-  ;; (ALL . LEFT), for all such functions of a future: how many there are, and how many of these are
-  ;; not needed any more; both may be a little wrong
+  ;; (ALL . LEFT), counts of all such functions of a future: how many it has, and how many of these
+  ;; are not needed any more; both may be a little wrong
   (counts '(0 . 0) :type cons :read-only t))
 
 (defgeneric future-completions (future)
@@ -52,7 +52,7 @@ happens if THING has ended. Signal MISUSE for any other object. From any thread.
 return false. From any thread."))
 
 (defmacro define-completions ((future type) place)
-  "Say where a FUTURE of TYPE, a symbol, keeps its COMPLETIONS: in PLACE."
+  "Define PLACE as the place where a FUTURE of TYPE, a symbol, keeps its COMPLETIONS."
   `(progn
      (defmethod future-completions ((,future ,type))
        ,place)
@@ -93,8 +93,9 @@ return false. From any thread."))
                     stream))))
 
 (defun make-future (&key on-cancel)
-  "Return a future, to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL is called before
-that, it calls (ON-CANCEL), which should stop the work that produces the value. From any thread."
+  "Return a future, to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL is called while the
+future is not settled, it calls (ON-CANCEL), which should stop the work that produces the value.
+From any thread."
   (make-promise on-cancel))
 
 (defgeneric future-done-p (future)
@@ -105,12 +106,12 @@ that, it calls (ON-CANCEL), which should stop the work that produces the value. 
 
 (defun settle-future (future value &key cancel)
   "Set the VALUE of FUTURE unless it has one, and call the functions attached to it; if CANCEL is
-true, also the function that CANCEL calls. Return true if FUTURE had no value."
+true, also call the ON-CANCEL of FUTURE. Return true if FUTURE had no value."
   (loop
     (let ((old (promise-value future)))
       (unless (or (null old) (functionp old)) (return nil))
-      ;; A thread that is unwound in between would leave others waiting for ever. So interrupts are
-      ;; on only in functions of users.
+      ;; A thread that is unwound between these two steps would leave others waiting for ever. So
+      ;; interrupts are on only in users' functions.
       (when (sb-sys:without-interrupts
               (when (eq old (compare-and-swap (promise-value future) old value))
                 (unwind-protect (sb-sys:allow-with-interrupts (run-completions future))
@@ -121,13 +122,13 @@ true, also the function that CANCEL calls. Return true if FUTURE had no value."
         (return t)))))
 
 (defun resolve-future (future &rest values)
-  "Settle FUTURE with VALUES. Return false, and do nothing, if it is settled. From any thread;
-attached functions run in it."
+  "Settle FUTURE with VALUES. If it is settled already, return false and do nothing. From any
+thread; attached functions run in that thread."
   (settle-future future (cons :values values)))
 
 (defun reject-future (future condition)
-  "Settle FUTURE with CONDITION, an error, in place of a value. Return false, and do nothing, if it
-is settled. From any thread; attached functions run in it."
+  "Settle FUTURE with CONDITION, an error, in place of a value. If it is settled already, return
+false and do nothing. From any thread; attached functions run in that thread."
   (check-type condition condition)
   (settle-future future condition))
 
@@ -136,12 +137,12 @@ is settled. From any thread; attached functions run in it."
   nil)
 
 (defun function-of (completion)
-  "The function of COMPLETION, a function or an ATTACHED-FUNCTION; nil if that is not needed."
+  "The function of COMPLETION, a function or an ATTACHED-FUNCTION; nil if that is no longer needed."
   (if (attached-function-p completion) (shiftf (attached-function completion) nil) completion))
 
 (defun run-each-completion (future completions)
-  "Call the functions of COMPLETIONS, a list, with the outcome of FUTURE; call all of them even if a
-non-local exit leaves one."
+  "Call the functions of COMPLETIONS, a list, with the outcome of FUTURE; call all of them, even if
+one is left by a non-local exit."
   (unwind-protect (loop while completions
                         do (let ((function (function-of (pop completions))))
                              (when function (run-completion future function))))
@@ -155,7 +156,8 @@ attached."
         finally (run-each-completion future (reverse old))))
 
 (defgeneric future-outcome (future)
-  (:documentation "The value of FUTURE, which is settled, and nil; or nil and its condition.")
+  (:documentation "Two values of FUTURE, which is settled: its value and nil, or nil and its
+condition.")
   (:method ((future future))
     (handler-case (values (future-values future nil) nil)
       ((or error storage-condition) (condition) (values nil condition))))
@@ -183,8 +185,8 @@ run users' functions.")
 
 (declaim (type (or null function) **carrier**))
 (defglobal **carrier** nil
-  "A function that wraps each function attached to a future, so that it runs in the context, such as
-tracing's, in which it was attached; or nil.")
+  "Nil, or a function that wraps each function attached to a future, so that the attached function
+runs in the context, such as tracing's, in which it was attached.")
 
 (defun carried (function)
   "FUNCTION, wrapped by the carrier."
@@ -209,8 +211,8 @@ tracing's, in which it was attached; or nil.")
                   (swap-completions future old (remove function old)))))
 
 (defun completion-on (loop future function)
-  "A completion of FUTURE that calls FUNCTION on LOOP. Signal MISUSE unless that is a loop that runs
-or will."
+  "A completion of FUTURE that calls FUNCTION on LOOP. Signal MISUSE unless LOOP is a loop that has
+not stopped."
   (unless (event-loop-p loop) (misuse ":ON of ATTACH is an event loop, not ~S." loop))
   (when (eq :stopped (event-loop-state loop)) (misuse "~A has stopped." loop))
   (lambda (value error)
@@ -219,8 +221,8 @@ or will."
 
 (define-keyword-function attach (future function &key on)
   "Call (FUNCTION value error) when FUTURE is settled, at once if it is settled already. ERROR is
-nil; or it is the condition in place of the value, which is nil then. FUNCTION runs on the loop ON
-if that is given; if ON has stopped by then FUNCTION is not called, and the event
+nil; or it is the condition with which FUTURE was rejected, and the value is nil. FUNCTION runs on
+the loop ON if ON is given; if ON has stopped by then, FUNCTION is not called, and the event
 completion-not-called is logged. Without ON, FUNCTION runs on a reserve thread if FUTURE is a call,
 else on the thread that settles FUTURE. Return FUTURE. Signal MISUSE if ON has stopped, or for wrong
 arguments. From any thread."
@@ -248,8 +250,8 @@ arguments. From any thread."
 (defgeneric leave-future (giver future attached)
   (:documentation "Release ATTACHED, which is no longer needed. ATTACH-FOR has attached it to
 FUTURE, which GIVER has returned. From any thread.")
-  ;; FUTURE may have very many functions, all of which are removed: so each removal only empties a
-  ;; place, and the empty places are removed together when half of the places are empty
+  ;; FUTURE may have very many functions, each of which may be released. So a release only empties a
+  ;; place, and all empty places are removed when half of the places are empty
   (:method (giver future attached)
     (declare (ignore giver))
     (when (shiftf (attached-function attached) nil)
@@ -271,15 +273,15 @@ LEAVE-FUTURE, so that FUNCTION need not be kept until FUTURE is settled."
     (lambda () (leave-future giver future attached))))
 
 (defun await-settlement (future timeout-seconds)
-  "Wait until FUTURE is settled, but at most TIMEOUT-SECONDS if that is not nil; then signal
-AWAIT-TIMEOUT."
+  "Wait until FUTURE is settled. If TIMEOUT-SECONDS is not nil, signal AWAIT-TIMEOUT after that
+time."
   (unless (future-done-p future)
     (unless (prepare-to-wait) (misuse "This thread runs a loop, and must not wait for ~A." future))
     (let* ((settled (sb-thread:make-semaphore :name "clgrpc future"))
            (wake (lambda (value error)
                    (declare (ignore value error))
                    (sb-thread:signal-semaphore settled))))
-      ;; a WAKE called here, by RUN-COMPLETION, would keep a user's time-out from this thread
+      ;; if RUN-COMPLETION called WAKE here, a user's time-out would not reach this thread
       (unwind-protect
            (unless (or (not (add-unless-settled future wake))
                        (await-semaphore settled :timeout-seconds timeout-seconds))
@@ -299,11 +301,11 @@ AWAIT-TIMEOUT."
     (misuse "~S is not a future: AWAIT takes the value of CALL-ASYNC, for example." future)))
 
 (define-keyword-function await (future &key timeout)
-  "Wait until FUTURE is settled; return its values (those of a call: its reply and the call), or
-signal its error. Signal AWAIT-TIMEOUT if that takes longer than TIMEOUT seconds; nil, the default,
-means no limit, but the time-out of a call ends the wait for that call. AWAIT may be called again
-for the same FUTURE. Signal MISUSE if FUTURE is not a future, and for other wrong arguments. From
-any thread but one that runs a loop."
+  "Wait until FUTURE is settled; return its values (the values of a call are its reply and the
+call), or signal its error. Signal AWAIT-TIMEOUT if the wait takes longer than TIMEOUT seconds; nil,
+the default, means no limit. The time-out of a call also ends the wait for the call. AWAIT may be
+called again for the same FUTURE. Signal MISUSE if FUTURE is not a future, and for other wrong
+arguments. From any thread but one that runs a loop."
   (unless (typep timeout '(or null real))
     (misuse ":timeout of AWAIT is a number of seconds or nil, not ~S." timeout))
   (future-values future timeout))
@@ -311,13 +313,13 @@ any thread but one that runs a loop."
 ;;; Several
 
 (defun cancel-each (futures)
-  "Cancel FUTURES, a list, all of them also if the ON-CANCEL of one fails."
+  "Cancel all of FUTURES, a list, even if the ON-CANCEL of one of them fails."
   (unwind-protect (loop while futures do (cancel (pop futures)))
     (when futures (cancel-each futures))))
 
 (defun add-completions (whole futures functions)
   "Attach to each of FUTURES the function of FUNCTIONS in the same position; detach them when WHOLE,
-a future, is settled. Otherwise a future that is not settled for long would keep its function."
+a future, is settled. Otherwise a future that stays unsettled would keep its function."
   (mapc #'add-completion futures functions)
   (flet ((leave (value error)
            (declare (ignore value error))
@@ -346,7 +348,7 @@ FUTURES. From any thread."
 (defun any (futures)
   "Return a future of the first value that any of FUTURES, a sequence, gets. The future is rejected,
 with the last error, if all of FUTURES are rejected. The other futures continue; cancelling the
-returned future cancels all. Signal MISUSE if FUTURES is empty. From any thread."
+returned future cancels all of them. Signal MISUSE if FUTURES is empty. From any thread."
   (let* ((futures (coerce futures 'list))
          (left (list (length futures)))
          (whole (make-future :on-cancel (lambda () (cancel-each futures)))))
@@ -357,8 +359,8 @@ returned future cancels all. Signal MISUSE if FUTURES is empty. From any thread.
       (add-completions whole futures (make-list (length futures) :initial-element #'settle)))))
 
 (defun settle-by-call (future function)
-  "Settle FUTURE with the values of FUNCTION or with the error signalled in it, and also if a
-non-local exit leaves FUNCTION."
+  "Settle FUTURE with the values of FUNCTION, with the error signalled in it, or, if a non-local
+exit leaves FUNCTION, with an error that says so."
   (unwind-protect
        (multiple-value-bind (values condition)
            (with-guard (condition)
@@ -381,8 +383,8 @@ rejects the future. Signal MISUSE if LOOP has stopped. From any thread."
 (defun call-and-wait (loop function timeout-seconds otherwise)
   "Call FUNCTION, without arguments, on LOOP, at once if this thread may run LOOP. Wait until
 FUNCTION has returned; return its values, or signal the error in it. If LOOP has stopped, call
-OTHERWISE with :stopped instead and return its values; call it with :late after TIMEOUT-SECONDS, or
-if this thread must not wait. From any thread."
+OTHERWISE with :stopped instead and return its values; call OTHERWISE with :late after
+TIMEOUT-SECONDS, or if this thread must not wait. From any thread."
   (declare (type function otherwise))
   (let ((future (make-future)))
     (cond ((not (run-or-post loop (lambda () (settle-by-call future function))))

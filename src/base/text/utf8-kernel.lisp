@@ -119,7 +119,7 @@ these characters."
     (done here)
     (:integers (mask next) :vectors (chars more both plain))
     "Write the UTF-8 of the COUNT characters at FROM to TO, where ROOM octets may be written, eight
-at a time while they are below U+0800. Return how many characters and how many octets that were."
+at a time while they are below U+0800. Return the numbers of characters read and octets written."
   (inst xor done done)
   (inst xor here here)
   LOOP
@@ -241,8 +241,8 @@ and COUNT."
     (done here)
     (:integers (mask leads next) :vectors (octets more limit))
     "Write the characters whose UTF-8 is the COUNT octets at FROM to TO, where ROOM characters may
-be written, eight octets at a time while they are whole characters below U+0800. Return how many
-characters and how many octets that were."
+be written, eight octets at a time while these are whole characters below U+0800. Return the numbers
+of characters written and octets read."
   (inst xor done done)
   (inst xor here here)
   LOOP

@@ -1,21 +1,21 @@
 ;;;; The result of an answer. A name may be an alias of another name (CNAME). A recursive server
-;;;; puts the records of the other name into the same answer; they are read there, and the server is
-;;;; not asked again. An answer without records is valid, too (RFC 2308): either the name does not
-;;;; exist, or it has no record of the type.
+;;;; puts the records of the other name into the same answer, so the server need not be asked again.
+;;;; An answer without records is valid, too (RFC 2308): either the name does not exist, or it has
+;;;; no record of the requested type.
 
 (in-package #:clgrpc.dns)
 
 (deftype outcome ()
-  "The result of a question: records were found; the server answers that no such name exists, or
-that the name has no records of that type; or the answer is unknown, because the server refuses,
-fails, cannot be reached or does not answer."
+  "The result of a question: records were found; no such name exists; the name has no records of
+that type; or the answer is unknown, because the server refuses, fails, cannot be reached or does
+not answer."
   '(member :found :no-such-name :no-data :refused :server-failed :unreachable :no-answer))
 
 (defconstant +most-aliases+ 16
   "The most aliases in a row that are followed.")
 
 (defun records-at (message name type)
-  "The data of the records of TYPE in MESSAGE for NAME, or for the name that it is an alias of."
+  "The data of the records of TYPE in MESSAGE for NAME, or for the name of which NAME is an alias."
   (let ((records (message-records message)))
     (flet ((data (name type)
              (loop for record in records
@@ -29,7 +29,7 @@ fails, cannot be reached or does not answer."
             finally (return found)))))
 
 (defun message-outcome (message name type)
-  "The OUTCOME of MESSAGE, an answer, for the question for records of TYPE of NAME, octets. The
+  "The OUTCOME of MESSAGE, the answer to a question for the records of TYPE of NAME, octets. The
 second value is the data of the records, in their order, or else the reason of the failure, as
 text."
   (let ((text (name-text name))

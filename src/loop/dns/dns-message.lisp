@@ -5,9 +5,9 @@
 ;;;;
 ;;;; A question is a name, a type and a class. A record has the same three parts, followed by a time
 ;;;; to live (4 octets), the length of the data (2 octets) and the data. A query has one question
-;;;; and a pseudo-record OPT, which gives the longest answer over UDP that we accept (RFC 6891); an
-;;;; answer's OPT has the upper bits of its code. Only the records of class IN in an answer's
-;;;; section of answers are kept.
+;;;; and a pseudo-record OPT, which gives the longest answer over UDP that we accept (RFC 6891); the
+;;;; OPT of an answer has the upper bits of the answer's code. Only the records of class IN in an
+;;;; answer's section of answers are kept.
 
 (in-package #:clgrpc.dns)
 
@@ -32,7 +32,7 @@
   "A record of the class IN."
   (name (make-octets 1) :type octets :read-only t) ; see name.lisp
   (type 0 :type (unsigned-byte 16) :read-only t)   ; the type of the record, such as +A+
-  (seconds 0 :type (unsigned-byte 32) :read-only t) ; how long to keep it
+  (seconds 0 :type (unsigned-byte 32) :read-only t) ; how long to keep the record
   ;; +A+ and +AAAA+: the address, 4 or 16 octets; +CNAME+: a name; +TXT+: a list of octets; else nil
   (data nil :read-only t))
 
@@ -69,8 +69,8 @@
 ;;; Writing
 
 (defun encode-query (id name type &key (extended t))
-  "The octets of a query with ID for the records of TYPE of NAME, octets. If EXTENDED is true, it
-allows answers of more than 512 octets, which very old servers do not understand."
+  "The octets of a query with ID for the records of TYPE of NAME, octets. If EXTENDED is true, the
+query allows answers of more than 512 octets; very old servers do not understand such a query."
   (let ((query (make-octets (+ +header-octets+ (length name) 4 (if extended 11 0))))
         (end (+ +header-octets+ (length name))))
     (setf (u16be query 0) id
@@ -80,7 +80,7 @@ allows answers of more than 512 octets, which very old servers do not understand
           (u16be query end) type
           (u16be query (+ end 2)) +in+)
     (replace query name :start1 +header-octets+)
-    (when extended                      ; the root's name, OPT, the octets we take, no more
+    (when extended                      ; OPT: the root's name, type, longest answer, no data
       (setf (u16be query (+ end 5)) +opt+
             (u16be query (+ end 7)) +payload-octets+))
     query))
@@ -93,14 +93,14 @@ allows answers of more than 512 octets, which very old servers do not understand
       (bad-message (min at end) "it ends too soon")))
 
 (defun read-question (octets at end)
-  "The question at AT and where it ends."
+  "The question at AT, and the position after it."
   (multiple-value-bind (name at) (read-name octets at end)
     (values (make-question :name name :type (read-u16 octets at end)
                            :class (read-u16 octets (+ at 2) end))
             (+ at 4))))
 
 (defun read-txt-data (octets start end)
-  "The texts of a record's data from START to END, each after its length."
+  "The texts of a record's data from START to END, each preceded by its length."
   (loop with at = start
         while (< at end)
         collect (let ((next (+ at 1 (aref octets at))))
@@ -164,7 +164,7 @@ them."
 
 (defun read-sections (octets at end)
   "The records of the answers at AT, and the upper bits of the code. A record has 11 octets or more,
-which limits how many there are before any is read."
+so a count that is too large for the message is rejected before any record is read."
   (let ((answers (u16be octets 6))
         (others (+ (u16be octets 8) (u16be octets 10))))
     (when (< (- end at) (* 11 (+ answers others)))

@@ -1,12 +1,12 @@
-;;;; Asking DNS servers one question. A query goes to each server in turn over UDP, from a new port
-;;;; and with a new id each time (RFC 5452), three times or once to each server; it goes over TCP
-;;;; where the answer is truncated. A message without the query's id and question is not its answer
-;;;; and is ignored; the kernel drops messages from other addresses. The owner is called exactly
-;;;; once, on the loop.
+;;;; Asking DNS servers one question. A query is sent to the servers in turn over UDP, each time
+;;;; from a new port and with a new id (RFC 5452): three times, or once to each server if there are
+;;;; more. If an answer is truncated, the query is sent to its server over TCP. A message without
+;;;; the query's id and question is ignored; the kernel drops messages from other addresses. The
+;;;; owner is called exactly once, on the loop.
 ;;;;
-;;;; A fifth of a query's time is for the first try, and the other tries share the rest: of five
-;;;; seconds, a lost datagram costs one. If a server cannot be reached, refuses or fails, the next
-;;;; server is asked at once.
+;;;; A fifth of a query's time is for the first try, and the other tries share the rest: if the
+;;;; query may take five seconds, a lost datagram costs one. If a server cannot be reached, refuses
+;;;; or fails, the next server is asked at once.
 
 (in-package #:clgrpc.dns)
 
@@ -26,7 +26,7 @@ server.")
   (end-ns 0 :type nanoseconds :read-only t)        ; the time limit
   (attempt 0 :type index)               ; the number of the try under way
   (id 0 :type (unsigned-byte 16))       ; the id of the message sent last
-  (extended t :type boolean)            ; messages have OPT; false once a server rejected it
+  (extended t :type boolean)            ; true until a server has rejected the record OPT
   (timer nil :type (or null timer))     ; when the timer rings, the try has failed
   ;; the socket of the try under way, if that is over UDP
   (udp-socket nil :type (or null loop:udp-socket))
@@ -41,11 +41,10 @@ server.")
   "~A ~A" (name-text (query-name query)) (type-text (query-type query)))
 
 (defun ask (loop servers name type timeout-ns function)
-  "Ask SERVERS, addresses of the kernel's, for the records of TYPE of NAME, octets. At the end
+  "Ask SERVERS, addresses in the kernel's form, for the records of TYPE of NAME, octets. At the end
 \(FUNCTION outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an
 OUTCOME and either the data of the records, in the answer's order, or the reason of the failure, as
-text. Both this and FUNCTION, which may be called before this returns, are called on LOOP. Return
-the query, see GIVE-UP."
+text. Call ASK on LOOP; FUNCTION may be called before ASK returns. Return the query, see GIVE-UP."
   (let ((query (%make-query :loop loop :servers servers :name name :type type :function function
                             :tries (min 64 (max +tries+ (length servers)))
                             :end-ns (+ (loop:event-loop-now loop) timeout-ns)
@@ -100,7 +99,7 @@ remains."
   (next-try query))
 
 (defun server-failed (query outcome text)
-  "As TRY-FAILED, of a server that has answered: the only server is not asked again."
+  "As TRY-FAILED, if the server has answered: then it is not asked again if it is the only one."
   (when (null (rest (query-servers query))) (setf (query-tries query) 0))
   (try-failed query outcome text))
 
@@ -127,7 +126,7 @@ remains."
                 (t (udp-socket-failed query failure)))))))
 
 (defun asked-server (query)
-  "The address of the server that QUERY was last sent to."
+  "The address of the server to which QUERY was sent last."
   (first (last (query-servers query))))
 
 (defun udp-socket-failed (query failure)
@@ -139,7 +138,7 @@ remains."
   (format nil "~A (the DNS server ~A)" failure (os:address-text (asked-server query))))
 
 (defun next-message (query)
-  "The octets of a message with QUERY's question and a new id, which the answer must have."
+  "The octets of a message with QUERY's question and a new id, which the answer must repeat."
   (setf (query-id query) (random 65536 (loop:event-loop-random (query-loop query))))
   (encode-query (query-id query) (query-name query) (query-type query)
                 :extended (query-extended query)))
@@ -159,8 +158,8 @@ question."
              (= 1 (message-code message))))))
 
 (defun receive-answer (query octets start end carrier)
-  "Handle OCTETS from START to END, which have arrived by CARRIER, :udp or :tcp; the sender may be
-any host."
+  "Handle OCTETS from START to END, which have arrived over CARRIER, :udp or :tcp; any host may have
+sent them."
   (let ((message (handler-case (parse-message octets start end)
                    (malformed-message (error)
                      (trace-event :dns-resolver :bad-answer :reason (princ-to-string error))
@@ -170,8 +169,8 @@ any host."
            (when (eq :tcp carrier)
              (try-failed query :server-failed
                          (server-text query "the answer is not for the question"))))
-          ;; the records of a truncated message are not read: it would look like an answer without
-          ;; records
+          ;; the records of a truncated message are not read, so it would look like an answer
+          ;; without records
           ((message-truncated-p message)
            (if (eq :udp carrier)
                (ask-over-tcp query)
@@ -215,8 +214,8 @@ any host."
   "The handler of connections to servers.")
 
 (defun ask-over-tcp (query)
-  "Ask the server of QUERY over TCP, which allows an answer of any length, within all the remaining
-time."
+  "Ask the server of QUERY over TCP, which allows an answer of any length; the limit is all the time
+that QUERY has left."
   (leave-try query)
   (set-limit query (time-left query))
   (let ((attempt (query-attempt query)))
@@ -231,7 +230,7 @@ time."
                               (time-left query) #'connected))))
 
 (defun send-over (query byte-channel)
-  "Ask over BYTE-CHANNEL, a connected one."
+  "Send QUERY over BYTE-CHANNEL, which is connected."
   (handler-case
       (let ((connection (loop:make-connection (query-loop query) byte-channel **handler**
                                               :user query))

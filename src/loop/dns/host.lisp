@@ -1,6 +1,6 @@
 ;;;; The addresses of a host, of both families. Both families are looked up at once. Once one answer
-;;;; has addresses, the other one gets one more second, so that a server that drops the questions of
-;;;; a family does not delay the other.
+;;;; has addresses, the other one may take one more second, so that a server that drops the
+;;;; questions for one family does not delay the other family.
 ;;;;
 ;;;; Within a family the order is the answer's. IPv6 addresses come before IPv4 ones if the host has
 ;;;; a route to IPv6 (RFC 6724 section 6, rules 1 and 6, without the finer ones), else after them.
@@ -11,7 +11,7 @@
   "The time to wait for the addresses of the other family.")
 
 (defun octets-address (octets port)
-  "The kernel's address of OCTETS, 4 or 16, and PORT."
+  "The address in the kernel's form for OCTETS, 4 or 16 of them, and PORT."
   (let* ((inet6 (= 16 (length octets)))
          (address (os:make-address (if inet6 "::" "0.0.0.0") port)))
     (replace address octets :start1 (if inet6 8 4))))
@@ -23,17 +23,18 @@
       (append inet inet6)))
 
 (defun worse (one other)
-  "ONE or OTHER, answers without addresses, lists of outcome and text: the answer that explains the
-failure better. An unknown answer has priority over :no-such-name, and :no-such-name over :no-data."
+  "That of two answers without addresses, ONE and OTHER, which explains the failure better; each is
+a list of outcome and text. An unknown answer has priority over :no-such-name, and :no-such-name
+over :no-data."
   (flet ((rank (answer)
            (or (position (first answer) '(:no-data :no-such-name)) 2)))
     (if (< (rank one) (rank other)) other one)))
 
 (defun lookup-host (loop servers name port timeout-ns function)
-  "Ask SERVERS, addresses of the kernel's, for the addresses of NAME, octets, each with PORT, within
-TIMEOUT-NS nanoseconds. Then (FUNCTION addresses outcome failure) is called on LOOP, exactly once.
-OUTCOME is :found, or there are no addresses and FAILURE is the reason, as text. Both this and
-FUNCTION, which may be called before this returns, are called on LOOP."
+  "Ask SERVERS, addresses in the kernel's form, for the addresses of NAME, octets, each with PORT,
+within TIMEOUT-NS nanoseconds. Then (FUNCTION addresses outcome failure) is called on LOOP, exactly
+once. OUTCOME is :found, or there are no addresses and FAILURE is the reason, as text. Call
+LOOKUP-HOST on LOOP; FUNCTION may be called before LOOKUP-HOST returns."
   (declare (type function function))
   (let ((answers '()) (queries '()))    ; alists by type
     (labels ((addresses (type)

@@ -1,12 +1,12 @@
 ;;;; Domain names (RFC 1035 sections 2.3.4, 3.1 and 4.1.4). Here a name is the octets that represent
-;;;; it in a message: labels of 1 to 63 octets, each after its length, and 0 at the end; at most 255
-;;;; octets, with letters in lower case, no compression. Two names are the same if their octets are
-;;;; (RFC 4343).
+;;;; it in a message: labels of 1 to 63 octets, each preceded by its length, and 0 at the end. It
+;;;; has at most 255 octets, with letters in lower case, and no compression. Two names are the same
+;;;; if their octets are the same (RFC 4343).
 ;;;;
 ;;;; In a message the end of a name may be a pointer to earlier octets. Each pointer must lead to a
-;;;; place before all that was read of the name so far, so reading a name terminates. The number of
-;;;; pointers of a name is limited: otherwise a server could make each name of a message lead
-;;;; through the same 8,000 pointers.
+;;;; place before all octets of the name that were read so far, so reading a name terminates. The
+;;;; number of pointers of a name is limited: otherwise a server could make each name of a message
+;;;; lead through the same 8,000 pointers.
 
 (in-package #:clgrpc.dns)
 
@@ -38,9 +38,9 @@ PARSE-MESSAGE.")
 
 (defun name-octets (text)
   "The name for TEXT, such as \"example.org\" or \"example.org.\". Signal MISUSE if TEXT is not a
-name, whose labels have 1 to 63 characters of ASCII each, without spaces."
+name: each label must have 1 to 63 characters of ASCII, without spaces."
   (let ((name (make-buffer :size (+ 2 (length text))))
-        ;; the dot at the end is that before the root, which has no label
+        ;; a dot at the end precedes the root, whose label is empty
         (end (if (uiop:string-suffix-p text ".") (1- (length text)) (length text))))
     (dolist (label (or (uiop:split-string (subseq text 0 end) :separator ".") '("")))
       (unless (and (<= 1 (length label) +longest-label+)
@@ -75,9 +75,9 @@ MALFORMED-MESSAGE if no name is there."
   (let ((name (make-octets +longest-name+))
         (fill 0)
         (at start)
-        (lowest start)                  ; where the part that is being read begins
+        (lowest start)                  ; the beginning of the part that is being read
         (pointers 0)                    ; how many pointers were followed
-        (after nil))                    ; where the name ends, once a pointer was followed
+        (after nil))                    ; the end of the name, once a pointer was followed
     (declare (type index fill at lowest pointers))
     (flet ((octet (at)
              (if (< at end) (aref octets at) (bad-message at "it ends within a name"))))

@@ -8,7 +8,7 @@
   "The most DNS servers that are used: as many as the C library's resolver uses (MAXNS).")
 
 (defun parse-servers (text)
-  "The addresses, as the kernel has them, in the lines \"nameserver ADDRESS\" of TEXT, the text of a
+  "The addresses, in the kernel's form, from the lines \"nameserver ADDRESS\" of TEXT, the text of a
 resolv.conf; if TEXT has no such line, the address of a server on this machine."
   (let ((servers (loop for line in (uiop:split-string text :separator '(#\Newline))
                        for (word host) = (remove "" (uiop:split-string

@@ -1,13 +1,14 @@
 ;;;; A byte channel: the operations by which a connection reads, writes, shuts down and closes. All
-;;;; byte channels of a kind share its functions; STATE is their datum. The kind in this file is
-;;;; TCP.
+;;;; byte channels of a kind share its functions; STATE is the data of these functions. The kind in
+;;;; this file is TCP.
 ;;;;
 ;;;; The results of the operations: a number from 0; or +WANTS-READ+ or +WANTS-WRITE+, which mean
-;;;; "not now: try again when the descriptor can be read or written"; or a negated errno. A read
-;;;; that gets fewer octets than there is room for, +WANTS-READ+, or a write that takes fewer than
-;;;; it was given, means that nothing more is possible now, unless the read has set MORE. A read of
-;;;; 0 means that the peer will send no more. A byte channel that detects an error itself, such as
-;;;; invalid TLS, returns +BROKEN+ with the error in FAILURE; before that it has informed the peer.
+;;;; "not now: try again when the descriptor can be read or written"; or a negated errno. Nothing
+;;;; more can be read now if a read returns +WANTS-READ+ or gets fewer octets than there is room
+;;;; for, unless it has set MORE; nothing more can be written now if a write takes fewer octets than
+;;;; it was given. A read of 0 means that the peer will send no more. A byte channel that detects an
+;;;; error itself, such as invalid TLS, informs the peer, and then returns +BROKEN+ with the error
+;;;; in FAILURE.
 
 (in-package #:clgrpc.loop)
 
@@ -37,7 +38,7 @@ reason.")
   (peer "" :type string :read-only t)   ; the peer's address, as text
   ;; the datum of the byte channel's kind; it refers to the inner byte channel, if any
   (state nil)
-  (loop nil)                            ; the loop that counts it among its connections
+  (loop nil)                            ; the loop that counts the channel as a connection
   (more nil :type boolean)              ; see BYTE-CHANNEL-MORE
   (failure nil :type (or null string))) ; see BYTE-CHANNEL-FAILURE
 
@@ -67,14 +68,14 @@ more can be read now. SETFable by the kind's functions."
 (define-hot (byte-channel-read :inline t)
     ((byte-channel byte-channel) (octets octets) (start index) (end index))
     fixnum
-  "Read into OCTETS from START to END; see above for the answer."
+  "Read into OCTETS from START to END; the head of this file explains the result."
   (let ((function (byte-channel-kind-read (byte-channel-kind byte-channel))))
     (the (values fixnum &optional) (funcall function byte-channel octets start end))))
 
 (define-hot (byte-channel-write :inline t)
     ((byte-channel byte-channel) (octets octets) (start index) (end index))
     fixnum
-  "Write OCTETS from START to END; see above for the answer."
+  "Write OCTETS from START to END; the head of this file explains the result."
   (let ((function (byte-channel-kind-write (byte-channel-kind byte-channel))))
     (the (values fixnum &optional) (funcall function byte-channel octets start end))))
 

@@ -1,16 +1,16 @@
-;;;; The buffers of connections: input that the owner has left, and output that is unsent. A loop
-;;;; has a pool of buffers, and a buffer that is not used returns to the pool. The account of a
-;;;; connection is charged with the memory that the connection keeps. A buffer of output is returned
-;;;; to the pool only after FILL, by which the owner gives the buffer up; without FILL the collector
-;;;; frees it.
+;;;; The buffers of connections: input that the owner has not consumed, and output that is unsent. A
+;;;; loop has a pool of buffers, and a buffer that is not used returns to the pool. The account of a
+;;;; connection is charged with the memory that the connection keeps. A buffer of output returns to
+;;;; the pool only after the handler's FILL, by whose return the owner gives the buffer up; if the
+;;;; handler has no FILL, the collector frees the buffer.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +buffer-octets+ 4096
   "The octets of a new buffer.")
 (defconstant +pooled-buffer-octets+ 524288
-  "The most octets of a buffer that is kept for another connection. The buffers of connections with
-long messages grow to half of this size.")
+  "The most octets of a buffer that is kept for another connection. Buffers of connections with long
+messages grow to half of this size.")
 (defconstant +pool-octets+ 4194304
   "The most octets that a loop keeps in unused buffers.")
 

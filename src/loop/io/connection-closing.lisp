@@ -1,15 +1,15 @@
-;;;; The end of a connection. It is never closed in the middle of a call of its owner's:
-;;;; CLOSE-CONNECTION and ABORT-CONNECTION mark it, and the flush at the end of the turn continues
-;;;; with END-FLUSHED, which closes it and notifies the owner, once. A connection that is closed in
-;;;; order goes through these states:
+;;;; The end of a connection. It is never closed while one of its owner's functions runs:
+;;;; CLOSE-CONNECTION and ABORT-CONNECTION mark it, and the flush at the end of the turn calls
+;;;; END-FLUSHED, which closes it and notifies the owner, once. A connection that is closed in order
+;;;; goes through these states:
 ;;;;
 ;;;;   :open       CLOSE-CONNECTION
 ;;;;   :closing    its output is sent, and what the peer sends is dropped
 ;;;;   :lingering  our side is shut down; the peer has +LINGER-NS+ to close its side
 ;;;;   :closed
 ;;;;
-;;;; One that is aborted, such as after an error of its socket, is :aborting until the flush, and
-;;;; then closed, without its output.
+;;;; A connection that is aborted, such as after an error of its socket, is :aborting until the
+;;;; flush, and then :closed; its output is dropped.
 
 (in-package #:clgrpc.loop)
 
@@ -19,8 +19,8 @@ the output, and then until the peer closes its side. This is long enough for a s
 enough that connections to dead peers do not pile up.")
 
 (defconstant +most-lingering+ 1024
-  "How many connections of a loop may linger at once, so that rejected peers cannot make it hold
-unlimited descriptors. When descriptors run out, no connection may linger.")
+  "How many connections of a loop may linger at once, so that rejected peers cannot make the loop
+hold unlimited descriptors. When descriptors run out, no connection may linger.")
 
 (defconstant +most-discarded-octets+ 33554432
   "How many octets a connection that is being closed reads and drops, so that a peer that sends long
@@ -38,10 +38,10 @@ down, until the peer has ended its side, or the connection has lingered.")
   nil)
 
 (defun close-connection (connection &key abort)
-  "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
-that accepts none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
-CONNECTION is closed; if a write has failed before, with the reason of the failure. Closing a closed
-connection does nothing, except with ABORT. On the loop."
+  "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. If the
+peer takes no output for +LINGER-NS+, the rest is dropped. Once CONNECTION is closed, the handler's
+CLOSED is called with NIL or, if a write has failed before, with the reason of the failure. Closing
+a closed connection does nothing, except with ABORT. On the loop."
   (cond ((or abort (connection-broken connection))
          (abort-connection connection (if abort nil (connection-reason connection))))
         ((eq :open (connection-state connection))
@@ -90,7 +90,7 @@ closes its side. Closing earlier might destroy octets that are still on their wa
            (shut-byte-channel-down (connection-byte-channel connection))
            (start-linger-timer connection)
            (when reason
-             ;; the connection was not read to its end
+             ;; the connection has not been read to its end
              (setf (connection-readable connection) t)
              (mark-ready connection))
            (tell-closed connection reason))))
@@ -102,7 +102,7 @@ closes its side. Closing earlier might destroy octets that are still on their wa
       (funcall (handler-closed (connection-handler connection)) connection reason))))
 
 (defun finish-connection (connection reason)
-  "Close CONNECTION's byte channel, release its memory and call its owner."
+  "Close CONNECTION's byte channel, release the memory of CONNECTION and call the handler's CLOSED."
   (unless (eq :closed (connection-state connection))
     (let ((loop (connection-loop connection)))
       (end-linger connection)
@@ -124,7 +124,7 @@ closes its side. Closing earlier might destroy octets that are still on their wa
 (defun end-flushed (connection)
   "Continue to close CONNECTION, which has no output left."
   (cond ((eq :closing (connection-state connection)) (begin-linger connection nil))
-        ;; a byte channel that has reported a fault to its peer gives the peer time to read the
+        ;; the byte channel has reported a fault to its peer, so the peer gets time to read the
         ;; report
         ((and (byte-channel-failure (connection-byte-channel connection))
               (not (connection-told connection)))
@@ -132,8 +132,8 @@ closes its side. Closing earlier might destroy octets that are still on their wa
         (t (finish-connection connection (connection-reason connection)))))
 
 (defun connections-closing-p (loop)
-  "True if LOOP has connections that are being closed and wait for their peer: to take the rest of
-the output, or to close its side. On the loop."
+  "True if LOOP has connections that are being closed and wait until their peer takes the rest of
+the output, or closes its side. On the loop."
   (flet ((closing-p (source)
            (and (typep source 'connection)
                 (member (connection-state source) '(:closing :lingering))

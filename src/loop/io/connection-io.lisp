@@ -1,25 +1,26 @@
 ;;;; Connections: reading and output. A turn reads a ready connection once, into the loop's
 ;;;; input area. Octets that the owner leaves, such as half a frame, are kept in a buffer of the
-;;;; connection. Those octets are copied in front of the next octets; if they are many, the next
-;;;; octets are read after them instead. If the owner has done enough for a turn (POSTPONED), it
-;;;; gets the remaining octets before anything more is read. Output is collected in a buffer
-;;;; borrowed from the loop and sent with one call at the end of the turn; the connection keeps the
-;;;; buffer only while some of it is unsent.
+;;;; connection. A few such octets are copied in front of the next octets; if there are many, the
+;;;; next octets are read into their buffer instead. If the owner has done enough for a turn
+;;;; (POSTPONED), it gets the octets that it has left before more are read. Output is collected in a
+;;;; buffer borrowed from the loop and sent with one call at the end of the turn; the connection
+;;;; keeps the buffer only while a part of the output is unsent.
 ;;;;
-;;;; When a write fails the peer may have sent octets that say why, such as an answer and GOAWAY.
-;;;; Those octets can still be read: a handler with a function BROKEN gets them before its
-;;;; connection is aborted. Clients have one; a server's answers to such octets would reach nobody.
+;;;; When a write fails, the peer may have sent octets that give the reason, such as an answer and
+;;;; GOAWAY. These octets can still be read: a handler with a function BROKEN gets them before its
+;;;; connection is aborted. Only the handlers of clients have BROKEN, since a server's answers to
+;;;; such octets would not arrive.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +read-octets+ 131072
-  "The octets that one read requests. With half of it, a long message takes a fifth more time: each
-read has a turn of the loop, and leaves half a frame, which is copied twice.")
+  "The octets that one read requests. With half of this number, a long message takes a fifth more
+time: each read has a turn of the loop, and leaves half a frame, which is copied twice.")
 (defconstant +copied-leftover-octets+ 32768
   "The most octets of a leftover that is copied in front of the next octets. The octets that follow
-a longer leftover are read into its own buffer.")
+a longer leftover are read into the leftover's buffer.")
 (defconstant +flush-octets+ 65536
-  "The octets of output at which it is sent before the turn ends.")
+  "Output of this many octets is sent before the turn ends.")
 (defconstant +fill-rounds+ 8
   "The number of times that FILL may add output in one flush; then other connections are flushed.")
 
@@ -30,8 +31,8 @@ a longer leftover are read into its own buffer.")
                                                                     **default-options**)))
   "Return a connection on LOOP that owns BYTE-CHANNEL, a connected one, and calls the functions of
 HANDLER. USER is the owner's own datum. ACCOUNT, if given, is charged with the memory that the
-connection keeps. While more than MAX-UNSENT-OCTETS of its output are unsent it is not read. On the
-loop. Signal SOCKET-ERROR, and close BYTE-CHANNEL, if it cannot be watched."
+connection keeps. While more than MAX-UNSENT-OCTETS of its output are unsent, the connection is not
+read. On the loop. If BYTE-CHANNEL cannot be watched, close it and signal SOCKET-ERROR."
   (declare (type event-loop loop) (type byte-channel byte-channel) (type handler handler))
   (let* ((connection (%make-connection :loop loop :byte-channel byte-channel :handler handler
                                        :user user
@@ -64,9 +65,9 @@ SECONDS. Some networks have no such limit."
       (t (discard-buffer loop)))))
 
 (define-hot (connection-output :inline t) ((connection connection)) buffer
-  "The buffer to append CONNECTION's output to; it will be flushed when the turn ends. Valid until
-then, that is, until the handler's FILL or CLOSED is called. Output appended after the connection is
-closed is lost. On the loop."
+  "The buffer to append CONNECTION's output to; it will be flushed when the turn ends. The buffer is
+valid until the handler's FILL or CLOSED is called. Output appended after the connection is closed
+is lost. On the loop."
   (let ((buffer (connection-buffer connection)))
     (if (and buffer (connection-dirty connection))
         buffer
@@ -149,8 +150,8 @@ channel's."
       (errno-condition result "continue the connection to" (connection-peer connection))))
 
 (define-hot send-output ((connection connection)) boolean
-  "Send the output, which the owner may extend, as long as the peer accepts it and more is added.
-Return true if more may come."
+  "Send the output while the peer accepts it and the handler's FILL adds more. Return true if more
+may come."
   (let ((fill (handler-fill (connection-handler connection))))
     (prog1 (dotimes (round +fill-rounds+ t)
              (let ((before (connection-unsent connection)))
@@ -165,7 +166,7 @@ Return true if more may come."
       (wake-throttled connection))))
 
 (define-hot wake-throttled ((connection connection)) null
-  "Read CONNECTION again if only its unsent output kept it from being read."
+  "Read CONNECTION again if it was not read only because of its unsent output."
   (when (and (connection-throttled connection)
              (<= (connection-unsent connection) (connection-max-unsent connection)))
     (setf (connection-throttled connection) nil)
@@ -191,7 +192,7 @@ FILL must not call this. On the loop."
   "Send the output of a dirty CONNECTION and close CONNECTION if it must be closed, as part of the
 flush phase."
   (let ((more (flush-connection connection)))
-    ;; only now, so that FILL's asking for the output does not put it on the list again
+    ;; only now, so that a call of CONNECTION-OUTPUT by FILL does not mark CONNECTION as dirty again
     (setf (connection-dirty connection) nil)
     (when more (mark-dirty connection))
     (when (or (eq :aborting (connection-state connection))
@@ -205,7 +206,8 @@ flush phase."
     nil))
 
 (defun begin-handshake (connection)
-  "Begin the handshake of CONNECTION, a client's over TLS, although it has nothing to send yet."
+  "Begin the handshake of CONNECTION, a client's connection over TLS, even if it has nothing to send
+yet."
   (let ((result (byte-channel-write (connection-byte-channel connection) (make-octets 0) 0 0)))
     (cond ((member result '(0 #.+wants-read+)))
           ;; the reads that continue the handshake send the rest
@@ -248,7 +250,8 @@ flush phase."
   nil)
 
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
-  "Note RESULT, the result of a read with ROOM. Return true if octets were received."
+  "Handle RESULT, the result of a read with room for ROOM octets. Return true if octets were
+received."
   (trace-event :tcp :octets-read :peer (connection-peer connection) :result result)
   (cond ((plusp result)
          (incf (event-loop-octets-received (connection-loop connection)) result)
@@ -272,8 +275,9 @@ flush phase."
         (t (abort-connection connection (failure-reason connection result)) nil)))
 
 (defun end-broken (connection result)
-  "A read of CONNECTION, which is broken, has returned RESULT, without octets."
-  (cond ((= result +broken+)            ; the byte channel has read why
+  "Handle RESULT, without octets, of a read of CONNECTION, which is broken: abort it unless more can
+be read."
+  (cond ((= result +broken+)            ; it may have read the reason
          (abort-connection connection (or (failure-reason connection result)
                                           (connection-reason connection))))
         ((not (and (= result +wants-read+)
@@ -341,8 +345,8 @@ nothing."
   nil)
 
 (define-hot (answers-nothing-p :inline t) ((connection connection)) boolean
-  "True if reading has caused all unsent output of CONNECTION, such as the answer to a PING: no
-function has added to that."
+  "True if reading has caused all unsent output of CONNECTION, such as the answer to a PING, and no
+other function has added any."
   (= (connection-unsent connection) (connection-read-unsent connection)))
 
 (define-hot read-connection ((connection connection)) null
@@ -355,7 +359,7 @@ function has added to that."
                 (abort-connection connection (connection-reason connection)))
               (return-from read-connection nil))
              ((and (> (connection-unsent connection) (connection-max-unsent connection))
-                   ;; nothing leaves before the handshake is over
+                   ;; no output can be sent before the handshake is over
                    (not (connection-handshaking-p connection)))
               (if (connection-broken connection) ; the connection's output will never leave
                   (abort-connection connection (connection-reason connection))
@@ -379,7 +383,7 @@ function has added to that."
       (setf (connection-read-unsent connection) (connection-unsent connection))
       (when (connection-filled connection) (setf (connection-filled connection) nil)))
     (when (connection-write-wants-read connection) (go-on-writing connection))
-    ;; output that is sent by the end of the turn does not count
+    ;; output that is sent by the end of the turn is not charged
     (when (or (connection-leftover connection) (plusp (connection-kept connection)))
       (charge-kept connection)))
   nil)
@@ -392,7 +396,7 @@ function has added to that."
 
 (define-hot go-on-writing ((connection connection)) null
   "Write the output of CONNECTION, which waited for input, after a read. The read may have ended a
-handshake whose octets had arrived in an earlier turn; then no further event would cause the write."
+handshake whose octets arrived in an earlier turn; then no further event would cause this write."
   (unless (connection-handshaking-p connection)
     (write-again connection)))
 
@@ -405,7 +409,7 @@ handshake whose octets had arrived in an earlier turn; then no further event wou
     (when (connection-write-wants-read connection) (write-again connection))
     (if (and (logtest flags +failed+)
              (or (connection-stopped connection) (connection-throttled connection)))
-        ;; CONNECTION will not be read, so no failing read will give the reason
+        ;; CONNECTION is not read, so no failing read reports the reason
         (abort-connection connection (socket-failure connection))
         (mark-ready connection)))
   (when (logtest flags (logior +writable+ +failed+))
@@ -440,8 +444,8 @@ handshake whose octets had arrived in an earlier turn; then no further event wou
   (connection-stopped connection))
 
 (defun start-reading (connection)
-  "Undo STOP-READING. The owner gets octets that it has not consumed again, before the next octets.
-On the loop."
+  "Undo STOP-READING. The owner again gets the octets that it has not consumed, before the next
+octets. On the loop."
   (setf (connection-stopped connection) nil)
   (read-soon connection)
   nil)

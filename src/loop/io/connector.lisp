@@ -1,16 +1,16 @@
 ;;;; Connecting to an address without blocking the loop. The addresses of a list are tried in order:
 ;;;; the next one as soon as an attempt fails or has taken a quarter of a second. So several
-;;;; attempts may be under way; families alternate (RFC 8305 sections 4 and 5). The first address
-;;;; that accepts is used, and the other attempts are ended. The owner is called exactly once, on
-;;;; the loop. CONNECT-TO looks a target up first.
+;;;; attempts may be under way. The two families of addresses alternate (RFC 8305 sections 4 and 5).
+;;;; The first address that accepts is used, and the other attempts are ended. The owner is called
+;;;; exactly once, on the loop. CONNECT-TO looks a target up first.
 ;;;;
-;;;; Either there is one time limit for everything, including the look-up, or each attempt has its
-;;;; own (LIMIT-EACH): then every address is tried, even after many that do not answer, as in gRFCs
-;;;; A61 and A62. Attempts begin one after the other, so the oldest is the first whose time is over.
+;;;; Either one time limit is for everything, including the look-up, or each attempt has its own
+;;;; limit (LIMIT-EACH); then every address is tried, even after many that do not answer, as in
+;;;; gRFCs A61 and A62. Attempts begin one after the other, so the time of the oldest is over first.
 ;;;;
-;;;; An owner that needs more steps before it can use a connection, such as a handshake, takes each
-;;;; new connection as a candidate (ON-CANDIDATE). The attempt of such a connection counts as under
-;;;; way until the owner reports that it has failed (CANDIDATE-FAILED), or chooses it
+;;;; An owner that needs further steps before it can use a connection, such as a handshake, gets
+;;;; each new connection as a candidate (ON-CANDIDATE). The attempt of such a connection counts as
+;;;; under way until the owner reports that it has failed (CANDIDATE-FAILED), or chooses it
 ;;;; (END-CONNECTING).
 
 (in-package #:clgrpc.loop)
@@ -26,13 +26,13 @@
   (on-candidate nil :type (or null function)) ; (byte-channel)
   (untried '() :type list)              ; addresses that were not tried yet
   (connectings '() :type list)          ; attempts under way
-  (candidates '() :type list) ; candidates that the owner has, (peer . due-ns), newest first
+  (candidates '() :type list) ; candidates of the owner: (peer . due-ns), newest first
   (each nil :type boolean)              ; TIMEOUT-NS is for each attempt, not for all
   (timeout-ns 0 :type nanoseconds)      ; the time limit
   (end-ns 0 :type nanoseconds)          ; the end of the time limit for everything, if there is one
   (failures '() :type list)             ; texts of the failures, newest first
   (failure-class 'connect-error :type symbol) ; the condition class of the last failure
-  ;; how long one attempt is waited for before the next begins
+  ;; the time after the beginning of an attempt at which the next begins
   (delay-ns +connecting-delay-ns+ :type nanoseconds)
   ;; when the timer rings, the time of all attempts, or of one, is over
   (deadline nil :type (or null timer))
@@ -63,7 +63,7 @@
   "Connect to one of ADDRESSES, the kernel's addresses of NAME, a text, within TIMEOUT-NS
 nanoseconds; if LIMIT-EACH is true, each attempt has this limit. Call (ON-DONE byte-channel nil) or
 (ON-DONE nil condition), a CONNECT-ERROR, on LOOP, exactly once and never before this function
-returns. ON-PROGRESS is a function that is called on LOOP with each event: (:attempt :address text)
+returns. ON-PROGRESS is called on LOOP with each event: (:attempt :address text)
 for an attempt, and (:attempt-failed :address text :reason text) for one that fails. ON-CANDIDATE is
 a function that is called on LOOP with the byte channel of each connection, and owns it; with
 ON-CANDIDATE, ON-DONE gets conditions only. The next attempt begins DELAY-NS nanoseconds after the
@@ -84,9 +84,9 @@ stopped. From any thread."
     connector))
 
 (defun connect-to (loop target timeout-ns on-done)
-  "Connect to TARGET, one of PARSE-TARGET or its text, as CONNECT-ADDRESSES does, once its addresses
-have been looked up. Look-up and connecting may take TIMEOUT-NS nanoseconds. Signal MISUSE if TARGET
-is not a target, or LOOP has stopped. From any thread."
+  "Look up the addresses of TARGET, a value of PARSE-TARGET or its text, and connect to it as
+CONNECT-ADDRESSES does. Look-up and connecting may take TIMEOUT-NS nanoseconds. Signal MISUSE if
+TARGET is not a target, or LOOP has stopped. From any thread."
   (declare (type function on-done))
   (let ((target (if (stringp target) (parse-target target) target)))
     (if (target-addresses target)
@@ -136,8 +136,8 @@ is under way."
            (fail-connector connector)))))
 
 (defun note-failure (connector text address &optional (class 'connect-error))
-  "Record TEXT as the reason of a failure of CLASS, with ADDRESS, text or nil, unless that is the
-name of CONNECTOR."
+  "Record TEXT as the reason of a failure of CLASS. Add ADDRESS, text or nil, unless CONNECTOR has
+the same name."
   (setf (connector-failure-class connector) class)
   (push (if (or (null address) (string= address (connector-name connector)))
             text
@@ -223,7 +223,7 @@ with the other addresses. On the loop."
 
 (defun give-up-late (connector)
   "End the attempts of CONNECTOR whose time is over, and stop waiting for candidates whose time is
-over; the owner of a candidate still has it."
+over; the owner still owns such a candidate."
   (let* ((loop (connector-loop connector))
          (now (event-loop-now loop)))
     (flet ((late-p (due-ns) (<= due-ns now))

@@ -1,13 +1,13 @@
 ;;;; Datagrams (UDP) to one peer and back. The socket is connected, so that the kernel drops
-;;;; datagrams from other addresses and reports an error if no process listens there; its port is
-;;;; one that the kernel chooses at random. Nothing is queued: a datagram that cannot be sent now is
-;;;; lost, as any datagram may be.
+;;;; datagrams from other addresses and reports an error if no process listens there; the kernel
+;;;; chooses its port at random. Nothing is queued: a datagram that cannot be sent now is lost, as
+;;;; any datagram may be.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +datagram-octets+ 4096
-  "The longest datagram that is received completely; of a longer datagram the octets after these are
-lost.")
+  "The longest datagram that is received completely; of a longer datagram only these octets are
+received.")
 (defconstant +most-datagrams+ 64
   "The most datagrams accepted from a peer; one more ends the UDP socket, which expects only a
 few.")
@@ -33,7 +33,7 @@ few.")
 
 (defun open-udp-socket (loop address on-datagram on-failure)
   "Return a UDP socket for datagrams to and from ADDRESS, the kernel's, or nil and the reason of the
-failure, as text. (ON-DATAGRAM octets end) is called with each datagram from there: the octets
+failure, as text. (ON-DATAGRAM octets end) is called with each datagram from ADDRESS: the octets
 before END of the vector OCTETS, valid until ON-DATAGRAM returns. (ON-FAILURE text) is called if no
 process listens there or LOOP stops; then the UDP socket is closed. All on LOOP."
   (let* ((network (event-loop-network loop))
@@ -58,7 +58,7 @@ process listens there or LOOP stops; then the UDP socket is closed. All on LOOP.
                            (udp-socket-socket udp-socket)
                            octets 0 (length octets))))
       (when (and (os:failed-p result) (/= result (- os:+eagain+)))
-        ;; later: the sender may not expect its function to be called before this returns
+        ;; report it later: the sender may not expect a call of its function before this returns
         (post (udp-socket-loop udp-socket)
               (lambda () (fail-udp-socket udp-socket (os:errno-text result)))))))
   nil)

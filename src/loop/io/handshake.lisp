@@ -1,7 +1,8 @@
 ;;;; The part of a handshake that a client sends unencrypted (RFC 8446 sections 4 and 5.1), as far
-;;;; as a server must examine it before OpenSSL does. OpenSSL allocates a whole message when it has
-;;;; read its length: nine octets of a ClientHello request 170,000. So the lengths are checked
-;;;; first, and a message that is too long is refused before OpenSSL sees it.
+;;;; as a server must examine it before OpenSSL does. OpenSSL allocates room for a whole message
+;;;; when it has read the message's length: nine octets of a ClientHello make it allocate 170,000.
+;;;; So the lengths are checked first, and a message that is too long is refused before OpenSSL sees
+;;;; it.
 ;;;;
 ;;;; Encrypted octets cannot be examined. A client of TLS 1.2 encrypts all that comes after its
 ;;;; ChangeCipherSpec; a client of TLS 1.3 may send ChangeCipherSpec, too, even before a second
@@ -29,7 +30,7 @@
   (ldb (byte 8 32) (record-scan-header record-scan)))
 
 (defun take-record-octet (record-scan octet version)
-  "Examine OCTET, one of a record's header."
+  "Examine OCTET, the next octet of a record's header."
   (setf (record-scan-header record-scan)
         (logior (ash (ldb (byte 32 0) (record-scan-header record-scan)) 8) octet))
   (when (= 5 (incf (record-scan-header-count record-scan)))
@@ -40,7 +41,7 @@
       (setf (record-scan-encrypted record-scan) t))))
 
 (defun take-message-octet (record-scan octet)
-  "Examine OCTET, one of a message or of its header."
+  "Examine OCTET, the next octet of a message or its header."
   (if (plusp (record-scan-message-left record-scan))
       (decf (record-scan-message-left record-scan))
       (progn
@@ -52,8 +53,8 @@
                 (ldb (byte 24 0) (record-scan-length record-scan)))))))
 
 (defun short-messages-p (record-scan octets end most version)
-  "True unless OCTETS, the next of a client's up to END, begin a message of more than MOST octets.
-VERSION is a function that returns the version of TLS that was agreed on, as text."
+  "True unless a message of more than MOST octets begins in OCTETS, the next ones from a client,
+before END. VERSION is a function that returns the version of TLS that was agreed on, as text."
   (declare (type octets octets) (type index end most) (type function version))
   (loop for i below end
         until (record-scan-encrypted record-scan)

@@ -1,7 +1,7 @@
-;;;; Listeners. A listener is on the first of its loops and deals each connection that it accepts to
-;;;; the loop with the fewest. If the process is out of descriptors or memory, or can accept nothing
-;;;; for another reason, the listener pauses instead of trying again and again. TCP_NODELAY is set
-;;;; on the listening socket; accepted sockets inherit it.
+;;;; Listeners. A listener runs on the first of its loops, and gives each connection that it accepts
+;;;; to the loop with the fewest connections. If the process is out of descriptors or memory, or
+;;;; cannot accept for another reason, the listener pauses instead of trying again and again.
+;;;; TCP_NODELAY is set on the listening socket; accepted sockets inherit it.
 
 (in-package #:clgrpc.loop)
 
@@ -14,18 +14,18 @@
 (defconstant +warning-interval-ns+ +ns-per-second+
   "The least time between two warnings of a listener, however many connections it has to refuse.")
 (defconstant +accepts-at-the-end+ 1024
-  "A factor: a listener that closes accepts at most this number times +ACCEPTS-PER-TURN+
-connections, which is more than the longest backlog.")
+  "A listener that closes accepts at most this number times +ACCEPTS-PER-TURN+ connections, which is
+more than the longest backlog.")
 
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."
   (socket -1 :type fixnum)              ; the descriptor; -1 once closed
   (address "" :type string)             ; the address as text, with its actual port
   (file nil :type list)                 ; the file of a unix socket, see LISTENING-FILE
-  (loops '() :type list)                ; the loops that get its connections
-  (on-accept nil :type function)        ; a function of (loop byte channel peer)
-  (on-full nil :type function)          ; (), true if it has closed descriptors
-  (max-connections 0 :type index)       ; the most of all LOOPS together
+  (loops '() :type list)                ; the loops that get the connections
+  (on-accept nil :type function)        ; a function of (loop byte-channel peer)
+  (on-full nil :type function)          ; a function without arguments
+  (max-connections 0 :type index)       ; the limit for all LOOPS together
   ;; pending during a pause; when the timer rings, the pause ends
   (pause nil :type (or null timer))     ; pending during a pause
   (quiet-until 0 :type nanoseconds)     ; no warning is logged before
@@ -119,10 +119,10 @@ accepted while the first of LOOPS runs."
   (funcall (network-close (listener-network listener)) socket))
 
 (defun close-listener (listener)
-  "Close LISTENER. LISTENER still accepts the connections that wait already, so that their peers get
-an answer instead of a reset. If other processes listen on LISTENER's port too, connections that
-arrive meanwhile go to those processes without a reset. LISTENER is closed on its loop: at once if
-this is called on that loop, otherwise soon. Closing again does nothing. From any thread."
+  "Close LISTENER. LISTENER still accepts the connections that already wait, so that their peers get
+an answer and not a reset. If other processes listen on LISTENER's port too, connections that arrive
+meanwhile go to those processes without a reset. LISTENER is closed on its loop: at once if the
+caller runs on that loop, otherwise soon. Closing again does nothing. From any thread."
   (let ((loop (listener-loop listener)))
     (flet ((end ()
              (unless (minusp (listener-socket listener))
@@ -131,7 +131,7 @@ this is called on that loop, otherwise soon. Closing again does nothing. From an
              (release-listener listener)))
       (if (in-event-loop-p loop)
           (end)
-          ;; a loop that has stopped has closed it
+          ;; a loop that has stopped has closed LISTENER
           (post loop #'end)))
     nil))
 
@@ -165,7 +165,7 @@ LOOPS."
 
 (defun peer-text (listener)
   "The address of the peer that LISTENER has just accepted, as text. Clients on unix sockets have no
-address; then it is the listener's own."
+address; for them the text is the listener's address."
   (let ((peer (listener-peer listener)))
     (if (= os:+af-unix+ (os:address-family peer))
         (listener-address listener)

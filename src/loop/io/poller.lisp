@@ -1,16 +1,16 @@
 ;;;; A poller waits for events of descriptors: six functions, and the place where they leave the
-;;;; events. Two pollers are here, epoll and, to show that the loop needs no more, poll(2). Other
-;;;; pollers, such as the simulator's, fill in the same structure; a descriptor is any number on
-;;;; which a poller and its byte channels agree.
+;;;; events. This file has two pollers: epoll, and poll(2), which shows that the loop needs no more
+;;;; than it offers. Other pollers, such as the simulator's, fill in the same structure; a
+;;;; descriptor is any number on which a poller and its byte channels agree.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
-;;;; until it would block before it waits for another. A level-triggered poller calls INTEREST, a
-;;;; function of the loop, before each wait: INTEREST returns the events of a descriptor that the
-;;;; loop does not know of yet. Tokens are not 0.
+;;;; until the operation would block; only then it waits for another event. A level-triggered poller
+;;;; calls INTEREST, a function of the loop, before each wait: INTEREST returns the events of a
+;;;; descriptor that are not yet known to the loop. A token is never 0.
 
 (in-package #:clgrpc.loop)
 
-;;; The flags of an event, any of them together
+;;; The flags of an event, which may be combined
 (defconstant +readable+ os:+event-in+
   "Octets can be read.")
 (defconstant +writable+ os:+event-out+
@@ -30,21 +30,22 @@
   ;; (poller descriptor) returns a result as the kernel's calls do
   (remove nil :type function :read-only t)
   ;; (poller timeout-ns) waits until there are events, WAKE is called or TIMEOUT-NS have passed (-1:
-  ;; without limit; it may take up to a millisecond longer), leaves the events in TOKENS and FLAGS
-  ;; and returns how many
+  ;; without limit; it may take up to a millisecond longer), puts the events into TOKENS and FLAGS
+  ;; and returns their number
   (wait nil :type function :read-only t)
   ;; (poller) may be called in any thread
   (wake nil :type function :read-only t)
   ;; (poller) ends it
   (close nil :type function :read-only t)
-  ;; (token) returns the events of TOKEN's descriptor that would be news; the loop sets it
+  ;; (token) returns the events of TOKEN's descriptor that the loop does not know of; the loop sets
+  ;; the slot
   (interest (constantly 0) :type function)
   ;; the datum of the functions above
   (state nil)
   ;; the token of each event found
   (tokens (make-array +most-events+ :element-type 'os:event-token :initial-element 0)
    :type (simple-array os:event-token (256)) :read-only t)
-  ;; the flags of each event: +READABLE+ and so on together
+  ;; the flags of each event: a combination of +READABLE+ and so on
   (flags (make-array +most-events+ :element-type '(unsigned-byte 32) :initial-element 0)
    :type (simple-array (unsigned-byte 32) (256)) :read-only t))
 
@@ -55,9 +56,9 @@
 
 (document-functions
   make-poller "Return a poller of the functions given; see the type POLLER."
-  poller-tokens "The vector in which WAIT leaves the tokens of the events it found."
-  poller-flags "The vector in which WAIT leaves the flags of each event: any of +READABLE+ and so on
-together."
+  poller-tokens "The vector into which WAIT puts the tokens of the events it found."
+  poller-flags "The vector into which WAIT puts the flags of each event: a combination of +READABLE+
+and so on."
   poller-state "The datum of POLLER's functions.")
 
 ;;; epoll
@@ -84,13 +85,13 @@ together."
       (min (ceiling (the nanoseconds timeout-ns) 1000000) #x7FFFFFFF)))
 
 (define-hot note-epoll-events ((poller poller) (found os:result)) (integer 0 256)
-  "Store the FOUND events, or none if that is a negated errno, in the vectors of POLLER."
+  "Store the events, of which FOUND is the number or a negated errno, in the vectors of POLLER."
   (let ((area (epoll-area (the epoll (poller-state poller))))
         (tokens (poller-tokens poller))
         (flags (poller-flags poller))
         (count 0))
     (declare (type (integer 0 256) count))
-    ;; a negative result is EINTR: each collection of garbage in another thread causes one
+    ;; a negative result is EINTR, which each garbage collection in another thread causes
     (dotimes (i (the (integer 0 256) (max 0 found)) count)
       (let ((token (os:event-token area i)))
         (unless (zerop token)           ; the eventfd
@@ -131,8 +132,8 @@ together."
       result))
 
 (defun make-epoll-poller (&key precise)
-  "Return a poller that uses epoll. If PRECISE is true, the poller's waits end to the nanosecond and
-not to the millisecond, where the kernel can do that (Linux 5.11). PRECISE is meant for timers that
+  "Return a poller that uses epoll. If PRECISE is true, the poller's waits end to the nanosecond
+instead of the millisecond if the kernel can do that (Linux 5.11). PRECISE is meant for timers that
 must be exact; each such timer costs a turn of the loop. Signal SOCKET-ERROR if the process has no
 descriptors left."
   (let* ((descriptor (must-have "make an epoll descriptor for" (os:open-epoll)))
@@ -154,7 +155,7 @@ descriptors left."
   ;; tokens by descriptor; 0: not added
   (tokens (make-array 64 :initial-element 0) :type simple-vector)
   (area (os:make-poll-area 64) :type octets) ; the kernel's pollfd structures
-  ;; the descriptor to begin with; it changes, so that no descriptor is neglected
+  ;; the descriptor with which a scan begins; it changes, so that no descriptor is neglected
   (next 0 :type index))
 
 (defun add-to-poll (poller descriptor token)
@@ -216,8 +217,8 @@ eventfd."
   nil)
 
 (defun make-poll-poller ()
-  "Return a poller that uses poll(2), whose turns take longer the more descriptors there are. Signal
-SOCKET-ERROR if the process has no descriptors left."
+  "Return a poller that uses poll(2), whose turns take the longer the more descriptors it has.
+Signal SOCKET-ERROR if the process has no descriptors left."
   (make-poller :add #'add-to-poll :remove #'remove-from-poll :wait #'wait-for-poll :wake #'wake-poll
                :close (lambda (poller)
                         (os:close-descriptor (polled-eventfd (poller-state poller))))
@@ -230,8 +231,7 @@ follow the environment.")
 
 (defun poller-maker (strategy)
   "The function that makes pollers of the first available kind in STRATEGY, names separated by
-commas as in gRPC's variable GRPC_POLL_STRATEGY; over epoll if none is available. STRATEGY may be
-nil."
+commas as in gRPC's variable GRPC_POLL_STRATEGY; epoll's if none is available. STRATEGY may be nil."
   (or (loop for name in (uiop:split-string (or strategy "") :separator ", ")
             for maker = (rest (assoc name '(("epoll" . make-epoll-poller)
                                             ("epoll1" . make-epoll-poller)
