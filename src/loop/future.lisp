@@ -1,8 +1,8 @@
 ;;;; Futures: values that come later. The code that produces the value makes a future and settles
 ;;;; it, once; other code waits for the future, or attaches functions to it. A future is any object
-;;;; that has COMPLETIONS: the attached functions, the newest first, or :DONE once they run. The
-;;;; futures made here, by MAKE-FUTURE, ALL and ANY, are PROMISES. A call of gRPC is another kind of
-;;;; future (calling/call-async.lisp): the call itself, so that no further object is needed.
+;;;; that has COMPLETIONS: the attached functions, newest first, or :DONE once these begin to run.
+;;;; The futures made here, by MAKE-FUTURE, ALL and ANY, are PROMISES. A call of gRPC is another
+;;;; kind of future (calling/call-async.lisp): the call itself, so that no further object is needed.
 ;;;;
 ;;;; At first the slot VALUE of a promise holds the function that CANCEL calls, or nil. The thread
 ;;;; that settles the promise sets VALUE by a compare-and-swap; from then on VALUE holds a list of

@@ -23,10 +23,10 @@
   (:documentation "The peer has broken off the connection, or the network has."))
 
 (define-condition socket-aborted (socket-error) ()
-  (:documentation "The own system has broken off the connection."))
+  (:documentation "This machine has broken off the connection."))
 
 (define-condition socket-timeout (socket-error) ()
-  (:documentation "For the allowed time nothing was received, or nothing could be sent."))
+  (:documentation "During the allowed time nothing was received, or nothing could be sent."))
 
 (define-condition socket-address-in-use (socket-error) ()
   (:documentation "Another socket listens on that address already."))
@@ -50,8 +50,8 @@
   socket-error-operation "The operation that failed, as text that ADDRESS completes."
   socket-error-address "The address of the operation that failed, as text."
   socket-error-reason "The reason of the failure, as text."
-  socket-error-owner "The object of a layer above, such as a socket, for the connection or
-listener that CONDITION is about, or nil. SETFable, by that layer.")
+  socket-error-owner "The object by which a layer above represents the connection or listener of
+CONDITION, such as a socket; or nil. That layer may SETF it.")
 
 (defun errno-class (result)
   "The class of condition for RESULT, a negated errno."

@@ -17,7 +17,7 @@
 (defstruct (function-queue (:copier nil))
   "Functions to call once, in their order."
   (places (make-array 16 :initial-element 0) :type simple-vector) ; function, argument, …
-  (count 0 :type index))                ; how many places of the queue are taken
+  (count 0 :type index))                ; the number of places in use
 
 (declaim (sb-ext:freeze-type function-queue))
 
@@ -29,15 +29,15 @@
 slots, coalescing.lisp."
   (calls 0 :type sb-ext:word)           ; calls under way; atomic
   (waiters 0 :type sb-ext:word)         ; sleeping threads, and calls no thread waits for; atomic
-  (candidate nil :type (or null function)) ; wakes the waiter that would drive; atomic
+  (candidate nil :type (or null function)) ; wakes the waiter that could drive; atomic
   (woke nil :type boolean)              ; whether the last turn has woken a waiter
   (served nil :type boolean)            ; a call with a waiting thread has ended since STEP-BACK
   (crowded nil :type boolean)           ; true once a call has begun while another was under way
-  (owner nil)                           ; the call whose caller drives, while one does
-  (yielding nil :type boolean)          ; user code of another call is due: the driver leaves
+  (owner nil)                           ; the call of the present driver, or nil
+  (yielding nil :type boolean)          ; user code of another call is due, so the driver leaves
   (sent-ns 0 :type nanoseconds)         ; when the last message was sent from outside the loop
   (burst 0 :type index)                 ; messages sent in a row, each soon after the one before
-  (coalesced-ns 0 :type nanoseconds)    ; since when output waits for more; 0 if none does
+  (coalesced-ns 0 :type nanoseconds)    ; when coalesced output began to wait; 0 if none waits
   (flusher 0 :type sb-ext:word))        ; 1 while a flusher is there or about to come; atomic
 
 (declaim (sb-ext:freeze-type driving))
@@ -64,7 +64,7 @@ slots, coalescing.lisp."
   (inbox (make-inbox) :type inbox :read-only t) ; posted items
   (now 0 :type nanoseconds)             ; the time of the turn's start, or of the last UPDATE-TIME
   (turns 0 :type (unsigned-byte 62))    ; the number of turns so far
-  ;; until then functions that deferred functions defer wait for the next turn, see turn.lisp
+  ;; until this time, functions that deferred functions defer wait for the next turn, see turn.lisp
   (apart-until-ns 0 :type nanoseconds)
   ;; counts for the loop's statistics
   (lent 0 :type (unsigned-byte 62))     ; how often the baton was lent
@@ -81,8 +81,8 @@ slots, coalescing.lisp."
   (thread nil :type (or null sb-thread:thread)) ; the thread that has the baton
   (user nil)                            ; the argument of the last CALL-USER
   (runner nil :type (or null sb-thread:thread)) ; the thread that LAUNCH-EVENT-LOOP has made
-  (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
-  ;; the loop's own thread has left it for good; under RESERVE's lock
+  (overtaken nil :type boolean)         ; RUNNER is now an ordinary thread of RESERVE
+  ;; the loop's own thread has left the loop for good; guarded by RESERVE's lock
   (left nil :type boolean)
   (blind nil :type boolean)             ; events were fetched and then lost
   ;; guards STATE and OVERTAKEN-WAITERS
@@ -96,8 +96,8 @@ slots, coalescing.lisp."
   (sources (make-array 64 :initial-element nil) :type simple-vector) ; sources by descriptor
   (generation 0 :type (unsigned-byte 30)) ; the generation of the last source
   (unconnected '() :type list)          ; sources to be released that may have no descriptor yet
-  (connections 0 :type sb-ext:word)     ; listeners on other loops change and compare it; atomic
-  ;; work of the turn; a SPARE vector takes the place of one that is being worked off
+  (connections 0 :type sb-ext:word)     ; other loops' listeners change and read it; atomic
+  ;; work of the turn; while a vector is being processed, its SPARE vector collects new work
   (ready (make-array 64 :initial-element 0) :type simple-vector) ; connections to be read
   (ready-count 0 :type index)           ; how many connections are in READY
   ;; the other vector, for the next turn
@@ -146,7 +146,7 @@ slots, coalescing.lisp."
 nanoseconds of the loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
   event-loop-random "The random-state for random choices on LOOP. On the loop."
-  event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
+  event-loop-reserve "The reserve whose threads run LOOP when its own thread cannot, or NIL."
   event-loop-turns "The number of turns that LOOP has made; it grows only when the loop has work."
   event-loop-connections "The number of connections of LOOP, including those just accepted for it."
   event-loop-timed "True if LOOP measures the time that it waits for events. SETFable, on the
@@ -172,8 +172,9 @@ loop.")
   (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
   nil)
 
-;;; Slow work: steps of handshakes, and the ends of connections with all their calls. Peers can have
-;;; a thousand of these due at once, so a turn does some of them, and other work is done in between.
+;;; Slow work: steps of handshakes, and the ends of connections with all their calls. Peers can
+;;; cause a thousand of these at once, so a turn does only some of them, and other work is done
+;;; between them.
 
 (defconstant +slow-ns+ 3000000
   "The time that a turn may spend on slow work before it leaves further work to the next turn.")
@@ -216,9 +217,9 @@ loop.")
 ;;; Sources
 
 (defstruct (source (:constructor nil) (:copier nil))
-  "An object that has a descriptor on a loop. Connections use neither of the functions."
+  "An object that has a descriptor on a loop. Connections do not use the two functions."
   (loop nil :type event-loop)           ; the source's loop
-  (token 0 :type os:event-token)        ; 0 while LOOP does not watch the descriptor
+  (token 0 :type os:event-token)        ; 0 while LOOP watches no descriptor
   (on-event nil :type (or null function)) ; (source flags), called with each event
   (on-release nil :type (or null function))) ; (source), called when LOOP stops
 
@@ -258,11 +259,11 @@ calls."
 
 (defgeneric interest (source)
   (:documentation "The events of SOURCE's descriptor that the loop does not know of yet: a
-combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.")
+combination of +READABLE+ and so on, or 0. Level-triggered pollers call this.")
   (:method ((source source)) +readable+))
 
 (define-hot find-source ((loop event-loop) (token os:event-token)) (or null source)
-  "The source that TOKEN was given to, if it still exists."
+  "The source to which TOKEN was given, if the source still exists."
   (let* ((sources (event-loop-sources loop))
          (descriptor (ldb (byte 32 0) token))
          (source (and (< descriptor (length sources)) (svref sources descriptor))))
@@ -271,8 +272,8 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
          (= token (source-token source))
          source)))
 
-;;; A byte channel counts among the connections of a loop from when it is dealt to the loop, or a
-;;; connection is made of it, until it is closed.
+;;; A byte channel counts among the connections of a loop from the moment when a listener gives it
+;;; to the loop, or it becomes a connection's channel, until it is closed.
 
 (defun count-byte-channel (byte-channel loop)
   (unless (byte-channel-loop byte-channel)
@@ -294,14 +295,14 @@ its loop."
 (defstruct (handler (:copier nil))
   "The functions of a kind of connections. Each function is called on the loop."
   ;; (connection octets start end) takes octets, which are valid only during the call, and returns
-  ;; the index of the first that it did not consume. Octets that were not consumed come again,
-  ;; contiguous, with more octets after them; nothing but INPUT itself limits the octets that it
-  ;; leaves. A true second value means that INPUT could have consumed more but gives way to other
-  ;; connections: the octets that it left come again, alone, in the next turn.
+  ;; the index of the first octet that it did not consume. The octets from there on come again,
+  ;; contiguous, with more octets after them; no limit is set to the octets that INPUT leaves. A
+  ;; true second value means that INPUT could have consumed more but lets other connections go
+  ;; first: the octets that it left come again, without further ones, in the next turn.
   (input nil :type function :read-only t)
-  ;; (connection) is called before output is sent, and again after all of it was sent if FILL had
-  ;; appended some. FILL may append more. The buffer that CONNECTION-OUTPUT returned before is not
-  ;; valid afterwards.
+  ;; (connection) is called before output is sent, to append more, and again after all output was
+  ;; sent if FILL had appended some. A buffer that CONNECTION-OUTPUT returned before the call is not
+  ;; valid after it.
   (fill #'identity :type function :read-only t)
   ;; (connection reason) is called exactly once. REASON is NIL if the peer or we closed in order,
   ;; otherwise a text or a condition.
@@ -309,9 +310,8 @@ its loop."
   ;; (connection octets start end), if not nil, is called with the octets that were sent while a
   ;; tracer of HTTP/2 frames is on.
   (sent nil :type (or null function) :read-only t)
-  ;; (connection), if not nil, is called when a write has failed. CONNECTION is then read until no
-  ;; octets are left that the peer sent before, and aborted. Without BROKEN the connection is
-  ;; aborted at once.
+  ;; (connection), if not nil, is called when a write has failed. Then all octets that the peer had
+  ;; sent are read, and CONNECTION is aborted. Without BROKEN the connection is aborted at once.
   (broken nil :type (or null function) :read-only t))
 
 (declaim (sb-ext:freeze-type handler))
@@ -320,10 +320,9 @@ its loop."
   (print-unreadable-object (handler stream :type t :identity t)))
 
 (defmacro define-flags (structure slot &body names)
-  "Define accessors STRUCTURE-NAME, SETFable, of booleans for NAMES: bits of SLOT, a slot of
-STRUCTURE of a type (unsigned-byte N) with N of their number or more. This is for structures with
-many instances: each boolean slot would take a word. Only one thread at a time may set any of the
-flags."
+  "Define SETFable accessors STRUCTURE-NAME of booleans, one for each of NAMES: bits of SLOT, a slot
+of STRUCTURE whose type (unsigned-byte N) has enough bits. Structures with many instances need this,
+since each boolean slot would take a word. Only one thread at a time may set any of the flags."
   (flet ((accessor (name) (intern (format nil "~A-~A" structure name))))
     `(progn
        ,@(loop for name in names
@@ -347,16 +346,16 @@ flags."
                                                      ; connection's octets
   (handler nil :type handler)           ; the owner's functions for the connection's events
   (user nil)                            ; the owner's datum
-  ;; how far its end has come
+  ;; the progress of its end
   (state :open :type (member :open :closing :lingering :aborting :closed))
   (reason nil)                          ; why the connection is aborted, or was broken
   (flags 0 :type (unsigned-byte 13))    ; see DEFINE-FLAGS
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
-  (max-unsent 0 :type index)            ; with more unsent octets the connection is not read
+  (max-unsent 0 :type index)            ; the most unsent octets with which it is still read
   ;; UNSENT after the last read, unless there was other output before it; 0 after a flush
   (read-unsent 0 :type index)
-  (account nil :type (or null account)) ; charged with the memory of LEFTOVER and BUFFER,
+  (account nil :type (or null account)) ; is charged for LEFTOVER and BUFFER
   (kept 0 :type index)                  ; so much
   (discarded 0 :type index)             ; the octets read and dropped while it is being closed
   (timer nil :type (or null timer))     ; ends the wait for the peer while it is being closed
@@ -368,15 +367,15 @@ flags."
   told                                  ; the owner knows that the connection has closed
   queued                                ; the connection is in the loop's READY
   dirty                                 ; the connection is in the loop's DIRTY
-  readable                              ; no read has said since the last event that it would block
-  ended                                 ; the peer has ended: a short read is not the last
+  readable                              ; no read would have blocked since the last event
+  ended                                 ; the peer has ended, so a short read is not the last
   stopped                               ; see STOP-READING
   throttled                             ; the connection is not read because of unsent output
   postponed                             ; the handler has left input that it could have consumed
   blocked                               ; the last write would block, or was taken in part
-  read-wants-write                      ; reading goes on once the descriptor can be written
+  read-wants-write                      ; reading continues once the descriptor can be written
   broken                                ; a write has failed; octets that came before are read
-  write-wants-read                      ; writing goes on once the descriptor can be read
+  write-wants-read                      ; writing continues once the descriptor can be read
   filled)                               ; FILL was called since READ-UNSENT was set
 
 (document-functions

@@ -13,12 +13,12 @@ good.")
                           (random (funcall (world-make-random *world*)))
                           reserve caller-driven)
   "Return a loop of this thread's world that does not run yet. NAME is shown to people. CLOCK, a
-function that returns nanoseconds, POLLER and RANDOM, a random-state for random choices, are by
-default those of the world. With a RESERVE, its threads take the loop over when user code takes too
-long or is about to wait. With CALLER-DRIVEN, which needs a RESERVE, the loop has no thread of its
-own: callers run it in turn (see DRIVE), and a reserve thread runs it when no caller does. In a
-simulated world both are ignored: the simulator runs the loop. STOP-EVENT-LOOP must be called at
-some time, even if it was never started."
+function that returns nanoseconds, POLLER, and RANDOM, a random-state, have defaults from the world.
+If RESERVE is given, its threads take the loop over when user code takes too long or is about to
+wait. With CALLER-DRIVEN, which needs a RESERVE, the loop has no thread of its own: callers run it
+(see DRIVE), and a reserve thread runs it when no caller does. A simulated world ignores both
+arguments: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time, even if the
+loop was never started."
   (let ((loop (if (simulated-p)
                   (%make-event-loop name clock poller random nil nil nil #'run-as-holder)
                   (%make-event-loop name clock poller random reserve
@@ -71,8 +71,8 @@ Signal MISUSE if LOOP runs or has run already."
   (when (event-loop-reserve loop) (watch-loop loop)))
 
 (defun end-running (loop)
-  "Stop LOOP, since its end was requested. By the thread that holds the baton. If user code loses
-the baton, another thread continues, and this returns false."
+  "Stop LOOP, since its end was requested. The thread that holds the baton calls this. If user code
+loses the baton meanwhile, another thread continues, and the value is false."
   (when (release-all loop)
     (retire loop)
     (leave-state loop :running :stopped)
@@ -83,8 +83,8 @@ the baton, another thread continues, and this returns false."
     t))
 
 (defun run-as-own (loop)
-  "Run LOOP in its own thread until it stops or this thread has left it to a reserve thread; in the
-latter case, if there was no non-local exit, return :LOST."
+  "Run LOOP in its own thread until the loop stops or a reserve thread has taken it. If a reserve
+thread has taken it without a non-local exit, return :LOST."
   (unwind-protect (with-taken-loop (loop (take loop)) (run-as-holder loop))
     (when (and (event-loop-reserve loop) (null (event-loop-driving loop)))
       (count-runner (event-loop-reserve loop) 1
@@ -95,15 +95,15 @@ latter case, if there was no non-local exit, return :LOST."
 (defun run-in-thread (loop)
   (unwind-protect
        (when (eq :lost (run-as-own loop))
-         ;; overtaken during long user code, this thread becomes one of the reserve
+         ;; this thread, overtaken during long user code, joins the reserve
          (enlist (event-loop-reserve loop)))
-    (os:protect-stack-end)))            ; user code may have used up the stack
+    (os:protect-stack-end)))            ; user code may have exhausted the stack
 
 (defun run-as-holder (loop)
   "Run LOOP, whose baton this thread has just taken, until the loop stops or has nothing to do for
 this thread; then release the baton. If the baton is lost, return :LOST."
   (let ((done nil))
-    ;; the loop may have been overtaken while a caller drove it
+    ;; the loop may have been taken from a caller that drove it
     (let ((driving (event-loop-driving loop)))
       (when driving
         (setf (driving-owner driving) nil
@@ -130,7 +130,7 @@ LOOP; if no reserve thread can, end LOOP."
 
 (defun stop-event-loop (loop)
   "Stop LOOP after the current turn, and close every connection and descriptor that it owns. Output
-that its peers do not take at once is lost. Stopping again does nothing. From any thread."
+that the peers do not take at once is lost. Stopping again does nothing. From any thread."
   (setf (event-loop-stopping loop) t)
   (sb-thread:barrier (:memory))
   (leave-state loop :new :running)
@@ -179,7 +179,7 @@ started."
                  (funcall (source-on-release source) source)))))
     (loop while (event-loop-unconnected loop)
           do (release (pop (event-loop-unconnected loop))))
-    ;; an owner that is called may have added others, also before the last
+    ;; an owner that was called may have added sources, also before this place
     (loop for at = (first-source loop 0) then (or (first-source loop at) (first-source loop 0))
           while at
           do (let ((source (svref (event-loop-sources loop) at)))
@@ -221,8 +221,8 @@ another thread releases the rest. On the loop."
   nil)
 
 (defun next-turn-ns (loop)
-  "The time of the next turn of LOOP, which no thread runs now, if its poller has no events: 0 if
-LOOP has work, the time when a timer is due, or nil."
+  "The time at which LOOP, which no thread runs now, must make its next turn if its poller has no
+events: 0 if LOOP has work, else the time when a timer is due, or nil."
   (if (or (event-loop-stopping loop)
           (plusp (event-loop-ready-count loop))
           (plusp (event-loop-dirty-count loop))
@@ -237,14 +237,12 @@ LOOP has work, the time when a timer is due, or nil."
   "A plist of the counts of LOOP:
  :turns, that it has made;
  :connections, that it has now;
- :lent and :lost, how often its baton was lent to user code, and taken by another thread meanwhile;
- :octets-received and :octets-sent, by its connections;
- :waited-ns, the time it has waited for events while it was timed;
- :spun-ns, the time it has waited without sleeping, which uses a processor as work does
-   (spinning.lisp);
- :reserve, the reserve whose threads run it when its own cannot, or nil;
- :busy-threads and :idle-threads, of the reserve.
-The counts are read while they change. From any thread."
+ :lent and :lost, how often its baton was lent to user code, and how often another thread took it
+ from there; :octets-received and :octets-sent, by its connections; :waited-ns, the time it has
+ waited for events while it was timed; :spun-ns, the time it has waited without sleeping, in which
+ it used a processor (spinning.lisp); :reserve, the reserve whose threads run it when its own
+ cannot, or nil; :busy-threads and :idle-threads, of the reserve.
+The counts may change while they are read. From any thread."
   (let* ((reserve (event-loop-reserve loop))
          (threads (if reserve (reserve-thread-count reserve) 0))
          (busy (if reserve (min threads (reserve-busy reserve)) 0)))
@@ -261,10 +259,10 @@ The counts are read while they change. From any thread."
 
 ;;; Signals
 
-;; Each loop may have one function for a signal; all of these are called. The list is replaced,
-;; never changed, since a signal may come while it is being read.
+;; Each loop may have one function for a signal; a signal calls the functions of all loops. The list
+;; is replaced, never changed, since a signal may come while it is being read.
 (defglobal **signal-takers** '())       ; elements (signal loop . function)
-;; a property list from signals that loops take to the function of OS:HANDLE-SIGNAL before, or nil
+;; a property list: for each signal that loops take, the former function of OS:HANDLE-SIGNAL, or nil
 (defglobal **suspended-functions** '())
 (defglobal **signal-lock** (sb-thread:make-mutex :name "clgrpc signals"))
 
@@ -274,8 +272,8 @@ The counts are read while they change. From any thread."
 
 (defun on-signal (loop signal function)
   "Call FUNCTION, without arguments, on LOOP whenever the process gets SIGNAL, a number such as
-OS:+SIGTERM+; NIL for FUNCTION ends these calls. Other loops may take the same signal too, and each
-loop gets it. When the last loop has stopped taking SIGNAL, SIGNAL again has its former function of
+OS:+SIGTERM+; NIL for FUNCTION ends these calls. Several loops may take the same signal, and each
+gets it. When the last loop has stopped taking SIGNAL, SIGNAL again has its former function of
 OS:HANDLE-SIGNAL, or its default action. From any thread."
   (sb-thread:with-mutex (**signal-lock**)
     (let ((taken (find signal **signal-takers** :key #'first))

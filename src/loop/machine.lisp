@@ -1,4 +1,4 @@
-;;;; The machine is the world of all threads that are in no simulated one (world.lisp): its network
+;;;; The machine is the world of all threads outside of simulated worlds (world.lisp): its network
 ;;;; is the kernel's sockets and the system's resolver.
 
 (in-package #:clgrpc.loop)
@@ -33,15 +33,15 @@
     socket))
 
 (defun retire-by-kernel (socket)
-  "The machine's NETWORK-RETIRE. A connection that a socket gets between its last accept and its end
-is reset. If several sockets share the port, prevent that: let the peer try again, so that another
-socket gets the connection."
+  "The machine's NETWORK-RETIRE. The kernel resets a connection that a socket gets between its last
+accept and its end. If several sockets share the port, drop the connection's packets instead: the
+peer sends them again, and another socket gets the connection."
   (unless (eql 0 (os:socket-option socket os:+sol-socket+ os:+so-reuseport+))
     (os:drop-new-connections socket)))
 
 (defun limit-silence-by-kernel (socket seconds)
-  "The machine's NETWORK-LIMIT-SILENCE. Sockets other than TCP's refuse the option: their octets
-always arrive."
+  "The machine's NETWORK-LIMIT-SILENCE. Sockets other than those of TCP refuse the option, which
+they do not need: their octets always arrive."
   (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-user-timeout+
                         (min #x7FFFFFFF (ceiling (* 1000 seconds)))))
 
@@ -56,9 +56,9 @@ always arrive."
       (make-world
        :clock #'machine-ns
        :make-poller 'make-poller-by-default
-       ;; making a random state opens a file, which an interrupted thread would leave open
+       ;; making a random state opens a file, which would stay open if the thread were unwound
        :make-random (lambda () (sb-sys:without-interrupts (sb-ext:seed-random-state t)))
-       ;; by name, since tests replace functions of clgrpc.os for a while
+       ;; functions by name, since tests replace functions of clgrpc.os for a while
        :network (make-network :open 'open-by-kernel :connect 'os:connect-socket
                               :failure 'failure-by-kernel :listen 'listen-by-kernel
                               :accept 'os:accept-socket :retire 'retire-by-kernel

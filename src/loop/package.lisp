@@ -1,7 +1,7 @@
 ;;;; The event loop: connections, listeners, timers, posted functions, futures, and the threads
-;;;; around it. gRPC is built on it. Programs on a loop without gRPC use cl-async's verbs in
-;;;; clgrpc.async, which is built on this package, and this package for handlers and byte channels
-;;;; of their own.
+;;;; around it. gRPC is built on it. Programs that use a loop without gRPC call cl-async's functions
+;;;; in clgrpc.async, which is built on this package; for their own handlers and byte channels they
+;;;; use this package.
 
 (defpackage #:clgrpc.loop
   (:use #:cl #:clgrpc.base #:clgrpc.option)

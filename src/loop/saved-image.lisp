@@ -1,11 +1,11 @@
 ;;;; Saving the image (SAVE-LISP-AND-DIE, or UIOP:DUMP-IMAGE): threads and descriptors cannot be in
 ;;;; a core. So an object with threads is registered with a function that ends it, and saving calls
 ;;;; these functions first. After that servers are :stopped and channels closed, in the saved core
-;;;; as well; the program makes new ones when the core has started. Two kinds of thread remain: the
-;;;; thread of a loop that a user made, and the thread of a handler that does not return. SBCL
-;;;; refuses to save an image with threads, and names them.
+;;;; as well; the program makes new servers and channels when the core has started. Two kinds of
+;;;; thread remain: the thread of a loop that a user made, and the thread of a handler that does not
+;;;; return. SBCL refuses to save an image with threads, and names them.
 ;;;;
-;;;; The table is weak: an object that is garbage leaves it by itself.
+;;;; The table is weak, so an object that becomes garbage disappears from it.
 
 (in-package #:clgrpc.loop)
 

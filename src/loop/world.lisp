@@ -1,10 +1,10 @@
 ;;;; Worlds. A world determines the time and the network of the loops that are made in it, which
 ;;;; thread runs them, and how a thread starts or waits. The machine is the world of all threads
-;;;; unless they bind *WORLD*. The simulator (sim) makes worlds of its own: there one thread at a
-;;;; time runs, the one that the simulator chooses.
+;;;; unless they bind *WORLD*. The simulator (sim) makes other worlds: in these, one thread at a
+;;;; time runs, which the simulator chooses.
 ;;;;
-;;;; A loop and a reserve belong permanently to the world in which they are made. A thread waits in
-;;;; the world that it is in, which is *WORLD*.
+;;;; A loop and a reserve belong permanently to the world in which they are made. A thread waits by
+;;;; the rules of its world, *WORLD*.
 
 (in-package #:clgrpc.loop)
 
@@ -14,21 +14,21 @@
 
 (defstruct (network (:copier nil))
   "The sockets of a world, as functions with results like those of the kernel's calls in clgrpc.os:
-a result below 0 is a negated errno. A descriptor is any number on which they, the byte channels and
-the pollers of the world agree."
+a result below 0 is a negated errno. A descriptor is any number on which these functions, the byte
+channels and the pollers of the world agree."
   (open nil :type operation :read-only t)          ; (family): a descriptor
   (connect nil :type operation :read-only t)       ; (descriptor address)
   (failure nil :type operation :read-only t)       ; (descriptor): a positive errno, or 0
   (listen nil :type operation :read-only t)        ; (address options): a descriptor
   (accept nil :type operation :read-only t)        ; (descriptor octets): a descriptor
-  ;; (descriptor): give a socket that listens, and will be closed at once, no new connections
+  ;; (descriptor): stop new connections to a listening socket that is about to be closed
   (retire 'keep-as-it-is :type operation :read-only t)
   (local-address nil :type operation :read-only t) ; (descriptor): octets, or nil
   (close nil :type operation :read-only t)         ; (descriptor)
   (byte-channel nil :type operation :read-only t)  ; (descriptor peer): a byte channel
-  ;; (descriptor seconds): give up a connection whose peer does not acknowledge octets for so long
+  ;; (descriptor seconds): break off a connection whose peer acknowledges no octets for that time
   (limit-silence 'no-limit :type operation :read-only t)
-  ;; datagrams, which a network need not have
+  ;; datagrams, which some networks do not have
   (open-datagram 'no-datagrams :type operation :read-only t) ; (family): a descriptor
   (send 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
   (receive 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
@@ -40,8 +40,8 @@ the pollers of the world agree."
   (declare (ignore descriptor seconds)))
 
 (defun keep-as-it-is (descriptor)
-  "Do nothing: for an operation of a network in which nothing happens between two operations of a
-thread."
+  "Do nothing: the RETIRE operation of a network in which no connection can arrive between two
+operations of a thread."
   (declare (ignore descriptor)))
 
 (defun no-datagrams (&rest arguments)
@@ -56,13 +56,13 @@ functions are nil, since its threads run, start and sleep by themselves."
   (make-poller nil :type operation :read-only t)   ; (): for a new loop
   (make-random nil :type operation :read-only t)   ; (): a random-state for a new loop
   (network nil :type network :read-only t) ; the network of its sockets
-  (start-loop nil :type (or null function) :read-only t) ; a function of a loop, which runs it
-  ;; a function of (function name), which calls it in a thread
+  (start-loop nil :type (or null function) :read-only t) ; a function that runs a loop
+  ;; (function name): call FUNCTION in a thread called NAME
   (start-thread nil :type (or null function) :read-only t)
   ;; (predicate end-ns): return true once PREDICATE is true, or, if that is nil, after any event;
   ;; false at END-NS, which may be nil
   (wait nil :type (or null function) :read-only t)
-  (client-loops '() :type list))        ; the channels' loops, which the client keeps here
+  (client-loops '() :type list))        ; the loops of channels, kept here by the client
 
 (declaim (sb-ext:freeze-type network world))
 
@@ -81,7 +81,7 @@ functions are nil, since its threads run, start and sleep by themselves."
 (setf (documentation '*world* 'variable) "The world that this thread is in.")
 
 (defun simulated-p (&optional (world *world*))
-  "True if WORLD is simulated: it has no threads that run by themselves."
+  "True if WORLD is simulated: its threads do not run by themselves."
   (and (world-wait world) t))
 
 (defun unix-seconds ()
@@ -116,7 +116,7 @@ without addresses, the reason of the failure, as text. The call may wait for lon
       (sleep seconds)))
 
 (defun notice-end (seconds)
-  "The END-NS of AWAIT-NOTICE that is SECONDS, a real, from now."
+  "The time SECONDS, a real, from now, as END-NS of AWAIT-NOTICE."
   (time-after (seconds-ns seconds) (world-now)))
 
 (defun seconds-until (end-ns &optional (least 1/1000))
@@ -125,9 +125,9 @@ without addresses, the reason of the failure, as text. The call may wait for lon
 
 (defun await-notice (queue mutex end-ns &optional predicate)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
-see NOTICE-END. Return false if END-NS has passed. The function may also return without either
-reason. A simulation does not see notices: it continues when PREDICATE, a function without effects,
-is true or, if PREDICATE is nil, after any event."
+see NOTICE-END. Return false if END-NS has passed. The function may also return although neither has
+happened. A simulation does not see notices: it continues when PREDICATE, a function without
+effects, is true or, if PREDICATE is nil, after any event."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)
@@ -193,7 +193,7 @@ unless they are nil."
             (t (sb-thread:try-semaphore semaphore count)))))
 
 (defun await-futex (futex value)
-  "Sleep while FUTEX has VALUE. This may also return earlier."
+  "Sleep while FUTEX has VALUE, or for a shorter time."
   (declare (type os:futex futex))
   (if (simulated-p)
       (funcall (world-wait *world*) (lambda () (/= value (aref futex 0))) nil)

@@ -8,8 +8,8 @@
 ;;;;
 ;;;; When a write fails, the peer may have sent octets that give the reason, such as an answer and
 ;;;; GOAWAY. These octets can still be read: a handler with a function BROKEN gets them before its
-;;;; connection is aborted. Only the handlers of clients have BROKEN, since a server's answers to
-;;;; such octets would not arrive.
+;;;; connection is aborted. A server's handler needs no BROKEN, since its answers to such octets
+;;;; would not arrive.
 
 (in-package #:clgrpc.loop)
 

@@ -1,6 +1,6 @@
 ;;;; A poller waits for events of descriptors: six functions, and the place where they leave the
-;;;; events. This file has two pollers: epoll, and poll(2), which shows that the loop needs no more
-;;;; than it offers. Other pollers, such as the simulator's, fill in the same structure; a
+;;;; events. This file has two pollers, epoll and poll(2); the second shows that the loop needs no
+;;;; more of a poller. Other pollers, such as the simulator's, fill in the same structure; a
 ;;;; descriptor is any number on which a poller and its byte channels agree.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes

@@ -1,5 +1,5 @@
 ;;;; The result of a TLS handshake: a SECURITY, or a text with the reason of its failure and its
-;;;; likely cause. SSL is OpenSSL's session; what its peer has sent may be an attacker's.
+;;;; likely cause. SSL is OpenSSL's session; the data of its peer may come from an attacker.
 
 (in-package #:clgrpc.loop)
 
@@ -32,7 +32,7 @@ verified, unless the credentials have :verify nil.")
 
 (defun presented-names (ssl)
   "The hosts and addresses of the refused certificate of SSL's server, as text; NIL if it cannot be
-read. The certificate may be an attacker's."
+read. The certificate may come from an attacker."
   (let* ((der (os:presented-certificate ssl))
          (all (handler-case (and der (os:certificate-names (os:make-certificate der)))
                 (os:tls-error () (return-from presented-names nil))))
@@ -46,8 +46,9 @@ read. The certificate may be an attacker's."
           (t (format nil "~{~A~^, ~}~[~:;~:* and ~D more~]" shown more)))))
 
 (defun explain-failure (failure ssl server-name name-refused)
-  "FAILURE, OpenSSL's text for a failed handshake of SSL, and its likely cause. A client calls its
-server SERVER-NAME; NAME-REFUSED is true if a server has refused the name that its client asks for."
+  "FAILURE, OpenSSL's text for a failed handshake of SSL, and its likely cause. SERVER-NAME is the
+name by which a client calls its server; NAME-REFUSED is true if a server has refused the name for
+which its client asks."
   (format nil "TLS handshake failed: ~A~A" failure
           (cond ((or (search "hostname mismatch" failure) (search "IP address mismatch" failure))
                  (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name sets the ~

@@ -1,10 +1,10 @@
 ;;;; Bundles of SPIFFE trust domains (SPIFFE Trust Domain and Bundle, section 4; gRFC A87): a file
-;;;; of JSON with the roots of each trust domain, which vouch for identities of that domain only.
+;;;; of JSON with the roots of each trust domain; these vouch only for identities of that domain.
 ;;;; {"trust_domains": {"example.org": {"keys": [{"use": "x509-svid", "kty": "EC", "x5c": ["base64
 ;;;; of DER"]}]}}}. A file with an error anywhere is refused as a whole.
 ;;;;
-;;;; OpenSSL trusts the roots of all domains; then the root of the chain that it has found must
-;;;; belong to the domain of the peer's identity.
+;;;; OpenSSL trusts the roots of all domains. Then a check here shows whether the root of the chain
+;;;; that OpenSSL has found belongs to the domain of the peer's identity.
 
 (in-package #:clgrpc.loop)
 
@@ -30,8 +30,8 @@
 
 (defun certificate-identity (certificate)
   "Return two values: the SPIFFE identity of CERTIFICATE, a string such as
-\"spiffe://example.org/shop\", and its trust domain, \"example.org\"; nil unless it has exactly one
-URI, which is such an identity (X.509-SVID, section 2). From any thread."
+\"spiffe://example.org/shop\", and its trust domain, \"example.org\"; nil unless the certificate has
+exactly one URI and that is a SPIFFE identity (X.509-SVID, section 2). From any thread."
   (let ((uris (loop for (kind text) in (os:certificate-names certificate)
                     when (eq :uri kind) collect text)))
     (when (= 1 (length uris))
@@ -45,7 +45,7 @@ URI, which is such an identity (X.509-SVID, section 2). From any thread."
   (and (listp object) (cdr (assoc name object :test #'equal))))
 
 (defun key-certificate (key domain what)
-  "The DER of the certificate in KEY, an element of the keys of DOMAIN."
+  "The DER of the certificate in KEY, an element of the list of keys of DOMAIN."
   (let ((chain (json-member key "x5c")))
     (unless (equal "x509-svid" (json-member key "use"))
       (bundle-error what "a key of ~A is not for \"x509-svid\"" domain))
@@ -64,7 +64,7 @@ URI, which is such an identity (X.509-SVID, section 2). From any thread."
 
 (defun parse-bundles (text what)
   "The roots in TEXT, JSON: an alist from trust domains to lists of DER. Signal TLS-ERROR, in which
-WHAT names the text, if it is not of that form."
+WHAT names the text, if TEXT does not have that form."
   (let ((domains (handler-case
                      (json-member (parse-json text :max-depth 10 :max-length +max-bundle-octets+)
                                   "trust_domains")

@@ -1,49 +1,52 @@
 ;;;; TLS as a byte channel around another. The handshake continues whenever the connection reads or,
 ;;;; in the beginning, writes. So a connection need not know of the handshake: nothing can be read
-;;;; or written until the handshake is over. One receive feeds the session, one send takes all
-;;;; records of a flush.
+;;;; or written until the handshake is over. The session gets the octets of one receive; one send
+;;;; transmits all records of a flush.
 ;;;;
 ;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (we send no
-;;;; more either; octets that still come are dropped). A session that fails becomes :failed; once
-;;;; the failure was reported, as +BROKEN+ with the reason in BYTE-CHANNEL-FAILURE, the session
-;;;; becomes :closed. The peer has been sent the alert.
+;;;; more either; octets that still come are dropped). A session that fails becomes :failed and
+;;;; sends the peer an alert; once the failure was reported, as +BROKEN+ with the reason in
+;;;; BYTE-CHANNEL-FAILURE, the session becomes :closed.
 ;;;;
 ;;;; All sessions of a loop work through one area. LENDING-AREA lends the area to one session at a
-;;;; time, for one step. The area is empty whenever it is lent, because LENDING-AREA checks that a
-;;;; session returns it empty. If a step is left before its end, for instance by a condition, its
+;;;; time, for one step. The area is empty whenever it is lent, because LENDING-AREA checks that
+;;;; each step leaves it empty. If a step is left before its end, for instance by a condition, its
 ;;;; session has failed: the octets that it leaves in the area are dropped, and nothing more of the
-;;;; session is sent. Logs and tracers get the events of a step only after it.
+;;;; session is sent. Logs and tracers get the events of a step only after the step.
 ;;;;
-;;;; A handshake costs us more than its peer, and a thousand may be due at once. So one read takes
-;;;; only +SHAKING-OCTETS+ of a handshake, no peer may send more than +MAX-SHAKING-OCTETS+ before it
-;;;; is over, and handshakes are slow work: a turn does only some of it (loop-structure.lisp).
+;;;; A handshake costs our end more than the peer, and a thousand may be due at once. So one read
+;;;; takes only +SHAKING-OCTETS+ of a handshake; no peer may send more than +MAX-SHAKING-OCTETS+
+;;;; before its handshake is over; and handshakes are slow work, of which a turn does only a part
+;;;; (loop-structure.lisp).
 ;;;;
 ;;;; Records that the inner byte channel did not take wait in TAIL. The data of records that are not
-;;;; sent yet, OWED octets, do not count as written. So the connection offers the owed octets again
-;;;; and sees as much back-pressure as without TLS. Records of the handshake have no such data: the
+;;;; sent yet, OWED octets, do not count as written. So the connection offers the owed octets again,
+;;;; and has the same back-pressure as without TLS. Records of the handshake have no such data: the
 ;;;; reads that continue the handshake also send its records.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +record-room+ os:+record-octets+
-  "The room reserved for an incomplete record in the session, which may become complete.")
+  "The room reserved for the data of an incomplete record in the session, which the next octets may
+complete.")
 (defconstant +write-octets+ 65536
   "The most octets that are encrypted for one send.")
 (defconstant +max-answer-octets+ 65536
-  "The most octets of answers, in all, that a peer can cause by records other than data, such as
-KeyUpdates.")
+  "The most octets of answers that a peer can cause, over the whole session, by records other than
+data, such as KeyUpdates.")
 (defconstant +max-idle-octets+ 32768
   "The most octets other than data, such as KeyUpdates, that a peer may send: as many as an
-incomplete record, and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 µs.")
+incomplete record, and as many again for tickets. A KeyUpdate has 27 octets and costs our end 7
+µs.")
 (defconstant +max-shaking-octets+ 65536
   "The most octets that a peer may send until the handshake is over. A chain of five large
 certificates has 10,000.")
 (defconstant +max-message-octets+ 16384
-  "The longest message of a client's handshake, in octets; OpenSSL makes room for all of it at
-once.")
+  "The longest message of a client's handshake, in octets; OpenSSL allocates the room for a whole
+message at once.")
 (defconstant +shaking-octets+ 8192
-  "The octets of a handshake that are taken at once. These octets, in records of one octet each,
-take us 2 ms.")
+  "The octets of a handshake that one read takes. In records of one octet each they cost our end 2
+ms.")
 (defconstant +octets-per-data-octet+ 24
   "How many octets of records a peer may send for each octet of data: a record with one octet of
 data has 23 more.")
@@ -69,12 +72,12 @@ data has 23 more.")
   (loop nil :type event-loop :read-only t) ; the loop on which the channel is
   (area nil :type os:tls-area :read-only t) ; the loop's
   (ssl 0 :type os:foreign-pointer)      ; OpenSSL's session; 0 once freed
-  ;; of the handshake and the end
+  ;; the progress of the handshake, and of the end
   (state :new :type (member :new :handshaking :open :ended :failed :closed))
   (tail nil :type (or null buffer))     ; records that INNER has not taken
   (owed 0 :type index)                  ; octets of data that TAIL carries
   (written 0 :type (unsigned-byte 62))  ; octets of data that have been written
-  (answered 0 :type (unsigned-byte 62)) ; octets of records beside data, see +max-answer-octets+
+  (answered 0 :type (unsigned-byte 62)) ; answers in octets, see +max-answer-octets+
   ;; octets taken that are not data, see +max-idle-octets+; all octets until the handshake is over
   (idle 0 :type index)
   (ticket-kept nil :type boolean)       ; a client has kept a ticket of this session
@@ -102,7 +105,8 @@ data has 23 more.")
   (byte-channel-handshaking-p (connection-byte-channel connection)))
 
 (defconstant +handshake-octets+ 40960
-  "The octets that a session keeps in addition during a handshake, with a half-read message.")
+  "The additional octets that a session keeps during a handshake, including a message of which only
+a part has arrived.")
 (defun byte-channel-kept-octets (byte-channel)
   "The octets of memory that BYTE-CHANNEL keeps beyond those of an idle one. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
@@ -157,8 +161,8 @@ end."
 ;;; Sending records
 
 (define-hot send-tail ((tls tls)) fixnum
-  "Send the octets of TAIL. Return 0 if all octets are sent, else the result of the
-BYTE-CHANNEL-WRITE that accepted none."
+  "Send the octets of TAIL. Return 0 if all octets are sent, else a negative result of
+BYTE-CHANNEL-WRITE."
   (let ((tail (tls-tail tls)))
     (if (null tail)
         0
@@ -171,7 +175,7 @@ BYTE-CHANNEL-WRITE that accepted none."
 
 (define-hot send-records ((tls tls)) fixnum
   "Send the octets that the session has written; octets that are not accepted become TAIL. Return 0,
-also then, or a negated errno."
+even if octets are left, or a negative result of a failed write."
   (let ((octets (os:tls-area-octets (tls-area tls)))
         (failure 0))
     (declare (type fixnum failure))
@@ -212,7 +216,7 @@ also then, or a negated errno."
                                               (eq :refused (tls-hello tls)))))
 
 (defun answer-broken (byte-channel tls)
-  "The answer of a read or write of BYTE-CHANNEL, whose session has failed."
+  "The result of a read or write of BYTE-CHANNEL, whose session has failed."
   (setf (tls-state tls) :closed)
   (unless (tls-security tls)
     (log-event :info :handshake-failed :peer (byte-channel-peer byte-channel) :role (tls-role tls)
@@ -252,8 +256,8 @@ is lent."
 
 (defun choose-context (tls name)
   "The pointer of the context for NAME, a string or NIL, that the client requests; NIL to keep the
-present one; or :refused. NAME is unchecked text of the client. A second ClientHello must have the
-same name (RFC 8446 section 4.1.2)."
+present context; or :refused. NAME is text from the client and not checked yet. A second ClientHello
+must have the same name (RFC 8446 section 4.1.2)."
   (let ((first (eq :awaited (tls-hello tls))))
     (cond ((not (if first
                     (or (null name) (os:host-name-p name))
@@ -264,7 +268,7 @@ same name (RFC 8446 section 4.1.2)."
                  (tls-server-name tls) name)
            (let ((other (context-for-name (tls-context tls) name)))
              (when other
-               ;; which keeps the context alive
+               ;; this keeps the context alive
                (setf (tls-context tls) other)
                (context-pointer other)))))))
 
@@ -417,7 +421,7 @@ data."
                (setf (byte-channel-more byte-channel) more)
                (return-from read-session (if (> at start) (- at start) otherwise)))
              (end-reading ()
-               ;; this read returns the available octets, the next one the end
+               ;; this read returns the available octets, the next read returns the end
                (if (> at start)
                    (answer 0 t)
                    (read-tls byte-channel octets at end))))
@@ -430,8 +434,8 @@ data."
                    (setf at (take-records byte-channel tls result octets at end))
                    (incf taken result)
                    (case (tls-state tls)
-                     ;; a read that has brought no octets of data is repeated: if it was short, no
-                     ;; further event may come
+                     ;; a read that brought no octets of data is repeated, since after a short read
+                     ;; no further event may come
                      ((:open :handshaking)
                       (when (and (> at start) (or (< result room) (> taken (length area))))
                         (answer +wants-read+ (= result room))))
@@ -444,8 +448,9 @@ data."
                              (/= result +wants-read+))))))))))
 
 (defun offer-tail (tls result)
-  "The answer of a read of TLS, whose inner read has returned RESULT. During the handshake the peer
-may wait for the octets of TAIL, while the connection has nothing to write and would not send them."
+  "The result of a read of TLS whose inner read has returned RESULT. During the handshake send TAIL
+first: the peer may wait for its octets, and the connection, which has nothing to write, would not
+send them."
   (let ((sent (if (eq :handshaking (tls-state tls)) (send-tail tls) 0)))
     (if (or (zerop sent) (= sent +wants-read+))
         result
@@ -487,8 +492,8 @@ may wait for the octets of TAIL, while the connection has nothing to write and w
             ((byte-channel byte-channel) (tls tls) (octets octets) (start index) (at index)
                            (end index))
     fixnum
-  "Encrypt OCTETS from AT to END, each time as many as are sent at once, and send them. Return how
-many from START are on their way, or as a write does. The area is lent."
+  "Encrypt OCTETS from AT to END, in parts that are sent at once, and send them. Return how many
+octets from START count as written, or another result of a write. The area is lent."
   (loop
     (let ((next (min end (+ at +write-octets+))))
       (unless (os:encrypt-octets (tls-ssl tls) octets at next)
@@ -510,7 +515,7 @@ many from START are on their way, or as a write does. The area is lent."
       (send-records tls)))
   (if (eq :failed (tls-state tls))
       (answer-broken byte-channel tls)
-      ;; the inner byte channel says what TAIL waits for
+      ;; the inner byte channel's result tells which event TAIL needs
       (let ((sent (send-tail tls)))
         (if (zerop sent) +wants-read+ (pass-result byte-channel tls sent)))))
 
@@ -530,8 +535,8 @@ many from START are on their way, or as a write does. The area is lent."
 ;;; Closing
 
 (defun say-goodbye (byte-channel tls)
-  "Send close_notify (RFC 8446 section 6.1), if the peer can understand it, or as much of it as the
-byte channel accepts."
+  "Send close_notify (RFC 8446 section 6.1), or the part that the byte channel accepts, if the peer
+can decrypt it."
   (when (tls-established-p tls)
     (setf (tls-state tls) :closed)
     (lending-area (byte-channel tls)
@@ -572,11 +577,11 @@ byte channel accepts."
 
 (defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1)
   "Return a byte channel for ROLE with TLS and CREDENTIALS over BYTE-CHANNEL, which is connected and
-from now on belongs to the new byte channel. The server's name for a client is SERVER-NAME, a host
-name or numeric address, unless CREDENTIALS have a name for the server; a dot at the end of the
-name, which certificates never have, is removed. With HTTP1 a server agrees to HTTP/1.1 as well. The
-first read or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged, if there is
-no OpenSSL or CREDENTIALS cannot be used. On LOOP."
+from now on belongs to the new byte channel. A client calls its server by the server name of
+CREDENTIALS or, if they have none, by SERVER-NAME, a host name or numeric address. A dot at the end
+of the name is removed, since certificates never have it. With HTTP1 a server agrees to HTTP/1.1 as
+well. The first read or write begins the handshake. Signal TLS-ERROR, with BYTE-CHANNEL unchanged,
+if there is no OpenSSL or CREDENTIALS cannot be used. On LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
          (name (and name (string-right-trim "." name)))

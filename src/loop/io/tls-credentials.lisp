@@ -1,11 +1,11 @@
 ;;;; TLS credentials: the certificate that a server or client shows, and the authorities that it
-;;;; trusts. The OpenSSL contexts are made of the credentials when they are first needed, one for
-;;;; each role. Renewed certificate files are noticed when a connection begins; open connections
+;;;; trusts. The OpenSSL contexts, one for each role, are made of the credentials when they are
+;;;; first needed. Renewed certificate files are noticed when a connection begins; open connections
 ;;;; keep the old certificates. A renewal that cannot be used is logged, and the old context stays.
 ;;;;
-;;;; A file may lie on a disk that hangs. So a separate thread checks the files, without the lock,
-;;;; and the loop on which the connection begins waits for this check no longer than +LOOK-NS+.
-;;;; After that, until the thread has finished, connections get the old context.
+;;;; A file may be on a disk that hangs. So a separate thread checks the files, without the lock,
+;;;; and the loop on which a connection begins waits for this check no longer than +LOOK-NS+. After
+;;;; that time connections get the old context until the thread has finished.
 ;;;;
 ;;;; Contexts are freed by finalizers, since each open session needs its own. A client's context
 ;;;; keeps a ticket for each server, with which the next session is resumed.
@@ -13,7 +13,8 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +tickets+ 256
-  "The most servers for which a client keeps tickets; for one more, all are dropped.")
+  "The most servers for which a client keeps tickets; when there is one more, all tickets are
+dropped.")
 
 (defconstant +look-ns+ 100000000
   "The time that a loop waits for a check of files, which takes a millisecond.")
@@ -22,13 +23,13 @@
 
 (defstruct (context (:copier nil))
   "An OpenSSL context made of credentials, for one role."
-  (pointer 0 :type os:foreign-pointer :read-only t) ; OpenSSL's, valid in INSTANCE
+  (pointer 0 :type os:foreign-pointer :read-only t) ; OpenSSL's context, valid in INSTANCE
   ;; the OS:OPENSSL-INSTANCE the context was made in
   (instance 0 :type (unsigned-byte 62) :read-only t)
   (digests '() :type list :read-only t) ; digests of the files from which the context was made
-  (checked-ns 0 :type nanoseconds)      ; when the files were last looked at
+  (checked-ns 0 :type nanoseconds)      ; when the files were last checked
   (names '() :type list :read-only t)   ; the hosts that a server's certificate is for
-  (bundles '() :type list :read-only t) ; the roots of each trust domain; of no SPIFFE: nil
+  (bundles '() :type list :read-only t) ; the roots of each trust domain; nil without SPIFFE
   (others '() :type list)               ; contexts of a server's other credentials
   ;; tickets by name of the server
   (tickets (make-hash-table :test 'equal) :type hash-table :read-only t))
@@ -57,17 +58,17 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
   (roots :system :type (or string pathname (eql :system)) :read-only t)
   (client-certificates :none :type (member :none :request :require) :read-only t) ; a server's
   (verify t :type boolean :read-only t) ; a client verifies its server
-  (server-name nil :type (or null string) :read-only t) ; nil: the host of the target
+  (server-name nil :type (or null string) :read-only t) ; nil for the target's host
   (others '() :type list :read-only t)  ; credentials that a server has for other names
-  (peer-check nil :type (or null function) :read-only t) ; looks at the peer's certificate
+  (peer-check nil :type (or null function) :read-only t) ; checks the peer's certificate
   (spiffe-bundle nil :type (or null string pathname) :read-only t) ; a file: roots, by trust domain
   (revoked nil :type (or null string pathname) :read-only t) ; revocation lists: PEM or a file
   (key-log nil :type (or null string pathname) :read-only t) ; the file for secrets
-  (check-seconds nil :type (or null real) :read-only t) ; how often the files are looked at
+  (check-seconds nil :type (or null real) :read-only t) ; how often the files are checked
   (alpn t :type boolean :read-only t)   ; true if ALPN agrees on HTTP/2
-  ;; the client's, the server's, and that of servers which speak HTTP/1.1 as well
+  ;; the context of clients, of servers, and of servers that speak HTTP/1.1 as well
   (contexts (list nil nil nil) :type list :read-only t)
-  (looking nil :type boolean)           ; a thread looks at the files
+  (looking nil :type boolean)           ; a thread checks the files
   ;; notified when LOOKING becomes nil
   (looked (sb-thread:make-waitqueue :name "clgrpc credentials checked") :read-only t)
   ;; held while files are reloaded
@@ -84,7 +85,7 @@ certificates: :none, :request or :require."
   tls-credentials-p "True of TLS credentials.")
 
 (defun source-text (source)
-  "The name of SOURCE in messages and when printed; PEM itself may be secret."
+  "The name of SOURCE in messages and when printed; PEM is never shown, since it may be secret."
   (cond ((null source) nil)
         ((and (stringp source) (find #\{ source)) "JSON given as a string")
         ((pem-p source) "PEM given as a string")
@@ -120,8 +121,8 @@ for SOURCE."
 
 (defun file-digest (source)
   "A number that changes with the contents of the file SOURCE; NIL if SOURCE is not a file that can
-be read. The file's date would not suffice: the file may be written twice in a second, and clocks
-are set back."
+be read. The file's date would not suffice: the file may be written twice in a second, and a clock
+may be set back."
   (unless (or (null source) (eq source :system) (pem-p source))
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)
@@ -156,12 +157,13 @@ file that replaces the system's roots (gRPC's document \"environment variables\"
                                 :require))
        (verify t) server-name others peer-check revoked key-log
        (check-seconds 10) (alpn t))
-  "Return TLS credentials for MAKE-CHANNEL or START-SERVER. One object may serve clients and
-servers, and any number of channels and servers, which then share its sessions.
+  "Return TLS credentials for MAKE-CHANNEL or START-SERVER. Any number of channels and servers may
+use the same object; they share its sessions.
 
 CERTIFICATE          the chain that the own end shows, as PEM (RFC 7468): a string that holds it,
-                     or the name of a file; its certificate first, then those that lead to a root.
-                     A server needs one; a client needs one where the server asks for it
+                     or the name of a file; its own certificate first, then the certificates that
+                     lead to a root. A server needs a chain; a client needs one if the server asks
+                     for it
 KEY                  the private key, as PEM likewise; without KEY it is read from CERTIFICATE
 PASSWORD             a string that decrypts the private key; nil, the default, for a key that is
                      not encrypted
@@ -175,7 +177,7 @@ CLIENT-CERTIFICATES  a server's rule for its clients' certificates: :none asks f
 VERIFY               whether a client checks its server: ROOTS must vouch for the server's
                      certificate, and SERVER-NAME must be among its alternative names (RFC 9525:
                      its subject does not count). With nil, any machine between the two ends can
-                     read and change everything
+                     read and change all data
 SERVER-NAME          the name that a client checks, a host's name or a numeric address; by default
                      the host of the channel's target
 OTHERS               a list of TLS credentials, each with a certificate, that a server has for other
@@ -184,8 +186,9 @@ OTHERS               a list of TLS credentials, each with a certificate, that a 
                      for all other clients its own certificate
 SPIFFE-BUNDLE        a file of bundles of SPIFFE trust domains (gRFC A87), in place of ROOTS: a peer
                      must have a SPIFFE identity, and a root of its trust domain must vouch for it.
-                     With such a file a client checks no host name, so it needs a PEER-CHECK that
-                     accepts only the identities its server may have. See CERTIFICATE-IDENTITY
+                     With such a file a client checks no host name, so the client needs a PEER-CHECK
+                     that accepts only the identities that its server may have. See
+                     CERTIFICATE-IDENTITY
 PEER-CHECK           a function that is called with the CERTIFICATE of a peer that has passed all
                      these checks; it returns true to accept the peer, false to refuse the
                      connection. The function runs on the loop in every handshake, so it must not
@@ -194,22 +197,22 @@ REVOKED              certificate revocation lists (RFC 5280), as PEM likewise: a
                      one of them lists, or whose issuer's list has expired, is refused; a
                      certificate whose issuer has no list is accepted (gRFC A69)
 KEY-LOG              a file to which the secrets of all connections are appended, in the format of
-                     SSLKEYLOGFILE (RFC 9850), for Wireshark: a reader of it can read the
-                     connections. Only its owner can read the file. No environment variable alone
-                     switches it on
+                     SSLKEYLOGFILE (RFC 9850), for Wireshark: with this file one can decrypt the
+                     connections. Only the owner of the file may read it. An environment variable
+                     alone does not switch this on
 CHECK-SECONDS        how often the files are checked, a real, by default 10; nil means never. After
                      that time the next connection makes them be read again if they have changed. If
-                     that takes longer than a tenth of a second, only connections that begin
-                     afterwards use them. See RELOAD-CREDENTIALS
+                     reading takes longer than a tenth of a second, only connections that begin
+                     afterwards use the new files. See RELOAD-CREDENTIALS
 ALPN                 with nil, no protocol is agreed on by ALPN. Use nil only for TCP-SERVER and
   TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 
 The environment variable GRPC_SSL_CIPHER_SUITES names the cipher suites of all TLS credentials, in
 place of the defaults. The variable is read with the files.
 
-Sessions are resumed only under the credentials that they began with, and while all certificates
-that vouched for the peer are valid. Signal MISUSE for a wrong argument. Files are first read when
-a channel or server is made, which signals TLS-ERROR if they cannot be used. From any thread."
+A session is resumed only with the credentials with which it began, and only while all certificates
+that vouched for the peer are valid. Signal MISUSE for a wrong argument. Files are first read when a
+channel or server is made, which signals TLS-ERROR if they cannot be used. From any thread."
   (flet ((check (value type name)
            (unless (typep value type)
              (if (member name '(:key :password)) ; secrets are not shown
@@ -243,7 +246,8 @@ a channel or server is made, which signals TLS-ERROR if they cannot be used. Fro
                          :check-seconds check-seconds :alpn (and alpn t)))
 
 (defun server-name-p (object)
-  "True of strings that can be the name of a server: of a host, or a numeric address."
+  "True if the argument is a string that can be a server's name: the name of a host, or a numeric
+address."
   (and (stringp object)
        (or (os:host-name-p object) (and (os:make-address object 0) t))))
 
@@ -262,7 +266,7 @@ a channel or server is made, which signals TLS-ERROR if they cannot be used. Fro
 
 (defun build-context (credentials role)
   "Return a new context of CREDENTIALS for ROLE: :client, :server, or :http-server for a server that
-speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
+speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of CREDENTIALS cannot be used."
   (with-slots (certificate key password client-certificates verify revoked key-log spiffe-bundle)
       credentials
     (let* ((digests (file-digests credentials))
@@ -346,7 +350,7 @@ now."
       t)))
 
 (defun renewed-context (credentials context role)
-  "A new context of CREDENTIALS for ROLE, or nil if their files are as they were when CONTEXT was
+  "A new context of CREDENTIALS for ROLE, or nil if their files have not changed since CONTEXT was
 made. Without the lock."
   (handler-case (unless (equal (file-digests credentials) (context-digests context))
                   (build-context credentials role))
@@ -372,8 +376,8 @@ ROLE. Without the lock."
   (+ (monotonic-ns) (if (runs-loop-p) +look-ns+ +patient-look-ns+)))
 
 (defun have-files-looked-at (credentials context role)
-  "Start a thread that checks the files, unless one does, and wait for it until *LOOK-END-NS*. With
-the lock."
+  "Start a thread that checks the files, unless a thread does, and wait for it until *LOOK-END-NS*.
+With the lock."
   (flet ((look () (look-at-files credentials context role)))
     (when (and (not (tls-credentials-looking credentials))
                (setf (tls-credentials-looking credentials)
@@ -448,10 +452,10 @@ other role."
 
 (defun reload-credentials (credentials)
   "Read the files of CREDENTIALS again, now, for connections that begin from now on; open
-connections do not change. Signal TLS-ERROR if the files cannot be used; in that case everything
-stays as it was. From any thread."
+connections do not change. Signal TLS-ERROR if the files cannot be used; in that case nothing
+changes. From any thread."
   (let ((new (loop for each in (cons credentials (tls-credentials-others credentials))
-                   ;; not with the lock: loops would wait for the files as well
+                   ;; without the lock: otherwise loops would wait for the files as well
                    collect (cons each (new-contexts each)))))
     (loop for (each . contexts) in new
           do (sb-thread:with-mutex ((tls-credentials-lock each))

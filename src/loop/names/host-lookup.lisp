@@ -1,13 +1,13 @@
-;;;; Looking names up: threads ask the system's resolver (getaddrinfo), which may take long, and
-;;;; cannot be interrupted. A loop with a reserve asks on threads of the reserve, up to the quota
-;;;; for look-ups, half of the free threads. Other loops use some threads that start when there is a
-;;;; name to look up and end when there is none. A look-up waits while no thread is free, and does
-;;;; not begin if no caller wants its answer by then.
+;;;; Looking names up: threads ask the system's resolver (getaddrinfo), whose answer may take long
+;;;; and cannot be interrupted. A loop with a reserve asks on threads of the reserve, up to the
+;;;; quota for look-ups, half of the free threads. Other loops use a few threads that start when
+;;;; there is a name to look up and end when no name is left. A look-up waits while no thread is
+;;;; free, and does not begin if no caller needs its answer any more.
 ;;;;
 ;;;; A loop that asks for a name that is already being looked up gets the answer of that look-up,
-;;;; unless that look-up has taken very long. So retries of a name that hangs occupy few further
-;;;; threads. An address query that waits for a thread is shared only by the loops of the same
-;;;; reserve, since the threads of another reserve may all hang.
+;;;; unless that look-up has taken very long. So retries for a name whose look-up hangs occupy few
+;;;; further threads. An address query that waits for a thread is shared only by the loops of the
+;;;; same reserve, since the threads of another reserve may all hang.
 
 (in-package #:clgrpc.loop)
 
@@ -46,16 +46,16 @@ wait."
 ;;; Address queries to the system's resolver
 
 (defconstant +address-query-ns+ (* 60 +ns-per-second+)
-  "The age up to which a query is shared by all who ask the same; after it, the question is asked
-once more.")
+  "Up to this age, a query is shared by all callers that ask the same; after that, the question is
+asked once more.")
 
 (defstruct (address-query (:constructor make-address-query (key reserve since-ns)) (:copier nil))
-  "The addresses of a host that were requested."
+  "A request for the addresses of a host."
   (key nil :type cons :read-only t)     ; the host's name and the port
   (reserve nil :type reserve :read-only t) ; the reserve whose thread asks
   (since-ns 0 :type nanoseconds :read-only t) ; when the name was asked for first
   (begun nil :type boolean)             ; a thread asks the system's resolver
-  (askers '() :type list))              ; conses of functions: gets the answer, is it wanted still
+  (askers '() :type list))              ; (FUNCTION . WANTED-P) of each caller
 
 (declaim (sb-ext:freeze-type address-query))
 
@@ -68,8 +68,8 @@ once more.")
 (defglobal **address-queries-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
 
 (defun find-address-query (address-query)
-  "Another address query for the same name, whose answer can serve ADDRESS-QUERY: a thread is asking
-it already, or it waits in the same reserve. With the lock."
+  "Another address query for the same name whose answer ADDRESS-QUERY can share: a thread has begun
+it, or it waits in the same reserve. With the lock."
   (find-if (lambda (other)
              (and (not (eq address-query other))
                   (equal (address-query-key address-query) (address-query-key other))
@@ -105,8 +105,9 @@ query if it is new and must be asked by a thread of RESERVE."
     (funcall (the function (car asker)) addresses failure)))
 
 (defun begin-address-query (address-query)
-  "Decide, on a thread for ADDRESS-QUERY, whether to ask it; return true if so. ADDRESS-QUERY is not
-asked if all its callers have stopped waiting, or if another thread asks the same question."
+  "Called on a thread for ADDRESS-QUERY: return true if this thread is to ask the resolver.
+ADDRESS-QUERY is not asked if all its callers have stopped waiting, or if another thread asks the
+same question."
   (sb-thread:with-mutex (**address-queries-lock**)
     (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
           (other (find-address-query address-query)))

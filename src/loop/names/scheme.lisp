@@ -1,8 +1,8 @@
-;;;; The registry of schemes: the meanings of addresses NAME:…. A row has up to four functions, one
-;;;; for each place where addresses are read. The layer that implements a function registers it; a
-;;;; scheme can be added, or a function of a scheme replaced, at any time.
+;;;; The registry of schemes: the meanings of addresses that begin with NAME and a colon. A row has
+;;;; up to four functions, one for each place where addresses are read. The layer that implements a
+;;;; function registers it; a scheme can be added, or a function of a scheme replaced, at any time.
 ;;;;
-;;;;   parse     a socket of the kernel's, to connect to or to listen on (target.lisp)
+;;;;   parse     a socket address of the kernel's, to connect to or to listen on (target.lisp)
 ;;;;   resolver  MAKE-CHANNEL: the servers of a channel over the network
 ;;;;             (src/client/naming/resolver.lisp)
 ;;;;   open      MAKE-CHANNEL: a channel of another kind, such as one within the image
@@ -38,9 +38,9 @@ PARSE (text path smallest-port) returns the TARGET, a socket, for TEXT; PATH fol
 the empty authority \"//\"; ports below SMALLEST-PORT are invalid.
 RESOLVER (text) returns the resolver that finds the servers of a channel to TEXT.
 OPEN (text arguments) returns a channel to TEXT; ARGUMENTS are those of MAKE-CHANNEL.
-LISTEN (server text) makes the channels of OPEN to TEXT lead to SERVER.
-Each signals MISUSE for a text that it cannot use. A function that is not given stays as registered
-before. Return the scheme. From any thread."
+LISTEN (server text) makes the channels of OPEN to TEXT lead to SERVER. Each function signals MISUSE
+for a text that it cannot use. A function that is not given stays as it was registered before.
+Return the scheme. From any thread."
   (declare (ignore parse resolver open listen))
   (let ((new nil))
     (flet ((with-scheme (schemes)
@@ -67,5 +67,5 @@ the name of a scheme."
                   **schemes**))))
 
 (defun scheme-names ()
-  "The names of all schemes, the first to be registered first."
+  "The names of all schemes, in the order in which they were registered."
   (mapcar #'scheme-name **schemes**))

@@ -20,7 +20,7 @@
 (defstruct (target (:copier nil))
   "A place to connect to or to listen on."
   (text "" :type string)                ; the target as it was given
-  (addresses '() :type list)            ; the kernel's; empty if HOST must be looked up
+  (addresses '() :type list)            ; kernel's form; empty if HOST must be looked up
   (server nil :type (or null octets))   ; the address of the DNS server to ask; nil: the system's
   (host "" :type string)                ; a name or numeric address
   (port 0 :type (unsigned-byte 16))     ; 0 of a unix socket
@@ -29,9 +29,11 @@
 (declaim (sb-ext:freeze-type target))
 
 (document-functions
-  target-text "The text that TARGET was parsed from."
-  target-addresses "The kernel's addresses of TARGET that are known without a look-up, octets."
-  target-server "The kernel's address of the DNS server that TARGET names, or nil, octets."
+  target-text "The text from which TARGET was parsed."
+  target-addresses "The addresses of TARGET that are known without a look-up: octets in the kernel's
+form."
+  target-server "The address of the DNS server that TARGET names, octets in the kernel's form; or
+nil."
   target-port "The port of TARGET; of a unix socket 0."
   target-host "The host of TARGET, a name or a numeric address; \"localhost\" for a unix socket."
   target-authority "The :authority that gRPC sends to TARGET.")
@@ -50,7 +52,7 @@
 
 (defun split-authority (text start)
   "Two values: the authority and the path, with its slash, in the part of TEXT from START, after the
-scheme; nil and the whole part if it does not begin with two slashes."
+scheme; nil and the whole part if the part does not begin with two slashes."
   (if (eql (mismatch "//" text :start2 start) 2)
       (let ((slash (position #\/ text :start (+ start 2))))
         (values (subseq text (+ start 2) slash) (subseq text (or slash (length text)))))
@@ -176,7 +178,7 @@ none is given; if DEFAULT is nil, a port must be given."
 
 (defun parse-dns-server (text scheme authority for-channel)
   "The address of the DNS server that TEXT, of SCHEME, names as its AUTHORITY, or nil if AUTHORITY
-is nil. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
+is nil. Signal MISUSE if AUTHORITY is not an address, or FOR-CHANNEL is false."
   (cond ((zerop (length authority)) nil)
         ((string/= "dns" (scheme-name scheme))
          (no-target text "nothing may stand between ~A:// and the next slash"
@@ -198,10 +200,10 @@ may have a password."
     (misuse "An address has no user and no password: write HOST:PORT, without an @.")))
 
 (defun parse-target (text &key (smallest-port 1) for-channel)
-  "The target that TEXT, a string, means; see above. Ports begin at SMALLEST-PORT. If SMALLEST-PORT
-is 0, the target is for listening, and a missing host means every IPv4 address. If FOR-CHANNEL is
-true, the target may name a DNS server and needs no port. Signal MISUSE if TEXT is not an address.
-From any thread."
+  "The target that TEXT, a string, means (see the head of this file). SMALLEST-PORT is the smallest
+valid port. If SMALLEST-PORT is 0, the target is for listening, and a missing host means every IPv4
+address. If FOR-CHANNEL is true, the target may name a DNS server and needs no port. Signal MISUSE
+if TEXT is not an address. From any thread."
   (unless (stringp text)
     (misuse "An address is a string, not ~S~@[: ~A~]." text
             (typecase text

@@ -1,18 +1,19 @@
 ;;;; The file of a listening unix socket. A server that was killed leaves its file in place. The
 ;;;; file is replaced if it is a socket on which no process answers. A server that stops removes its
-;;;; own file, but not that of another server that has replaced it. The file never has a wider mode
-;;;; than it should have, not even briefly, so no other users can connect.
+;;;; own file, but not the file of another server that has replaced it. The file never has a wider
+;;;; mode than the given one, not even briefly, so no other users can connect.
 
 (in-package #:clgrpc.loop)
 
 (defun unix-file-path (address)
-  "If ADDRESS is the address of a unix socket with a file, the path of the file, octets; else nil."
+  "The path, octets, of the file of ADDRESS if that is the address of a unix socket with a file;
+else nil."
   (when (= os:+af-unix+ (os:address-family address))
     (multiple-value-bind (name abstract) (os:unix-address-name address)
       (if abstract nil name))))
 
 (defun abandoned-p (address)
-  "True if no process listens on ADDRESS, a unix one."
+  "True if no process listens on ADDRESS, the address of a unix socket."
   (let ((socket (os:open-socket os:+af-unix+)))
     (unless (os:failed-p socket)
       (unwind-protect (= (- os:+econnrefused+) (os:connect-socket socket address))
@@ -28,10 +29,10 @@ removed."
          (not (os:failed-p (os:remove-file path))))))
 
 (defun bind-unix-socket (socket address mode)
-  "Bind SOCKET to ADDRESS, a unix one; if it has a file, this gets MODE. Return a result as a system
-call does: 0 or a negated errno."
+  "Bind SOCKET to ADDRESS, that of a unix socket; if ADDRESS has a file, the file gets MODE. Return
+the result of a system call: 0 or a negated errno."
   (let ((path (unix-file-path address)))
-    ;; the file is made with this mode, less what the umask takes; so it is never wider
+    ;; the file is made with this mode, less the bits of the umask; so its mode is never wider
     (os:set-socket-mode socket mode)
     (let ((result (os:bind-socket socket address)))
       (when (and (= result (- os:+eaddrinuse+)) (remove-abandoned-file address))
@@ -46,7 +47,7 @@ identity, or nil if ADDRESS has no file."
     (when path (cons path (os:socket-file-identity path)))))
 
 (defun remove-listening-file (file)
-  "Remove FILE, of LISTENING-FILE, unless another file has taken its place."
+  "Remove FILE, a value of LISTENING-FILE, unless another file has taken its place."
   (destructuring-bind (&optional path &rest identity) file
     (when (and identity (equal identity (os:socket-file-identity path)))
       (os:remove-file path))))

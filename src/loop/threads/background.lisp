@@ -1,21 +1,21 @@
 ;;;; The background: work that is repeated in parallel with all other work, such as keeping leases
-;;;; alive. A BACKGROUND has any number of JOBS and one thread, which waits until a job is due. A
+;;;; alive. A BACKGROUND has any number of JOBS, and one thread that waits until a job is due. A
 ;;;; job's function runs on a thread of a reserve, so it may wait without delaying other jobs; it
-;;;; never runs twice at once. So a thousand waiting jobs need one thread, not a thousand.
+;;;; never runs twice at the same time. So a thousand jobs that are not due need only one thread.
 ;;;;
 ;;;; 1. A job is idle, running or ended. WAKE-JOB runs an idle job at once, and a running one once
 ;;;;    more when it returns.
 ;;;; 2. A job's function returns the seconds until its next run, or nil: then only WAKE-JOB runs it.
 ;;;; 3. END-JOB waits until the function has returned, unless that function calls it.
 ;;;;
-;;;; LOCK guards all data that change; no function runs while it is held. The thread starts when a
-;;;; job is first to run later. All these jobs end before an image is saved.
+;;;; LOCK guards all data that change; no function runs while it is held. The thread starts when the
+;;;; first job must run later. All jobs end before an image is saved.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +background-ending-seconds+ 60
-  "The longest time that END-BACKGROUND waits for the ends of threads; all their jobs have returned
-before.")
+  "The longest time that END-BACKGROUND waits for the ends of threads whose jobs have all
+returned.")
 
 (defstruct (background (:constructor %make-background (name reserve)) (:copier nil))
   "A set of jobs and the threads that run them, see MAKE-BACKGROUND."
@@ -41,7 +41,7 @@ before.")
   (woken nil :type boolean)             ; the job must run once more
   (running nil :type boolean)           ; a thread runs the job, or is about to
   (thread nil)                          ; the thread that runs the job
-  (failure nil :type (or null condition)) ; the failure that was logged and continues
+  (failure nil :type (or null condition)) ; the failure that was logged and has not ended
   (ended nil :type boolean))            ; the job must not run again
 
 (declaim (sb-ext:freeze-type background job))
@@ -76,7 +76,7 @@ any thread."
           (push job (background-jobs background))))
     job))
 
-;;; Running; the functions whose names begin with % are called with the lock held
+;;; Running jobs. Functions whose names begin with % are called with the lock held
 
 (defun %take-job (job)
   "Mark JOB to run once more. Return true if JOB was idle, so that the caller must start it."
@@ -87,8 +87,8 @@ any thread."
                    (job-running job) t)))))
 
 (defun %put-down (job seconds)
-  "Note that JOB has returned, and runs again in SECONDS, or when it is woken. Return true if JOB
-runs again at once."
+  "Note that JOB has returned. It runs again in SECONDS, or when it is woken. Return true if it runs
+again at once."
   (let ((background (job-background job)))
     (setf (job-thread job) nil)
     (cond ((and (shiftf (job-woken job) nil) (not (job-ended job))))
@@ -114,7 +114,7 @@ runs again at once."
                     (setf left nil))
                (setf again (sb-thread:with-mutex ((background-lock background))
                              (%put-down job seconds)))
-               (when (and left again) (dispatch-job job)))) ; the job's thread is ended by force
+               (when (and left again) (dispatch-job job)))) ; the job's thread is being terminated
     (when seconds (ensure-waiting background))))
 
 (defun dispatch-job (job)
@@ -126,7 +126,7 @@ runs again at once."
 
 (defun wake-job (job)
   "Run JOB now, or once more if it runs. From any thread."
-  ;; if this thread were unwound in between, JOB would stay taken for ever
+  ;; if this thread were unwound between the two steps, JOB would stay taken for ever
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((background-lock (job-background job)))
             (%take-job job))
@@ -170,7 +170,7 @@ thread."
                              (reduce #'min timed
                                      :key #'job-due-ns :initial-value (notice-end 3600))
                              (lambda () (or (background-ended background)
-                                            ;; a new job is the first
+                                            ;; a job may become the first that is due
                                             (not (eq timed (background-timed background))))))))))
 
 (defun run-background (background)
@@ -189,8 +189,8 @@ thread."
 
 (defun end-background (background &key (seconds +background-ending-seconds+))
   "End all jobs of BACKGROUND and its threads, and wait for them, at most SECONDS: if a function has
-not returned by then, its thread ends when it returns. From any thread; within a function of one of
-these jobs END-BACKGROUND does not wait."
+not returned by then, its thread ends when the function returns. From any thread; within a function
+of one of these jobs END-BACKGROUND does not wait."
   (forget-ending background)
   (let ((jobs (sb-thread:with-mutex ((background-lock background))
                 (setf (background-ended background) t)

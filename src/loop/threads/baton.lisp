@@ -14,19 +14,19 @@
 ;;;;   retired the loop has stopped for good               HAND-OVER: held → free
 ;;;;                                                       RETIRE: held → retired
 ;;;;
-;;;; The rules that make it sound:
+;;;; The rules that make this safe:
 ;;;; - All turn state is in the EVENT-LOOP structure, so a thread that takes the baton continues
 ;;;;   where the previous thread stopped. User code runs only in deferred functions, through
-;;;;   CALL-USER; when that returns :LOST, the thread must not touch the loop again. A non-local
-;;;;   exit out of user code takes the baton back, or has lost it, before anything else of the loop
-;;;;   runs. Code through which such an exit passes asks IN-EVENT-LOOP-P, and if this is true passes
-;;;;   the baton on.
-;;;; - Nothing reachable while the baton is lent points into the loop's buffers.
+;;;;   CALL-USER; when that returns :LOST, the thread must not touch the loop again. When a
+;;;;   non-local exit leaves user code, the thread takes the baton back, or finds that it has lost
+;;;;   it, before any other code of the loop runs. Code through which the exit passes calls
+;;;;   IN-EVENT-LOOP-P, and if this is true passes the baton on.
+;;;; - While the baton is lent, no reachable object points into the loop's buffers.
 ;;;; - User code uses the loop only within WITH-BATON, which takes the baton back for that time. If
 ;;;;   the baton is lost, user code posts instead.
 ;;;; - A thread that takes the baton drains the inbox first.
-;;;; - User code that takes too long and takes the baton back all the time gives it up itself, when
-;;;;   the watchdog has marked it as late.
+;;;; - User code that takes too long, but takes the baton back again and again, gives the baton up
+;;;;   itself once the watchdog has marked the code as late.
 ;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which makes another
 ;;;;   thread run the loop, unless the sleeping thread may run the loop itself meanwhile (DRIVE-ON).
 ;;;;   A request to take a loop over names the lent baton that was observed, and only that baton is
@@ -34,8 +34,8 @@
 ;;;; - Only the loop closes descriptors; tokens carry a generation.
 ;;;; - Interrupts are off from before a thread takes the baton until it has given it up, except in
 ;;;;   user code and in the wait for events. An interrupt in that wait may open a debugger, which
-;;;;   may then stay open for long. So a thread that was woken and does not continue may be
-;;;;   overtaken there, too; see watchdog.lisp and SLEEP-AS-LENDER.
+;;;;   may then stay open for long. So a thread that was woken in this wait and does not continue
+;;;;   may be overtaken, too; see watchdog.lisp and SLEEP-AS-LENDER.
 
 (in-package #:clgrpc.loop)
 
@@ -55,7 +55,7 @@
   (ldb (byte 3 0) baton))
 
 (define-hot (lent-p :inline t) ((baton baton)) boolean
-  "True if BATON may be overtaken, and taken back by the thread that runs the loop."
+  "True if another thread may overtake BATON and the thread that runs the loop may take it back."
   (or (= +lent+ (baton-state baton))
       (= +waiting+ (baton-state baton))))
 
@@ -73,7 +73,7 @@ wherever the loop's code waits for a lock.")
 
 (defmacro with-user-interrupts (() &body body)
   "Do BODY, user code or the wait for events, with interrupts if this thread allows them. An
-interrupt that arrived before is handled as BODY begins; so a handler for errors of BODY must be
+interrupt that arrived earlier is handled when BODY begins; so a handler for errors of BODY must be
 outside of this macro. On a thread that runs no loop, interrupts stay as they are."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
@@ -93,7 +93,7 @@ allowed outside of the surrounding SB-SYS:WITHOUT-INTERRUPTS."
 (defun runs-loop-p ()
   (and *event-loop* (in-event-loop-p *event-loop*)))
 
-;;; How often; the thread that has the baton counts
+;;; Counts of lendings and losses, kept by the thread that has the baton
 
 (define-hot (count-lent :inline t) ((loop event-loop)) (eql t)
   (incf (event-loop-lent loop))
@@ -193,9 +193,9 @@ loop calls NOTE-LATE with ARGUMENT first. From a deferred function."
     (values value (if kept :kept :lost))))
 
 (define-hot (claim :inline t) ((loop event-loop)) (member nil :held :lent)
-  "Try to hold the baton of LOOP in this thread. Return :HELD if this thread held the baton already;
-:LENT if it had lent the baton and has taken it back, and must lend it again; NIL if it does not run
-LOOP."
+  "Let this thread hold the baton of LOOP if the thread runs LOOP. Return :HELD if this thread held
+the baton already; :LENT if it had lent the baton and has taken it back, and must lend it again; NIL
+if it does not run LOOP."
   (let ((baton (event-loop-baton loop)))
     (sb-thread:barrier (:read))
     (cond ((not (in-event-loop-p loop)) nil)
@@ -250,8 +250,8 @@ thread has the baton again."
 
 (defmacro with-baton ((loop) on-loop &body elsewhere)
   "If this thread runs LOOP, evaluate the form ON-LOOP, with the baton taken back meanwhile if it is
-lent; otherwise evaluate ELSEWHERE. Return the first value. As CALL-WITH-BATON, without functions:
-user code may do this for each message."
+lent; otherwise evaluate ELSEWHERE. Return the first value. As CALL-WITH-BATON, but without a
+function call, since user code may do this for each message."
   (let ((place (gensym "LOOP")) (claimed (gensym "CLAIMED")) (value (gensym "VALUE")))
     `(let ((,place ,loop) (,claimed nil) (,value nil))
        (sb-sys:without-interrupts
@@ -269,28 +269,28 @@ except in WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
        (let ((*event-loop* ,loop))
          (allowing-user-interrupts ,@body)))))
 
-;;; A thread that is overtaken while it waits for events may be in the middle of the wait, and
-;;; would take events from the thread that runs the loop now, and be left there when the loop stops.
-;;; So the loop gets another poller; the thread is woken, and closes the poller with which it
-;;; waited. The thread is an overtaken waiter until it has left its poller. If the thread leaves the
-;;; poller before the loop gets another, the loop keeps its poller.
+;;; A thread that is overtaken while it waits for events would continue to wait: it would take
+;;; events from the thread that runs the loop now, and would not return when the loop stops. So the
+;;; loop gets another poller; the thread is woken, and closes the poller with which it waited. The
+;;; thread is an overtaken waiter until it has left its poller. If the thread leaves the poller
+;;; before the loop gets another, the loop keeps its poller.
 
 (defmacro with-overtaken-waiters ((loop) &body body)
-  "Evaluate BODY, which changes the OVERTAKEN-WAITERS of LOOP and its poller, while no other thread
-does."
+  "Evaluate BODY, which changes the OVERTAKEN-WAITERS of LOOP and its poller, with the lock that
+guards them."
   `(sb-thread:with-mutex ((event-loop-lock ,loop)) ,@body))
 
 (defun forget-overtaken-waiter (loop thread)
-  "Remove THREAD from the OVERTAKEN-WAITERS of LOOP; return true if it was one. The caller holds the
-lock."
+  "Remove THREAD from the OVERTAKEN-WAITERS of LOOP; return true if THREAD was among them. The
+caller holds the lock."
   (when (member thread (event-loop-overtaken-waiters loop))
     (setf (event-loop-overtaken-waiters loop)
           (remove thread (event-loop-overtaken-waiters loop) :count 1))
     t))
 
 (defun replace-poller (loop)
-  "Give LOOP another poller, and wake the thread that waits with the former one. Without descriptors
-for another poller the threads share it. The caller holds the lock."
+  "Give LOOP another poller, and wake the thread that waits with the former one. If no descriptors
+are free for another poller, the threads share the poller. The caller holds the lock."
   (let* ((old (event-loop-poller loop))
          (new (handler-case (funcall (world-make-poller (event-loop-world loop)))
                 (socket-error () nil))))
@@ -301,7 +301,7 @@ for another poller the threads share it. The caller holds the lock."
       (funcall (poller-wake old) old))))
 
 (defun overtake-sleeper (loop baton)
-  "As OVERTAKE, of a thread that waits for events."
+  "As OVERTAKE, but from a thread that waits for events."
   (let ((sleeper (event-loop-thread loop)))
     (with-overtaken-waiters (loop) (push sleeper (event-loop-overtaken-waiters loop)))
     (cond ((overtake loop baton)
@@ -313,8 +313,8 @@ for another poller the threads share it. The caller holds the lock."
 
 (defun leave-poller (loop poller)
   "Note that this thread, which was overtaken while it waited with POLLER for events of LOOP, has
-stopped waiting. Return true if LOOP still has POLLER; else close it when no other thread is about
-to wake LOOP by it."
+stopped waiting. Return true if LOOP still has POLLER; else close POLLER when no other thread is
+about to wake LOOP with it."
   (multiple-value-bind (overtaken shared)
       (with-overtaken-waiters (loop)
         (values (forget-overtaken-waiter loop sb-thread:*current-thread*)
@@ -325,8 +325,8 @@ to wake LOOP by it."
 
 (defun close-poller (loop poller quiet)
   "Close POLLER, of LOOP. QUIET is false if a thread that was stopped in the middle of a POST may
-still wake LOOP by POLLER. In that case the poller stays open, since its descriptors may belong to
-others by the time that thread writes to them."
+still wake LOOP with POLLER. In that case the poller stays open: if it were closed, its descriptors
+might belong to other objects when that thread writes to them."
   (if quiet
       (funcall (poller-close poller) poller)
       (log-event :error :waker-does-not-return :loop loop)))
@@ -347,7 +347,7 @@ LOOP."
 
 (declaim (type (or null function) *around-wait*))
 (defvar *around-wait* nil
-  "Nil, or a function that is called with the function by which this thread waits; see
+  "Nil, or a function to which each wait of this thread is passed as a function; see
 CALL-RELEASING.")
 
 (defun call-releasing (release take function)
@@ -365,10 +365,11 @@ WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
     (funcall function)))
 
 (defun prepare-to-wait (&optional wait)
-  "Prepare for this thread's sleep in user code: if it runs a loop, make a reserve thread run that
-loop from now on. Return false if no reserve thread can; then this thread must not sleep. WAIT, if
-given, is a function by which this thread waits: call it after that, with everything released that
-CALL-RELEASING can release, and return its value, which is false if the wait was in vain."
+  "Prepare for this thread's sleep in user code: if the thread runs a loop, make a reserve thread
+run that loop from now on. Return false if no reserve thread can; then this thread must not sleep.
+WAIT, if given, is a function that waits: call it after that, while all resources that
+CALL-RELEASING can release are released, and return its value, which is false if the wait was in
+vain."
   (and (leave-loop)
        (or (null wait)
            (funcall (or *around-wait* #'funcall) wait))))
@@ -378,15 +379,15 @@ CALL-RELEASING can release, and return its value, which is false if the wait was
   (let* ((loop *event-loop*)
          (baton (and loop (own-lending loop))))
     (or (null baton)
-        ;; a thread has been asked to come, and may not have had a processor yet
+        ;; a thread was asked to take the loop, and may not have got a processor yet
         (= baton (event-loop-asked loop))
         (and (request-takeover loop baton :refuse)
              (setf (event-loop-asked loop) baton)
              t))))
 
 (defgeneric note-late (argument)
-  (:documentation "The user code for which CALL-USER got ARGUMENT has lost the baton, which the
-calling thread has now.")
+  (:documentation "Note that the user code for which CALL-USER got ARGUMENT has lost the baton to
+the calling thread.")
   (:method (argument) (declare (ignore argument)) nil))
 
 (defun request-takeover (loop baton if-busy)
@@ -398,19 +399,20 @@ reserve thread will call."
                     (with-taken-loop (loop (if (= +waiting+ (baton-state baton))
                                                (overtake-sleeper loop baton)
                                                (overtake loop baton)))
-                      ;; from now on the runner is a thread like others: no thread waits for it
+                      ;; from now on the runner is an ordinary reserve thread, for which no thread
+                      ;; waits
                       (setf (event-loop-overtaken loop) t)
                       (trace-event :loop :overtaken :loop loop)
-                      (when (= +lent+ (baton-state baton)) ; otherwise that thread ran no user code
+                      (when (= +lent+ (baton-state baton)) ; otherwise it ran no user code
                         (note-late (event-loop-user loop)))
                       (funcall (event-loop-run loop) loop)))))
     (and reserve
          (values (run-on-reserve reserve function :if-busy if-busy :takeover t) function))))
 
 (defun request-runner (loop)
-  "Make a reserve thread of LOOP run it if no thread does. If necessary a thread is started beyond
-the limit, since all threads of the reserve may wait for LOOP. Return true if a reserve thread will
-try."
+  "Make a thread of LOOP's reserve run LOOP if no thread does. If necessary start a thread beyond
+the limit, since all threads of the reserve may be waiting for LOOP. Return true if a reserve thread
+will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve

@@ -1,19 +1,18 @@
-;;;; Coalescing: a thread that sends message after message from outside a loop that no thread runs
-;;;; does not write each message separately. The first +SINGLE-SENDS+ messages of a burst leave at
-;;;; once. The messages that follow closely stay in the output until
+;;;; Coalescing: if no thread runs a loop, a thread that sends message after message on it from
+;;;; outside does not write each message separately. The first +SINGLE-SENDS+ messages of a burst
+;;;; are sent at once. The messages that follow closely stay in the output until
 ;;;;   - there is enough output (+FLUSH-OCTETS+);
 ;;;;   - the loop is used for anything else: the sender waits, ends its side or begins a call; a
 ;;;;     timer is due; another thread takes the loop;
 ;;;;   - +COALESCING-NS+ have passed.
-;;;; If the sender then does something else for long, a flusher sends the output: a reserve thread
-;;;; that sends output that has waited long enough. The flusher starts with a burst, and ends after
-;;;; several checks that have found nothing.
+;;;; If the sender then does other work for long, a flusher sends the output. It is a reserve thread
+;;;; that sends any output that has waited long enough. The flusher starts with a burst, and ends
+;;;; after several checks that have found nothing.
 ;;;;
-;;;; Only a thread that has the baton sets COALESCED-NS, and only with COALESCED-NS set may it give
-;;;; up a loop that has output. No output is forgotten: a thread that coalesces first sets
-;;;; COALESCED-NS and then checks whether there is a flusher; a flusher first announces that it
-;;;; leaves (FLUSHER is 0) and then checks COALESCED-NS. Both sides have a full barrier between
-;;;; these two steps.
+;;;; Only a thread that has the baton sets COALESCED-NS. It may give up a loop that has output only
+;;;; if COALESCED-NS is set. No output is forgotten: a thread that coalesces first sets COALESCED-NS
+;;;; and then checks whether there is a flusher; a flusher first announces that it leaves (FLUSHER
+;;;; is 0) and then checks COALESCED-NS. Both sides have a full barrier between these two steps.
 
 (in-package #:clgrpc.loop)
 
@@ -29,8 +28,8 @@ is cheap enough.")
   "The number of checks in a row without coalesced output after which the flusher leaves.")
 
 (define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
-  "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: its output may be coalesced.
-The first of the two values is FUNCTION's value."
+  "As RUN-NOW, for a FUNCTION that sends one of perhaps many messages: its output may be coalesced.
+Return two values, the first of which is FUNCTION's value."
   (call-now loop function #'flush-or-coalesce))
 
 (define-hot flush-or-coalesce ((loop event-loop)) null
@@ -67,8 +66,8 @@ that follow."
                   (>= (connection-unsent connection) +flush-octets+))))
 
 (define-hot begin-coalescing ((loop event-loop) (now nanoseconds)) boolean
-  "Coalesce the output of LOOP from NOW on, if a flusher will send it in the end. Return true if a
-flusher will."
+  "Coalesce the output of LOOP from NOW on and return true; return false if no flusher could send it
+in the end."
   (let ((driving (driving-of loop)))
     (setf (driving-coalesced-ns driving) now)
     (sb-thread:barrier (:memory))
@@ -77,14 +76,14 @@ flusher will."
         (and (run-on-reserve (event-loop-reserve loop) (lambda () (flush-later loop))
                              :if-busy :exceed)
              t)
-        (progn                          ; the reserve is closed
+        (progn                          ; the reserve is closed, so there is no flusher
           (setf (driving-flusher driving) 0
                 (driving-coalesced-ns driving) 0)
           nil))))
 
 (defun flush-later (loop)
-  "Send the output coalesced on LOOP once it has waited long enough, until none has been coalesced
-for a while."
+  "Send the output coalesced on LOOP once it has waited long enough, until no output has been
+coalesced for a while."
   (let ((driving (driving-of loop)) (empty 0) (pause-ns +coalescing-ns+))
     (declare (type fixnum empty))
     (loop until (await-stop loop (ns-seconds pause-ns))
@@ -100,14 +99,14 @@ for a while."
                             (send-coalesced loop))))))))
 
 (defun leave-flushing-p (driving)
-  "True if the flusher of the loop of DRIVING, which this thread is, may leave."
+  "True if this thread, the flusher of the loop of DRIVING, may leave."
   (setf (driving-flusher driving) 0)
   (sb-thread:barrier (:memory))
   (or (zerop (driving-coalesced-ns driving))
-      ;; there may be another already
+      ;; another flusher may have come already
       (plusp (compare-and-swap (driving-flusher driving) 0 1))))
 
 (defun send-coalesced (loop)
-  "Send the output coalesced on LOOP, unless another thread runs LOOP and so sends it."
+  "Send the output coalesced on LOOP, unless another thread runs LOOP: that thread sends it."
   (with-taken-loop (loop (take loop))
     (run-briefly loop (constantly nil) #'flush-phase)))

@@ -26,19 +26,19 @@
 ;;;; while another waiter has arrived; so a thread that stops waiting checks once more whether
 ;;;; others wait.
 ;;;;
-;;;; A driver runs user code only of its own call, OWNER. When user code of another call is due, it
-;;;; leaves the loop to a reserve thread (YIELDING).
+;;;; A driver runs user code only for its own call, OWNER. When user code of another call is due,
+;;;; the driver leaves the loop to a reserve thread (YIELDING).
 ;;;;
-;;;; On any loop, user code that calls a waiting function of ours may run the loop meanwhile, in
-;;;; frames below itself on the stack (DRIVE-ON). So a handler and a peer that send alternately do
-;;;; not switch threads. Other user code never runs there: when some is due, a reserve thread
-;;;; overtakes the loop.
+;;;; On any loop, user code that calls one of our functions that wait may run the loop during the
+;;;; wait, nested in its own call (DRIVE-ON). So a handler and a peer that send alternately do not
+;;;; switch threads. Other user code never runs in such a nested loop: when it is due, a reserve
+;;;; thread overtakes the loop.
 
 (in-package #:clgrpc.loop)
 
 (define-hot enter-call ((loop event-loop) (future-p boolean)) null
-  "Note that a call on LOOP begins; with FUTURE-P no thread will drive LOOP for the call. From any
-thread."
+  "Note that a call on LOOP begins; if FUTURE-P is true, no thread will drive LOOP for the call.
+From any thread."
   (let ((driving (event-loop-driving loop)))
     (when driving
       (when (plusp (atomic-incf (driving-calls driving)))
@@ -57,9 +57,9 @@ thread."
   nil)
 
 (defun call-served (loop function candidate)
-  "Call FUNCTION, which waits for an event on LOOP that another thread runs. CANDIDATE is a function
-that wakes this thread, or nil. CANDIDATE may be given only if FUNCTION returns as soon as it is
-woken and finds that LEFT-TO-DRIVE-P is true."
+  "Call FUNCTION, which waits for an event on LOOP while another thread runs LOOP. CANDIDATE is a
+function that wakes this thread, or nil. CANDIDATE may be given only if FUNCTION returns as soon as
+it is woken and finds that LEFT-TO-DRIVE-P is true."
   (declare (type function function))
   (if (event-loop-driving loop)
       (wait-as-waiter loop function candidate)
@@ -78,7 +78,7 @@ woken and finds that LEFT-TO-DRIVE-P is true."
                    (atomic-decf (driving-waiters driving))
                    (sb-thread:barrier (:memory))
                    ;; the thread that gave the loop up may have relied on this thread, the
-                   ;; candidate, to drive
+                   ;; candidate, to drive the loop
                    (when (waited-for-p driving) (request-runner-if-free loop)))
       (request-runner-if-free loop)
       (funcall function))))
@@ -118,7 +118,7 @@ ended does not count, although it remains among the WAITERS until it gets a proc
                      (driving-served driving)
                      (zerop (driving-calls driving))))
            nil)
-          ((driving-crowded driving)    ; there was more than one call, and several are likely again
+          ((driving-crowded driving)    ; several calls were under way, and probably will be again
            (setf (driving-crowded driving) nil
                  (driving-served driving) nil))
           (t (not (work-left-p loop))))))
@@ -150,7 +150,7 @@ candidate, a thread that has just been woken."
   (< (timer-wheel-earliest-ns (event-loop-wheel loop)) **next-look-ns**))
 
 (define-hot step-back ((loop event-loop)) null
-  "Give up the baton of LOOP, a caller-driven one, which this thread holds. If work is left, or a
+  "Give up the baton of LOOP, a caller-driven loop, which this thread holds. If work is left, or a
 waiter relies on another thread, a reserve thread takes the baton over or, if only the candidate
 waits, the candidate does."
   (let ((driving (driving-of loop))
@@ -175,17 +175,18 @@ waits, the candidate does."
   nil)
 
 (define-hot drive ((loop event-loop) (done-p function) argument) boolean
-  "Run LOOP if it is caller-driven, no thread runs it, its only call is this thread's, and this
-thread runs no other loop. Run LOOP until (DONE-P ARGUMENT) is true, another thread needs LOOP, or
-user code of ARGUMENT, a call, loses LOOP. Return false if LOOP was not run. An interrupt (C-c) is
-handled only in user code and while waiting for events. When LOOP is lost a reserve thread runs it,
-and this thread, if it continues, waits in another way."
+  "Run LOOP if it is caller-driven, no thread runs it, its only call is the call of this thread, and
+this thread runs no other loop. Run LOOP until (DONE-P ARGUMENT) is true, another thread needs LOOP,
+or user code of ARGUMENT, a call, loses LOOP. Return false if LOOP was not run. An interrupt (C-c)
+is handled only in user code and while waiting for events. When LOOP is lost a reserve thread runs
+it, and this thread, if it continues, waits in another way."
   (and (drivable-p loop)
        (with-taken-loop (loop (take loop))
          (block driving
            (handler-bind ((sb-sys:interactive-interrupt
                             (lambda (interrupt)
-                              ;; in user code the watchdog makes another thread take over
+                              ;; while user code runs, the watchdog can make another thread take
+                              ;; over
                               (when (resume-wait loop)
                                 (enter-debugger loop interrupt)
                                 (return-from driving)))))
@@ -214,18 +215,18 @@ and this thread, if it continues, waits in another way."
 drove LOOP and waited for events. Return if the user continues the call."
   (setf (event-loop-blind loop) t)
   (step-back loop)
-  (signal interrupt)                    ; to handlers outside, which have not seen it yet
+  (signal interrupt)                    ; signal to the handlers outside, which have not seen it yet
   (with-simple-restart (continue "Wait on.")
     (invoke-debugger interrupt)))
 
-;;; Waiting in user code that the loop itself runs
+;;; Waiting in user code that runs on the loop
 
 (define-hot drive-on ((loop event-loop) (done-p function) argument) boolean
   "If this thread runs LOOP and is in user code now, continue to run LOOP, so that no other thread
-has to take it over. Stop when (DONE-P ARGUMENT) is true; when other user code is due, which would
-have to wait for this code to return; or when another thread posts, because handlers on other
-threads need a thread that does nothing but run the loop. Return false if this thread does not run
-LOOP, or LOOP belongs to a simulated world."
+has to take it over. Stop when (DONE-P ARGUMENT) is true; when other user code is due, since it
+would have to wait until this code returns; or when another thread posts, because handlers on other
+threads need a thread that only runs the loop. Return false if this thread does not run LOOP, or
+LOOP belongs to a simulated world."
   (sb-sys:without-interrupts
     (when (and (not (world-wait (event-loop-world loop)))
                (eq :lent (claim loop)))
@@ -249,7 +250,7 @@ LOOP, or LOOP belongs to a simulated world."
   nil)
 
 (define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
-  "True if this thread, which runs LOOP, drives for another call than ARGUMENT. In that case the
+  "True if this thread, which runs LOOP, drives it for another call than ARGUMENT. In that case the
 driver will leave LOOP to a reserve thread, which may run user code of ARGUMENT."
   (let ((driving (event-loop-driving loop)))
     (and driving
@@ -271,8 +272,8 @@ false if LOOP has stopped. From any thread."
       (post loop function)))
 
 (define-hot call-now ((loop event-loop) (function function) (flush function)) (values t boolean)
-  "See RUN-NOW. If LOOP had to be taken for FUNCTION, FLUSH, a function of LOOP, then sends the
-output of FUNCTION. Return the value of FUNCTION as well, the first of the two values."
+  "See RUN-NOW. If this thread had to take LOOP for FUNCTION, it then calls FLUSH, a function of
+LOOP, to send the output of FUNCTION. Return two values: the value of FUNCTION and that of RUN-NOW."
   (multiple-value-bind (value done) (call-with-baton loop function)
     (cond (done (values value t))
           ((and (event-loop-driving loop)
@@ -286,10 +287,10 @@ output of FUNCTION. Return the value of FUNCTION as well, the first of the two v
 (defconstant +unwatched-ns+ 100000
   "If no thread has fetched a loop's events for this time, a thread that takes the loop first
 fetches them: a peer may have closed its connection, and a call on that connection would be lost.
-The look costs one system call.")
+This costs one system call.")
 
 (defconstant +looks+ 4
-  "How often, at most, a thread that takes such an unwatched loop reads each connection.")
+  "The most times that a thread that takes such an unwatched loop reads each connection.")
 
 (define-hot look-after ((loop event-loop)) null
   "Read the input that has arrived for LOOP while no thread ran it, unless a thread has just read
@@ -300,7 +301,7 @@ it. So nothing is written to a connection that has ended meanwhile."
     (loop repeat +looks+
           while (plusp (event-loop-ready-count loop))
           do (read-phase loop))
-    ;; the owners of connections whose peers have gone are called there
+    ;; deferred functions notify the owners of connections whose peers have gone
     (flush-phase loop))
   nil)
 

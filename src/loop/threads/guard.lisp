@@ -1,13 +1,13 @@
-;;;; Errors in functions that a loop calls never end the loop. Code that calls a function of other
-;;;; code, such as a listener or a function of a watcher, a timer or a balancer, does so in
+;;;; Errors in functions that a loop calls never end the loop. Code that calls a function that other
+;;;; code has given, such as that of a listener, a watcher, a timer or a balancer, calls it in
 ;;;; GUARDING. An error is then logged with its backtrace and unwinds the function; the caller
 ;;;; continues, or makes the error the outcome of its call. The phases of a turn are guarded as
-;;;; well, for functions that are not guarded elsewhere.
+;;;; well, for functions that have no guard of their own.
 ;;;;
 ;;;; A peer may cause the same error with each message. So each use of GUARDING logs at most
 ;;;; +LOGGED-ERRORS+ errors in a second; the next logged error says how many were not logged
-;;;; (:unlogged). In a simulated world each error is logged: those seconds are of the machine, on
-;;;; whose speed the history of a seed must not depend.
+;;;; (:unlogged). In a simulated world each error is logged: those seconds are the machine's, and
+;;;; the events of a simulation must not depend on the machine's speed.
 
 (in-package #:clgrpc.loop)
 
@@ -31,7 +31,8 @@ count may be lost."
   "~D logged, ~D not" (errors-logged errors) (errors-unlogged errors))
 
 (defun log-guarded (errors event condition plist)
-  "Log EVENT with CONDITION and PLIST, unless the place of ERRORS has logged enough."
+  "Log EVENT with CONDITION and PLIST, unless the place of ERRORS has logged +LOGGED-ERRORS+ in this
+second."
   (flet ((note (plist) (apply #'log-condition :error event condition plist)))
     (let ((now (monotonic-ns)))
       (when (>= now (+ (errors-since-ns errors) +ns-per-second+))
@@ -46,15 +47,15 @@ count may be lost."
       nil)))
 
 (defun guarded-p (condition)
-  "True if a guard against errors handles CONDITION. A guard handles neither C-c, which is for the
-debugger, nor a condition that is meant for handlers outside of the guard."
+  "True if a guard against errors handles CONDITION. A guard does not handle C-c, which is for the
+debugger, or a condition for handlers outside of the guard."
   (not (or (eq condition *unguarded*)
            (typep condition 'sb-sys:interactive-interrupt))))
 
 (defmacro with-guard ((condition &rest actions) &body body)
-  "Do BODY and return its value and NIL. If a serious condition is signalled and not handled in it,
-evaluate ACTIONS, with CONDITION bound to it, where it was signalled; leave BODY, and return NIL and
-the condition."
+  "Do BODY and return its value and NIL. If BODY signals a serious condition and does not handle it,
+evaluate ACTIONS at the point of the signal, with CONDITION bound to the condition; leave BODY, and
+return NIL and the condition."
   (let ((block-name (gensym "GUARDED")))
     `(block ,block-name
        (handler-bind ((serious-condition
@@ -71,12 +72,12 @@ takes it."
 
 (defmacro passing-timeouts (&body body)
   "Do BODY, a user's function within a guard, and return its values. If the time of a WITH-TIMEOUT
-of its thread ends meanwhile, that is no error of the function: the timeout is signalled to the
-handlers outside of all guards, and counts as an error only if none of them handles it."
+around the thread's code ends meanwhile, the function has made no error: the timeout is signalled to
+the handlers outside of all guards, and counts as an error only if none of them handles it."
   `(handler-bind ((sb-ext:timeout #'pass-timeout)) ,@body))
 
 (defmacro guarding ((event &rest plist) &body body)
-  "Do BODY and return its value and NIL. If an error is signalled and not handled in it, log EVENT
+  "Do BODY and return its value and NIL. If BODY signals an error and does not handle it, log EVENT
 with PLIST, leave BODY, and return NIL and the condition."
   `(with-guard (condition
                 (log-guarded (load-time-value (make-errors)) ,event condition (list ,@plist)))

@@ -1,19 +1,19 @@
 ;;;; The inbox: items from many threads to one consumer, first in first out for each thread. A push
-;;;; consists of one compare-and-swap. Only a consumer that sleeps must be woken, and of all threads
-;;;; that push while it sleeps exactly one must wake it.
+;;;; consists of one compare-and-swap. Only a sleeping consumer must be woken, and exactly one of
+;;;; the threads that push while it sleeps must wake it.
 ;;;;
 ;;;; The protocol:
 ;;;;
 ;;;; 1. The consumer sets ASLEEP to 1 (DOZE-INBOX), checks once more whether the inbox is empty, and
-;;;;    sleeps. A push that this look missed finds ASLEEP to be 1.
+;;;;    sleeps. A push that comes after this check finds ASLEEP to be 1.
 ;;;; 2. A push that finds ASLEEP to be 1 increments WAKERS and tries to set ASLEEP to 0. The thread
 ;;;;    that succeeds wakes the consumer and then decrements WAKERS (CONFIRM-WAKE); the others
-;;;;    decrement WAKERS at once. No interrupt may happen in between: an unwinding thread, such as
-;;;;    one whose WITH-TIMEOUT is over, would leave the consumer asleep although it has something to
-;;;;    do.
+;;;;    decrement WAKERS at once. No interrupt may happen between these steps: a thread that is
+;;;;    unwound, as when its WITH-TIMEOUT is over, would leave the consumer asleep although it has
+;;;;    items to process.
 ;;;; 3. The consumer, awake again, sets ASLEEP to 0 (ROUSE-INBOX).
-;;;; 4. CLOSE-INBOX waits until WAKERS is 0, for +LONGEST-WAKE-NS+ at most. If it is, the means to
-;;;;    wake the consumer, such as an eventfd, can be closed.
+;;;; 4. CLOSE-INBOX waits until WAKERS is 0, for +LONGEST-WAKE-NS+ at most. Once WAKERS is 0, the
+;;;;    means to wake the consumer, such as an eventfd, can be closed.
 
 (in-package #:clgrpc.loop)
 
@@ -23,10 +23,10 @@
 (defstruct (inbox (:constructor make-inbox ()) (:copier nil))
   "A queue from many threads to one."
   (head nil :type (or list (eql :closed))) ; the items, newest first, or :closed
-  ;; 1 while the consumer sleeps and no push has set out to wake it, else 0
+  ;; 1 while the consumer sleeps and no push has begun to wake it, else 0
   (asleep 0 :type sb-ext:word)
-  (wakers 0 :type sb-ext:word)          ; how many pushes may be about to wake it
-  (arrived nil :type list))             ; the consumer's own: taken from HEAD, oldest first
+  (wakers 0 :type sb-ext:word)          ; the number of pushes that may be about to wake it
+  (arrived nil :type list))             ; items that the consumer took from HEAD, oldest first
 
 (declaim (sb-ext:freeze-type inbox))
 
@@ -35,7 +35,7 @@
 
 (define-hot push-inbox ((inbox inbox) (item t)) (member nil t :closed)
   "Append ITEM to INBOX. Return true if the consumer sleeps: then the caller must wake the consumer
-and call CONFIRM-WAKE. Return :CLOSED if the inbox is closed, and ITEM was not put. From any thread,
+and call CONFIRM-WAKE. Return :CLOSED, without putting ITEM, if INBOX is closed. From any thread,
 with interrupts off during the whole call."
   (let ((cell (list item)))
     (loop
@@ -47,14 +47,14 @@ with interrupts off during the whole call."
                        (become-waker inbox))))))))
 
 (define-hot become-waker ((inbox inbox)) boolean
-  "True if, of all threads that want to wake the consumer, this one must do it."
+  "True if this thread, of all that found the consumer asleep, must wake it."
   (atomic-incf (inbox-wakers inbox))
   (or (= 1 (compare-and-swap (inbox-asleep inbox) 1 0))
       (confirm-wake inbox)))
 
 (define-hot confirm-wake ((inbox inbox)) null
-  "Confirm that the consumer has been woken. Called by the thread that had to wake it, according to
-the result of PUSH-INBOX."
+  "Confirm that the consumer has been woken. The thread that had to wake it, by the result of
+PUSH-INBOX, calls this."
   (atomic-decf (inbox-wakers inbox))
   nil)
 
@@ -63,12 +63,12 @@ the result of PUSH-INBOX."
   (and (not (consp (inbox-head inbox))) (null (inbox-arrived inbox))))
 
 (define-hot (rouse-inbox :inline t) ((inbox inbox)) null
-  "Say that the consumer is awake. By the consumer."
+  "Note that the consumer is awake. By the consumer."
   (setf (inbox-asleep inbox) 0)
   nil)
 
 (define-hot (doze-inbox :inline t) ((inbox inbox)) boolean
-  "Say that the consumer is about to sleep. Return true if the consumer may sleep, since INBOX is
+  "Note that the consumer is about to sleep. Return true if the consumer may sleep, since INBOX is
 empty; otherwise the consumer counts as awake. By the consumer."
   (setf (inbox-asleep inbox) 1)
   (sb-thread:barrier (:memory))
@@ -89,7 +89,7 @@ empty; otherwise the consumer counts as awake. By the consumer."
         (return nil)))))
 
 (define-hot drain-items ((inbox inbox) (function function)) null
-  "As DRAIN-INBOX, of an INBOX that has items."
+  "As DRAIN-INBOX, for an INBOX that has items."
   (take-arrivals inbox nil)
   (loop while (inbox-arrived inbox)
         until (eq :enough (funcall function (pop (inbox-arrived inbox))))))

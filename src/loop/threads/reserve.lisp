@@ -1,20 +1,19 @@
 ;;;; Reserve threads, for code that may block. A thread starts when there is work that no idle
 ;;;; thread can take, up to a limit; beyond the limit work queues, up to another limit; an idle
-;;;; thread ends after a while. The thread that went idle last works first, so that a pool that is
-;;;; larger than needed shrinks. Each user of the threads has a quota of them (thread-quota.lisp);
-;;;; a sixteenth of the threads is for functions without a quota, which take over loops. A reserve
-;;;; of fewer than 16 threads uses all of them for quotas, and a take-over may start one more
-;;;; thread.
+;;;; thread ends after a while. The thread that became idle last gets the next work, so that a pool
+;;;; that is larger than needed shrinks. Each user of the threads has a quota (thread-quota.lisp); a
+;;;; sixteenth of the threads is for functions without a quota, which take over loops. A reserve of
+;;;; fewer than 16 threads uses all of them for quotas, and a take-over may start one more thread.
 ;;;;
 ;;;; A loop that a reserve thread has taken over is not given back to its own thread. The loop's own
-;;;; thread becomes one of the reserve instead, and the reserve has room for one more until the loop
-;;;; stops (COUNT-RUNNER). So a take-over keeps a thread from others only while the user code that
-;;;; has lost the loop runs. An example with a limit of 4: at first 4 handlers may run; 3 while one
-;;;; that has lost the loop runs as well; then 4 again, beside the thread that runs the loop.
+;;;; thread joins the reserve instead, and the reserve may have one thread more until the loop stops
+;;;; (COUNT-RUNNER). So a take-over costs the other users a thread only while the user code that has
+;;;; lost the loop runs. An example with a limit of 4: at first 4 handlers may run; 3 while a
+;;;; handler that has lost the loop still runs; then 4 again, beside the thread that runs the loop.
 ;;;;
-;;;; LOCK guards everything but the threads' work. A thread waits on its own queue, so that exactly
-;;;; one is woken. A function that may run does not wait: a thread whose function ends looks for
-;;;; waiting functions that may run now, and starts threads for them.
+;;;; LOCK guards everything but the threads' work. Each thread waits on a queue of its own, so that
+;;;; exactly one thread is woken. A function that may run does not wait: a thread whose function
+;;;; ends looks for waiting functions that may run now, and starts threads for them.
 
 (in-package #:clgrpc.loop)
 
@@ -54,7 +53,7 @@
 (declaim (sb-ext:freeze-type reserve))
 
 (document-functions
-  reserve-root "The quota of RESERVE whose descendants all others are.")
+  reserve-root "The root quota of RESERVE, from which all other quotas descend.")
 
 (defun max-threads (reserve)
   (+ (reserve-limit reserve) (reserve-runners reserve)))
@@ -78,7 +77,7 @@ function that waits."
                        (queue (option-default :reserve-queue))
                        (idle-seconds (option-default :reserve-idle-seconds)))
   "Return a reserve of up to THREADS threads, with room for QUEUE functions that wait for one. A
-thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at once."
+thread that has had nothing to do for IDLE-SECONDS ends; in a simulated world it ends at once."
   (%make-reserve threads queue (if (simulated-p) 0 idle-seconds)))
 
 (defun reserve-thread-count (reserve)
@@ -97,12 +96,12 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
      (reserve-held reserve)))
 
 (defun free-places (reserve)
-  "The number of further functions that may wait."
+  "The number of further functions that the queue can take."
   (- (reserve-max-queue reserve) (quota-waiting (reserve-root reserve))))
 
 (defun assign (reserve function quota)
   "Give FUNCTION of QUOTA to an idle thread and return true. If no thread is idle, count one more
-thread and return :START: then the caller starts it."
+thread and return :START; the caller must start this thread."
   (note-running quota 1)
   (incf (reserve-busy reserve))
   (let ((worker (pop (reserve-idle reserve))))
@@ -148,15 +147,15 @@ thread nor a place in the queue is free."
 (defun run-on-reserve (reserve function &key (if-busy :queue) (quota (reserve-root reserve))
                                           takeover)
   "Call FUNCTION, without arguments, on a thread of RESERVE. An error in FUNCTION is logged. IF-BUSY
-is the action if QUOTA may have no thread now: :QUEUE puts FUNCTION into the queue if there is room;
-:INSIST queues it even without room, and even if QUOTA has the most functions that it may have;
-:FIRST queues it before all others, even without room; :EXCEED starts a thread beyond the limit;
-:REFUSE does nothing. Return :QUEUED if FUNCTION waits for a thread, another true value if it gets
-one. Return false as the first value if FUNCTION will not be called, for instance because RESERVE is
-closed; the second value is :QUOTA if QUOTA has the most functions that it may have. TAKEOVER is
-true if FUNCTION takes a loop over. From any thread."
+is the action to take if QUOTA may have no thread now: :QUEUE puts FUNCTION into the queue if there
+is room; :INSIST queues it even without room, and even if QUOTA has the most functions that it may
+have; :FIRST queues it before all others, even without room; :EXCEED starts a thread beyond the
+limit; :REFUSE does nothing. Return :QUEUED if FUNCTION waits for a thread, another true value if it
+gets one. Return false as the first value if FUNCTION will not be called, for instance because
+RESERVE is closed; the second value is :QUOTA if QUOTA has the most functions that it may have.
+TAKEOVER is true if FUNCTION takes a loop over. From any thread."
   (declare (type function function))
-  (sb-sys:without-interrupts            ; a counted thread is started
+  (sb-sys:without-interrupts            ; a thread that was counted must be started
     (multiple-value-bind (place reason)
         (sb-thread:with-mutex ((reserve-lock reserve))
           (place-function reserve function if-busy quota takeover))
@@ -165,15 +164,15 @@ true if FUNCTION takes a loop over. From any thread."
           (values place reason)))))
 
 (defun run-holding (reserve quota function)
-  "Call FUNCTION on a thread of RESERVE when QUOTA may have one, and hold that thread from all
-functions that wait until the argument of FUNCTION is called: a function of a function USE. It gives
+  "Call FUNCTION on a thread of RESERVE when QUOTA may have one, and hold the thread: no waiting
+function gets it. The argument of FUNCTION is a function RELEASE of a function USE. RELEASE gives
 the thread up, calls USE, and then, even if USE unwinds, lets a waiting function have the thread if
-the thread is still free. If FUNCTION unwinds, the thread is given up. Return false if FUNCTION will
-not be called. From any thread."
+it is still free. If FUNCTION unwinds, the thread is given up. Return false if FUNCTION will not be
+called. From any thread."
   (let ((held nil))                     ; guarded by the lock
     (flet ((hold ()
              (sb-thread:with-mutex ((reserve-lock reserve))
-               ;; beside the thread of FUNCTION, which will return soon
+               ;; one more than now, since FUNCTION will return soon
                (note-running quota 1)
                (incf (reserve-held reserve))
                (setf held t)))
@@ -202,8 +201,8 @@ not be called. From any thread."
 
 (defun charge-thread (reserve change function)
   "Call FUNCTION with the lock held. If FUNCTION returns a quota, charge that quota with a thread,
-for user code that began on a loop and has lost the loop. CHANGE is 1; or it is -1 if that user code
-has returned, to undo the charge. From any thread."
+for user code that began on a loop and has lost the loop. CHANGE is 1, or -1 to undo the charge when
+that user code has returned. From any thread."
   (declare (type function function))
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((quota (funcall function)))
@@ -211,10 +210,10 @@ has returned, to undo the charge. From any thread."
 
 (defun count-runner (reserve change function)
   "Call FUNCTION with the lock held. If it returns true, change the number of threads that RESERVE
-may have by CHANGE: by 1 if one of them runs a loop that its own thread has left, by -1 if that loop
-has stopped. From any thread."
+may have by CHANGE: by 1 if a reserve thread runs a loop that the loop's own thread has left, by -1
+if that loop has stopped. From any thread."
   (declare (type function function))
-  (sb-sys:without-interrupts            ; a change that FUNCTION notes is counted
+  (sb-sys:without-interrupts            ; the changes by FUNCTION and of the count are one step
     (when (sb-thread:with-mutex ((reserve-lock reserve))
             (when (funcall function)
               (incf (reserve-runners reserve) change)))
@@ -222,7 +221,7 @@ has stopped. From any thread."
 
 (defun leave-reserve (reserve quota &key function)
   "Drop the functions that wait in QUOTA, which has no children; if FUNCTION is given, only
-FUNCTION, if it still waits. The functions' places in the queue are free. From any thread."
+FUNCTION, if it still waits. The functions' places in the queue become free. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (if function
         (withdraw-function quota function)
@@ -247,8 +246,8 @@ FUNCTION, if it still waits. The functions' places in the queue are free. From a
           (decf (reserve-count reserve))
           (unassign reserve quota)
           (sb-thread:condition-broadcast (reserve-ended reserve))
-          ;; an existing thread may run the function later, or a new thread if the function has
-          ;; waited already
+          ;; an existing thread may still run the function, or a new thread if the function has
+          ;; already waited
           (and (or (eq :waits if-busy) (plusp (reserve-count reserve)))
                (not (member if-busy '(:exceed :refuse)))
                (progn (enqueue-function quota function) :queued))))
@@ -277,7 +276,7 @@ FUNCTION, if it still waits. The functions' places in the queue are free. From a
               (delete sb-thread:*current-thread* (reserve-threads reserve))))
       (sb-thread:condition-broadcast (reserve-ended reserve)))
     (start-waiting reserve)
-    (os:protect-stack-end)))            ; user code may have run out of it
+    (os:protect-stack-end)))            ; user code may have exhausted the stack
 
 (defun next-function (reserve worker)
   "Give WORKER, which has returned from its function, a waiting function that may run, or make it
@@ -337,8 +336,8 @@ or RESERVE is closed."
 
 (defun close-reserve (reserve timeout-seconds)
   "Accept no more functions, and wait, at most TIMEOUT-SECONDS, until those accepted before, and
-with them all threads, have ended. Return true if all have ended. Threads whose function has not
-returned by then remain until it returns. Do not call this in a thread of RESERVE."
+with them all threads, have ended. Return true if all have ended. A thread whose function has not
+returned by then remains until the function returns. Do not call this in a thread of RESERVE."
   (let* ((end (notice-end timeout-seconds))
          (ended (sb-thread:with-mutex ((reserve-lock reserve))
                   (setf (reserve-closed reserve) t)

@@ -3,26 +3,26 @@
 ;;;; a whole short call. Two ends that both spin answer each other in 12 µs, and use less of the
 ;;;; processors than ends that sleep and wake each other.
 ;;;;
-;;;; This is useful only where one end's octets make the other answer at once, and only while both
-;;;; spin. So a loop finds out how its peer behaves. The rule counts waits that end with a single
-;;;; event, always of the same source (STREAK). As a trial, a loop spins through some of these waits
-;;;; that follow a sending:
+;;;; This is useful only if the octets of one end make the other end answer at once, and only while
+;;;; both spin. So a loop finds out how its peer behaves. The rule counts waits that end with a
+;;;; single event, always of the same source (STREAK). As a trial, a loop spins through some of
+;;;; these waits after it has sent octets:
 ;;;;   - a loop with a thread of its own spins through one, from time to time. If the event arrives
 ;;;;     within +SPIN-NS+, the peer does not sleep between two messages, and the loop continues to
 ;;;;     spin;
-;;;;   - a loop that a caller drives begins a trial more rarely, and spins through so many waits in
-;;;;     a row that its peer, which may be such a loop as well, has a trial meanwhile and finds the
+;;;;   - a loop that a caller drives begins a trial more rarely, and spins through many waits in a
+;;;;     row: its peer, which may be such a loop as well, has a trial in that time and finds the
 ;;;;     caller awake. A peer in the same process begins its trial at once (**CALLERS-TRIALS**), and
 ;;;;     again now and then while the caller spins.
-;;;; The pauses between trials that fail grow (PAUSE). But a caller that then begins to send much
-;;;; less at a time than in the failed trial, as after calls with long messages, makes the next
-;;;; trial soon. A loop stops spinning after several waits longer than +SPIN-NS+, or at once when
-;;;; events of other sources arrive. A loop with a thread of its own also stops when about a third
-;;;; of its waits, or more, are longer (BALANCE): a wait that spinning shortens saves less than a
-;;;; wait that is too long costs. So a client that acknowledges each answer at once, and works for
-;;;; long on it, does not make its server spin in vain. With fewer than two processors the peer
-;;;; cannot run meanwhile, or spinning uses up a quota of processor time; so then no loop spins, nor
-;;;; does any in a simulated world.
+;;;; The pauses between trials that fail grow (PAUSE). But a caller that then begins to send far
+;;;; fewer octets at a time than in the failed trial, as after calls with long messages, makes the
+;;;; next trial soon. A loop stops spinning after several waits longer than +SPIN-NS+, or at once
+;;;; when events of other sources arrive. A loop with a thread of its own also stops when about a
+;;;; third of its waits, or more, are longer (BALANCE): a wait that spinning shortens saves less
+;;;; time than a wait that is too long costs. So a server does not spin in vain for a client that
+;;;; acknowledges each answer at once and then works on it for long. With fewer than two processors
+;;;; no loop spins, since the peer could not run meanwhile, or spinning would use up a quota of
+;;;; processor time. In a simulated world no loop spins either.
 ;;;;
 ;;;; Spinning fetches the same events as a wait: the inbox is marked as asleep, and a thread that
 ;;;; posts wakes the poller. So no event can be missed.
@@ -33,11 +33,11 @@
   "The time after which a loop that spins sleeps; it is about the cost of sleeping and being
 woken.")
 (defconstant +trial-ns+ 50000
-  "The time for which a caller spins in a trial, and a loop after a failed spin: the peer may have
-to be woken first.")
+  "The time for which a caller spins in a trial, or a loop spins after a failed spin: the peer may
+have to be woken first.")
 (defconstant +answer-ns+ 100000
-  "The time that a loop spins because a caller of its process has begun a trial: the caller may
-sleep in the first wait of its trial.")
+  "The time for which a loop spins because a caller of its process has begun a trial: that caller
+may still sleep in the first wait of its trial.")
 (defconstant +answers+ 4
   "The number of waits in a row through which a loop spins because of a caller's trial, unless one
 of these waits is longer.")
@@ -56,8 +56,8 @@ possible.")
   "The highest balance: a loop that has spun well for long stops after 64 pairs of a short and a
 long wait.")
 (defconstant +failure-cost+ 2
-  "The number by which a wait that was too long lowers the balance; one that spinning shortened
-raises it by 1.")
+  "The number by which a wait that was too long lowers the balance; a wait that spinning shortened
+raises the balance by 1.")
 (defconstant +least-pause+ 16
   "The least number of waits that a loop sleeps through between two trials.")
 (defconstant +longest-pause+ 128
@@ -85,7 +85,7 @@ next trial begins soon.")
   (wins 0 :type (integer 0 256))        ; waits that spinning has shortened, up to +WINS+
   (tried 0 :type (unsigned-byte 40))    ; octets of a sending in a caller's last trial, on average
   (smaller 0 :type (integer 0 16))      ; sendings in a row of less than an eighth of TRIED
-  (balance 0 :type (integer 0 64))      ; while the loop spins: of short and long waits
+  (balance 0 :type (integer 0 64))      ; the balance of short and long waits
   ;; the value of **CALLERS-TRIALS** when this loop last answered a trial
   (answered 0 :type fixnum)
   (sent 0 :type (unsigned-byte 62))     ; octets that the loop had sent when it last waited
@@ -97,7 +97,7 @@ next trial begins soon.")
   "~:[sleeps~;spins~]" (plusp (spin-state-credit spin-state)))
 
 (declaim (type fixnum **callers-trials**))
-(sb-ext:define-load-time-global **callers-trials** 0) ; begun by callers in the process; atomic
+(sb-ext:define-load-time-global **callers-trials** 0) ; trials begun by callers; atomic
 
 (defun make-spin-state-if-useful ()
   "A spin state, or nil for a loop that never spins."
@@ -106,9 +106,9 @@ next trial begins soon.")
        (make-spin-state)))
 
 (define-hot forget-trials ((spin-state spin-state)) null
-  "Stop spinning and end a trial under way, because an event is of another source. The pause between
-trials remains: otherwise occasional events of another source would cause failing trials for ever.
-If spinning was useful until now, the next trial begins soon."
+  "Stop spinning and end a trial under way, because an event comes from another source. The pause
+between trials remains: otherwise occasional events of another source would cause failing trials for
+ever. If spinning was useful until now, the next trial begins soon."
   (when (= +wins+ (spin-state-wins spin-state))
     (setf (spin-state-wins spin-state) 0
           (spin-state-pause spin-state) +least-pause+
@@ -134,8 +134,8 @@ is 0."
   nil)
 
 (define-hot (renew-trial :inline t) ((spin-state spin-state)) null
-  "Make the loops of the process try now and then although a caller, whose loop has SPIN-STATE,
-spins: a peer on the same processor is woken there by each sending and answers at once, but its own
+  "Make the loops of the process begin a trial now and then while a caller, whose loop has
+SPIN-STATE, spins: a peer that is woken on the caller's processor answers at once, but its own
 trials fail, since the caller does not run meanwhile. The kernel moves the caller or the peer to
 another processor while the peer spins for long."
   (cond ((plusp (spin-state-left spin-state)) (decf (spin-state-left spin-state)))
@@ -156,12 +156,12 @@ fewer than in the last trial, end the pause."
 (define-hot spin-time-ns
             ((spin-state spin-state) (driven boolean) (octets (unsigned-byte 40)))
     (integer 0 100000)
-  "The time for which the wait that begins now may spin; DRIVEN is true if a caller drives the loop,
-which has sent OCTETS since the wait before."
+  "The time for which the wait that begins now may spin. DRIVEN is true if a caller drives the loop;
+the loop has sent OCTETS since its last wait."
   (cond ((= +credit+ (spin-state-credit spin-state))
          (when driven (renew-trial spin-state))
          +spin-ns+)
-        ;; after one pause both ends sleep: this one spins until the other one has been woken
+        ;; after a pause both ends sleep, so this end spins until the other end has been woken
         ((plusp (spin-state-credit spin-state)) +trial-ns+)
         ((< (spin-state-streak spin-state) +steady+) 0)
         ((and (not driven) (/= **callers-trials** (spin-state-answered spin-state)))

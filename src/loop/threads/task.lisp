@@ -2,20 +2,20 @@
 ;;;;
 ;;;;   asked for by         from         done
 ;;;;   POST                 any thread   in the next inbox phase; the loop is woken for it
-;;;;   DEFER                the loop     after the reading of this turn, or in the next turn; user
-;;;;                                     code runs in such functions only
+;;;;   DEFER                the loop     after the reading of this turn, or in the next turn; only
+;;;;                                     such functions run user code
 ;;;;   CALL-BEFORE-FLUSH    the loop     before output is sent next, or at the end of this turn
 ;;;;   CALL-LAST            the loop     at the end of this turn, after the output has been sent
 ;;;;   CALL-AFTER-CLOSING   the loop     at the end of a turn, for each connection that has gone
 ;;;;   START-TIMER          the loop     when the timer is due
-;;;;   MARK-READY, -DIRTY   the loop     a connection's next read, and next flush
+;;;;   MARK-READY, -DIRTY   the loop     at the next read, or flush, of connections
 
 (in-package #:clgrpc.loop)
 
 (define-hot (defer :inline t) ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT after the reading of this turn or, if that is over, in the next turn.
-Deferred functions are called in order. But functions of newcomers, the connections that are read in
-the middle of a long turn, run before older functions. On the loop."
+Deferred functions are called in order. But functions deferred for newcomers, the connections that
+are read in the middle of a long turn, run before older functions. On the loop."
   (let ((ring (event-loop-ring loop))
         (count (event-loop-ring-count loop)))
     (declare (type simple-vector ring))
@@ -28,7 +28,7 @@ the middle of a long turn, run before older functions. On the loop."
       nil)))
 
 (define-hot read-clock ((loop event-loop)) nanoseconds
-  "The time now by LOOP's clock, in nanoseconds. In the middle of a turn this time is later than
+  "The present time by LOOP's clock, in nanoseconds. In the middle of a turn this time is later than
 EVENT-LOOP-NOW. From any thread."
   (funcall (event-loop-clock loop)))
 
@@ -74,12 +74,13 @@ true if there were any."
 
 (define-hot call-last ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT at the end of the turn, after the flush. FUNCTION must not be user
-code, and must not call functions of the loop. By the thread that holds the baton."
+code, and must not call functions of the loop. Only the thread that holds the baton may call this."
   (queue-function (event-loop-last loop) function argument))
 
 (define-hot call-before-flush ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT before output of any connection is sent next, or at the end of the
-turn if no output is sent. FUNCTION as for CALL-LAST. By the thread that holds the baton."
+turn if no output is sent. FUNCTION is as for CALL-LAST. Only the thread that holds the baton may
+call this."
   (queue-function (event-loop-early loop) function argument))
 
 (defconstant +again-ns+ +ns-per-second+
@@ -115,8 +116,8 @@ each failure in a row.")
 
 (defun make-lasting-timer (loop function argument)
   "Return a timer like MAKE-TIMER, for the wheel of LOOP, whose FUNCTION is called again if it
-fails; for instance, because FUNCTION starts the timer again. If FUNCTION signals an error and
-leaves the timer idle, the timer runs again after a while."
+fails, as for a FUNCTION that starts the timer again. If FUNCTION signals an error and leaves the
+timer idle, the timer runs again after a while."
   (declare (type function function))
   (let ((lasting (make-lasting-function :loop loop :function function :argument argument)))
     (setf (lasting-function-timer lasting) (make-timer #'call-lasting-function lasting))))
@@ -156,7 +157,7 @@ LOOP, make a reserve thread run it."
                (request-runner loop))
     (let ((poller (event-loop-poller loop)))
       (funcall (poller-wake poller) poller))
-    (when **watchdog-asleep** (wake-watchdog))) ; which sees whether the wake-up is answered
+    (when **watchdog-asleep** (wake-watchdog))) ; the watchdog checks that the wake-up is answered
   nil)
 
 (defgeneric run-posted (item)

@@ -1,7 +1,7 @@
 ;;;; Quotas: how much of a reserve each of its users may have, so that no user excludes the others.
-;;;; A reserve has a root quota, and quotas have children: those of peers are the root's, and a
-;;;; connection's is a child of its peer's. A function waits in its user's quota; functions without
-;;;; a user, which run loops, wait in the root.
+;;;; A reserve has a root quota, and quotas have children: the quota of a peer is a child of the
+;;;; root, and the quota of a connection is a child of its peer's quota. A function waits in its
+;;;; user's quota; functions without a user, which run loops, wait in the root.
 ;;;;
 ;;;; The rule is the dynamic threshold of switches that share a buffer (Choudhury and Hahne): a
 ;;;; quota may have another thread, or another place in the queue, while
@@ -10,20 +10,21 @@
 ;;;;
 ;;;; and a quota that has nothing may have one while anything is free. The same rule divides the
 ;;;; number that a quota may have among its children. An example with weight 1, nothing kept
-;;;; and 240 threads: one user alone gets some 120, since then 120 are free; two get 80 each, three
-;;;; 60. So each user gets fewer threads as more users arrive, and the last user still finds some
-;;;; free. No quota needs to know the number of quotas, and no thread is taken back.
+;;;; and 240 threads: one user alone gets some 120 threads, since then 120 are free; two users get
+;;;; 80 each, three get 60 each. So each user gets fewer threads as more users arrive, and the last
+;;;; user still finds free threads. No quota needs to know the number of quotas, and no thread is
+;;;; taken back.
 ;;;;
 ;;;; Waiting functions are served round robin at each level. A search for a function that may run
-;;;; skips quotas that have too much; the number of these quotas is at most the number of threads.
+;;;; skips quotas that have too many threads; there are at most as many such quotas as threads.
 ;;;;
-;;;; User code that began on a loop and has lost the loop occupies a thread as well. The root counts
-;;;; that thread already, as the thread that ran the loop; the user's quota counts it from then on
-;;;; (NOTE-LATE-RUNNING).
+;;;; User code that began on a loop and has lost the loop occupies a thread as well. The root has
+;;;; already counted that thread, as the one that ran the loop; the user's quota counts it once the
+;;;; loop is lost (NOTE-LATE-RUNNING).
 ;;;;
-;;;; Invariants: RUNNING and WAITING of a quota are the sums of its children's and its own, except
-;;;; for late user code; a quota with waiting functions is LISTED, once, among the items of its
-;;;; parent. The callers of these functions hold the reserve's lock.
+;;;; Invariants: RUNNING and WAITING of a quota include the numbers of its children, except for late
+;;;; user code; a quota with waiting functions is LISTED, once, among the items of its parent. The
+;;;; callers of these functions hold the reserve's lock.
 
 (in-package #:clgrpc.loop)
 
@@ -31,17 +32,17 @@
                   (:copier nil))
   "A limit of a reserve's threads and of the places in its queue. The limit is a dynamic threshold,
 not a fixed number: it falls as fewer threads, or places, are free."
-  (parent nil :type (or null quota) :read-only t) ; the quota that this one is a child of, or nil
+  (parent nil :type (or null quota) :read-only t) ; the parent of this quota, or nil
   ;; the quota may have another thread or place while its number is at most
   ;; WEIGHT × (free number − KEPT)
   (weight 1 :type (unsigned-byte 16) :read-only t)
-  ;; how many of the free threads or places the rule for WEIGHT leaves out
+  ;; the number of free threads or places that the rule for WEIGHT does not count
   (kept 0 :type index :read-only t)
   ;; the fixed number of functions of the quota that may run and wait together
   (most 0 :type index :read-only t)
-  (running 0 :type index)               ; how many functions run, including those of its children
-  (waiting 0 :type index)               ; how many functions wait, including those of its children
-  (items (make-fifo) :type fifo :read-only t) ; functions that wait, and children that have some
+  (running 0 :type index)               ; running functions, those of its children included
+  (waiting 0 :type index)               ; waiting functions, those of its children included
+  (items (make-fifo) :type fifo :read-only t) ; waiting functions, and children that have some
   (listed nil :type boolean))           ; true while the quota is among the ITEMS of PARENT
 
 (declaim (sb-ext:freeze-type quota))
@@ -82,7 +83,7 @@ its ancestors, if FREE items are free in all."
   (plusp (free-for quota reader free)))
 
 (defun quota-full-p (quota)
-  "True if as many functions of QUOTA run or wait as may."
+  "True if QUOTA has the most functions that may run or wait together."
   (<= (quota-most quota) (+ (quota-running quota) (quota-waiting quota))))
 
 (defun enqueue-function (quota function)
@@ -101,7 +102,7 @@ its ancestors, if FREE items are free in all."
 
 (defun dequeue-function (quota free)
   "Remove the next function of QUOTA, which may have FREE more threads; return two values, the
-function and the quota that it waited in, or nil."
+function and the quota in which it waited, or nil."
   (loop with passed-over = nil
         for item = (first (fifo-items (quota-items quota)))
         until (or (null item) (eq item passed-over))
@@ -138,8 +139,8 @@ function and the quota that it waited in, or nil."
   (do-ancestors (ancestor quota) (incf (quota-running ancestor) change)))
 
 (defun note-late-running (quota change)
-  "User code of QUOTA that began on a loop has lost the loop and occupies a thread, or has returned:
-CHANGE is 1 or -1. The root has counted the thread."
+  "With 1 for CHANGE, note that user code of QUOTA that began on a loop has lost the loop and
+occupies a thread; with -1, that it has returned. The root has counted the thread."
   (declare (type (member 1 -1) change))
   (do-ancestors (ancestor quota)
     (when (quota-parent ancestor) (incf (quota-running ancestor) change))))

@@ -1,16 +1,17 @@
 ;;;; The turn of a loop: wait for events → read every ready connection once → deferred functions →
 ;;;; inbox → timers → functions of CALL-BEFORE-FLUSH → one send for each connection that has output
-;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
+;;;; → functions of CALL-LAST, such as those that wake threads whose answers have come in this turn.
 ;;;; Each phase does the work that existed when it began. Work that a phase causes is left to later
 ;;;; phases, or to the next turn, which then does not wait. But if a few deferred functions defer a
-;;;; few others, and such others have been quick before, these run in the same turn: a handler that
-;;;; has just begun answers the messages that came with its call, and the answer shares the send.
-;;;; Nothing here allocates. In the middle of a long turn timers run as well, and newcomers are
-;;;; admitted: connections with new input are read, and what they defer runs before what was
-;;;; deferred earlier. The newcomers get at most half of the time, so neither they nor the deferred
-;;;; functions wait for all of the others. Output is sent in the middle of a long turn, too; but
-;;;; output that reading has caused, such as the answer to a PING, waits some milliseconds for that
-;;;; of the functions: a send costs as much as the rest of many messages.
+;;;; few others, and functions deferred in this way have been quick lately, they run in the same
+;;;; turn: a handler that has just begun answers the messages that came with its call, and the
+;;;; answer shares the send. Nothing here allocates. In the middle of a long turn timers run as
+;;;; well, and newcomers are admitted: connections with new input are read, and the functions
+;;;; deferred for them run before those that were deferred earlier. The newcomers get at most half
+;;;; of the time, so neither they nor the earlier functions wait until all of the others have run.
+;;;; Output is sent in the middle of a long turn, too. But output that reading has caused, such as
+;;;; the answer to a PING, waits some milliseconds for the output of the functions, since one more
+;;;; send costs as much as the other work for many messages.
 
 (in-package #:clgrpc.loop)
 
@@ -38,15 +39,15 @@ the next turn during the next +APART-TIMES+ times that duration: otherwise finis
 wait for them.")
 (defconstant +apart-times+ 20
   "If functions that deferred functions have deferred were slow (+CAUSED-NS+), further ones wait for
-the next turn during this many times their duration. So finished output waits for them at most a
-twentieth of the time, and a thread that was interrupted once for 100 µs sends separately for 2
-ms.")
+the next turn during this many times their duration. So finished output waits for such functions at
+most a twentieth of the time, and a thread that was interrupted once for 100 µs sends separately for
+2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
   "The longest duration that is recorded for functions that other functions have deferred, and the
-longest time for which these then wait for the next turn. Until they have returned, their recorded
-duration is this.")
+longest time for which these then wait for the next turn. Until the functions have returned, this is
+their recorded duration.")
 (defconstant +functions-before-look+ 2
-  "How many deferred functions of a turn run before the first look.")
+  "How many deferred functions of a turn run before the first check of the clock.")
 (defconstant +slow-function-ns+ 62500
   "If the functions between two checks have taken longer than this on average, the next check
 follows after a single function.")
@@ -58,7 +59,7 @@ the admission has taken if that is longer.")
 ;;; Phases
 
 (define-hot wait-time-ns ((loop event-loop)) (signed-byte 62)
-  "How long the turn that begins now may wait for events: 0 if there is work, -1 if nothing is due.
+  "How long the turn that begins now may wait for events: 0 if there is work, -1 if no timer is due.
 Unless the value is 0, the inbox counts as asleep."
   (if (or (plusp (event-loop-ready-count loop))
           (plusp (event-loop-dirty-count loop))
@@ -98,8 +99,8 @@ Unless the value is 0, the inbox counts as asleep."
                         (source-token source)))))
 
 (defconstant +slice-ns+ +ns-per-second+
-  "The longest time after which a driver that was overtaken just before it slept notices that: no
-event wakes it.")
+  "The longest sleep of a driver. If another thread overtakes the driver just before it sleeps, no
+event wakes it, so it notices this only after this time.")
 
 (define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))
     (integer 0 256)
@@ -124,8 +125,8 @@ thread has lent. Return the number of events fetched."
         (when (plusp left) (decf left slice))))))
 
 (define-hot sleep-as-lender ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
-  "Do the work of FETCH-EVENTS with a wait. The events that this thread has fetched are lost when an
-interrupt unwinds it, when another thread has got LOOP, or when it has run LOOP in the middle of an
+  "Do the work of FETCH-EVENTS with a wait. The events that this thread has fetched are lost if an
+interrupt unwinds it, if another thread has got LOOP, or if this thread has run LOOP within an
 interrupt; in these cases LOOP asks for all events again. A thread that was overtaken closes its
 poller."
   (let ((poller (event-loop-poller loop))
@@ -140,12 +141,12 @@ poller."
                      count 0)))
             ((and (leave-poller loop poller) (/= 0 count))
              (setf (event-loop-blind loop) t)
-             (post loop (constantly nil))))) ; the thread that runs LOOP may sleep
+             (post loop (constantly nil))))) ; the thread that runs LOOP now may sleep
     (max 0 count)))
 
 (define-hot fetch-events ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
-  "Fetch events with the poller of LOOP, waiting for the first at most for WAIT; return their
-number. After a wait this thread may have lost the baton."
+  "Fetch events with the poller of LOOP, waiting at most WAIT for the first event; return the number
+of events. After a wait this thread may have lost the baton."
   (when (event-loop-blind loop) (watch-anew loop))
   (let ((poller (event-loop-poller loop)))
     (if (zerop wait)
@@ -166,9 +167,9 @@ number. After a wait this thread may have lost the baton."
 (define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 100000)))
     (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
   "Look for events of LOOP for SPIN-NS without sleeping. Return three values: the number of events;
-after how many nanoseconds they, or a post, arrived, or nil if neither did; and how long the look
-took. If another thread, perhaps the peer, has used this thread's processor meanwhile, the second
-value is so long that spinning does not look useful."
+the nanoseconds until an event or a post arrived, or nil if neither came; and the duration of the
+look. If another thread, perhaps the peer's, has used this thread's processor meanwhile, the second
+value is so large that spinning does not appear useful."
   (let* ((begin (monotonic-ns)) (now begin))
     (declare (type nanoseconds begin now))
     (loop
@@ -190,7 +191,7 @@ value is so long that spinning does not look useful."
          (driven (and driving (driving-owner driving) t))
          (sent (event-loop-octets-sent loop))
          (octets (- sent (shiftf (spin-state-sent spin-state) sent)))
-         (spin-ns (if (or (zerop octets)              ; no answer is due
+         (spin-ns (if (or (zerop octets)              ; no answer is expected
                           (and driving (not driven))) ; for many callers
                       0
                       (spin-time-ns spin-state driven (ldb (byte 40 0) octets)))))
@@ -200,7 +201,7 @@ value is so long that spinning does not look useful."
           (note-spin spin-state driven waited-ns)
           (incf (spin-state-spun-ns spin-state) spun-ns)
           (cond (waited-ns count)
-                ;; the thread may have been kept from running for long
+                ;; the kernel may have kept the thread from running for long
                 ((plusp wait) (fetch-events loop (max 0 (- wait spun-ns))))
                 (t (fetch-events loop wait)))))))
 
@@ -219,7 +220,8 @@ value is so long that spinning does not look useful."
         (note-source spin-state (if (= 1 count)
                                     (aref (poller-tokens (event-loop-poller loop)) 0)
                                     0)))
-      ;; woken by a post: other threads that are about to post get to do so, and share one send
+      ;; after a wake-up by a post, other threads that are about to post get time to do so, and all
+      ;; share one send
       (when (and (zerop count) (event-loop-driving loop)
                  (not (inbox-empty-p (event-loop-inbox loop))))
         (sb-thread:thread-yield))
@@ -257,7 +259,7 @@ logged, its connection is aborted, and the loop continues with the other connect
 
 (defun connection-failed (connection condition)
   "The handler of CONNECTION signalled CONDITION."
-  ;; a connection may be on the list twice then, which does not matter
+  ;; then a connection may be on the list twice, which is harmless
   (setf (connection-dirty connection) nil)
   (abort-connection connection condition))
 
@@ -271,10 +273,10 @@ logged, its connection is aborted, and the loop continues with the other connect
   nil)
 
 (defmacro with-newcomers ((newcomers count) loop postponed &body body)
-  "Do BODY with NEWCOMERS, a vector whose first COUNT elements are the ready connections of LOOP,
-without the first POSTPONED, which remain in the list. If there are more than 256, the others remain
-as well."
-  `(let* ((,newcomers (make-array 256)) ; as many as events are fetched at once
+  "Do BODY with NEWCOMERS, a vector whose first COUNT elements are the ready connections of LOOP
+except the first POSTPONED ones, which remain in the list. If there are more than 256, the others
+remain as well."
+  `(let* ((,newcomers (make-array 256)) ; the number of events that are fetched at once
           (ready (event-loop-ready ,loop))
           (,count (min 256 (- (event-loop-ready-count ,loop) ,postponed)))
           (rest (- (event-loop-ready-count ,loop) ,count)))
@@ -287,8 +289,8 @@ as well."
 (define-hot put-newcomers-first ((loop event-loop) (postponed index)) null
   "Move the ready connections after the first POSTPONED ones to the places before those. The input
 of the first POSTPONED connections was left from an earlier turn. Connections in a TLS handshake
-stay behind the postponed ones: a turn does only some handshakes, so while new connections arrive
-the oldest handshakes would wait."
+stay behind the postponed ones: a turn does only some handshakes, so otherwise the oldest handshakes
+would wait while new connections arrive."
   (with-newcomers (newcomers count) loop postponed
     (let* ((at 0)
            (ahead (count-if-not #'connection-handshaking-p newcomers :end count))
@@ -343,7 +345,7 @@ add. DATA counts as an answer if it waited for a window that the peer has just s
 
 (define-hot flush-answers ((loop event-loop)) null
   "As FLUSH-PHASE, but a connection whose output answers no message yet stays in the list: functions
-that are due in this turn may answer, and both need only one send."
+that are due in this turn may answer, and then one send suffices for both."
   (run-early-functions loop)
   (do-work (connection loop event-loop-dirty event-loop-dirty-count event-loop-dirty-spare)
     (cond ((answer-may-follow-p connection)
@@ -411,7 +413,8 @@ that are deferred for them run next. Return the number of these functions."
       admitted)))
 
 (define-hot note-caused ((loop event-loop) (caused-at nanoseconds)) null
-  "Note that the functions that others have deferred, which began at CAUSED-AT, have returned."
+  "Note that the functions that other functions have deferred have returned; they began at
+CAUSED-AT."
   (let* ((now (funcall (event-loop-clock loop)))
          (taken (max 0 (- now caused-at))))
     (declare (type nanoseconds now taken))
@@ -425,14 +428,14 @@ that are deferred for them run next. Return the number of these functions."
   "Run the deferred functions. Return false if user code in these functions has lost the baton."
   (let ((count (event-loop-ring-count loop))
         (done 0)
-        ;; when those began that others have deferred in this phase, or 0
+        ;; the time when the functions that others have deferred in this phase began, or 0
         (caused-at 0)
-        ;; the functions called before DONE reaches this number are newcomers'
+        ;; until DONE reaches this number, the functions are those of newcomers
         (admitted 0)
         (admitted-at 0)                 ; when the newcomers' functions began, or 0
         (admission (+ (event-loop-now loop) +admission-ns+)) ; when other newcomers may be admitted
         (step +functions-before-look+)
-        (look +functions-before-look+)  ; when DONE reaches this number, look
+        (look +functions-before-look+)  ; read the clock when DONE reaches this number
         (looked-at (event-loop-now loop))) ; the time of the last look
     (declare (type index count done admitted look) (type (integer 1 #.+functions-per-look+) step)
              (type nanoseconds caused-at admitted-at admission looked-at))
@@ -459,7 +462,7 @@ that are deferred for them run next. Return the number of these functions."
                          do (incf done)
                             (run-next-deferred loop)
                             (unless (in-event-loop-p loop) (return-from deferred-phase nil))
-                            (when (and (or (<= look done) ; above after an error
+                            (when (and (or (<= look done) ; greater after an error
                                            (= (event-loop-long-turn loop) (event-loop-turns loop)))
                                        (< done count))
                               (look-around))))
@@ -526,7 +529,7 @@ that are deferred for them run next. Return the number of these functions."
       t)))
 
 (define-hot end-turn ((loop event-loop)) null
-  "The phases of a turn after the deferred functions."
+  "Run the phases of a turn after the deferred functions."
   (call-some-posted loop)
   (timer-phase loop)
   (flush-phase loop)

@@ -1,5 +1,5 @@
-;;;; The watchdog's wake-up: how a thread that moves a baton wakes the watchdog (watchdog.lisp),
-;;;; which sleeps while no baton moves.
+;;;; The watchdog's wake-up: the watchdog (watchdog.lisp) sleeps while no baton moves, and a thread
+;;;; that moves one wakes it with these functions.
 
 (in-package #:clgrpc.loop)
 

@@ -2,35 +2,35 @@
 ;;;; too long, and makes a reserve thread take the loop over. The watchdog also detects a
 ;;;; caller-driven loop without a thread, and makes a reserve thread run it.
 ;;;;
-;;;; The watchdog ticks only while batons move. User code takes too long when two ticks, a
-;;;; millisecond apart, see the same lent baton and no garbage was collected between them. While all
+;;;; The watchdog ticks only while batons move. User code takes too long if two ticks, a millisecond
+;;;; apart, see the same lent baton, and no garbage was collected between the ticks. While all
 ;;;; handlers are quick the ticks become rarer, up to +LONGEST-TICK-NS+ apart, so that watching
-;;;; costs next to nothing. When a handler has taken too long others are likely to, and the ticks
-;;;; stay short for a while. This is +ALERT-NS+ at first, since a thread that the kernel delayed
-;;;; looks the same, and four times as long after each further such handler.
+;;;; costs next to nothing. When a handler has taken too long, others are likely to, so the ticks
+;;;; stay short for a while: at first for +ALERT-NS+, since a thread that the kernel delayed looks
+;;;; the same, and after each further such handler for four times as long.
 ;;;;
 ;;;; User code that uses its loop all the time, such as a handler that sends message after message,
 ;;;; changes the baton and still delays all other handlers. So a check also notes the turn and the
 ;;;; function that runs in it. When two checks see the same function, LATE-TURN is set, and the user
-;;;; code gives the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same
-;;;; turn but not the same function, quick functions have made the turn long, and LONG-TURN is set:
-;;;; from then on the loop reads the clock after each function.
+;;;; code gives the loop up the next time it has the baton (CALL-WITH-BATON). When two checks see
+;;;; the same turn but not the same function, quick functions have made the turn long, and LONG-TURN
+;;;; is set: from then on the loop reads the clock after each function.
 ;;;;
-;;;; A thread that waits for events and was woken by a post answers that wake-up at once, unless an
-;;;; interrupt occupies it, such as with a debugger. When +WAKE-UP-LOOKS+ checks in a row find the
-;;;; same wait with the wake-up unanswered, a reserve thread overtakes the loop.
+;;;; A thread that waits for events and was woken by a post answers that wake-up at once, unless it
+;;;; handles an interrupt, perhaps in a debugger. When +WAKE-UP-LOOKS+ checks in a row find the same
+;;;; wait with the wake-up unanswered, a reserve thread overtakes the loop.
 ;;;;
-;;;; A tick ends no later than the first timer may be due: then a loop that has just been left gets
-;;;; a thread, and user code that takes too long is found at the next check.
+;;;; A tick ends at the time when the first timer may be due, if not before. Then a loop that has
+;;;; just been left gets a thread, and user code that takes too long is found at the next check.
 ;;;;
 ;;;; When no baton has changed for a while the watchdog sleeps, and a thread that changes one wakes
 ;;;; it. LEND has no full barrier between its store and its read of **WATCHDOG-ASLEEP**, since that
-;;;; would cost each call 20 ns. So the watchdog first announces that it sleeps; waits one tick
-;;;; more, in which every earlier store becomes visible; checks once more; and only then sleeps.
+;;;; would cost each call 20 ns. So the watchdog first announces that it sleeps, waits one tick
+;;;; more, in which each earlier store becomes visible, checks once more, and only then sleeps.
 ;;;;
-;;;; The watchdog also adapts the collector (base/memory/collector.lisp): while it ticks it checks
+;;;; The watchdog also adapts the collector (base/memory/collector.lisp): while it ticks, it checks
 ;;;; now and then whether the nursery fits, and whether the process is quiet and can give memory
-;;;; back; it does the latter too before it sleeps for good, once no loop has made a turn for a
+;;;; back. It also gives memory back before it sleeps for good, once no loop has made a turn for a
 ;;;; while.
 
 (in-package #:clgrpc.loop)
@@ -50,20 +50,20 @@ without such a handler, the next one counts as the first.")
 overtaken: on a busy machine, a woken thread may have no processor yet.")
 
 (defconstant +collector-look-ns+ (floor +ns-per-second+ 5)
-  "The time between two checks of the nursery, and whether the process is quiet.")
+  "The time between two checks of the nursery and of the memory to give back.")
 
 (defconstant +idle-ns+ 8000000000
   "The time without a turn of any loop after which the process gives memory back.")
 
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
-  "The state of a loop at the last look."
+  "The state of a loop at the watchdog's last check."
   (loop nil :type event-loop)           ; the watched loop
-  (seen 0 :type sb-ext:word)            ; the loop's baton at the last look
+  (seen 0 :type sb-ext:word)            ; the loop's baton at the last check
   (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
-  (request nil :type (or null function)) ; overtakes the loop, if this had to wait
-  (unanswered 0 :type index)            ; looks in a row that have found its wake-up unanswered
+  (request nil :type (or null function)) ; the queued function that overtakes the loop
+  (unanswered 0 :type index)            ; checks in a row that found its wake-up unanswered
   (turns 0 :type (unsigned-byte 62))    ; the number of turns that the loop had made
-  (at 0 :type index))                   ; which deferred function was next
+  (at 0 :type index))                   ; the place of the next deferred function
 
 (defglobal **watchdog** nil)
 (defglobal **watched** '())
@@ -130,7 +130,8 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (setf **next-look-ns** 0)))
 
 (defun asleep-p ()
-  "True until a baton moves, for the watchdog's own thread. The caller holds the watchdog's lock."
+  "True if this thread is the watchdog and no baton has moved. The caller holds the watchdog's
+lock."
   (and **watchdog-asleep** (eq **watchdog** sb-thread:*current-thread*)))
 
 (defun doze ()
@@ -163,8 +164,8 @@ collection runs."
                (return)))))
 
 (defun next-timer-ns ()
-  "The longest tick, in nanoseconds, that timers allow: the time until one may be due. The caller
-holds the lock."
+  "The longest tick, in nanoseconds, that timers allow: the time until a timer may be due. The
+caller holds the lock."
   (let ((least +longest-tick-ns+))
     (dolist (watched **watched** least)
       (let* ((loop (watched-loop watched))
@@ -176,7 +177,7 @@ holds the lock."
 
 (defun request-takeover-first (watched loop baton)
   "As REQUEST-TAKEOVER, before all functions that wait for a thread. A request for an earlier baton
-of LOOP that still waits is withdrawn: otherwise each handler would add one while no thread is
+of LOOP that still waits is withdrawn: otherwise each handler would add a request while no thread is
 free."
   (let ((reserve (event-loop-reserve loop)) (former (shiftf (watched-request watched) nil)))
     (when former (leave-reserve reserve (reserve-root reserve) :function former))
@@ -186,15 +187,15 @@ free."
 
 (defun look-at-loops (comparable)
   "Look at every baton. Return three booleans: a baton has changed since the last check; a baton is
-lent, or its loop needs a thread and gets none; user code takes too long. COMPARABLE is true if no
-garbage has been collected since the last check."
+lent, or its loop needs a thread and cannot get it; user code takes too long. COMPARABLE is true if
+no garbage has been collected since the last check."
   (let ((moved nil) (lent nil) (overstayed nil))
     (dolist (watched **watched** (values moved lent overstayed))
       (let* ((loop (watched-loop watched))
              (baton (event-loop-baton loop))
              (state (baton-state baton))
              (still (= baton (shiftf (watched-seen watched) baton)))
-             ;; user code that only begins calls that fail at once reads nothing
+             ;; user code that only begins calls, which fail at once, reads no input
              (unread (= (watched-turns watched) (event-loop-turns loop)))
              (late (look-at-turn watched loop (and comparable (= state +lent+) (not still)))))
         (flet ((ask (asked)
@@ -207,7 +208,7 @@ garbage has been collected since the last check."
                 ((and (= state +lent+) still comparable)
                  (setf overstayed t)
                  (let ((asked (request-takeover-first watched loop baton)))
-                   ;; so a thread that is about to wait need not ask for another one
+                   ;; then a thread that is about to wait need not ask for another thread
                    (when (and asked (not (eq :queued asked)))
                      (setf (event-loop-asked loop) baton))
                    (ask asked)))
@@ -225,8 +226,8 @@ garbage has been collected since the last check."
 
 (defun wake-up-unanswered-p (watched loop same-wait comparable)
   "True if an item was posted to LOOP, whose runner waits for events, and has not been taken yet.
-Count the checks in a row for which this is true and SAME-WAIT is, too; a check that is not
-COMPARABLE is not counted."
+Count the checks in a row for which this and SAME-WAIT are true; a check that is not COMPARABLE is
+not counted."
   (let* ((inbox (event-loop-inbox loop))
          (rung (not (or (inbox-asleep-p inbox) (inbox-empty-p inbox)))))
     (cond ((not (and rung same-wait)) (setf (watched-unanswered watched) 0))
