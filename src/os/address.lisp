@@ -1,6 +1,6 @@
 ;;;; Addresses. An address is the kernel's sockaddr as octets: struct sockaddr_in (16 octets),
-;;;; sockaddr_in6 (28) or sockaddr_un, whose length depends on the name in it. The texts of
-;;;; addresses are "127.0.0.1:50051", "[::1]:50051", "unix:/run/x.sock" and "unix-abstract:x".
+;;;; sockaddr_in6 (28) or sockaddr_un, whose length depends on the name in it. An address as text is
+;;;; "127.0.0.1:50051", "[::1]:50051", "unix:/run/x.sock" or "unix-abstract:x".
 
 (in-package #:clgrpc.os)
 
@@ -25,7 +25,8 @@
   (u16be address 2))
 
 (defun text-to-number (family text octets at)
-  "Write the numeric address in TEXT into OCTETS from AT on; return true if TEXT is one."
+  "Write the numeric address in TEXT into OCTETS from AT on; return true if TEXT is a numeric
+address."
   (with-pinned-objects (octets)
     (= 1 (alien-funcall (extern-alien "inet_pton" (function int int c-string system-area-pointer))
                         family text (sap+ (vector-sap octets) at)))))
@@ -68,9 +69,10 @@ MISUSE for any other text. An empty host means every IPv4 address."
     (number-to-text family address (if (= family +af-inet+) 4 8))))
 
 (defun address-network (address)
-  "The presumed owner of ADDRESS, an internet address, as text. For IPv4 this is the address itself,
-even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 this is the network of 64 bits
-that one subscriber has (RFC 6177), or the address itself if the address is valid on one link only."
+  "The network that probably has the same owner as ADDRESS, an internet address, as text. For IPv4
+this is the address itself, even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 this
+is the network of 64 bits that one subscriber has (RFC 6177), or the address itself if the address
+is valid on one link only."
   (flet ((prefix-p (&rest octets)
            (loop for octet in octets
                  for at from 8
@@ -93,7 +95,7 @@ that one subscriber has (RFC 6177), or the address itself if the address is vali
           ((= family +af-unix+) (unix-address-text address))
           (t "unknown address"))))
 
-;;; Unix sockets. The name of an abstract address, which belongs to no file, begins with a NUL.
+;;; Unix sockets. The name of an abstract address, which has no file, begins with a NUL.
 
 (defun make-unix-address (name &key abstract)
   "Return the address of the unix socket NAME, octets: a path or, if ABSTRACT, a name without a
@@ -107,8 +109,8 @@ file. NIL if NAME is empty or too long; 107 octets fit."
       address)))
 
 (defun unix-address-name (address)
-  "Two values: the octets of the path or abstract name of ADDRESS, a unix one; and true if it is
-abstract. NIL if ADDRESS has no path and no name, like the addresses of most clients."
+  "Two values: the octets of the path or abstract name of ADDRESS, a unix socket's; and true if the
+name is abstract. NIL if ADDRESS has neither, as the addresses of most clients."
   (cond ((<= (length address) 3) (values nil nil))
         ((zerop (aref address 2)) (values (subseq address 3) t))
         (t (values (subseq address 2 (position 0 address :start 2)) nil))))
@@ -162,7 +164,7 @@ addresses with port 0 and, after a failure, the reason as text."
 
 (defun lookup-name (address)
   "Ask the system's resolver, which may take long, for the names of ADDRESS. Return two values: the
-host's and the service's name; or three: nil, nil and the reason of the failure, as text."
+host's and the service's name; or three values: nil, nil and the reason of the failure, as text."
   (declare (type octets address))
   (let ((host (make-octets +longest-host-name+)) (service (make-octets 64)))
     (with-pinned-objects (address host service)
@@ -179,7 +181,7 @@ host's and the service's name; or three: nil, nil and the reason of the failure,
             (values nil nil (lookup-failure (address-host address) code)))))))
 
 (defun lookup-failure (host code)
-  "The reason, as text, why getaddrinfo found no addresses of HOST, by its result CODE."
+  "The reason, as text, for which getaddrinfo found no addresses of HOST; CODE is its result."
   (case code
     ((#.+eai-noname+ #.+eai-nodata+) (format nil "no such host ~A" host))
     (#.+eai-again+ (format nil "no name server answers for ~A" host))
@@ -189,8 +191,8 @@ host's and the service's name; or three: nil, nil and the reason of the failure,
 
 (defun resolve-host (host port &key (lookup t))
   "Return the addresses of HOST, a name or a numeric address, with PORT, in the order to try them.
-Only a name other than localhost needs the system's resolver, which may take long; the resolver is
-asked if LOOKUP is true. The second value is the reason of a failed look-up, as text; the third is
+Only names other than localhost need the system's resolver, whose answer may take long; it is asked
+only if LOOKUP is true. The second value is the reason of a failed look-up, as text; the third is
 true if a look-up would be needed."
   (let ((numeric (make-address host port)))
     (cond (numeric (values (list numeric) nil nil))
@@ -202,8 +204,8 @@ true if a look-up would be needed."
                (values addresses failure t))))))
 
 (defun interleave-families (addresses)
-  "ADDRESSES in the order to try them: alternately one of the first address's family and one of
-another, so that a family without connectivity causes only a short delay (RFC 8305 section 4)."
+  "ADDRESSES in the order to try them: addresses of the first one's family alternate with the
+others, so that a family without connectivity causes only a short delay (RFC 8305 section 4)."
   (when addresses
     (let ((family (address-family (first addresses))))
       (flet ((first-family-p (address) (= family (address-family address))))

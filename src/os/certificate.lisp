@@ -15,8 +15,8 @@
 
 (defun call-with-parts (function text what part read release)
   "Call FUNCTION with each PART, such as \"certificate\", of TEXT, PEM, and its index from 0. READ
-returns the next of a BIO, and RELEASE frees it. Signal TLS-ERROR, in which WHAT names the text, if
-TEXT has no PART or a damaged one."
+returns the next PART from a BIO, and RELEASE frees that PART. Signal TLS-ERROR, in which WHAT names
+the text, if TEXT has no PART or a damaged PART."
   (with-bio-over-text (bio text)
     (loop for count from 0
           for object = (funcall read bio 0 0 "")
@@ -85,7 +85,7 @@ TEXT has no PART or a damaged one."
     (write-string (certificate-subject certificate) stream)))
 
 (defun der-octets (i2d object)
-  "The DER of OBJECT, one of OpenSSL's, written by I2D, one of its i2d_ functions."
+  "The DER of OBJECT, an object of OpenSSL, as written by I2D, one of OpenSSL's i2d_ functions."
   (declare (type function i2d))
   (let* ((octets (make-octets (funcall i2d object 0)))
          (place (make-array 1 :element-type '(unsigned-byte 64))))
@@ -107,9 +107,9 @@ TEXT has no PART or a damaged one."
   (foreign-octets (asn1-string-get0-data string) (asn1-string-length string)))
 
 (defun octets-number (octets &optional (start 0) (end (length octets)))
-  "The integer that OCTETS from START to END are, the most significant first. The integer is
-computed from its two halves, recursively: octet by octet, a serial number of 100,000 octets, which
-an attacker's certificate may have, would take seconds."
+  "The integer of the OCTETS from START to END, the most significant first. The integer is
+computed from its two halves, recursively: an attacker's certificate may have a serial number of
+100,000 octets, which would take seconds octet by octet."
   (declare (type octets octets) (type index start end))
   (if (<= (- end start) 7)
       (loop with number of-type (unsigned-byte 56) = 0
@@ -130,7 +130,7 @@ an attacker's certificate may have, would take seconds."
   (let ((bio (bio-new (bio-s-mem))))
     (unwind-protect
          (progn
-           ;; OpenSSL would leave out characters that it cannot write, which gives another name
+           ;; OpenSSL would leave out characters that it cannot write, and so show another name
            (when (minusp (x509-name-print-ex bio name 0 +xn-flag-rfc2253+))
              (tls-error "A name in a certificate cannot be read: ~A."
                         (or (openssl-failure) "unknown reason")))
@@ -217,7 +217,7 @@ an attacker's certificate may have, would take seconds."
 
 (defun certificate-for-p (certificate name)
   "True if CERTIFICATE is for NAME, a host name or a numeric address, by its alternative names (RFC
-9525); a client checks its server's in the same way in the handshake."
+9525). In the handshake a client checks its server's certificate in the same way."
   (call-with-x509 (lambda (x509)
                     (= 1 (if (make-address name 0)
                              (x509-check-ip-asc x509 name 0)
@@ -234,16 +234,16 @@ an attacker's certificate may have, would take seconds."
   (define-reader certificate-subject :subject
     "The subject of CERTIFICATE, in the form of RFC 2253: \"CN=client,O=Example\". This and the
 readers below signal TLS-ERROR if the certificate cannot be read; an end that does not verify its
-peer accepts any octets. From any thread.")
+peer accepts any octets as a certificate. From any thread.")
   (define-reader certificate-issuer :issuer
     "The name of the signer of CERTIFICATE, as RFC 2253 writes it. From any thread.")
   (define-reader certificate-names :names
     "The alternative names (RFC 5280 section 4.2.1.6) of CERTIFICATE, a list of lists (kind text),
-where kind is :dns, :uri (such as a SPIFFE identity), :email or :ip. The characters of a text are
-the octets of the certificate, one each, unchecked. From any thread.")
+where kind is :dns, :uri (such as a SPIFFE identity), :email or :ip. Each character of a text is one
+octet of the certificate, unchecked. From any thread.")
   (define-reader certificate-serial-number :serial-number
-    "The serial number of CERTIFICATE, an integer that its issuer gave. From any thread.")
+    "The serial number of CERTIFICATE, an integer that the issuer has chosen. From any thread.")
   (define-reader certificate-not-before :not-before
     "The time at which CERTIFICATE becomes valid, a universal time. From any thread.")
   (define-reader certificate-not-after :not-after
-    "Until when CERTIFICATE is valid, a universal time. From any thread."))
+    "The time until which CERTIFICATE is valid, a universal time. From any thread."))

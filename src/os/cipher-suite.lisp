@@ -6,18 +6,19 @@
 (in-package #:clgrpc.os)
 
 (defparameter *tls-1.2-ciphers* "ECDHE+AESGCM:ECDHE+CHACHA20"
-  "All suites that RFC 9113 appendix A allows and clients have.")
+  "All suites that RFC 9113 appendix A allows and that clients support.")
 (defparameter *tls-1.2-exclusions*
   ":!aNULL:!eNULL:!kRSA:!kPSK:!kRSAPSK:!kSRP:!MD5:!SHA1:!SHA256:!SHA384"
-  "Added to any other list of ciphers: this text excludes suites without a certificate, without
+  "The text added to any other list of ciphers: it excludes suites without a certificate, without
 encryption or without ephemeral keys, and suites with a separate MAC, that is, without AEAD.")
 (defparameter *tls-1.3-ciphers*
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
-  "AES-128 is first: it is secure enough for decades, and costs least.")
+  "The default suites of TLS 1.3. AES-128 is first: it is secure enough for decades, and costs
+least.")
 (defparameter *tls-1.3-names*
   '("TLS_AES_128_GCM_SHA256" "TLS_AES_256_GCM_SHA384" "TLS_CHACHA20_POLY1305_SHA256"
     "TLS_AES_128_CCM_SHA256" "TLS_AES_128_CCM_8_SHA256")
-  "All suites of TLS 1.3 (RFC 8446 appendix B.4). For OpenSSL other names mean no suite.")
+  "All suites of TLS 1.3 (RFC 8446 appendix B.4). OpenSSL takes other names for no suite.")
 
 (defun tls-1.3-name-p (name)
   "True if NAME is the name of a cipher suite of TLS 1.3, not one of the form TLS_…_WITH_…, which

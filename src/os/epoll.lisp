@@ -1,9 +1,9 @@
-;;;; epoll, edge-triggered, and the eventfd that wakes it. A descriptor is watched once, for input
-;;;; and output together, so that no call is needed later; an event carries a token of up to 62 bits
-;;;; that the watcher chose.
+;;;; epoll, edge-triggered, and the eventfd that wakes a thread from its wait. A descriptor is
+;;;; watched once, for input and output together, so that no call is needed later; an event carries
+;;;; a token of up to 62 bits that the watcher chose.
 ;;;;
-;;;; struct epoll_event is 32 bits of flags and 64 of data. Only on x86-64 it is packed (12 octets);
-;;;; elsewhere the data is aligned (16 octets, data at 8).
+;;;; struct epoll_event has 32 bits of flags and 64 bits of data. Only on x86-64 it is packed (12
+;;;; octets); elsewhere the data is aligned (16 octets, data at 8).
 
 (in-package #:clgrpc.os)
 
@@ -65,7 +65,7 @@ them to AREA. Return the number of events; or the negated EINTR if a signal came
                                    (timeout-ns (unsigned-byte 62)))
     result
   "Wait as WAIT-FOR-EVENTS does, but for TIMEOUT-NS nanoseconds; TIMESPEC, 16 octets, is
-overwritten. The negated ENOSYS if the kernel, before Linux 5.11, cannot."
+overwritten. Return the negated ENOSYS if the kernel, before Linux 5.11, cannot wait so."
   (multiple-value-bind (seconds ns) (floor timeout-ns 1000000000)
     (setf (u64le timespec 0) seconds
           (u64le timespec 8) ns)
@@ -78,8 +78,8 @@ overwritten. The negated ENOSYS if the kernel, before Linux 5.11, cannot."
                  (system-area-pointer (int-sap 0)) ((signed 64) 0))))))
 
 (defun set-timer-slack (ns)
-  "Limit the delay of the ends of this thread's waits to NS nanoseconds; the kernel's default is
-50,000. The kernel may join waits that end at about the same time."
+  "Let this thread's waits end at most NS nanoseconds late; the kernel's default is 50,000. The
+kernel uses such a delay to join waits that end at about the same time."
   (syscall ("prctl" int) (int +set-timer-slack+) ((unsigned 64) ns) ((unsigned 64) 0)
            ((unsigned 64) 0) ((unsigned 64) 0)))
 
@@ -98,9 +98,9 @@ overwritten. The negated ENOSYS if the kernel, before Linux 5.11, cannot."
   (syscall ("eventfd" int) ((unsigned 32) 0) (int (logior +eventfd-cloexec+ +eventfd-nonblock+))))
 
 (define-hot write-eventfd ((descriptor fixnum)) result
-  "Make the eventfd DESCRIPTOR readable again: a thread that watches it edge-triggered is woken
-by each write and never reads."
-  ;; a pointer object, dwarfed by the system call
+  "Make the eventfd DESCRIPTOR readable again: a thread that watches it edge-triggered is woken by
+each write, and never has to read."
+  ;; the pointer object costs little beside the system call
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (with-alien ((one (unsigned 64) 1))
     (retrying (syscall ("write" (signed 64)) (int descriptor) ((* (unsigned 64)) (addr one))

@@ -1,6 +1,6 @@
-;;;; The files of unix sockets: their identity, their mode, their removal. Also files that only
-;;;; their owner can access from the start, and writing to descriptors. Paths are octets, as the
-;;;; kernel takes them. File data come from statx(2), since its structure is the same on all
+;;;; The files of unix sockets: their identity, their mode and their removal. Also files that from
+;;;; the start only their owner can access, and output to descriptors. Paths are octets, as the
+;;;; kernel takes them. The data of a file come from statx(2), whose structure is the same on all
 ;;;; processors.
 
 (in-package #:clgrpc.os)
@@ -58,7 +58,7 @@
       (syscall ("rename" int) (system-area-pointer sap) (system-area-pointer new-sap)))))
 
 (defun open-appending (path mode flags)
-  "Open the file PATH, made with the permissions MODE if need be, for writing to its end."
+  "Open the file PATH, made with the permissions MODE if it does not exist, to write at its end."
   (with-path (sap path)
     (syscall ("open" int) (system-area-pointer sap)
              (int (logior +o-wronly+ +o-creat+ +o-append+ +o-cloexec+ flags))
@@ -81,13 +81,14 @@ pipe without a reader."
     (let ((descriptor (syscall ("open" int) (system-area-pointer sap)
                                (int (logior +o-wronly+ +o-noctty+ +o-nonblock+ +o-cloexec+))
                                ((unsigned 32) 0))))
-      ;; only the opening must not wait
+      ;; only the opening must not wait, not the later writes
       (unless (failed-p descriptor)
         (syscall ("fcntl" int) (int descriptor) (int +f-setfl+) (int 0)))
       descriptor)))
 
 (defun write-octets (descriptor octets start end)
-  "Write the octets START to END to DESCRIPTOR. Return how many were written, or a failed result."
+  "Write the octets START to END to DESCRIPTOR. Return the number of octets written, or a failed
+result."
   (declare (type octets octets) (type index start end))
   (with-pinned-objects (octets)
     (retrying
@@ -122,8 +123,8 @@ umask."
   (logand +file-type-mask+ (u32le status +statx-mode+)))
 
 (defun socket-file-identity (path)
-  "The identity of the socket at PATH: a list that no other file has, now or later; NIL if PATH is
-not a socket."
+  "The identity of the socket at PATH: a list that differs from that of any other file, now or
+later; NIL if PATH is not a socket."
   (let ((status (file-status path)))
     (and status
          (= +file-type-socket+ (status-type status))

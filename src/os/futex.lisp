@@ -1,13 +1,13 @@
-;;;; Sleeping until a word of memory changes: futex(2), called through the C library's syscall
-;;;; function, since the library has no function for it. A futex is a vector of one word, which must
-;;;; not move while the kernel examines it. The kernel looks only at the lower half of the word; the
-;;;; whole word can be incremented atomically, so that no change is lost when two threads make one
+;;;; Sleeping until a word of memory changes: futex(2), called by the C library's function syscall,
+;;;; since the library has no function for futex. A futex is a vector of one word, which must not
+;;;; move while the kernel examines it. The kernel looks only at the lower half of the word; Lisp
+;;;; can increment the whole word atomically, so that no change is lost when two threads change it
 ;;;; at once.
 
 (in-package #:clgrpc.os)
 
 (deftype futex ()
-  "A word that threads may sleep on: a vector of one word, pinned while a thread waits for it."
+  "A word for whose change threads may sleep: a vector of one word, pinned while a thread waits."
   '(simple-array sb-ext:word (1)))
 
 (define-constants
@@ -23,13 +23,14 @@
 
 (defun wait-for-word (sap value)
   "Sleep until WAKE-AT-WORD is called for the four octets at SAP; return at once if their value is
-no longer VALUE. This may also return earlier, so check the octets again after any result."
+no longer VALUE. The function may also return earlier, so check the octets again after any result."
   (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
            (int +futex-wait-private+) ((unsigned 32) value)
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
 
 (defun wake-at-word (sap)
-  "Wake every thread that sleeps in WAIT-FOR-WORD for the octets at SAP, which were changed before."
+  "Wake every thread that sleeps in WAIT-FOR-WORD for the octets at SAP, which the caller has
+changed."
   (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
            (int +futex-wake-private+) (int #x7FFFFFFF)
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
@@ -38,12 +39,12 @@ no longer VALUE. This may also return earlier, so check the octets again after a
          (ftype (function (futex) (values result &optional)) wake-futex))
 
 (defun wait-for-futex (futex value)
-  "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is no longer VALUE. This
-may also return earlier, so check the value again after any result."
+  "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is no longer VALUE. The
+function may also return earlier, so check the value again after any result."
   (with-pinned-objects (futex)
     (wait-for-word (vector-sap futex) (ldb (byte 32 0) value))))
 
 (defun wake-futex (futex)
-  "Wake every thread that sleeps in WAIT-FOR-FUTEX for FUTEX, whose value was changed before."
+  "Wake every thread that sleeps in WAIT-FOR-FUTEX for FUTEX, whose value the caller has changed."
   (with-pinned-objects (futex)
     (wake-at-word (vector-sap futex))))

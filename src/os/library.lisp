@@ -1,8 +1,8 @@
 ;;;; Libraries that are opened when they are first needed, and never otherwise. DEFINE-LIBRARY
-;;;; declares the functions of one; OPEN-LIBRARY finds them. A library's functions may be called
-;;;; only after OPEN-LIBRARY has returned true. A saved core has no library open. The core opens
-;;;; libraries again when it needs them, on a machine that may have another version. DEFINE-CALLABLE
-;;;; defines a Lisp function that a library calls.
+;;;; declares a library's functions; OPEN-LIBRARY finds them. A library's functions may be called
+;;;; only after OPEN-LIBRARY has returned true. A saved core has no library open. A process of the
+;;;; core opens libraries again when it needs them; its machine may have other versions.
+;;;; DEFINE-CALLABLE defines a Lisp function that a library calls.
 
 (in-package #:clgrpc.os)
 
@@ -15,8 +15,8 @@
   (functions '() :type list)            ; the C names of the functions
   ;; the addresses of FUNCTIONS, once the library is open
   (addresses nil :type (or null (simple-array sb-ext:word (*))))
-  (failure nil :type (or null string))  ; the reason if the library cannot be opened
-  (on-forget nil :type symbol))         ; a function to call before the core is saved
+  (failure nil :type (or null string))  ; the reason for which it cannot be opened
+  (on-forget nil :type symbol))         ; a function to call before a core is saved
 
 (declaim (sb-ext:freeze-type library))
 
@@ -36,7 +36,8 @@
 (pushnew 'forget-libraries sb-ext:*save-hooks*)
 
 (defun find-function-address (handle names)
-  "The address of the function that has one of NAMES, one or a list, in the library HANDLE, or 0."
+  "The address of the function in the library HANDLE whose name is NAMES, or in the list NAMES; or
+0."
   (loop for name in (uiop:ensure-list names)
         for address = (alien-funcall (extern-alien "dlsym" (function (unsigned 64) (unsigned 64)
                                                                      c-string))
@@ -75,7 +76,7 @@ missing function."
 
 (defun open-library (library)
   "Open LIBRARY unless it is open. Return true if its functions may be called, else nil and the
-reason as text. A process tries to open LIBRARY only once. From any thread."
+reason as text. A process tries only once to open LIBRARY. From any thread."
   (cond ((library-addresses library) (values t nil))
         ((library-failure library) (values nil (library-failure library)))
         (t (setf (values (library-addresses library) (library-failure library))
@@ -85,8 +86,8 @@ reason as text. A process tries to open LIBRARY only once. From any thread."
 (defmacro define-library (name (&rest files) (&key on-forget) &body functions)
   "Define the global NAME as the library in the first of FILES that can be opened, and a Lisp
 function for each of FUNCTIONS, rows of the form (name \"c_name\" result (variable type)…). Call
-these functions only while NAME is open. In place of \"c_name\", a list has the names of the
-function in different versions of the library."
+these functions only while NAME is open. In place of \"c_name\", give a list if the function's name
+differs between versions of the library."
   `(progn
      (declaim (type library ,name))
      (defglobal ,name (make-library :files ',files :functions ',(mapcar #'second functions)
@@ -108,9 +109,9 @@ function in different versions of the library."
 ;;; Functions that a library calls
 
 (defmacro define-callable (name result parameters &body body)
-  "Define NAME as a function that C can call, which returns RESULT. PARAMETERS are rows of the form
-(variable type); VARIABLE is nil if BODY does not use it."
-  ;; SBCL's versions differ in the way to declare such a variable ignored
+  "Define NAME as a function that C can call, with a result of the type RESULT. PARAMETERS are rows
+of the form (variable type); VARIABLE is nil if BODY does not use it."
+  ;; versions of SBCL differ in how one declares such a variable as ignored
   (let ((variables (loop for (variable) in parameters collect (or variable (gensym "UNUSED")))))
     `(sb-alien:define-alien-callable ,name ,result
          ,(loop for variable in variables

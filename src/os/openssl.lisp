@@ -1,9 +1,9 @@
-;;;; OpenSSL, libssl 3 or 1.1 with its libcrypto: the functions of it that are used. The library is
+;;;; The functions that are used of OpenSSL, libssl 3 or 1.1 with its libcrypto. The library is
 ;;;; opened when TLS is first needed, so that a process without TLS does not need it. Pointers are
 ;;;; integers.
 ;;;;
-;;;; A saved core opens the library again. Pointers from before then are invalid, so code that keeps
-;;;; a pointer keeps OPENSSL-INSTANCE with it.
+;;;; A saved core opens the library again. Pointers made before the core was saved are invalid, so
+;;;; code that keeps a pointer keeps OPENSSL-INSTANCE with it.
 
 (in-package #:clgrpc.os)
 
@@ -21,7 +21,7 @@ missing. TEXT has the fault and its reason. Nothing was sent."))
   (error 'tls-error :text (format nil "~?" control arguments)))
 
 (deftype foreign-pointer ()
-  "The address of an object of OpenSSL's; no process on Linux has longer addresses."
+  "The address of an object of OpenSSL; on Linux no address has more bits."
   '(unsigned-byte 62))
 
 (sb-alien:define-alien-type pointer (unsigned 64))
@@ -35,8 +35,8 @@ missing. TEXT has the fault and its reason. Nothing was sent."))
 (defglobal **openssl-lock** (sb-thread:make-mutex :name "clgrpc openssl"))
 
 (defun openssl-instance ()
-  "A number that differs in each core. Objects that OpenSSL made under another number no longer
-exist."
+  "A number that differs in each core. Objects that OpenSSL made while the number was another one no
+longer exist."
   **openssl-instance**)
 
 (defun forget-openssl ()
@@ -196,8 +196,8 @@ exist."
 ;;; Opening
 
 (defconstant +openssl-init-no-atexit+ #x80000
-  "The flag OPENSSL_INIT_NO_ATEXIT. Without it a process that ends would dismantle OpenSSL while
-other threads still use it.")
+  "The flag OPENSSL_INIT_NO_ATEXIT. Without this flag a process that ends would clean OpenSSL up
+while other threads still use it.")
 
 (defun open-openssl ()
   "Open OpenSSL unless it is open. Signal TLS-ERROR if OpenSSL is missing. From any thread."

@@ -1,8 +1,8 @@
-;;;; poll(2). Each call passes the events to wait for to the kernel again, which answers in the same
-;;;; memory.
+;;;; poll(2). Each call passes to the kernel all events to wait for, and the kernel answers in the
+;;;; same memory.
 ;;;;
-;;;; struct pollfd is an int, the descriptor, and two shorts: the events to wait for, and those that
-;;;; have happened. The flags are those of epoll.
+;;;; struct pollfd is an int, the descriptor, and two shorts: the events to wait for, and the events
+;;;; that have happened. The flags are those of epoll.
 
 (in-package #:clgrpc.os)
 
@@ -27,7 +27,7 @@
   (u32le area (* index +poll-octets+)))
 
 (defun polled-flags (area index)
-  "The flags that are true of the descriptor at INDEX of AREA."
+  "The flags of the events that have happened to the descriptor at INDEX of AREA."
   (ldb (byte 16 16) (u32le area (+ 4 (* index +poll-octets+)))))
 
 (defun poll-descriptors (area count timeout-ms)

@@ -1,7 +1,7 @@
 ;;;; The kernel's data of this process: its time on processors, its memory, its threads, the time
-;;;; when it began. All of them come from one read of /proc/self/stat, except for the start time of
-;;;; the machine, from which that file counts. This source file also reads the time of all
-;;;; processors, and the time of any process on them.
+;;;; when it began. All these data come from one read of /proc/self/stat, except for the start time
+;;;; of the machine, from which that file counts times. This source file also reads the time of all
+;;;; processors, and the processor time of any process.
 
 (in-package #:clgrpc.os)
 
@@ -33,7 +33,7 @@
   "The fields of /proc/self/stat from the third on, texts; nil where there is no such file."
   (with-open-file (stream "/proc/self/stat" :external-format :latin-1 :if-does-not-exist nil)
     (let* ((line (and stream (read-line stream nil)))
-           (end (and line (position #\) line :from-end t)))) ; where the program's name ends
+           (end (and line (position #\) line :from-end t)))) ; the end of the program's name
       (and end (uiop:split-string (subseq line (+ 2 end)) :separator " ")))))
 
 (defun processor-ticks ()
@@ -43,7 +43,7 @@ idle; nil if the kernel does not give them."
     (let ((line (and stream (read-line stream nil))))
       (when (eql 5 (mismatch "cpu  " line))
         (let ((ticks (mapcar #'parse-integer (uiop:split-string (subseq line 5) :separator " "))))
-          ;; user, nice, system, idle, waiting for disks, interrupts, soft ones, stolen
+          ;; user, nice, system, idle, disk waits, interrupts, soft interrupts, stolen
           (values (reduce #'+ ticks :end (min 8 (length ticks))) (nth 3 ticks)))))))
 
 (defun boot-seconds ()

@@ -1,8 +1,8 @@
-;;;; The part of the processors that this process may use: those it may run on
-;;;; (sched_getaffinity(2), which includes taskset and the cpusets of containers), and their time,
-;;;; as far as control groups limit it (cgroups(7); cpu.max of version 2, cpu.cfs_quota_us of
-;;;; version 1). A limit holds for all groups below the one that has it, so all groups are checked
-;;;; from the process's group up to the root of the mount.
+;;;; The part of the processors that this process may use: the processors on which it may run
+;;;; (sched_getaffinity(2), which includes taskset and the cpusets of containers), and the limits on
+;;;; their time by control groups (cgroups(7); cpu.max of version 2, cpu.cfs_quota_us of version 1).
+;;;; The limit of a group also holds for all groups below it, so all groups are checked from the
+;;;; process's group up to the root of the mount.
 
 (in-package #:clgrpc.os)
 
@@ -10,7 +10,7 @@
   "The octets of a set of 1024 processors, as the C library's cpu_set_t.")
 
 (defun processor-count ()
-  "Return the number of processors that this thread may run on; 1 if it is unknown."
+  "Return the number of processors on which this thread may run; 1 if that is unknown."
   (let ((mask (make-octets +affinity-octets+)))
     (let ((length (with-pinned-objects (mask)
                     (syscall ("sched_getaffinity" int) (int 0)
@@ -23,7 +23,7 @@
 ;;; Control groups
 
 (defun file-text (path)
-  "The text of the file at PATH, one of the kernel's; nil if it cannot be read."
+  "The text of the kernel's file at PATH; nil if it cannot be read."
   (handler-case
       (with-open-file (stream path :external-format :latin-1)
         (with-output-to-string (text)
@@ -36,7 +36,7 @@
 
 (defun cpu-group (cgroups version)
   "The path of the control group that governs the process's processor time, of VERSION, 1 or 2, from
-CGROUPS, the text of /proc/self/cgroup; nil if it has none."
+CGROUPS, the text of /proc/self/cgroup; nil if the text names no such group."
   (dolist (line (text-lines cgroups))
     (let ((colon (position #\: line)))
       (when colon
@@ -51,8 +51,8 @@ CGROUPS, the text of /proc/self/cgroup; nil if it has none."
 
 (defun cpu-mount (mounts version)
   "Two values about the mount of the control groups of VERSION, 1 or 2, that limit processor time:
-the directory, and the path of the group that it shows; nil if they are not mounted. MOUNTS is the
-text of /proc/self/mountinfo."
+its directory, and the path of the group that this directory shows; nil without such a mount. MOUNTS
+is the text of /proc/self/mountinfo."
   (dolist (line (text-lines mounts))
     (let* ((fields (uiop:split-string line :separator " "))
            (rest (rest (member "-" fields :test #'string=))))
@@ -66,7 +66,7 @@ text of /proc/self/mountinfo."
 
 (defun group-directories (directory shown group)
   "The directories of GROUP, a path, and of all groups above it, given the DIRECTORY that shows the
-group SHOWN. If GROUP is not below SHOWN, as in some containers, only DIRECTORY."
+group SHOWN. If GROUP is not below SHOWN, as in some containers, the value has only DIRECTORY."
   (let* ((shown (string-right-trim "/" shown))
          (below (if (and (<= (length shown) (length group))
                          (string= shown group :end2 (length shown)))
@@ -80,7 +80,7 @@ group SHOWN. If GROUP is not below SHOWN, as in some containers, only DIRECTORY.
                 collect path))))
 
 (defun quotient-of (quota period)
-  "The number of processors to which QUOTA in each PERIOD, both texts, amounts; nil if there is no
+  "The number of processors that a time of QUOTA in each PERIOD, both texts, means; nil for no
 limit."
   (let ((quota (ignore-errors (parse-integer quota)))
         (period (ignore-errors (parse-integer period))))

@@ -1,5 +1,5 @@
 ;;;; Certificate revocation lists (RFC 5280 section 5, gRFC A69) of a TLS context. OpenSSL refuses a
-;;;; certificate that a list contains. As gRFC A69 specifies by default, it accepts a certificate if
+;;;; certificate that a list contains. By the default of gRFC A69, OpenSSL accepts a certificate if
 ;;;; the context has no list of the certificate's issuer. A list that has expired refuses all
 ;;;; certificates of its issuer.
 

@@ -1,9 +1,10 @@
 ;;;; Signals. SBCL runs a handler in whatever thread the signal has reached. Handlers of some
-;;;; signals, such as SIGUSR1, run at any instruction of that thread, which ends the process sooner
-;;;; or later. Handlers of others, such as SIGTERM, run where that thread allows interrupts, and
-;;;; there it may hold a lock that the handler needs. So we catch signals without Lisp: the kernel
-;;;; calls a few machine instructions of ours, which set a word and wake a thread that sleeps on it
-;;;; (futex.lisp). The woken thread, one for each signal, calls the function.
+;;;; signals, such as SIGUSR1, run at any instruction of that thread, which crashes the process
+;;;; sooner or later. Handlers of other signals, such as SIGTERM, run where that thread allows
+;;;; interrupts, but where it may hold a lock that the handler needs. So no Lisp runs here when a
+;;;; signal arrives: the kernel calls a few machine instructions, which set a word and wake a thread
+;;;; that sleeps on the word (futex.lisp). The woken thread, one for each signal, calls the
+;;;; function.
 
 (in-package #:clgrpc.os)
 
@@ -22,12 +23,12 @@
 (defparameter *reserved-signals*
   (list +sigkill+ +sigstop+ +sigusr2+ +sigurg+ +sigalrm+ +sigsegv+ +sigbus+ +sigill+ +sigtrap+
         +sigfpe+ 32 33)
-  "The signals that cannot be handled: two are the kernel's, 32 and 33 the C library's; SBCL uses
-SIGUSR2 to stop threads for a collection, SIGURG to interrupt one, SIGALRM for timers such as that
-of WITH-TIMEOUT, and the others to notice errors and writes to protected pages.")
+  "The signals that cannot be handled: the kernel reserves two, and the C library 32 and 33; SBCL
+uses SIGUSR2 to stop threads for a collection, SIGURG to interrupt a thread, SIGALRM for timers such
+as that of WITH-TIMEOUT, and the others to notice errors and writes to protected pages.")
 
 (defun may-handle-signal-p (number)
-  "True if NUMBER, anything, is the number of a signal that HANDLE-SIGNAL accepts."
+  "True if NUMBER, any object, is the number of a signal that HANDLE-SIGNAL accepts."
   (and (typep number '(integer 1 64))
        (not (member number *reserved-signals*))))
 
@@ -38,7 +39,7 @@ a thread may be executing the instructions at any time."
   ;; the address of the page with the instructions, before the page of the word
   (address 0 :type sb-ext:word)
   (function nil :type (or null function)) ; the function that is called, or nil
-  (thread nil))                         ; sleeps on the word while FUNCTION is set
+  (thread nil))                         ; a thread that sleeps on the word while FUNCTION is set
 
 (defglobal **catchers** '())
 
@@ -101,7 +102,7 @@ it."
 
 (defun start-catcher (catcher)
   "Start the thread of CATCHER, and make its instructions the kernel's handler of the signal."
-  ;; a thread that ended before may have left a 1
+  ;; an earlier thread may have left a 1
   (setf (sb-sys:sap-ref-32 (caught-word catcher) 0) 0)
   (setf (catcher-thread catcher)
         (sb-thread:make-thread #'run-signal-catcher :name "clgrpc signals"
@@ -109,8 +110,9 @@ it."
   (let ((action (make-octets +sigaction-octets+)))
     (setf (u64le action +sa-handler-offset+) (catcher-address catcher)
           (u32le action +sa-flags-offset+) +sa-flags+)
-    ;; no signal interrupts the instructions: SBCL's handler of SIGUSR2 would take the alternate
-    ;; stack, on which they run, for this thread's own, and the collector would end the process
+    ;; no signal interrupts the instructions: SBCL's handler of SIGUSR2 would mistake the alternate
+    ;; stack, on which they run, for the thread's usual stack, and the collector would end the
+    ;; process
     (fill action #xFF :start +sa-mask-offset+ :end +sa-flags-offset+)
     (with-pinned-objects (action)
       (must-succeed "handle a signal"
@@ -132,9 +134,9 @@ it."
       (sb-thread:join-thread thread :default nil))))
 
 (defun handle-signal (signal function)
-  "Call FUNCTION, without arguments, in a thread of its own whenever the process gets SIGNAL; this
-replaces the function before, which is returned, or nil. Several signals in quick succession may
-cause a single call. From one thread at a time."
+  "Call FUNCTION, without arguments, in a thread of its own whenever the process gets SIGNAL; return
+the former function, which this replaces, or nil. Several signals in quick succession may cause a
+single call. From one thread at a time."
   (declare (type function function))
   (assert (may-handle-signal-p signal))
   (let ((catcher (or (find-catcher signal)
@@ -145,7 +147,7 @@ cause a single call. From one thread at a time."
 
 (defun reset-signal (signal)
   "Restore the default action of SIGNAL: the kernel's, or for SIGINT, the signal of C-c, Lisp's.
-From one thread at a time, and not from the function of HANDLE-SIGNAL."
+Call it from one thread at a time, and not in the function of HANDLE-SIGNAL."
   (sb-sys:enable-interrupt signal (if (= signal +sigint+)
                                       (fdefinition (find-symbol "SIGINT-HANDLER" '#:sb-unix))
                                       :default))
@@ -153,7 +155,8 @@ From one thread at a time, and not from the function of HANDLE-SIGNAL."
   nil)
 
 (defun forget-catchers ()
-  "A core can be saved only if no thread waits for a signal, and has no catchers when it starts."
+  "A core can be saved only while no thread waits for a signal, and a started core must have no
+catchers."
   (loop for catcher in **catchers**
         when (catcher-thread catcher) do (reset-signal (catcher-signal catcher)))
   (setf **catchers** '()))

@@ -19,7 +19,7 @@
 (defconstant +evp-pkey-ec+ 408)
 
 (defparameter *p-256* (coerce #(6 8 #x2A #x86 #x48 #xCE #x3D 3 1 7) 'octets)
-  "The DER of the identifier of the curve P-256 (RFC 5480 section 2.1.1.1), as a public key has
+  "The DER of the identifier of the curve P-256 (RFC 5480 section 2.1.1.1), as public keys contain
 it.")
 
 (defun key-kind (key what)
@@ -40,11 +40,11 @@ on P-256. Signal TLS-ERROR, in which WHAT names the text, for other texts. From 
   (call-with-private-key (lambda (key) (key-kind key what)) text what password))
 
 (defun der-integer (der at)
-  "Two values: the 32 octets of the number in DER at AT, an INTEGER of at most 256 bits, and the
-position of its end."
+  "Two values: the number of the INTEGER in DER at AT, which has at most 256 bits, as 32 octets; and
+the position after the INTEGER."
   (let* ((length (aref der (1+ at)))
          (end (+ at 2 length))
-         (start (if (= 33 length) (+ at 3) (+ at 2))) ; without a leading zero
+         (start (if (= 33 length) (+ at 3) (+ at 2))) ; skip a leading zero
          (octets (make-octets 32)))
     (replace octets der :start1 (- 32 (- end start)) :start2 start :end2 end)
     (values octets end)))

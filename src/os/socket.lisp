@@ -1,5 +1,5 @@
 ;;;; Sockets of streams (IPv4, IPv6 and unix) and of datagrams (IPv4 and IPv6), always non-blocking
-;;;; and closed on exec. A call that would block returns the negated EAGAIN; one that a signal
+;;;; and closed on exec. A call that would block returns the negated EAGAIN; a call that a signal
 ;;;; interrupted is repeated.
 
 (in-package #:clgrpc.os)
@@ -52,12 +52,12 @@
 (define-hot accept-socket ((socket fixnum) (address octets)) result
   "Accept a connection that waits on SOCKET and write its peer's address to ADDRESS, which has
 +ADDRESS-OCTETS+. Return the new socket."
-  ;; a pointer object for each connection
+  ;; this conses a pointer object for each connection
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (with-alien ((length (unsigned 32) +address-octets+))
     (assert (>= (length address) +address-octets+))
     (with-pinned-objects (address)
-      (make-writable address 0 +address-octets+) ; a connection whose address finds no room is lost
+      (make-writable address 0 +address-octets+) ; a connection is lost if its address does not fit
       (filling (address 0 +address-octets+)
         (retrying (syscall ("accept4" int) (int socket) (system-area-pointer (vector-sap address))
                            ((* (unsigned 32)) (addr length))
@@ -76,7 +76,7 @@ when it has ended SOCKET is writable, or its option +SO-ERROR+ has the error."
   (syscall ("shutdown" int) (int socket) (int +shut-wr+)))
 
 (defun close-descriptor (descriptor)
-  "Close DESCRIPTOR. Linux closes it even if a signal interrupts the system call."
+  "Close DESCRIPTOR. Linux closes the descriptor even if a signal interrupts the system call."
   (syscall ("close" int) (int descriptor)))
 
 ;;; Octets
@@ -109,9 +109,10 @@ peer sends no more."
 
 (defun drop-new-connections (socket)
   "Make the kernel drop the segments that would begin connections to SOCKET, a listening TCP socket,
-as if they were lost: the sender repeats them, usually a second later. Connections that wait can
-still be accepted. Return a negated errno if the kernel refuses."
-  ;; a classic BPF program, struct sock_filter each: code, jump if true, jump if false, operand
+as if the network had lost them: the sender repeats them, usually a second later. Connections that
+wait can still be accepted. Return a negated errno if the kernel refuses."
+  ;; a classic BPF program; each row is a struct sock_filter: code, jump if true, jump if false,
+  ;; operand
   (with-alien ((program (array (unsigned 64) 4))
                (header (array (unsigned 64) 2))) ; struct sock_fprog: length, pointer
     (loop for (code if-true if-false operand) in '((#x30 0 0 13)          ; load octet 13, the flags
@@ -178,8 +179,8 @@ number to which the process may raise this limit."
       (values (deref limit 0) (deref limit 1)))))
 
 (defun raise-descriptor-limit (wanted)
-  "If this process may have fewer than WANTED descriptors, raise its limit to WANTED, or as far as
-the process may. Return the number of descriptors that the process may have after that."
+  "If this process may have fewer than WANTED descriptors, raise its limit to WANTED, or as near to
+it as the process may. Return the number of descriptors that the process may have after that."
   (multiple-value-bind (soft hard) (descriptor-limit)
     (when (< soft (min wanted hard))
       (with-alien ((limit (array (unsigned 64) 2)))
@@ -192,7 +193,8 @@ the process may. Return the number of descriptors that the process may have afte
 (defun open-descriptors (&optional (process "self"))
   "The open descriptors of PROCESS, a process's number, by default this process; the empty list if
 the system does not list them."
-  ;; not by DIRECTORY, which looks up each entry and fails if it has been closed meanwhile
+  ;; not by DIRECTORY, which looks up each entry and fails if the descriptor has been closed
+  ;; meanwhile
   (let ((listing (alien-funcall (extern-alien "opendir" (function system-area-pointer c-string))
                                 (format nil "/proc/~A/fd" process))))
     (unless (zerop (sap-int listing))
@@ -217,5 +219,5 @@ the system does not list them."
         finally (return number)))
 
 (defun open-descriptor-count (&optional (process "self"))
-  "The number of open descriptors of PROCESS, as for OPEN-DESCRIPTORS."
+  "The number of open descriptors of PROCESS, which is as for OPEN-DESCRIPTORS."
   (length (open-descriptors process)))

@@ -1,8 +1,9 @@
 ;;;; The end of the stack. When a stack overflows SBCL signals STORAGE-CONDITION in the reserve
 ;;;; after the guard page, and removes that page's protection. SBCL restores the protection only
-;;;; when the page before it is touched, which happens on the way back, and then only the next time
-;;;; that the stack is as deep. If the thread ends before that, SBCL 2.2.9 gives its stack to
-;;;; another thread without the protection, and the process dies the next time this stack overflows.
+;;;; when the page before the guard page is touched on the way back, and then only the next time
+;;;; that the stack is as deep as that. If the thread ends before that, SBCL 2.2.9 gives its stack
+;;;; to another thread without the protection, and the process dies the next time this stack
+;;;; overflows.
 ;;;;
 ;;;; The last three pages, each of os_vm_page_size octets, are the return guard page, the guard page
 ;;;; and the hard guard page. On x86-64 a stack grows downwards, on arm64 upwards.
@@ -11,15 +12,15 @@
 
 (defun guard-page-octets ()
   "The size of a guard page in octets, or nil if this SBCL does not give it."
-  (let ((address (sb-sys:without-interrupts ; the C library's lock is released
+  (let ((address (sb-sys:without-interrupts ; the C library has released its lock
                    (sb-sys:find-foreign-symbol-address "os_vm_page_size"))))
     (and address (sb-sys:sap-ref-64 (int-sap address) 0))))
 
 (defun return-guard-address (page)
-  "An address in this thread's return guard page, PAGE octets long, or nil if the stack has come
-near it: the contents of a page far beyond the end of the stack are not used."
+  "An address in this thread's return guard page, PAGE octets long, or nil if the stack is near that
+page. The contents of a page far beyond the end of the stack are unused."
   (let ((sp (sap-int (sb-kernel:current-sp)))
-        ;; an address that is shown as a fixnum
+        ;; the address, represented as a fixnum
         (end (sb-kernel:get-lisp-obj-address
               #+x86-64 sb-vm:*control-stack-start* #-x86-64 sb-vm:*control-stack-end*)))
     #+x86-64 (and (< (+ end (* 4 page) 64) sp) (+ end (* 2 page) 64))

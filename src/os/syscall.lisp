@@ -1,7 +1,7 @@
-;;;; How the kernel is called: SYSCALL is a C call without allocation whose -1 becomes the negated
-;;;; errno. The kernel's constants are written down here, since Lisp has no headers to read; a test
-;;;; compiles the table with cc, if that is installed, and compares. The constants are the same on
-;;;; x86-64 and arm64 except for those in epoll.lisp.
+;;;; How the kernel is called: SYSCALL calls a C function without allocation; the result -1 becomes
+;;;; the negated errno. The kernel's constants are written down here, since Lisp has no headers to
+;;;; read; a test compiles the table with cc, if that is installed, and compares. The constants are
+;;;; the same on x86-64 and arm64 except for those in epoll.lisp.
 
 (in-package #:clgrpc.os)
 
@@ -70,7 +70,7 @@
 
 (defmacro syscall ((name type) &rest arguments)
   "Call the C function NAME, whose result is a signed integer of TYPE, with ARGUMENTS of the form
-(type value). Return the call's result, or the negated errno if that is -1."
+(type value). Return the call's result, or the negated errno if the result is -1."
   `(let ((value (alien-funcall (extern-alien ,name (function ,type ,@(mapcar #'first arguments)))
                                ,@(mapcar #'second arguments))))
      (if (= value -1)
@@ -78,14 +78,14 @@
          (the result value))))
 
 (defmacro retrying (&body call)
-  "Do CALL again as long as a signal interrupted it; each collection of garbage sends some."
+  "Do CALL again while a signal interrupts it; each garbage collection sends signals to threads."
   `(loop
      (let ((value (progn ,@call)))
        (declare (type result value))
        (unless (= value (- +eintr+)) (return value)))))
 
 (defun make-writable (octets start end)
-  "Write to each page of OCTETS between START and END without a change."
+  "Write to each page of OCTETS between START and END without changing its contents."
   (declare (type octets octets) (type index start end))
   (flet ((touch (i)
            (setf (aref octets i) (aref octets i))))
@@ -96,8 +96,8 @@
 (defmacro filling ((octets start end) &body call)
   "Do CALL, by which the kernel writes to OCTETS between START and END. In an SBCL without soft card
 marks, such as 2.2.9 on arm64, the collector protects pages, even those of vectors that were pinned
-meanwhile. A store by Lisp removes the protection, but a store by the kernel just fails. So the
-macro stores into the pages, and tries again."
+meanwhile. A store by Lisp removes the protection, but a store by the kernel fails. In this case the
+macro stores into the pages, and does CALL again."
   `(let ((tries 100))
      (declare (type fixnum tries))
      (loop

@@ -1,7 +1,8 @@
-;;;; TLS 1.2 (RFC 5246) and 1.3 (RFC 8446) by OpenSSL, without its sockets: the peer's octets go
-;;;; into an AREA and decrypted ones come out of a session, and the reverse. One area, with two
-;;;; memory BIOs, serves all sessions of a loop, since each step takes all available octets; a
-;;;; session keeps an incomplete record itself. So a session that does nothing has no buffer.
+;;;; TLS 1.2 (RFC 5246) and 1.3 (RFC 8446) by OpenSSL, without its sockets: octets from the peer are
+;;;; put into an AREA, and a session decrypts them; in the other direction a session encrypts octets
+;;;; into the area. All sessions of a loop share one area, with two memory BIOs, since each step
+;;;; takes all available octets; a session itself keeps an incomplete record. So a session without
+;;;; work has no buffer.
 ;;;;
 ;;;; The contexts of a server and of a client are made here as RFC 9113 section 9.2 requires for
 ;;;; HTTP/2: ALPN, no renegotiation, no compression, ephemeral keys and AEAD ciphers only.
@@ -9,8 +10,8 @@
 (in-package #:clgrpc.os)
 
 (defconstant +record-octets+ 16640
-  "A little more than the octets of the longest record, which has 2^14 octets of content and the
-overhead of encryption.")
+  "A little more than the length of the longest record: 2^14 octets of content and the overhead of
+encryption.")
 
 (defconstant +max-client-chain-octets+ 16384
   "The most octets of all certificates that a client shows. A chain of five large certificates has
@@ -41,7 +42,7 @@ empty buffers.")
 (defconstant +ssl-error-zero-return+ 6)
 (defconstant +ssl-error-want-client-hello+ 11)
 (defconstant +x509-flag-partial-chain+ #x80000
-  "The flag with which a given root is trusted even if it is not self-signed.")
+  "The flag by which a given root is trusted even if it is not self-signed.")
 (defconstant +extension-server-name+ 0)
 (defconstant +extension-alpn+ 16)
 (defconstant +alert-unrecognized-name+ 112)
@@ -57,7 +58,8 @@ empty buffers.")
 
 ;;; OpenSSL's callbacks. The callbacks run inside SSL_do_handshake, on the loop; they neither
 ;;; allocate (except LOG-SECRET, see the file key-log) nor unwind, and do not examine a ClientHello:
-;;; the callback for one first makes OpenSSL return, and SHAKE-HANDS decides; see CHOOSE there.
+;;; the callback for a ClientHello first makes OpenSSL return, and SHAKE-HANDS decides; see its
+;;; argument CHOOSE.
 
 (defun hello-extension (ssl kind)
   "The address and length of the extension KIND of the ClientHello that SSL has read, or 0 and 0."
@@ -75,7 +77,7 @@ empty buffers.")
     (let ((decision (ssl-get-ex-data ssl 0)))
       (cond ((zerop decision) +client-hello-retry+)
             ((/= decision +accepted+) (refuse decision))
-            ;; without ALPN the next function would not be asked
+            ;; without ALPN OpenSSL would not call the next function
             ((and (= 1 alpn) (zerop (hello-extension ssl +extension-alpn+)))
              (refuse +alert-no-application-protocol+))
             ;; after a HelloRetryRequest there is another ClientHello
@@ -110,8 +112,8 @@ address NAMES; or nil."
         (and (= 1 http1) (select "http/1.1"))
         +tlsext-err-alert-fatal+)))
 
-;;; The name that a client asks for (RFC 6066 section 3). The name is any octets, from an unknown
-;;; peer.
+;;; The name that a client asks for (RFC 6066 section 3). An unknown peer may send any octets as the
+;;; name.
 
 (defun host-name-character-p (character)
   "True if CHARACTER may be in the name of a host: ASCII letters, digits and a few signs."
@@ -120,13 +122,13 @@ address NAMES; or nil."
 
 (defun host-name-p (name)
   "True if the string NAME can be the name of a host, or a numeric address: up to 255 letters,
-digits and signs, all of ASCII, the first of them no dot. From any thread."
+digits and signs of ASCII, the first of which is not a dot. From any thread."
   (and (<= 1 (length name) 255)
        (char/= #\. (char name 0))
        (every #'host-name-character-p name)))
 
 (defun host-name-matches-p (name pattern)
-  "True if PATTERN, of a certificate, is for the host NAME (RFC 6125 section 6.4)."
+  "True if PATTERN, a name in a certificate, is for the host NAME (RFC 6125 section 6.4)."
   (or (string-equal name pattern)
       (let ((dot (position #\. name)))
         (and dot
@@ -141,7 +143,7 @@ or if the name has a form that OpenSSL will refuse."
   (multiple-value-bind (address length) (hello-extension ssl +extension-server-name+)
     (when (> length 5)
       (let ((octets (foreign-octets address (min length 1024))))
-        ;; a list of 2 + N octets, whose one element has a kind, 0, and 2 + N octets
+        ;; a list, 2 + N octets, whose one element has a kind, 0, and a name, 2 + N octets
         (when (and (= (- length 2) (u16be octets 0))
                    (zerop (aref octets 2))
                    (= (- length 5) (u16be octets 3)))
@@ -161,12 +163,12 @@ it."
           (t (when context (change-context ssl context))
              (ssl-set-ex-data ssl 0 +accepted+)))))
 
-;;; How long a session may be resumed: as long as all certificates that vouched for its peer are
-;;; valid. A ticket does not contain the chain. So a server's ticket contains that time, as a
-;;; universal time, for the new tickets of a client that resumes with it.
+;;; A session may be resumed while all certificates that vouched for its peer are valid. A ticket
+;;; does not contain these certificates. So a server's ticket contains the end of this time, as a
+;;; universal time, from which the next ticket of a client that resumes with it is made.
 
 (defun chain-end (chain)
-  "The time until which all certificates of CHAIN are valid, a universal time, or NIL if there is no
+  "The time until which all certificates of CHAIN are valid, a universal time, or NIL without a
 chain."
   (unless (zerop chain)
     (with-alien ((days int 0) (seconds int 0))
@@ -192,8 +194,8 @@ chain."
   "Two values: a start time and a time-out for a session, so that it ends no later than END, when a
 certificate expires. The session began at BEGIN, with TIMEOUT. Times are in seconds since 1970,
 time-outs in seconds."
-  ;; OpenSSL accepts the session up to the second begin + time-out; this is at least one second,
-  ;; which may be before the session
+  ;; OpenSSL accepts the session up to the second begin + time-out. The time-out is at least one
+  ;; second, so BEGIN may be earlier than the session
   (let* ((last (max 2 (1- end)))
          (begin (min begin (1- last))))
     (values begin (min (- last begin) timeout))))
@@ -214,7 +216,8 @@ time-outs in seconds."
 ;;; Contexts
 
 (defun add-certificate-chain (context text what)
-  "Make CONTEXT present the certificates of TEXT: its own first, then those that lead to a root."
+  "Make CONTEXT present the certificates of TEXT: its own certificate first, then the certificates
+that lead to a root."
   (call-with-certificates
    (lambda (certificate index)
      (unless (= 1 (if (zerop index)
@@ -235,7 +238,8 @@ in which WHAT names the text, if it cannot be read or does not match the certifi
    text what password))
 
 (defun add-roots (context text what client-names)
-  "Make CONTEXT trust the certificates of TEXT and, with CLIENT-NAMES, send their names to clients."
+  "Make CONTEXT trust the certificates of TEXT and, if CLIENT-NAMES is true, send their names to
+clients."
   (let ((store (ssl-ctx-get-cert-store context)))
     (x509-store-set-flags store +x509-flag-partial-chain+)
     (call-with-certificates
@@ -277,7 +281,7 @@ none."
     "P-256:P-521:P-384")
   "The groups for the exchange of keys, in order of preference; the first list that OpenSSL knows is
 used. OpenSSL's own lists have finite-field groups as well (RFC 7919). With a group of 8,192 bits, a
-handshake costs an end 150 ms, and the peer can cause that with a few octets.")
+handshake costs 150 ms, which a peer can cause with a few octets.")
 
 (defun use-groups (context list)
   "Make CONTEXT agree only on the groups in LIST; if OpenSSL does not know all of them, change
@@ -291,9 +295,9 @@ nothing and return false."
 (defglobal **server-contexts** (list 0)) ; how many contexts have been made; atomic
 
 (defun prepare-server (context alpn)
-  "Make CONTEXT, a server's, call back for ClientHellos and issue one ticket. Other contexts do not
-accept the ticket; CONTEXT does not accept it after the expiry of a certificate that vouched for the
-client."
+  "Make CONTEXT, a server's, call our function for ClientHellos and issue one ticket for each
+session. Other contexts do not accept the ticket; CONTEXT does not accept it after the expiry of a
+certificate that vouched for the client."
   (ssl-ctx-set-client-hello context (callable-address 'check-client-hello)
                             (if (eq t alpn) 1 0))
   (ssl-ctx-set-num-tickets context 1)
@@ -316,7 +320,7 @@ is missing or has none of the suites. From any thread; free the context with FRE
     (when (zerop context) (tls-error "No TLS context can be made: ~A." (openssl-failure)))
     (ssl-ctx-ctrl context +ssl-ctrl-set-min-proto-version+ +tls-1.2+ 0)
     (ssl-ctx-ctrl context +ssl-ctrl-mode+ +ssl-modes+ 0)
-    ;; servers give out tickets and keep nothing; clients keep sessions in Lisp
+    ;; servers send tickets and keep no sessions; clients keep sessions in Lisp
     (ssl-ctx-ctrl context +ssl-ctrl-set-session-cache-mode+ 0 0)
     (ssl-ctx-set-options context +ssl-options+)
     (handler-bind ((tls-error (lambda (error)
@@ -379,8 +383,7 @@ and to the socket. Both BIOs are empty while no session has the area."
     nil))
 
 (define-hot drain-area ((area tls-area)) index
-  "Move the octets that a session has written into AREA's vector, as many as fit; return their
-number."
+  "Move octets that a session has written, as many as fit, into AREA's vector; return their number."
   (if (zerop (bio-ctrl-pending (tls-area-writing area)))
       0
       (let ((octets (tls-area-octets area)))
@@ -393,7 +396,7 @@ number."
   (plusp (bio-ctrl-pending (tls-area-reading area))))
 
 (define-hot area-empty-p ((area tls-area)) boolean
-  "True if AREA contains nothing of any session, so that another session may use it."
+  "True if AREA contains no octets, so that another session may use it."
   (and (zerop (bio-ctrl-pending (tls-area-reading area)))
        (zerop (bio-ctrl-pending (tls-area-writing area)))))
 
@@ -422,8 +425,8 @@ number."
 
 (defun open-tls-session (context area role &key name (check-name t) resumed)
   "Return a new session of CONTEXT that works through AREA. A client names its server NAME, a host
-name or a numeric address; unless CHECK-NAME is false the server's certificate must be for it.
-RESUMED is an earlier session's ticket, see SESSION-TICKET. CLOSE-TLS-SESSION must free the
+name or a numeric address; unless CHECK-NAME is false, the server's certificate must be for that
+name. RESUMED is an earlier session's ticket, see SESSION-TICKET. CLOSE-TLS-SESSION must free the
 session."
   (let ((ssl (ssl-new context))
         (reading (tls-area-reading area))
@@ -463,13 +466,13 @@ checked."
                        ~:*~S is not a host name.~]" name)))))
 
 (defun close-tls-session (ssl)
-  "Free SSL. The session's ticket remains valid, whether or not the session ended in order."
+  "Free SSL. Even if the session has not ended in order, its ticket remains valid."
   (ssl-set-shutdown ssl 3)
   (ssl-free ssl)
   (sb-ext:atomic-decf (car **tls-sessions**)))
 
 (deftype outcome ()
-  "The outcome of a step that is not complete, or has failed."
+  "The outcome of a step of a session."
   '(member :done :more :ended :failed))
 
 (define-hot step-outcome (ssl (result (signed-byte 32))) (member :more :ended :failed)
@@ -480,7 +483,7 @@ checked."
           (t :failed))))
 
 (defun shake-hands (ssl &key (choose (constantly nil)))
-  "Go on with the handshake of SSL. Return :done, :more if the peer must send more, :ended or
+  "Continue the handshake of SSL. Return :done, :more if the peer must send more, :ended or
 :failed. In a server's session, CHOOSE is called once for each ClientHello, before its other
 contents, such as a ticket, are checked. The argument of CHOOSE is the name that the client asks
 for, a string of the octets that it has sent, or NIL. CHOOSE returns the context to use, a pointer,
@@ -509,7 +512,7 @@ position after the result; and :more if the peer must send more, :ended if it se
         (let ((count (ssl-read ssl (sap-int (sap+ (vector-sap octets) at)) (- end at))))
           (unless (plusp count) (return (values at (step-outcome ssl count))))
           (incf at count)
-          ;; the last read ended a record: without octets after it another read brings nothing
+          ;; the last read ended a record; without further octets another read brings nothing
           (when (and (< at end) (not (area-unread-p area)))
             (return (values at :more))))))))
 
@@ -543,7 +546,8 @@ CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
   (err-clear-error))
 
 (defun update-keys (ssl)
-  "Make SSL, of TLS 1.3, change its keys with its next output and ask the peer for the same."
+  "Make SSL, a session of TLS 1.3, change its keys with its next output and ask the peer to do the
+same."
   (ssl-key-update ssl 1))
 
 (defun session-failure (ssl)

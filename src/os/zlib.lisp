@@ -1,11 +1,11 @@
 ;;;; gzip (RFC 1952) and deflate, by which gRPC means zlib's format (RFC 1950), through libz. Octets
 ;;;; in, octets out, one message at a time. Decompressed octets are counted and bounded as they are
-;;;; produced; a length stated in the input is not trusted.
+;;;; produced; a length that the input states is not trusted.
 ;;;;
 ;;;; A z_stream and the memory that libz allocates for it (260 KB to compress, 40 KB to decompress)
 ;;;; are costly to make. So a few z_streams of each kind are kept for the next message, for the
-;;;; whole image; only one thread at a time uses a z_stream. A z_stream lies in foreign memory,
-;;;; since libz remembers its address. The offsets are those of struct z_stream on 64-bit machines.
+;;;; whole image; only one thread at a time uses a z_stream. A z_stream is in foreign memory, since
+;;;; libz keeps its address. The offsets are those of struct z_stream on 64-bit machines.
 
 (in-package #:clgrpc.os)
 
@@ -53,7 +53,7 @@ as text. From any thread."
 (defconstant +zlib-memory+ 8 "The memLevel of deflateInit.")
 
 (deftype zlib-format ()
-  "The format around the compressed octets."
+  "The format of the compressed octets."
   '(member :gzip :deflate))
 
 (defstruct (zlib-stream (:constructor make-zlib-stream (sap kind level)) (:copier nil))
@@ -146,7 +146,7 @@ stream, the value is :no-memory."
 
 (defmacro with-stream-buffers ((sap from start end to at limit) &body body)
   "Evaluate BODY with the input of the z_stream SAP set to the octets START to END of FROM, and its
-output to those AT to LIMIT of TO."
+output to the octets AT to LIMIT of TO."
   `(with-pinned-objects (,from ,to)
      (setf (sb-sys:sap-ref-sap ,sap +z-next-in+) (sap+ (vector-sap ,from) ,start)
            (sb-sys:sap-ref-32 ,sap +z-avail-in+) (- ,end ,start)
@@ -187,8 +187,8 @@ open. From any thread."
                         (start message-octets) (end message-octets) (limit message-octets))
     (values inflation octets message-octets)
   "Decompress with the z_stream SAP. Return three values: the outcome, octets of BORROW-OCTETS, and
-how many of them are the message. The output has room for one octet more than LIMIT, to detect a
-result that is too long."
+the number of these that the message has. The output has room for one octet more than LIMIT, to
+detect a result that is too long."
   (let* ((most (1+ limit))
          (to (borrow-octets (min most (max 512 (* 4 (- end start))))))
          (fill 0))
@@ -213,7 +213,7 @@ result that is too long."
                 ((or (= start end) (= before fill)) (finish :truncated))))))))
 
 (defun grow-output (octets fill most)
-  "Octets longer than OCTETS, up to MOST, with the same first FILL octets."
+  "A vector longer than OCTETS, up to MOST octets, with the same first FILL octets."
   (declare (type octets octets) (type index fill most))
   (let ((longer (borrow-octets (min most (* 4 (length octets))))))
     (copy-octets octets 0 fill longer 0)
@@ -223,8 +223,8 @@ result that is too long."
 (define-hot inflate-beginning ((format zlib-format) (from octets) (start message-octets)
                                (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
-  "As INFLATE-OCTETS, but with every outcome also return octets of BORROW-OCTETS, or nil, and how
-many of them, at most LIMIT, are the beginning of the result."
+  "As INFLATE-OCTETS, but with every outcome also return octets of BORROW-OCTETS, or nil, and the
+number of these, at most LIMIT, that are the beginning of the result."
   ;; the function that WITH-ZLIB-STREAM makes from its body is called once for each message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((outcome :no-memory) (octets nil) (length 0))

@@ -1,6 +1,6 @@
 ;;;; Zstandard (RFC 8878) through libzstd: octets in, octets out, one message at a time. The output
-;;;; is bounded, whatever the input claims. Messages are decompressed directly into our octets, so
-;;;; the window that a frame requests takes no memory.
+;;;; is bounded, whatever the input claims. Messages are decompressed directly into the result's
+;;;; octets, so the window that a frame requests takes no memory.
 
 (in-package #:clgrpc.os)
 
@@ -50,7 +50,7 @@ libzstd must be open. From any thread."
 
 (defun expand-zstd (from start end limit)
   "Decompress the octets START to END of FROM. Return the values of INFLATE-OCTETS. If the result
-does not fit into the present octets, it is made again in four times as many, so that a short
+does not fit into the present vector, decompress again into one of four times the length: so a short
 message does not need the room of the longest one. libzstd must be open. From any thread."
   (declare (type octets from) (type message-octets start end limit))
   (loop with most = (1+ limit)

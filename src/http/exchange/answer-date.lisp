@@ -1,5 +1,5 @@
-;;;; The date of an answer (RFC 9110 section 6.6.1), as text and as a field of HPACK: made once a
-;;;; second for all connections.
+;;;; The date of an answer (RFC 9110 section 6.6.1), as text and as a field of HPACK, both made once
+;;;; a second for all connections.
 
 (in-package #:clgrpc.exchange)
 
@@ -33,7 +33,7 @@
 (sb-ext:define-load-time-global **date** (date-of 0))
 
 (defun current-date ()
-  "The ANSWER-DATE now, or nil where there is no date."
+  "The present ANSWER-DATE, or nil in a world without dates."
   (let ((now (loop:unix-seconds)) (last **date**))
     (cond ((null now) nil)
           ((eql now (answer-date-seconds last)) last)

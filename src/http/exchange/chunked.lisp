@@ -5,7 +5,7 @@
 (in-package #:clgrpc.exchange)
 
 (defconstant +head-charge+ 1
-  "The octets that a call is charged with for the head of a response on its way to the loop.")
+  "The octets with which a call is charged for the head of a response on its way to the loop.")
 
 (defun post (request size function)
   "Call FUNCTION on the loop of REQUEST, after the functions posted before. From any thread."
@@ -16,7 +16,7 @@
 status from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK continues the
 response, and END-RESPONSE ends it. If the handler returns REQUEST, the response remains open; any
 other value of the handler ends the response. A server that stops ends the response at once. Signal
-MISUSE if REQUEST has an answer. From any thread."
+MISUSE if REQUEST already has an answer. From any thread."
   (let ((answer (check-answer status headers nil)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))
@@ -40,8 +40,8 @@ MISUSE if REQUEST has an answer. From any thread."
      (the index (funcall (responder-unsent (http-request-responder request)) request))))
 
 (defun room-for-chunk-p (request count)
-  "True if COUNT octets more of REQUEST's response may wait. If nothing waits, a chunk of any length
-may."
+  "True if COUNT more octets of REQUEST's response may wait. If no octets wait, a chunk of any
+length may wait."
   (let ((waiting (waiting-octets request)))
     (or (<= waiting +head-charge+)
         (<= (+ waiting count)
@@ -66,7 +66,7 @@ option send-budget-octets. Signal MISUSE if the response has not been begun. Fro
           ((zerop count) t)
           ((not (room-for-chunk-p request count)) nil)
           (t (post-chunk request
-                         ;; the caller may use its own vector for something else afterwards
+                         ;; the caller may reuse its own vector afterwards
                          (if (eq octets chunk) (copy-seq octets) octets))
              t))))
 

@@ -8,15 +8,15 @@
   "The answer to a request."
   (http-status 200 :type (integer 200 599) :read-only t) ; the status code, as in RFC 9110
   (headers '() :type list :read-only t) ; an alist, checked, without content-length
-  (body (make-octets 0) :type octets :read-only t) ; the body; empty for none
-  ;; of one that is given again and again: its head over HTTP/1.1 up to date, the last field
+  (body (make-octets 0) :type octets :read-only t) ; the body; empty if there is none
+  ;; of a FIXED-ANSWER: its head over HTTP/1.1, up to the last field, the date
   (head nil :type (or null octets) :read-only t))
 
 (defstruct (answer-head (:constructor %make-answer-head (http-status fields lines)) (:copier nil))
-  "The head of answers that are sent repeatedly, with other bodies and perhaps more headers."
+  "The common head of answers with different bodies, to which further headers may be added."
   (http-status 200 :type (integer 200 599) :read-only t) ; the status code, as in RFC 9110
   (fields #() :type simple-vector :read-only t) ; the header fields over HTTP/2, HPACK's
-  (lines (make-octets 0) :type octets :read-only t)) ; over HTTP/1.1, without later lines
+  (lines (make-octets 0) :type octets :read-only t)) ; over HTTP/1.1, without the last lines
 
 (declaim (sb-ext:freeze-type plain-answer answer-head))
 
@@ -58,8 +58,9 @@
   "The names of headers that only the server may set.")
 
 (defun sound-header (entry)
-  "ENTRY of a handler's headers with its name in lower case and without blanks around its value.
-Signal an error if ENTRY cannot be a header; the error does not show ENTRY, which may be secret."
+  "ENTRY, one of a handler's headers, with its name in lower case and without blanks around its
+value. Signal an error if ENTRY cannot be a header; the error does not show ENTRY, which may be
+secret."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
     (error "Headers are an alist from strings to strings; one entry is not."))
   (let ((name (coerce (string-downcase (car entry)) 'text))
@@ -71,8 +72,8 @@ Signal an error if ENTRY cannot be a header; the error does not show ENTRY, whic
     (cons name value)))
 
 (defun check-header (entry)
-  "The form in which ENTRY, one of a handler's headers, is sent; nil for a header that only the
-server may set."
+  "ENTRY, one of a handler's headers, in the form in which it is sent; nil if only the server may
+set this header."
   (let ((entry (if (and (consp entry)
                         (typep (car entry) 'text) (http1:header-name-p (car entry))
                         (typep (cdr entry) 'text) (sound-value-p (cdr entry)))
@@ -81,7 +82,7 @@ server may set."
     (if (member (car entry) *our-headers* :test #'same-name-p) nil entry)))
 
 (defun find-header (name headers)
-  "The entry of HEADERS, which were checked, whose name is NAME; or nil."
+  "The entry with NAME in HEADERS, which were checked; or nil."
   (find-if (lambda (entry) (same-name-p name (car entry))) headers))
 
 (defun check-answer (http-status headers body)

@@ -2,8 +2,8 @@
 ;;;; differ in the RESPONDER, which writes an answer. The SINK has the functions of the owner, a
 ;;;; server.
 ;;;;
-;;;; The body is collected as far as the owner accepts it, in a vector that grows as it arrives, and
-;;;; is charged to the connection like messages that wait.
+;;;; The body is collected, as far as the owner accepts it, in a vector that grows as octets arrive;
+;;;; the connection is charged for the vector as for messages that wait.
 
 (in-package #:clgrpc.exchange)
 
@@ -12,36 +12,36 @@
 (defstruct (sink (:copier nil))
   "The functions of an owner for its exchanges and for its connections that speak HTTP/1.1. All
 functions run on the loop, except those marked otherwise."
-  ;; (owner request): over HTTP/1.1 its head has come. Return true if the request continues; false
-  ;; if it has been ended
+  ;; (owner request): the head of REQUEST has come over HTTP/1.1. Return true if REQUEST continues;
+  ;; false if it has been ended
   (begun nil :type function :read-only t)
-  ;; (request count): charge it for COUNT more octets of its body; the value is as for BEGUN
+  ;; (request count): charge REQUEST for COUNT more octets of its body; the value is as for BEGUN
   (hold nil :type function :read-only t)
   (whole nil :type function :read-only t) ; (request): the whole request has come
-  ;; of requests whose bodies the owner takes as they come, over HTTP/1.1:
-  ;; (request octets start end last): more of it, valid only during the call; LAST if it is the last
+  ;; for requests over HTTP/1.1 whose bodies the owner takes in parts: (request octets start end
+  ;; last): a part of the body, valid only during the call; LAST is true for the last part
   (body nil :type (or null function) :read-only t)
   ;; (request): the peer takes octets of its answer
   (writable nil :type (or null function) :read-only t)
-  (finish nil :type function :read-only t) ; (request): its answer is ready to be written
+  (finish nil :type function :read-only t) ; (request): its answer can be written
   (head-sent nil :type function :read-only t) ; (request): the head of its answer is about to go out
   (done nil :type function :read-only t) ; (request): its answer, over HTTP/1.1, has been written
   (lost nil :type function :read-only t) ; (request text): its peer has gone, as TEXT says
   (stop nil :type function :read-only t) ; (request): the server ends the answer, which is in chunks
   (over-p nil :type function :read-only t) ; (request): true once it has ended. From any thread
-  ;; (request size function): call FUNCTION on the loop, after functions posted before; meanwhile
-  ;; SIZE octets more wait. From any thread
+  ;; (request size function): call FUNCTION on the loop, after functions posted before; until then
+  ;; SIZE more octets count as waiting. From any thread
   (post nil :type function :read-only t)
-  (posted nil :type function :read-only t) ; (request): octets that wait. From any thread
+  (posted nil :type function :read-only t) ; (request): its waiting octets. From any thread
   (on-end nil :type function :read-only t) ; (request function): call FUNCTION at its end
   (peer nil :type function :read-only t) ; (request): the address of its peer
   (secure-p nil :type function :read-only t) ; (request): true if it has come over TLS
-  ;; of connections that speak HTTP/1.1
-  (prompt-p nil :type function :read-only t) ; (owner): no observer sees requests
+  ;; for connections that speak HTTP/1.1
+  (prompt-p nil :type function :read-only t) ; (owner): true if no observer sees requests
   (measure nil :type function :read-only t) ; (owner): its memory may have changed
   (close nil :type function :read-only t) ; (owner text): end the connection in order
   (expel nil :type function :read-only t) ; (owner text): end the connection at once
-  (closed nil :type function :read-only t)) ; (socket reason): it has ended
+  (closed nil :type function :read-only t)) ; (socket reason): the connection has ended
 
 (defstruct (responder (:copier nil))
   "How requests are answered over one version of HTTP. All functions run on the loop, except UNSENT,
@@ -51,13 +51,13 @@ which runs on any thread."
   (chunk nil :type function :read-only t) ; (request octets): more of its body
   ;; (request whole): the answer's end; the answer is cut off unless WHOLE
   (end nil :type function :read-only t)
-  (unsent nil :type function :read-only t) ; (request): how many octets of the answer have not left
-  ;; of requests whose owner writes the answer itself:
-  ;; (request head more length): an ANSWER-HEAD, with MORE, an alist of strings, of an answer whose
-  ;; body has LENGTH octets, nil if that is not known
+  (unsent nil :type function :read-only t) ; (request): the answer's unsent octets
+  ;; for requests whose owner writes the answer itself: (request head more length): HEAD, an
+  ;; ANSWER-HEAD, with MORE, an alist of strings; the answer's body has LENGTH octets, nil if that
+  ;; is not known
   (head nil :type function :read-only t)
-  ;; (request octets start end storable last): more of the body, at its end if LAST. The octets are
-  ;; the connection's; STORABLE as for HTTP2:SEND-DATA
+  ;; (request octets start end storable last): a part of the body, the last one if LAST. The octets
+  ;; belong to the connection afterwards; STORABLE is as for HTTP2:SEND-DATA
   (part nil :type function :read-only t)
   (pause nil :type function :read-only t) ; (request): read no more of its body for now
   (resume nil :type function :read-only t)) ; (request): read its body again
@@ -65,16 +65,16 @@ which runs on any thread."
 (defstruct (known-head (:constructor make-known-head (message router route prompt query
                                                       claimed refusal))
                        (:copier nil))
-  "The data of a request over HTTP/1.1 from its head alone. For a repeated head these values are in
-the memo of MESSAGE. The data about a head belong to the connection that has read it."
+  "The data about a request over HTTP/1.1 that come from its head alone. For a repeated head these
+data are in the memo of MESSAGE. The data belong to the connection that has read the head."
   (message nil :type http1:message :read-only t) ; the message of which this is the head
-  (headers :unread :type (or list (eql :unread))) ; the headers as HTTP-REQUEST-HEADERS returns them
+  (headers :unread :type (or list (eql :unread))) ; the value of HTTP-REQUEST-HEADERS
   (router nil :type (or null router) :read-only t) ; the router that has found ROUTE
   (route nil :read-only t)              ; the route by which a handler is called, or nil
   ;; the function that answers at once, see PROMPT-HANDLER
   (prompt nil :type (or null function) :read-only t)
   (query nil :type (or null string) :read-only t) ; the query with which PROMPT is called
-  (claimed nil :type boolean :read-only t) ; ROUTE is what the router's CLAIM has returned
+  (claimed nil :type boolean :read-only t) ; ROUTE is the value of the router's CLAIM
   ;; the answer of CLAIM, if that has refused the request
   (refusal nil :type (or null plain-answer) :read-only t)
   (epoch (router-epoch router) :type fixnum :read-only t)) ; the epoch of ROUTER when it found ROUTE
@@ -87,14 +87,14 @@ the memo of MESSAGE. The data about a head belong to the connection that has rea
   (method "" :type string)              ; the method, such as "GET"
   (target "" :type string)              ; the path, with the query, as it came
   (source '() :type (or list known-head)) ; the request's headers, an alist, or their source
-  (body (make-octets 0) :type octets)   ; the part that has come, up to FILL
-  (fill 0 :type index)                  ; the length of the part of BODY that has come
+  (body (make-octets 0) :type octets)   ; the octets that have come, up to FILL
+  (fill 0 :type index)                  ; the number of octets that have come
   (whole nil :type boolean)             ; true once all of the body has come
   (claimed nil :type boolean)           ; the owner takes its body and writes its answer
   (route nil)                           ; the route of its handler, or nil
   (context nil)                         ; the owner's data for the request
   (refusal **not-found** :type plain-answer) ; the answer if the request has no route
-  (answer nil :type (or null plain-answer)) ; the handler's, whole or only its head
+  (answer nil :type (or null plain-answer)) ; the handler's answer, or only its head
   ;; of an answer in chunks: whether its head has been written
   (sending nil :type (member nil :posted :begun)))
 
@@ -108,7 +108,7 @@ the memo of MESSAGE. The data about a head belong to the connection that has rea
 
 (defmethod print-object ((request http-request) stream)
   (print-unreadable-object (request stream :type t)
-    ;; without the query, which may have a secret
+    ;; without the query, which may contain a secret
     (format stream "~A ~A~@[, answered with ~D~]" (http-request-method request)
             (http-request-path request)
             (let ((answer (http-request-answer request)))
@@ -122,8 +122,8 @@ the memo of MESSAGE. The data about a head belong to the connection that has rea
   http-request-p "True if the argument is a request, as the functions of HTTP handlers get."
   http-request-method "The method of REQUEST, a string such as \"GET\"."
   http-request-target "The path of REQUEST and its query, as they were received, a string."
-  http-request-body "The body of REQUEST, octets; none is an empty vector. Only while its handler
-runs, or before it is answered.")
+  http-request-body "The body of REQUEST, octets; without a body an empty vector. Valid only while
+its handler runs, or before it is answered.")
 
 (defun field-entry (field)
   "FIELD as an entry of a request's headers, or nil for a field of the request line. The name of
@@ -193,9 +193,9 @@ any thread."
                                            (name simple-string))
     boolean
   "True if QUERY has NAME from START to END. Most parameters have other names, and a peer may send
-many to cost us processor time. So a name is decoded only if a name of its length can match. A
-character takes at most twelve octets: its UTF-8 has up to four octets, and each of these may be
-escaped."
+many in order to use up our processor time. So a name is decoded only if its length allows that it
+equals NAME. A character takes at most twelve octets: its UTF-8 has up to four octets, and each of
+these may be escaped."
   (unless (<= (length name) (- end start) (* 12 (the index (length name))))
     (return-from parameter-named-p nil))
   (if (loop for i of-type index from start below end thereis (escape-p (char query i)))
@@ -230,14 +230,15 @@ escaped."
 without such a parameter."
   (when query
     (let ((query (coerce query 'simple-string)) (name (coerce name '(simple-array character (*)))))
-      ;; compiled for each, since a peer may have a long query read by a few octets
+      ;; compiled for each type of string, since with a few octets a peer may cause a long query to
+      ;; be read
       (etypecase query
         (simple-base-string (find-parameter query name))
         ((simple-array character (*)) (find-parameter query name))))))
 
 (defconstant +parameters-looked-at+ 64
-  "The most parameters that QUERY-VALUES examines: a peer can send thousands of an octet or two
-each.")
+  "The most parameters that QUERY-VALUES examines: a peer can send thousands of parameters of one or
+two octets.")
 
 (define-hot query-values ((query (or null simple-string)) (names list)) list
   "A list of the decoded values of the first parameters of QUERY with each of NAMES, base strings;
@@ -275,14 +276,14 @@ nil for a name that none of the first 64 parameters has."
   "Return a handler for START-SERVER's :http whose function PROMPT answers GET and HEAD for PATH, a
 string. PROMPT is a function of the query, a string or nil, that returns a value of FIXED-ANSWER.
 PROMPT is called on the loop, so it must not wait or fail. A GET over HTTP/1.1 is answered as soon
-as it is read, without a call, unless an observer needs one. QUIET is as for HTTP-HANDLER. From any
-thread."
+as it is read, without a call object, unless an observer needs a call. QUIET is as for HTTP-HANDLER.
+From any thread."
   (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
                       '("GET" "HEAD") :inline (and quiet t) prompt))
 
 (defun note-refusal (router request)
-  "Set the answer to REQUEST, for which ROUTER, or nil, has no route: the answer says so if ROUTER
-has a route for another method."
+  "Set the answer to REQUEST, for which ROUTER, or nil, has no route: if ROUTER has a route for
+another method, the answer says this."
   (when-let ((entry (target-entry router (http-request-target request))))
     (setf (http-request-refusal request) (wrong-method (router-entry-handler entry)))))
 
@@ -380,8 +381,8 @@ incomplete."
 ;;; Its answer
 
 (defun answer-of (request values)
-  "The meaning of VALUES, which a handler of REQUEST has returned: REQUEST itself means a later
-answer; T means that an answer was begun and must be ended; any other value is an answer."
+  "The meaning of VALUES, which a handler of REQUEST has returned: REQUEST if the answer comes
+later; T if an answer was begun and must be ended; else the answer, a PLAIN-ANSWER."
   (cond ((eq request (first values)) request)
         ((plain-answer-p (first values)) (first values))
         ((http-request-sending request) t)
@@ -390,8 +391,8 @@ answer; T means that an answer was begun and must be ended; any other value is a
              (check-answer http-status headers body)))))
 
 (defun ended-by-head-p (request)
-  "True if the answer of REQUEST, which is sent in chunks, has no body, so that its head has ended
-it."
+  "True if the answer of REQUEST, which is sent in chunks, can have no body, so that its head has
+ended the answer."
   (http1:bodiless-p (http-request-method request)
                     (plain-answer-http-status (http-request-answer request))))
 

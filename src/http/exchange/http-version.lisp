@@ -1,5 +1,5 @@
-;;;; The protocol of a server's connection, HTTP/2 or HTTP/1.1. The protocol is determined only
-;;;; here, by the result of ALPN, or else by the first octets.
+;;;; The protocol of a server's connection, HTTP/2 or HTTP/1.1. Only this file determines the
+;;;; protocol: by the result of ALPN or, without ALPN, by the first octets.
 
 (in-package #:clgrpc.exchange)
 
@@ -15,8 +15,8 @@ value is :MORE if more octets are needed."
           (t :http2))))
 
 (defun http-version-of (agreed octets start end)
-  "The protocol of a connection, :HTTP1 or :HTTP2, on which ALPN has AGREED, a string or nil, and
-whose first octets are those from START to END. The value is :MORE if more octets are needed."
+  "The protocol of a connection, :HTTP1 or :HTTP2. AGREED is the protocol by ALPN, a string or nil,
+and the first octets are those from START to END. The value is :MORE if more octets are needed."
   (cond ((null agreed) (first-octets-version octets start end))
         ((string= "http/1.1" agreed) :http1)
         (t :http2)))

@@ -1,15 +1,15 @@
-;;;; HTTP/1.1 at a server (RFC 9112): a connection, from the octets of requests to those of their
-;;;; answers. The connection's owner gives a SINK, whose functions are called for the events of
-;;;; requests.
+;;;; HTTP/1.1 at a server (RFC 9112): the work of a connection, from the octets of requests to the
+;;;; octets of their answers. The connection's owner gives a SINK, whose functions are called for
+;;;; the events of requests.
 ;;;;
 ;;;; A connection has one request at a time. Pipelined octets after the request wait until it is
 ;;;; answered; meanwhile nothing more is read, so a peer can make us keep at most the octets of one
 ;;;; read. After an error, and after an answer that comes before the end of its request, the
-;;;; beginning of the next request is unknown: the connection ends with that answer.
+;;;; beginning of the next request is unknown, so the connection ends with that answer.
 ;;;;
-;;;; Phases: :idle → :head → :body → :answer → :idle, or :over. One timer for each connection checks
-;;;; the phase when the earliest time-out of it may be due; a request that ends before that needs no
-;;;; timer.
+;;;; Phases: :idle → :head → :body → :answer → :idle, or :over. A timer of each connection checks
+;;;; the phase at the earliest time at which a time-out may be due; a request that ends before that
+;;;; sets no timer.
 
 (in-package #:clgrpc.exchange)
 
@@ -18,7 +18,7 @@
   (router nil :type router :read-only t) ; the router that finds handlers
   (sink nil :type sink :read-only t)    ; the sink of the owner of the connections
   (options nil :type options :read-only t) ; the options of the owner of the connections
-  ;; the last lines of heads: the date, for its second, and an empty line
+  ;; the last lines of heads: the date in the present second, and an empty line
   (date-lines (make-octets 0) :type octets)
   (date-due-ns 0 :type nanoseconds))    ; when the date must be renewed
 
@@ -26,7 +26,7 @@
                              (:constructor make-http1-connection (owner http socket parser))
                              (:copier nil))
   "A connection that speaks HTTP/1.1."
-  (owner nil :read-only t)              ; the owner's own object for it
+  (owner nil :read-only t)              ; the owner's object for the connection
   (http nil :type http-loop :read-only t) ; the shared data
   (socket nil :type loop:connection :read-only t) ; the loop's
   (parser nil :type http1:parser :read-only t) ; the parser of its requests
@@ -34,12 +34,12 @@
   (since-ns 0 :type nanoseconds)        ; the time when the phase began
   (message nil :type (or null http1:message)) ; the head of the request under way
   (request nil :type (or null http1-request)) ; the request at hand, until it has been answered
-  (prompt nil :type (or null plain-answer)) ; the request's answer, if it was available at once
+  (prompt nil :type (or null plain-answer)) ; the request's answer, if PROMPT-ANSWER gave it
   (answered 0 :type index)              ; how many requests have been taken
   (last nil :type boolean)              ; the connection ends with the answer to come
   (waits nil :type boolean)             ; input waits until the answer has been given
-  (paused nil :type boolean)            ; the owner wants no more of the body for now
-  (sent-ns 0 :type nanoseconds)         ; when output last left
+  (paused nil :type boolean)            ; the owner has paused the body
+  (sent-ns 0 :type nanoseconds)         ; when the peer last took output
   (timer nil :type (or null timer))     ; see STATE-DUE
   (timer-ns 0 :type nanoseconds))       ; when the timer is due
 
@@ -114,7 +114,8 @@
   (loop:start-timer (state-loop state) (state-timer state) due-ns))
 
 (defun await-due (state)
-  "Start STATE's timer for the time at which its phase exceeds its limit, unless it is due by then."
+  "Start STATE's timer for the time at which its phase exceeds its limit, unless the timer is due
+before that."
   (let ((due (phase-due-ns state)))
     (when (or (not (timer-pending-p (state-timer state))) (< due (state-timer-ns state)))
       (look-again state due))))
@@ -203,7 +204,7 @@ header connection."
   (let ((stays (and whole (stays-p state))))
     (cond (stays
            (http1:next-message (state-parser state))
-           ;; nil if the message is too long to be kept
+           ;; nil if the message is too long to keep
            (setf (state-message state) (http1:parser-message (state-parser state)))
            (enter-phase state :idle)
            (when (shiftf (state-waits state) nil)
@@ -236,8 +237,8 @@ HTTP."
   (plusp (http1:message-minor (state-message state))))
 
 (defun begin-over-http1 (request answer)
-  "The responder's BEGIN. HTTP/1.0 has no chunks: there a body without a length ends with the
-connection."
+  "The responder's BEGIN. HTTP/1.0 has no chunks: there the end of the connection ends a body
+without a length."
   (let ((state (http1-request-connection request)))
     (unless (chunked-answer-p state) (setf (state-last state) t))
     (write-http1-head state answer
@@ -267,7 +268,8 @@ connection."
 ;;; The answer to a request that is claimed
 
 (define-hot head-over-http1 ((request http1-request) (head answer-head) (more list) length) null
-  "The responder's HEAD. HTTP/1.0 has no chunks: a body of unknown length ends with the connection."
+  "The responder's HEAD. HTTP/1.0 has no chunks: there the end of the connection ends a body of
+unknown length."
   (let* ((state (http1-request-connection request))
          (output (state-output state))
          (chunked (and (null length) (chunked-answer-p state))))
@@ -313,9 +315,9 @@ connection."
       (loop:start-reading (state-socket state)))))
 
 (defun renew-body-time (request)
-  "Restart the time limit of the body of REQUEST, which is claimed and over HTTP/1.1, after a
-complete message of a stream. Only a body in chunks gets more time: a stream may take long, but each
-of its messages may not. On the loop."
+  "Restart the time limit of the body of REQUEST, a claimed request over HTTP/1.1, after a complete
+message of a stream. Only a body in chunks gets more time: a stream may take long, but each of its
+messages may not. On the loop."
   (let ((state (http1-request-connection request)))
     (unless (integerp (http1:message-body (state-message state)))
       (setf (state-since-ns state) (state-now state)))))
@@ -329,8 +331,8 @@ of its messages may not. On the loop."
 ;;; Errors
 
 (defun refuse (state http-status text)
-  "Answer the faulty or late request of STATE's peer with HTTP-STATUS and TEXT, and end the
-connection."
+  "Answer the request of STATE's peer, which is faulty or late, with HTTP-STATUS and TEXT, and end
+the connection."
   (let ((request (state-request state)))
     (setf (state-last state) t)
     (cond ((null request) (write-refusal state http-status text))
@@ -338,7 +340,7 @@ connection."
           (t (answer request (text-answer http-status text))))))
 
 (defun write-refusal (state http-status text)
-  "Write the answer HTTP-STATUS with TEXT, the last on STATE."
+  "Write the answer HTTP-STATUS with TEXT, the last answer on STATE."
   (let ((body (ascii-octets text)))
     (write-http1-head state (text-answer http-status text) (length body))
     (append-octets (state-output state) body)
@@ -363,7 +365,7 @@ answer that has begun is cut off."
 ;;; Requests
 
 (defun learn-head (message router)
-  "The known head for the request whose head is MESSAGE, of a server with ROUTER."
+  "A new KNOWN-HEAD for the request with the head MESSAGE to a server with ROUTER."
   (let* ((target (http1:message-target message))
          (http-method (http1:message-http-method message))
          (claim (and (router-claim router)
@@ -383,7 +385,7 @@ answer that has begun is cut off."
                          nil nil))))
 
 (define-hot known-head-of ((message http1:message) (router router)) known-head
-  "The known head for the request whose head is MESSAGE, cached in MESSAGE for repeated heads."
+  "The KNOWN-HEAD for the request with the head MESSAGE; for repeated heads MESSAGE caches it."
   (let ((known (http1:message-memo message)))
     (if (and (known-head-p known) (eq router (known-head-router known))
              (= (known-head-epoch known) (router-epoch router)))
@@ -408,8 +410,8 @@ answer that has begun is cut off."
     request))
 
 (define-hot prompt-answer ((state http1-connection) (known known-head)) (or null plain-answer)
-  "The answer to the request whose head is KNOWN, if it has a prompt handler and no observer must
-see it; else nil."
+  "The answer to the request with the head KNOWN if its handler is a prompt one and no observer must
+see the request; else nil."
   (let ((prompt (known-head-prompt known)))
     (if (and prompt (funcall (sink-prompt-p (state-sink state)) (state-owner state)))
         (values (funcall prompt (known-head-query known)))
@@ -433,8 +435,8 @@ see it; else nil."
   nil)
 
 (defun begin-exchange (state known)
-  "Begin the exchange for a request for a handler, whose head was received; KNOWN is its known
-head."
+  "Begin the exchange for a request that has a handler and whose head was received; KNOWN is its
+known head."
   (let* ((message (known-head-message known))
          (body (http1:message-body message))
          (limit (options-max-fallback-body-octets (state-options state)))
@@ -477,7 +479,8 @@ head."
   nil)
 
 (defun note-begun-head (state)
-  "Note that all input was processed. If STATE's peer has begun a request, limit its time."
+  "Note that all input was processed. If STATE's peer has begun a request, limit the time of its
+head."
   (let ((began (http1:parser-begun-p (state-parser state))))
     (case (state-phase state)
       (:idle (when began
@@ -490,9 +493,9 @@ head."
 
 (define-hot read-requests ((state http1-connection) (octets octets) (start index) (end index))
     (values index boolean)
-  "Process OCTETS from START to END, up to the end of a request that is not answered at once, or for
-the time that a turn has for them. Return two values: the position reached, and true if there is
-more."
+  "Process OCTETS from START to END, until a request ends that is not answered at once, or the turn
+has no more time. Return two values: the position reached, and true if more octets could be
+processed."
   (let ((at start) (events 0))
     (declare (type index at events))
     (loop
@@ -588,7 +591,7 @@ sink's functions."
   "How long the rest of a request's head may take once its connection drains, in nanoseconds.")
 
 (defun drain-http1 (state)
-  "Let the answer under way on STATE be its last; if there is no request, end STATE now, or after
+  "Make the answer under way on STATE the last one. Without a request, end STATE now, or after
 +DRAIN-HEAD-NS+ if a part of a head has come."
   (setf (state-last state) t)
   (case (state-phase state)

@@ -37,8 +37,8 @@ Return true if the headers end the answer."
     ends))
 
 (defun end-http2-answer (request stream)
-  "The answer of REQUEST, whose stream was STREAM, is complete."
-  ;; the rest of the request is of no interest (RFC 9113 8.1)
+  "Note that the answer of REQUEST, whose stream was STREAM, is complete."
+  ;; the rest of the request is not needed (RFC 9113 8.1)
   (unless (or (http-request-whole request)
               (null (http2-request-stream request))
               (not (http2:stream-queue-empty-p stream)))
@@ -90,7 +90,7 @@ Return true if the headers end the answer."
   nil)
 
 (defun end-late (stream)
-  "End the answer on STREAM, whose queued octets were all sent; end also the request, which is
+  "End the answer on STREAM, whose queued octets were all sent, and the request, which is
 incomplete."
   (http2:send-data stream (make-octets 0) 0 0 t)
   (http2:reset-stream stream http2:+no-error+))
@@ -111,18 +111,18 @@ incomplete."
     (make-responder :answer #'answer-over-http2 :begin #'begin-over-http2 :chunk #'chunk-over-http2
                     :end #'end-over-http2 :unsent #'unsent-over-http2
                     :head #'head-over-http2 :part #'part-over-http2
-                    ;; the stream's window is withheld instead
+                    ;; do nothing: instead the stream's window is withheld
                     :pause #'identity :resume #'identity))
 
 ;;; The request
 
 (defun join-cookies (headers)
-  "HEADERS, an alist, with one cookie in place of several, which HTTP/2 allows (RFC 9113 section
-8.2.3)."
+  "HEADERS, an alist, with one cookie header in place of several, which HTTP/2 allows (RFC 9113
+section 8.2.3)."
   (flet ((cookie-p (entry) (string= "cookie" (car entry))))
     (let ((cookies (remove-if-not #'cookie-p headers)))
       (if (rest cookies)
-          ;; a peer may repeat a long one in a single octet, by its index
+          ;; by an index of one octet a peer may repeat a long cookie
           (cons (cons "cookie"
                       (with-output-to-string
                           (stream nil :element-type

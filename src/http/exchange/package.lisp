@@ -1,8 +1,8 @@
 ;;;; Exchanges: requests of HTTP and their answers, over HTTP/1.1, and over HTTP/2 in addition to
-;;;; gRPC. This layer finds the handler of a request, gives it the request, checks and writes its
-;;;; answer, and does all the work of a connection that speaks HTTP/1.1. An exchange is not a call:
-;;;; the owner runs the handlers, counts them and bounds their memory, through the functions of a
-;;;; SINK.
+;;;; gRPC. This layer finds the handler of a request, passes the request to it, checks and writes
+;;;; its answer, and does all the work of a connection that speaks HTTP/1.1. An exchange is not a
+;;;; call: the owner runs the handlers, counts them and bounds their memory, through the functions
+;;;; of a SINK.
 ;;;;
 ;;;; The files in their order: http-version (the protocol of a connection); content (answers);
 ;;;; router; exchange (requests); answer-date; chunked (answers in parts); over-http2; over-http1.

@@ -1,5 +1,6 @@
 ;;;; The choice of the HTTP handler for a request: the handler of the request's path, else the
-;;;; fallback. A ROUTER has the handlers given to a server, with a route of the server's for each.
+;;;; fallback. A ROUTER has the handlers of a server, each with a route: the server's object by
+;;;; which it calls the handler.
 
 (in-package #:clgrpc.exchange)
 
@@ -10,9 +11,9 @@
   (path "" :type string :read-only t)   ; the path; if it ends with a slash, all paths below it, too
   (function nil :type (or function symbol) :read-only t) ; a function of an HTTP-REQUEST
   (methods '() :type list :read-only t) ; the methods of HTTP that the handler answers, strings
-  ;; where the handler runs; nil: as the server's
+  ;; where the handler runs; nil: as the server's handlers
   (execution nil :type (member nil :inline :blocking :auto) :read-only t)
-  (quiet nil :type boolean :read-only t) ; logs and traces leave its requests out
+  (quiet nil :type boolean :read-only t) ; logs and traces omit its requests
   (prompt nil :type (or null function) :read-only t)) ; a function of the query, see PROMPT-HANDLER
 
 (declaim (sb-ext:freeze-type http-handler))
@@ -27,13 +28,13 @@ Signal MISUSE for a wrong argument. From any thread.
 PATH       the path of the requests, a string such as \"/metrics\". If it ends with a slash, as
            \"/console/\" does, the handler is for all paths that begin with it and have no handler
            of their own
-FUNCTION   a function, or the name of one, of an HTTP-REQUEST: see HTTP-REQUEST-PATH,
+FUNCTION   a function of an HTTP-REQUEST, or the name of such a function: see HTTP-REQUEST-PATH,
            HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. The function returns
            an HTTP status from 200 to 599, an alist of headers, strings both, and a body: a string,
            octets or nil. Or the function answers in chunks: see BEGIN-RESPONSE. The function runs
            as handlers of calls do. An error in FUNCTION is answered with 500 and logged; a
            FAIL in FUNCTION is answered with the closest HTTP status
-METHODS    a list of HTTP methods, strings, by default GET and HEAD; requests with others are
+METHODS    a list of HTTP methods, strings, by default GET and HEAD; requests with other methods are
            answered with 405. HEAD gets the answer of GET without the body
 EXECUTION  :inline, :blocking or :auto, the choice of the thread of FUNCTION as for START-SERVER;
            by default the server's
@@ -53,8 +54,8 @@ QUIET      true: traces have no spans of the requests, and access logs only thos
 
 (defstruct (router-entry (:constructor make-router-entry (handler route)) (:copier nil))
   "A handler of a server."
-  (handler nil :type http-handler :read-only t) ; the handler given to the route
-  (route nil :read-only t))             ; the owner's, which calls it
+  (handler nil :type http-handler :read-only t) ; the handler
+  (route nil :read-only t))             ; the owner's route to the handler
 
 (defstruct (router (:copier nil))
   "The handlers of the plain requests of a server."
@@ -62,10 +63,10 @@ QUIET      true: traces have no spans of the requests, and access logs only thos
   (longest 0 :type index)               ; the length of the longest path of ENTRIES
   (trees '() :type list)                ; the entries whose paths end with a slash, longest first
   (fallback nil)                        ; the route of all other requests, or nil
-  ;; (http-method target fields): asked first, with HPACK's fields of the head, a vector. The
-  ;; function returns the owner's claim of the request, or an answer, or nil
+  ;; (http-method target fields): called first; FIELDS is a vector of HPACK's fields of the head. It
+  ;; returns the owner's route if the owner claims the request, or an answer, or nil
   (claim nil :type (or null function))
-  (epoch 0 :type fixnum))               ; one more whenever the result of CLAIM may change
+  (epoch 0 :type fixnum))               ; incremented when results of CLAIM may change
 
 (declaim (sb-ext:freeze-type router-entry router))
 
@@ -103,14 +104,14 @@ its path."
                      (ascii-octets "not with this method")))
 
 (defun target-entry (router target)
-  "The entry of ROUTER for TARGET, or nil. No more of TARGET is read than necessary."
+  "The entry of ROUTER for TARGET, or nil. TARGET is read only as far as necessary."
   (when router
     (let* ((enough (min (length target) (1+ (router-longest router))))
            (query (position #\? target :end enough)))
       (find-entry router (subseq target 0 (or query enough))))))
 
 (defun answers-p (router target)
-  "Return true if ROUTER, or nil, has a handler for TARGET, or one for all targets."
+  "Return true if ROUTER, or nil, has a handler for TARGET, or a handler for all targets."
   (and router (or (router-fallback router) (target-entry router target)) t))
 
 (defun find-route (router http-method target)

@@ -16,21 +16,21 @@
   (list-octets 0 :type index)           ; the most that the fields of a block may take
   (list-fields 0 :type index)           ; the most fields that a block may have
   (common nil :type (or null simple-vector)) ; cache shared with other decoders
-  (literals nil :type (or null simple-vector)) ; cache of literals, made when needed
+  (literals nil :type (or null simple-vector)) ; a cache of literals, made when needed
   (literal-octets 0 :type index)        ; about how much memory LITERALS take
   (blocks nil :type (or null simple-vector)) ; the cache of whole blocks, or nil
-  (block-octets 0 :type index))         ; the memory of BLOCKS, about, without the table's fields
+  (block-octets 0 :type index))         ; about the memory of BLOCKS, without the table's fields
 (declaim (freeze-type decoder))
 
 (defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384)
                           (list-fields 1000000) common)
-  "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS and whose lists hold
-LIST-FIELDS fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets
-until it has seen our SETTINGS, so set a lower limit only by SET-DECODER-LIMIT, when the peer has
-acknowledged it. A decoder belongs to one connection, and one thread at a time may use it; its
-memory grows with the part of the table that its peer really uses. Decoders may share COMMON, a
-value of MAKE-COMMON-FIELDS, and with it fields that their peers have in common, such as
-content-type; only one thread at a time may use any of these decoders."
+  "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS and whose lists hold at
+most LIST-FIELDS fields, of LIST-OCTETS together (sizes as in RFC 7541 section 4.1). A peer may use
+4096 octets until it has seen our SETTINGS; so set a lower limit only by SET-DECODER-LIMIT, after
+the peer has acknowledged the SETTINGS. A decoder belongs to one connection, and one thread at a
+time may use it; its memory grows with the part of the table that the peer really uses. Decoders may
+share COMMON, a value of MAKE-COMMON-FIELDS, and with it fields that their peers have in common,
+such as content-type; only one thread at a time may use any of these decoders."
   (check-type table-octets index)
   (check-type list-octets index)
   (check-type list-fields index)
@@ -54,15 +54,15 @@ a size update."
   octets)
 
 (defun forget-repeats (decoder)
-  "Drop the caches of DECODER, which make repeated octets cheap; DECODER fills them again."
+  "Drop the caches of DECODER, which save work for repeated octets; DECODER fills them again."
   (setf (decoder-literals decoder) nil
         (decoder-literal-octets decoder) 0
         (decoder-blocks decoder) nil
         (decoder-block-octets decoder) 0))
 
 (define-hot forget-blocks ((decoder decoder)) null
-  "Drop the blocks that DECODER has cached, since a change of its table alters their meaning, and
-they may refer to fields that the table drops."
+  "Drop the blocks that DECODER has cached, since a change of the table alters their meaning, and
+the blocks may refer to fields that the table has dropped."
   (when (plusp (decoder-block-octets decoder))
     (fill (the simple-vector (decoder-blocks decoder)) nil)
     (setf (decoder-block-octets decoder) 0))
@@ -74,8 +74,8 @@ they may refer to fields that the table drops."
   "The memory of a block in a cache and of the upper layers' memo for it, without its fields.")
 
 (define-hot note-literal ((decoder decoder)) null
-  "Count one more literal in the cache of DECODER. A replaced one is not subtracted; the count stops
-at a full cache."
+  "Count one more literal in the cache of DECODER. A literal that is replaced is not subtracted; the
+count ends at a full cache."
   (setf (decoder-literal-octets decoder)
         (min (+ +literal-octets+ (decoder-literal-octets decoder))
              (* +cache-sets+ +literal-octets+)))
@@ -89,7 +89,7 @@ at a full cache."
 
 (define-hot read-long-integer ((octets octets) (at index) (end index) (prefix octet))
     (values index index)
-  "Read the continuation octets at AT of an integer whose prefix bits were all ones, with the value
+  "Read the continuation octets at AT of an integer whose prefix bits, all ones, have the value
 PREFIX."
   (let ((value prefix))
     (declare (type index value))
@@ -112,7 +112,7 @@ after it."
         (read-long-integer octets (1+ at) end mask))))
 
 (define-hot (string-bounds :inline t) ((octets octets) (at index) (end index)) (values index index)
-  "Return where the content of the string at AT begins and ends."
+  "Return the positions at which the content of the string at AT begins and ends."
   (multiple-value-bind (length start) (read-prefixed-integer octets at end #x7F)
     (when (< (- end start) length) (bad-block at "a string is longer than the block"))
     (values start (+ start length))))
@@ -141,8 +141,8 @@ index."
 (define-hot read-literal ((decoder decoder) (octets octets) (at index) (end index) (mask octet)
                           (sensitive-p boolean))
     (values field index)
-  "Return a fresh field from the literal at AT, the prefix of whose name index is MASK, and the
-position after it."
+  "Return a fresh field from the literal at AT, and the position after it. MASK is the prefix of the
+literal's name index."
   (multiple-value-bind (name-index after) (read-prefixed-integer octets at end mask)
     (multiple-value-bind (name after)
         (if (zerop name-index)
@@ -154,7 +154,7 @@ position after it."
 (define-hot (literal-end :inline t) ((octets octets) (at index) (end index) (mask octet))
     (values index boolean)
   "Return two values: the end of the literal at AT, whose name index has the prefix MASK; and true
-if a cache may keep it, because it means the same with any contents of the table."
+if a cache may keep the literal, because its meaning does not depend on the table."
   (multiple-value-bind (name-index after) (read-prefixed-integer octets at end mask)
     (when (zerop name-index)
       (setf after (nth-value 1 (string-bounds octets after end))))
@@ -270,7 +270,7 @@ position after the representation."
         (incf octets (+ +field-memory+ (* 4 (field-size field))))))))
 
 (define-hot repeat-of ((list field-list) (decoder decoder) (octets index)) (or null repeat)
-  "A REPEAT of the fields of LIST, whose block has OCTETS octets; nil if one of the fields is
+  "A REPEAT with the fields of LIST, whose block has OCTETS octets; nil if one of the fields is
 sensitive."
   (do-fields (field list)
     (when (field-sensitive-p field) (return-from repeat-of nil)))
@@ -296,7 +296,7 @@ HASH."
                               (list field-list) (hash hash))
     null
   "Decode a block that the cache does not have, and note it for the cache. A block that changes the
-table is not cached, since it never means the same twice."
+table is not cached, since it would mean something else the next time."
   (let ((inserted (table-inserted decoder)))
     (decode-fields decoder octets start end list)
     (when (and (= inserted (table-inserted decoder))
@@ -317,8 +317,8 @@ table is not cached, since it never means the same twice."
                           (list field-list))
     null
   "Decode the whole header block in START to END of OCTETS into LIST, which is cleared first.
-Signal HPACK-ERROR for anything RFC 7541 forbids; after that DECODER must not be used again. A list
-that grows over the decoder's limit is not an error: see FIELD-LIST-OVERFLOW-P."
+Signal HPACK-ERROR for anything that RFC 7541 forbids; after that DECODER must not be used again. A
+list that grows over the decoder's limit is not an error: see FIELD-LIST-OVERFLOW-P."
   (assert (<= start end (length octets)))
   (if (<= 1 (- end start) +cache-octets+)
       (let* ((hash (%hash-octets octets start end 0))

@@ -1,16 +1,17 @@
 ;;;; The encoder converts fields to a header block (RFC 7541 sections 5 and 6) at the end of a
 ;;;; buffer.
 ;;;;
-;;;; The encoder's dynamic table is found by hash: HEADS has the number of the newest entry of each
-;;;; bucket, LINKS for each slot of the ring the number of the next older one in its bucket. HEADS
-;;;; and LINKS each have two halves, both as long as the ring: one by the hash of name and value,
-;;;; one by the hash of the name. Numbers only decrease along a chain, so a chain ends at the first
-;;;; number that is not alive, and evicting changes nothing here. Hashes are stored in the field, so
-;;;; a constant field that is already in the table costs one probe of its bucket. A string is
-;;;; Huffman coded only where that is shorter. A change of limit is noted by SET-ENCODER-LIMIT and
-;;;; takes effect, for us as for the peer, with the size updates that BEGIN-BLOCK writes (section
-;;;; 4.2). The encoding of a vector of constant fields remains valid while no entry is added or
-;;;; evicted and the limit is the same, so ENCODE-FIELDS copies it instead of searching again.
+;;;; Entries of the encoder's dynamic table are found by hash: HEADS has the number of the newest
+;;;; entry of each bucket, and LINKS has, for each slot of the ring, the number of the next older
+;;;; entry in the same bucket. HEADS and LINKS each have two halves, both as long as the ring: one
+;;;; for the hash of name and value, one for the hash of the name. Numbers only decrease along a
+;;;; chain, so a chain ends at the first number of an evicted entry, and evicting an entry changes
+;;;; nothing here. Hashes are stored in the field, so a constant field that is already in the table
+;;;; costs one probe of its bucket. A string is Huffman coded only if that is shorter.
+;;;; SET-ENCODER-LIMIT notes a change of the limit, which takes effect at both ends with the size
+;;;; updates that BEGIN-BLOCK writes (section 4.2). The encoding of a vector of constant fields
+;;;; remains valid while no entry is added or evicted and the limit is the same, so ENCODE-FIELDS
+;;;; copies it instead of searching again.
 
 (in-package #:clgrpc.hpack)
 
@@ -23,17 +24,17 @@
 (defstruct (encoder (:include table) (:constructor %make-encoder (limit ceiling pending least))
                     (:copier nil))
   "Encodes the header blocks of one direction of one connection. See MAKE-ENCODER."
-  (ceiling 0 :type index)                       ; our own limit, if the peer offers more
+  (ceiling 0 :type index)                       ; our limit, even if the peer offers more
   (pending nil :type (or null index))           ; the limit that the next block must announce
   (least 0 :type index)                         ; the least limit of the table since the last block
-  (heads **no-numbers** :type numbers)  ; the index of the entries: by bucket, the newest number
-  (links **no-numbers** :type numbers)  ; by slot of the ring, the number before it in the bucket
+  (heads **no-numbers** :type numbers)  ; an index of the entries: the newest number of each bucket
+  (links **no-numbers** :type numbers)  ; by slot of the ring, the next older number in the bucket
   (encoded nil :type (or null simple-vector))   ; the encodings that ENCODE-FIELDS caches
   (settled 0 :type index))                      ; TABLE-INSERTED at the last call of ENCODE-FIELDS
 (declaim (freeze-type encoder))
 
 (defun make-encoder (&key (table-octets +initial-table-octets+))
-  "Return an encoder that uses a dynamic table of at most TABLE-OCTETS, and of at most 4096 until
+  "Return an encoder that uses a dynamic table of at most TABLE-OCTETS, but of at most 4096 until
 SET-ENCODER-LIMIT sets a higher limit of the peer. An encoder belongs to one connection, and one
 thread at a time may use it; it grows with its table."
   (check-type table-octets index)
@@ -46,7 +47,7 @@ thread at a time may use it; it grows with its table."
             (table-limit encoder))))
 
 (defun forget-encoded (encoder)
-  "Drop the cache of ENCODER, which makes ENCODE-FIELDS cheap; ENCODE-FIELDS fills it again."
+  "Drop the cache of ENCODER, which saves work in ENCODE-FIELDS; ENCODE-FIELDS fills it again."
   (setf (encoder-encoded encoder) nil))
 
 (define-hot (encoder-memory :inline t) ((encoder encoder)) index
@@ -54,8 +55,8 @@ thread at a time may use it; it grows with its table."
   (+ (table-memory encoder) (* 16 (min +most-places+ (length (encoder-heads encoder))))))
 
 (defun set-encoder-limit (encoder octets)
-  "Allow ENCODER a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or less if its own
-limit is lower. The next block will announce the change."
+  "Allow ENCODER a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or fewer if
+ENCODER's own limit is lower. The next block will announce the change."
   (check-type octets index)
   (let ((limit (min octets (encoder-ceiling encoder)))
         (last (or (encoder-pending encoder) (table-limit encoder))))
@@ -107,7 +108,7 @@ limit is lower. The next block will announce the change."
   (let* ((name (field-name field))
          (value (field-value field))
          (hash (%hash-octets name 0 (length name) 0)))
-    ;; 0 means "not computed"; MAX keeps it free
+    ;; 0 means "not computed", so MAX excludes it
     (setf (field-name-hash field) (max 1 hash)
           (field-hash field) (max 1 (%hash-octets value 0 (length value) hash)))
     nil))
@@ -143,7 +144,7 @@ The value is the index of that entry on the wire, or 0."
                finally (return 0)))))
 
 (define-hot (find-dynamic :inline t) ((encoder encoder) (field field)) index
-  "The index of an entry of ENCODER's dynamic table that equals FIELD, or 0."
+  "The index on the wire of an entry of ENCODER's dynamic table that equals FIELD, or 0."
   (when (zerop (field-hash field)) (hash-field field))
   (find-in-chain (entry encoder (field-hash field) 0) (same-field-p entry field)))
 
@@ -167,7 +168,7 @@ The value is the index of that entry on the wire, or 0."
     nil))
 
 (define-hot insert-linked ((encoder encoder) (field field)) null
-  "Insert FIELD, whose hashes are computed, where FIND-DYNAMIC finds it."
+  "Insert FIELD, whose hashes are computed, so that FIND-DYNAMIC finds it."
   (when (insert-entry encoder field)
     (let ((numbers (* 2 (length (table-ring encoder)))))
       (cond ((= numbers (length (encoder-heads encoder)))
@@ -192,7 +193,7 @@ The value is the index of that entry on the wire, or 0."
     (when (< (encoder-least encoder) pending) (update (encoder-least encoder)))
     (update pending)
     (setf (encoder-pending encoder) nil
-          ;; under another limit other fields may enter the table
+          ;; with another limit other fields may enter the table
           (encoder-encoded encoder) nil))
   nil)
 
@@ -206,7 +207,8 @@ the fields of each block."
 (define-hot append-literal ((encoder encoder) (buffer buffer) (field field) (mask octet)
                             (pattern octet))
     null
-  "Append FIELD as a literal of the kind PATTERN, with an index for its name if the tables have it."
+  "Append FIELD as a literal of the kind PATTERN, with an index for its name if a table has the
+name."
   (let* ((static (logand (static-match field) (1- +static-name-only+)))
          (name-index (if (plusp static) static (find-dynamic-name encoder field))))
     (append-integer buffer name-index mask pattern)
@@ -217,8 +219,8 @@ the fields of each block."
   "Append FIELD to the header block at the end of BUFFER. MODE :INDEX sends the index of FIELD if a
 table has it, else a literal, which enters the dynamic table unless it would fill most of the table.
 :PLAIN does the same but does not change the table. :NEVER sends a literal that no intermediary may
-index, as any mode does for a sensitive field. Encoding a field object again with :INDEX costs a few
-nanoseconds, so make a constant field once and keep the object."
+index, as any mode does for a sensitive field. To encode the same field object again with :INDEX
+costs a few nanoseconds, so make a constant field once and keep the object."
   (if (or (eq mode :never) (field-sensitive-p field))
       (append-literal encoder buffer field #x0F #x10)
       (let* ((static (static-match field))
@@ -251,10 +253,10 @@ not change."
 
 (defstruct (encoded (:constructor make-encoded (fields octets inserted count)) (:copier nil))
   "The encoding of FIELDS, valid while the dynamic table is in the state noted here."
-  (fields #() :type simple-vector :read-only t) ; a vector that callers give repeatedly
+  (fields #() :type simple-vector :read-only t) ; a vector that callers pass repeatedly
   (octets (make-octets 0) :type octets :read-only t) ; the encoded form of FIELDS
-  (inserted 0 :type index :read-only t) ; the dynamic table's TABLE-INSERTED then
-  (count 0 :type index :read-only t))   ; the dynamic table's TABLE-COUNT then
+  (inserted 0 :type index :read-only t) ; the dynamic table's TABLE-INSERTED at that time
+  (count 0 :type index :read-only t))   ; the dynamic table's TABLE-COUNT at that time
 (declaim (freeze-type encoded))
 
 (define-hot (current-p :inline t) ((encoded encoded) (encoder encoder)) boolean
@@ -271,7 +273,7 @@ not change."
                    (return encoded)))))))
 
 (define-hot learn-fields ((encoder encoder) (fields simple-vector) (octets octets)) null
-  "Cache OCTETS as the encoding of FIELDS, unless valid encodings take all places."
+  "Cache OCTETS as the encoding of FIELDS, unless valid encodings occupy all places."
   (let* ((known (or (encoder-encoded encoder) (make-array 2 :initial-element nil)))
          (place (position-if-not (lambda (encoded)
                                    (and encoded (current-p (the encoded encoded) encoder)))
@@ -290,7 +292,7 @@ not change."
         (fill (buffer-fill buffer)))
     (loop for field across fields
           do (encode-field encoder buffer field :index))
-    ;; Not while the table changes all the time: nothing that is learnt then would be used.
+    ;; Cache nothing while the table changes all the time, since no encoding would be used again.
     (when (= inserted (table-inserted encoder) (encoder-settled encoder))
       (let ((end (buffer-end buffer)))
         (learn-fields encoder fields
@@ -301,8 +303,8 @@ not change."
 
 (define-hot encode-fields ((encoder encoder) (buffer buffer) (fields simple-vector)) null
   "Append each of the vector FIELDS to the header block at the end of BUFFER as ENCODE-FIELD does
-with :INDEX. Use this for a vector that is encoded again and again, the same object with the same
-constant fields: its octets are remembered and copied as long as the dynamic table does not change."
+with :INDEX. Use this for a vector that is encoded again and again, as the same object with the same
+constant fields: while the dynamic table does not change, its encoding is kept and copied."
   (let ((known (find-encoded encoder fields)))
     (if known
         (let* ((octets (encoded-octets known))

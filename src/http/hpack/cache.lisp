@@ -2,22 +2,22 @@
 ;;;;
 ;;;; - literals "without indexing" (RFC 7541 section 6.2.2): some clients, nghttp2's among them,
 ;;;;   never index `:path` and send the same Huffman string with every request;
-;;;; - whole blocks: most requests on a connection differ in nothing but their stream.
+;;;; - whole blocks: most requests on a connection differ only in their stream.
 ;;;;
-;;;; A hit returns the very object of the last time, with its memo. Only octets that always mean the
+;;;; A hit returns the same object as the last time, with its memo. Only octets that always mean the
 ;;;; same may be kept here; DECODER ensures that. Never-indexed literals are not kept (section
 ;;;; 7.1.3).
 ;;;;
 ;;;; Several decoders may share a third cache, for literals "with incremental indexing" (6.2.1), so
-;;;; that fields that all clients send, such as `:path` and `content-type`, are one object in the
-;;;; tables of all connections. Only fields with names of **COMMON-NAMES** are shared: otherwise the
-;;;; time to decode a literal might reveal to a peer the fields of other peers.
+;;;; that a field that all clients send, such as a `:path` or a `content-type`, is the same object
+;;;; in the tables of all connections. Only fields with names in **COMMON-NAMES** are shared:
+;;;; otherwise the time to decode a literal might reveal the fields of other peers to a peer.
 ;;;;
 ;;;; A cache is direct mapped, with sets of four elements: raw octets, their meaning, the hash of
 ;;;; these octets, and the hash of the last octets that missed. Octets are stored when they miss
 ;;;; twice in a row in their set, so octets that occur only once (time-outs, trace ids) cost no
-;;;; memory and do not replace those that repeat. A decoder's own cache has one set while the cache
-;;;; has only one entry.
+;;;; memory and do not replace octets that are repeated. A decoder's own cache has one set while the
+;;;; cache has only one entry.
 
 (in-package #:clgrpc.hpack)
 
@@ -29,8 +29,8 @@
   (make-array (* 4 sets) :initial-element nil))
 
 (defun make-common-fields ()
-  "Return an object in which decoders that one thread uses keep the fields that their peers have in
-common; see MAKE-DECODER."
+  "Return an object in which decoders, all used by the same thread, keep the fields that their peers
+have in common; see MAKE-DECODER."
   (make-raw-cache +common-sets+))
 
 (define-hot (cache-set :inline t) ((cache simple-vector) (hash hash)) index
@@ -57,7 +57,7 @@ common; see MAKE-DECODER."
     nil))
 
 (define-hot grow-cache ((cache simple-vector)) simple-vector
-  "A new cache with all sets, which contains the entry of CACHE, which has one set."
+  "A new cache with all sets, which contains the entry of CACHE, a cache of one set."
   (let ((new (make-raw-cache +cache-sets+))
         (missed (svref cache 3)))
     (when (svref cache 0)
@@ -67,7 +67,7 @@ common; see MAKE-DECODER."
 
 (define-hot note-miss ((cache simple-vector) (hash hash)) (values simple-vector boolean)
   "Note that HASH was not found. Return two values: CACHE, or a larger cache to use in its place;
-and true if this is the second miss in a row in the set."
+and true if HASH also was the previous miss in its set."
   (let* ((last (+ 3 (cache-set cache hash)))
          (missed (svref cache last)))
     (cond ((eql hash missed) (values cache t))
@@ -88,5 +88,5 @@ and true if this is the second miss in a row in the set."
             "grpc-accept-encoding" "grpc-status" "server")))
 
 (defun common-name-p (name)
-  "True if a field with NAME contains no secret and is the same for many peers."
+  "True if fields with NAME contain no secret and are the same for many peers."
   (member name **common-names** :test #'equalp))

@@ -2,9 +2,9 @@
 ;;;;
 ;;;; The meaning of a FIELD (name, value, size, sensitivity) never changes, so tables, lists and the
 ;;;; layers above share one object and may keep it. A field's other slots are memos. All threads use
-;;;; constant fields, so code that stores a memo must store the value that any other thread would
-;;;; store too. The decoder returns the same object of its table each time, so a layer above finds
-;;;; its KIND and MEMO for a repeated field without reading the octets.
+;;;; constant fields, so code that stores a memo must store the same value in every thread. The
+;;;; decoder returns the same object of its table each time, so a layer above finds its KIND and
+;;;; MEMO for a repeated field without reading the octets.
 
 (in-package #:clgrpc.hpack)
 
@@ -24,7 +24,7 @@ section 4.1).")
   (name (make-octets 0) :type octets :read-only t) ; the octets of the name
   (value (make-octets 0) :type octets :read-only t) ; the octets of the value
   (size 0 :type index :read-only t)     ; the size, as RFC 7541 section 4.1 counts it
-  (sensitive-p nil :type boolean :read-only t) ; true if no table may ever contain the field
+  (sensitive-p nil :type boolean :read-only t) ; true if no table may contain the field
   (kind 0 :type fixnum)                 ; 0 at first
   (memo nil)                            ; nil at first
   (name-memo nil :type (or null simple-string)) ; the name as a string, made when needed
@@ -35,8 +35,8 @@ section 4.1).")
 (declaim (freeze-type field))
 
 (document-functions
-  field-name "The octets of the field's name, Huffman already decoded. Not to be changed."
-  field-value "The octets of the field's value, Huffman already decoded. Not to be changed."
+  field-name "The octets of the field's name, after Huffman decoding. Do not change them."
+  field-value "The octets of the field's value, after Huffman decoding. Do not change them."
   field-size "The size of the field as RFC 7541 section 4.1 counts it: name + value + 32 octets."
   field-sensitive-p "True if the field must never be indexed (RFC 7541 section 7.1.3), even when it
 is forwarded."
@@ -45,15 +45,15 @@ SETFable."
   field-memo "The datum of a layer above about the field; NIL at first. SETFable.")
 
 (defun make-field (name value &key sensitive)
-  "Return a field of the octets NAME and VALUE, which must not change afterwards. With SENSITIVE the
-field is always sent as a never-indexed literal."
+  "Return a field of the octets NAME and VALUE, which must not change afterwards. If SENSITIVE is
+true, the field is always sent as a never-indexed literal."
   (check-type name octets)
   (check-type value octets)
   (%make-field name value (and sensitive t)))
 
 (defun string-field (name value &key sensitive)
   "Return a field of the strings NAME (in lower case, as HTTP/2 requires) and VALUE, characters
-under 256 (ISO 8859-1). SENSITIVE as for MAKE-FIELD."
+under 256 (ISO 8859-1). SENSITIVE is as for MAKE-FIELD."
   (make-field (ascii-octets name) (ascii-octets value) :sensitive sensitive))
 
 (defmacro define-field (variable name value)
@@ -73,7 +73,8 @@ it is ASCII."
       (setf (field-name-memo field) (latin-1-string (field-name field)))))
 
 (define-hot field-value-string ((field field)) simple-string
-  "The value of FIELD as a string, one character per octet; made once. A base string if ASCII."
+  "The value of FIELD as a string, one character per octet; made once. It is a base string if it is
+ASCII."
   (or (field-value-memo field)
       (setf (field-value-memo field) (latin-1-string (field-value field)))))
 
@@ -89,6 +90,6 @@ it is ASCII."
             (if (secret-field-p field)
                 (format nil "(~D octets, secret)" (length (field-value field)))
                 (let ((value (field-value-string field)))
-                  ;; the query of a path may have a secret
+                  ;; the query of a path may contain a secret
                   (subseq value 0 (and (string= ":path" (field-name-string field))
                                        (position #\? value))))))))

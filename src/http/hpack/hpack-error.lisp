@@ -1,5 +1,5 @@
-;;;; The one condition of HPACK. A header block that cannot be decoded leaves the dynamic tables of
-;;;; the two ends different for good, so there is no restart: the connection ends with
+;;;; The one condition of HPACK. After a header block that cannot be decoded, the dynamic tables of
+;;;; the two ends differ for good. So there is no restart: the connection ends with
 ;;;; COMPRESSION_ERROR (RFC 9113 section 4.3).
 
 (in-package #:clgrpc.hpack)

@@ -5,11 +5,11 @@
 ;;;; declared; the codes, the encoder's table and the decoder's steps are computed from them at
 ;;;; compile time.
 ;;;;
-;;;; Decoding goes in steps of 8 bits, by step tables of 256 entries. The entry for the next 8 bits
-;;;; either ends a code, and has the number of bits that belong to it; or, if the code is longer, it
-;;;; names the table for the 8 bits that follow. Most text needs one step per symbol; all tables
-;;;; together take a few kilobytes. A string ends with fewer than 8 bits, all ones, the beginning of
-;;;; EOS; EOS itself is an error.
+;;;; The decoder works in steps of 8 bits, with step tables of 256 entries. If a code ends in the
+;;;; next 8 bits, their entry has its symbol and the number of the bits that belong to it; if the
+;;;; code is longer, the entry names the table for the 8 bits that follow. Most text needs one step
+;;;; per symbol; all tables together take a few kilobytes. A string ends with fewer than 8 bits, all
+;;;; ones, the beginning of EOS; EOS itself is an error.
 
 (in-package #:clgrpc.hpack)
 
@@ -87,8 +87,8 @@
   (declaim (type huffman-steps **huffman-steps**)
            (type huffman-codes **huffman-codes**))
   (define-load-time-global **huffman-steps** (steps)
-    "Entries: #x8000 + number of the next table, or symbol * 16 + the bits of this step that belong
-to it.")
+    "Entries: #x8000 + number of the next table, or symbol * 16 + number of bits of this step that
+belong to its code.")
   (define-load-time-global **huffman-codes** (codes)
     "For each symbol its code * 256 + the length of the code in bits."))
 
@@ -100,8 +100,8 @@ octets; return the number of decoded octets."
   (let ((steps **huffman-steps**) (table 0) (window 0) (bits 0) (at start) (count 0))
     (declare (type (unsigned-byte 16) table) (type (unsigned-byte 40) window)
              (type (integer 0 39) bits) (type index at count))
-    ;; WINDOW's low BITS bits are still to be decoded; TABLE is that of the bits before them.
-    ;; Refilling by four octets keeps the branch predictable.
+    ;; WINDOW's low BITS bits are not decoded yet; TABLE is the table to which the bits before them
+    ;; lead. A refill takes four octets, so that its branch is predictable.
     (flet ((step-at (next-bits)
              (aref steps (logior table (logand #xFF next-bits))))
            (end-code (step)
@@ -143,8 +143,7 @@ octets; return the number of decoded octets."
   (flet ((decode (scratch)
            (subseq-octets scratch 0 (decode-huffman-into octets start end scratch))))
     (declare (inline decode))
-    ;; The shortest code has 5 bits. The decoding of a short string allocates nothing but its
-    ;; result.
+    ;; The shortest code has 5 bits. To decode a short string allocates only the result.
     (if (<= (- end start) 160)
         (let ((scratch (make-array 256 :element-type 'octet)))
           (declare (dynamic-extent scratch))
@@ -162,8 +161,8 @@ octets; return the number of decoded octets."
     (ash (+ bits 7) -3)))
 
 (define-hot encode-huffman ((octets octets) (to octets) (start index)) index
-  "Write OCTETS as a Huffman string into TO from START on, where as many octets are free as
-HUFFMAN-OCTETS returns for them; return the position after it."
+  "Write OCTETS as a Huffman string into TO from START on, where HUFFMAN-OCTETS of OCTETS must fit;
+return the position after the string."
   (let ((codes **huffman-codes**) (window 0) (bits 0) (at start))
     (declare (type (unsigned-byte 62) window) (type (integer 0 61) bits) (type index at))
     ;; WINDOW's low BITS bits are not yet written; between two symbols fewer than 32 bits are left.

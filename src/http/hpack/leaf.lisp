@@ -1,9 +1,9 @@
-;;;; Comparing and hashing runs of octets eight at a time: the unchecked code of this folder, with
-;;;; the two accessors of table.lisp. Words are read in the machine's byte order and at any
-;;;; alignment, so hashes and words mean nothing outside this process. A run of eight octets or more
-;;;; ends with a word that overlaps the previous one; a shorter run is processed octet by octet.
-;;;; Callers have checked that START <= END <= (length octets), and that B has at least as many
-;;;; octets from START on as A.
+;;;; Comparing and hashing runs of octets eight at a time: this is the unchecked code of this
+;;;; folder, together with two accessors in table.lisp. Words are read in the machine's byte order
+;;;; and at any alignment, so hashes and words mean nothing outside this process. A run of eight
+;;;; octets or more ends with a word that overlaps the previous one; a shorter run is processed
+;;;; octet by octet. Callers have checked that START <= END <= (length octets), and that B has at
+;;;; least (length A) octets from START on.
 
 (in-package #:clgrpc.hpack)
 

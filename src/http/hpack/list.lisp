@@ -1,4 +1,4 @@
-;;;; The reusable list that a header block is decoded into.
+;;;; The reusable list into which a header block is decoded.
 ;;;;
 ;;;; A block that a peer repeats octet for octet is found as a REPEAT: its fields and a memo, in
 ;;;; which the layers above keep their results for the whole block (that it is valid, the method
@@ -21,9 +21,9 @@ not change, the block stands for the same fields, and decoding it changes nothin
   (fields #() :type simple-vector)      ; the first COUNT elements are the fields
   (count 0 :type index)                 ; their number
   (octets 0 :type index)                ; the sum of the sizes of all fields of the block
-  ;; whether that, or the count, passed the decoder's limit: the fields past it are missing
+  ;; true if this sum, or the count, exceeded the decoder's limit: further fields are missing
   (overflow-p nil :type boolean)
-  (repeat nil :type (or null repeat)))  ; the source of FIELDS, if the block came before
+  (repeat nil :type (or null repeat)))  ; the source of FIELDS if the block came before
 (declaim (freeze-type field-list))
 
 (document-functions
@@ -32,10 +32,10 @@ not change, the block stands for the same fields, and decoding it changes nothin
   field-list-fields "The vector whose first FIELD-LIST-COUNT elements are the fields, in the order
 of the block."
   field-list-count "How many fields the list holds."
-  field-list-octets "The sum of FIELD-SIZE over all fields of the block, including those for which
+  field-list-octets "The sum of FIELD-SIZE over all fields of the block, including fields for which
 the list has no room."
-  field-list-overflow-p "True if the block was larger than the decoder's limits for lists: the rest
-is missing.")
+  field-list-overflow-p "True if the block exceeded the decoder's limits for lists, so that its last
+fields are missing.")
 
 (define-printer (list field-list)
   "~D field~:P, ~D octets~:[~;, overflow~]" (field-list-count list) (field-list-octets list)
@@ -65,7 +65,8 @@ TRIM-FIELD-LIST."
     (setf (field-list-fields list) (replace new (field-list-fields list)))))
 
 (define-hot (add-field :inline t) ((list field-list) (field field) (limit index) (most index)) null
-  "Append FIELD to LIST unless the sum of sizes exceeds LIMIT, or there are MOST fields already."
+  "Append FIELD to LIST unless the sum of sizes would exceed LIMIT, or LIST already has MOST
+fields."
   (let ((octets (+ (field-list-octets list) (field-size field)))
         (count (field-list-count list))
         (fields (field-list-fields list)))
@@ -95,14 +96,14 @@ TRIM-FIELD-LIST."
   nil)
 
 (define-hot (field-list-repeated-p :inline t) ((list field-list)) boolean
-  "True if the block was a repeated one, for which a memo is kept."
+  "True if the block was repeated, so that it can have a memo."
   (and (field-list-repeat list) t))
 
 (define-hot (field-list-memo :inline t) ((list field-list)) t
   "The value stored with SETF of FIELD-LIST-MEMO the last time this decoder decoded the same block,
-or NIL. Only blocks that were repeated octet for octet have a memo: storing one in another list has
-no effect. The memo is for an upper layer's result about a block as a whole; two lists with the same
-memo have the same field objects."
+or NIL. Only blocks that were repeated octet for octet have a memo: to store a memo in another list
+has no effect. The memo is for an upper layer's result about a block as a whole; two lists with the
+same memo have the same field objects."
   (let ((repeat (field-list-repeat list)))
     (and repeat (repeat-memo repeat))))
 
@@ -144,7 +145,7 @@ A constant NAME is made into octets when the call is compiled."
 of its vectors, and its strings, which are made at the first access.")
 
 (define-hot fields-octets ((fields simple-vector)) index
-  "The memory of FIELDS, a vector of fields, about."
+  "The approximate memory of FIELDS, a vector of fields."
   (let ((octets 0))
     (declare (type (unsigned-byte 40) octets))
     (loop for field of-type field across fields

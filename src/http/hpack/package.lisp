@@ -1,5 +1,5 @@
-;;;; HPACK, the header compression of HTTP/2 (RFC 7541): useful alone. The package knows octets and
-;;;; nothing of frames, streams or gRPC.
+;;;; HPACK, the header compression of HTTP/2 (RFC 7541), which can be used alone: the package works
+;;;; on octets and does not depend on frames, streams or gRPC.
 ;;;;
 ;;;; The files in their order: error; leaf (octets by the word); huffman (section 5.2, appendix B);
 ;;;; field and list, the data that the others pass around; static (appendix A); table (sections 2.3

@@ -1,6 +1,6 @@
 ;;;; The static table of RFC 7541 appendix A, declared once, and the search in it.
 ;;;;
-;;;; The entries are FIELDs like any other, so decoding an index yields the same object each time.
+;;;; The entries are ordinary FIELDs, so a decoded index yields the same object each time.
 ;;;; The search runs once per field object: FIELD-STATIC remembers the answer.
 
 (in-package #:clgrpc.hpack)
@@ -8,7 +8,7 @@
 (defconstant +static-count+ 61 "The last index of the static table; the dynamic table follows.")
 
 (defconstant +static-name-only+ 128
-  "STATIC-MATCH adds this to the index of an entry of which only the name is equal.")
+  "STATIC-MATCH adds this to the index of an entry that has only the name in common.")
 
 (declaim (type simple-vector **static-fields** **static-names**))
 

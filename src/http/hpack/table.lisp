@@ -2,11 +2,11 @@
 ;;;;
 ;;;; Entries are numbered 1, 2, 3 … in the order of insertion, for the life of the connection. Entry
 ;;;; N is in slot N mod capacity of a ring whose capacity is a power of two; the last COUNT numbers
-;;;; are alive. On the wire the newest entry, number INSERTED, has index 62, the entry before it has
-;;;; 63, and so on. Evicting only moves COUNT (and clears the slot), so no index has to be adjusted
-;;;; anywhere. Invariants: OCTETS = sum of FIELD-SIZE of the live entries <= LIMIT; COUNT <=
-;;;; capacity. The ring is made at the first insertion and grows with the entries: a table not used
-;;;; costs nothing.
+;;;; are those of live entries. On the wire the newest entry, number INSERTED, has index 62, the
+;;;; entry before it has 63, and so on. Evicting only moves COUNT (and clears the slot), so no index
+;;;; has to be adjusted anywhere. Invariants: OCTETS = sum of FIELD-SIZE of the live entries <=
+;;;; LIMIT; COUNT <= capacity. The ring is made at the first insertion and grows with the entries:
+;;;; an unused table costs nothing.
 
 (in-package #:clgrpc.hpack)
 
