@@ -4,7 +4,7 @@
 (in-package #:clgrpc.wire)
 
 (defstruct (waiting (:include ring) (:constructor make-waiting (call)) (:copier nil))
-  "The place of a CALL whose callbacks wait for a thread."
+  "The place, in the link's queue, of a CALL whose callbacks wait for a thread."
   (call nil :type wire-call :read-only t)) ; the call
 
 (declaim (sb-ext:freeze-type waiting))
@@ -14,7 +14,7 @@
   (let ((callbacks (ensure-wire-callbacks call)))
     (when (or (null (wire-callbacks-scheduled callbacks))
               (and (waiting-p (wire-callbacks-scheduled callbacks))
-                   (call-status call)   ; so the callbacks of the call wait no longer
+                   (call-status call)   ; after its end its callbacks do not wait
                    (progn (quit-ring (wire-callbacks-scheduled callbacks)) t)))
       (setf (wire-callbacks-scheduled callbacks) t)
       (loop:defer (wire-call-loop call) #'run-callbacks call))
@@ -39,7 +39,7 @@ the baton was lost; then the caller must not use the loop."
            (cond ((eq baton :lost) (resume-callbacks call condition) nil)
                  (t (when condition (abort-as call condition))
                     t)))
-      (when abandoned                   ; the callback's thread is ended by force
+      (when abandoned                   ; the callback's thread is terminated
         (resume-callbacks call (verdict-error :callback-left '()))))))
 
 (defun resume-callbacks (call condition)
@@ -53,12 +53,12 @@ thread, which has lost the loop."
                (wire-schedule call))))
 
 (defconstant +messages-at-once+ 16
-  "The most messages that a callback gets for one lending of the baton. The messages are few, so
-that the watchdog does not mistake many quick calls of the callback for one that takes too long.")
+  "The most messages that a callback gets for one lending of the baton. They are few, so that the
+watchdog does not mistake many quick calls of the callback for a slow call.")
 
 (define-hot (next-message-due-p :inline t) ((call wire-call) (callbacks wire-callbacks)) boolean
-  "As MESSAGE-DUE-P, of a CALL with a callback for messages, without calls while CALL runs. Over
-HTTP/1.1, where CALL has no stream, the operation ROOM counts what is unsent."
+  "As MESSAGE-DUE-P, for a CALL with a callback for messages, but without function calls while CALL
+runs. Over HTTP/1.1, where CALL has no stream, the operation ROOM counts the unsent octets."
   (let ((inbound (call-wire-inbound call)))
     (and inbound
          (or (wire-inbound-received inbound) (wire-inbound-incoming inbound))
@@ -68,7 +68,7 @@ HTTP/1.1, where CALL has no stream, the operation ROOM counts what is unsent."
                  (if (wire-call-stream call) (plusp (unsent-room call)) (room-p call)))))))
 
 (define-hot run-with-messages ((call wire-call) (callbacks wire-callbacks)) boolean
-  "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
+  "Pass messages of CALL to its callback while this thread runs the loop. Return the value of
 RUN-CALLBACK."
   ;; the message is kept until its callback returns, since the callback may be run once more
   (let ((message nil))
@@ -94,7 +94,7 @@ RUN-CALLBACK."
          t)))
 
 (defun note-callback-charge (call charged)
-  "Note that the callback of CALL that has lost the loop is CHARGED or, with nil, that it has
+  "Note that the callback of CALL that has lost the loop is charged, if CHARGED is true, or else has
 returned. Return true if the charge changes."
   (let ((callbacks (call-wire-callbacks call)))
     (if charged
@@ -103,9 +103,9 @@ returned. Return true if the charge changes."
         (eq :charged (shiftf (wire-callbacks-scheduled callbacks) :returned)))))
 
 (defun callbacks-wait-p (call link)
-  "True if the callbacks of CALL must wait, because others of LINK have lost the loop and LINK may
-not use one more thread. In that case CALL is queued until LINK may have a thread. Callbacks of a
-call that has ended never wait."
+  "True if the callbacks of CALL must wait, because other callbacks of LINK have lost the loop and
+LINK may not use one more thread. In that case CALL is queued until LINK may have a thread.
+Callbacks of a call that has ended never wait."
   (when (and (null (call-status call))
              (link-quota link)
              (not (eq :granted (wire-callbacks-scheduled (call-wire-callbacks call))))
@@ -136,10 +136,10 @@ its callbacks are SCHEDULED, t or :granted."
       (waiting-call place))))
 
 (defun ask-for-thread (link)
-  "Queue a function for a thread of LINK's quota, unless one waits there already. When LINK may have
-a thread, the function lets the loop run the callbacks of the call that has waited longest, and
-keeps the thread until then; otherwise a handler that waits for a thread of LINK would always get it
-first. On the loop."
+  "Queue a function for a thread of LINK's quota, unless such a function already waits. When LINK
+may have a thread, the function lets the loop run the callbacks of the call that has waited longest,
+and keeps the thread until then; otherwise a handler that waits for a thread of LINK would always
+get it first. On the loop."
   (flet ((use (give-up)
            (setf (link-asked link) nil)
            (let ((call (take-waiting-call link :granted)))
@@ -158,14 +158,14 @@ first. On the loop."
                  t)))))
 
 (defun wake-callbacks (link)
-  "Let the loop run callbacks of LINK that wait, since a thread that LINK was charged with is free.
+  "Let the loop run callbacks of LINK that wait, since a thread with which LINK was charged is free.
 From any thread."
   (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
 
 (defun run-waiting-callbacks (link)
   "If LINK may have a thread, schedule the callbacks of the call of LINK that has waited longest,
-after all functions that are due now; then do the same for the next waiting call. Otherwise ask for
-a thread."
+after all functions that are due now, and afterwards call this function again. Otherwise ask for a
+thread."
   (cond ((null (first-waiting link)))
         ((thread-free-p link)
          (loop:defer (link-loop link) #'run-callbacks (take-waiting-call link t))
@@ -180,8 +180,8 @@ a thread."
        (pop (wire-callbacks-due callbacks))))
 
 (define-hot run-callbacks ((call wire-call)) null
-  "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last has
-returned, on any thread, so two callbacks of a call never run at once."
+  "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last one
+has returned, on whatever thread, so two callbacks of a call never run at once."
   (let ((callbacks (ensure-wire-callbacks call)) (link (wire-call-link call)))
     (loop
       (when (and link (plusp (link-late link)) (callbacks-wait-p call link))

@@ -18,16 +18,16 @@
         (sb-ext:atomic-push (cons encoding field) **encoding-fields**)
         field)))
 
-;; a list from ENCODING:ENCODINGS, and the header that names the usable ones
+;; (encodings . field): a value of ENCODING:ENCODINGS, and the header that names the usable ones
 (declaim (type cons **accept**))
 (defglobal **accept** (cons nil nil))
 
 (defun usable-texts (encodings)
-  "The names, in headers, of those of ENCODINGS that can be used."
+  "The names in headers of the usable ones of ENCODINGS."
   (mapcar #'encoding-text (remove-if-not #'encoding-open-p encodings)))
 
 (defun make-accept-field (encodings)
-  "Make, store and return the grpc-accept-encoding that names ENCODINGS."
+  "Make, store and return the field grpc-accept-encoding that names ENCODINGS."
   (let ((field (hpack:string-field "grpc-accept-encoding"
                                    (format nil "~:[identity~;~:*~{~A~^,~}~]"
                                            (usable-texts encodings)))))
@@ -42,7 +42,7 @@
 
 (declaim (inline accepted-encodings-field))
 (defun accepted-encodings-field ()
-  "The grpc-accept-encoding with the encodings that we can read."
+  "The field grpc-accept-encoding with the encodings that this end can read."
   (let ((accept **accept**))
     (if (eq (car accept) (encodings))
         (the hpack:field (cdr accept))
@@ -60,7 +60,7 @@
 
 (defun parse-encoding (value)
   "The encoding that VALUE, octets of grpc-encoding, names; nil for identity. For an encoding that
-we cannot read return :unknown and the text of the error."
+this end cannot read, return :unknown and the text of the error."
   (cond ((octets-equal value (load-time-value (ascii-octets "identity"))) nil)
         ((encoding-named value 0 (length value)))
         (t (values :unknown (unknown-encoding-text value)))))
@@ -101,8 +101,8 @@ until another encoding is registered."
 
 (define-hot compress-octets ((encoding encoding) (level (integer 1 9)) (octets octets) (end index))
     (or null byte-buffer)
-  "Compress a message, OCTETS up to END with its prefix. Return the compressed message with its own
-prefix, nil if there is no memory for it. From any thread."
+  "Compress a message, OCTETS up to END with its prefix. Return the compressed message with a new
+prefix, or nil if there is no memory for it. From any thread."
   (multiple-value-bind (result result-end)
       (compressed-octets encoding level octets +prefix-octets+ end +prefix-octets+)
     (declare (type (or null octets) result) (type index result-end))
@@ -114,23 +114,23 @@ prefix, nil if there is no memory for it. From any thread."
 (define-hot inflated-size ((encoding encoding) (octets octets) (start index) (end index))
     (or index (eql t))
   "The decompressed length of a message that was received compressed by ENCODING as OCTETS from
-START to END; t if it is not known before decompression. Data of gzip end with the length (RFC 1952,
-ISIZE), if the peer is honest."
+START to END; t if it is not known before decompression. Data of gzip end with this length (RFC
+1952, ISIZE), which a peer may give wrongly."
   (if (and (eq :gzip (encoding-name encoding)) (<= 18 (- end start)))
       (u32le octets (- end 4))
       t))
 
-;;; A message of a few KB may become one of some MB, with which a handler would block the loop for
+;;; A message of a few KB may become one of several MB, whose decompression would block the loop for
 ;;; ten milliseconds; a hundred connections may each have a hundred calls with such messages. So a
-;;; thread that finds a message to be long first hands the loop to another thread. The number of
-;;; messages decompressed at once is the number of processors; otherwise all threads of the reserve
+;;; thread that finds that a message is long first hands the loop to another thread. At most as many
+;;; messages are decompressed at once as there are processors; otherwise all threads of the reserve
 ;;; would take processors and memory from the threads that run loops.
 
 (defconstant +short-octets+ 65536
   "The longest message, in octets, that is decompressed by a thread that runs a loop.")
 
 (declaim (type (or null sb-thread:semaphore) **decompressing**))
-;; a semaphore: how many more long messages may be decompressed at once
+;; a semaphore that counts the further long messages that may be decompressed at once
 (defglobal **decompressing** nil)
 
 (defun decompressing-semaphore ()
@@ -142,9 +142,9 @@ ISIZE), if the peer is honest."
 
 (defun call-by-turns (semaphore function &key (take #'take-turn) around-wait)
   "Take one of the turns that SEMAPHORE counts by TAKE, a function of SEMAPHORE and a notification.
-After that call FUNCTION, give the turn back, and return FUNCTION's values. With AROUND-WAIT,
-FUNCTION has no turn while it waits for room; AROUND-WAIT, a function, is called with true before
-that, and with false once FUNCTION has a turn again. In user code."
+Then call FUNCTION, give the turn back, and return FUNCTION's values. If AROUND-WAIT, a function, is
+given, FUNCTION has no turn while it waits for room: AROUND-WAIT is called with true before such a
+wait, and with false once FUNCTION has a turn again. In user code."
   (declare (type function function take) (type (or null function) around-wait))
   (let ((turn (sb-thread:make-semaphore-notification)))
     (flet ((take () (funcall take semaphore turn))
@@ -186,7 +186,7 @@ In user code."
               (t (inflate limit)))))))
 
 (defun inflation-problem (outcome limit)
-  "The status and the text for an OUTCOME of OS:INFLATE-OCTETS other than :ok."
+  "The status and the text of the error for OUTCOME, a value of OS:INFLATE-OCTETS other than :ok."
   (ecase outcome
     (:too-long (values :resource-exhausted
                        (format nil "compressed message of more than ~D octets received, limit ~:*~D"
@@ -196,14 +196,16 @@ In user code."
     (:no-memory (values :resource-exhausted "no memory to decompress a message"))))
 
 (defstruct (compression (:copier nil))
-  "The compression of a call: OUTGOING is the encoding of our messages, INCOMING that of the peer's
-compressed messages. ARRIVING is true if the message being delivered is compressed, RECEIVED if the
-message decoded last was. FAILURE says why a message could not be decompressed."
+  "The compression of a call: OUTGOING is the encoding of our messages, INCOMING the encoding of the
+peer's compressed messages. ARRIVING is true if the message being delivered is compressed, RECEIVED
+if the message decoded last was compressed. FAILURE is the reason for which a message could not be
+decompressed."
   (outgoing nil :type (or null encoding)) ; the encoding of our messages, or nil
   (incoming nil :type (or null encoding)) ; the encoding of the peer's messages, or nil
   (arriving nil :type boolean)          ; the loop's
   (received nil :type boolean)          ; the receiving thread's
-  ;; an outcome of OS:INFLATE-OCTETS other than :ok, with which a message has ended the call, or nil
+  ;; the outcome of OS:INFLATE-OCTETS, other than :ok, because of which a message has ended the
+  ;; call; or nil
   (failure nil :type symbol)
   ;; the value of TOLD-SIZE for the message reported to observers
   (told nil :type (or index boolean)))

@@ -32,7 +32,7 @@
 
 (define-hot (note-end :inline t) ((call wire-call)) null
   "Prepare for the end of CALL in this turn: queue the messages that have arrived, and stop its
-timers. Otherwise a peer that makes and cancels calls without end would fill the wheel with timers
+timers. Otherwise a peer that makes and cancels calls all the time would fill the wheel with timers
 that are due much later."
   (seal-batch call)
   (mark-call call :end)

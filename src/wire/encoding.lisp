@@ -1,6 +1,6 @@
-;;;; The choice of the messages of a call that are compressed (gRPC's document "Compression"). A
+;;;; The choice of the messages to compress in a call (gRPC's document "Compression"). A
 ;;;; call has a COMPRESSION among its parts if it compresses or its peer announces compression.
-;;;; Mostly a call has no COMPRESSION, and nothing here runs.
+;;;; Most calls have no COMPRESSION, and then no code of this file runs.
 ;;;;
 ;;;; A message of ours is compressed if the user of the channel, server or call has chosen an
 ;;;; encoding, the peer has not announced that it cannot read this encoding, the message is long
@@ -8,8 +8,8 @@
 ;;;; is sent with the first headers, so the encoding is final from then on.
 ;;;;
 ;;;; The thread that encodes a message compresses it, and the thread that decodes one decompresses
-;;;; it, with the baton lent. A received message waits in its compressed form, so that the octets
-;;;; held for a peer are no more than it has sent.
+;;;; it, with the baton lent. A received message waits in its compressed form, so that no more
+;;;; octets are held for a peer than it has sent.
 
 (in-package #:clgrpc.wire)
 
@@ -33,7 +33,8 @@
   (setf (compression-outgoing (ensure-compression call)) encoding))
 
 (defun (setf incoming-encoding) (encoding call)
-  "Allow CALL's peer to send messages compressed by ENCODING; with nil, only uncompressed ones."
+  "Allow CALL's peer to send messages compressed by ENCODING; nil allows only uncompressed
+messages."
   (setf (compression-incoming (ensure-compression call)) encoding))
 
 (defun inflation-failure (call)
@@ -59,7 +60,7 @@ LIMIT, return three values: nil, and the status and the text with which CALL end
         (multiple-value-call #'values nil (failed-inflation call outcome limit)))))
 
 (define-hot (packs-p :inline t) ((call call)) boolean
-  "True if CALL's peer may compress, so that all messages that arrive become byte buffers."
+  "True if CALL's peer may compress messages; then all messages that arrive become byte buffers."
   (let ((compression (compression-of call)))
     (and compression (compression-incoming compression) t)))
 
@@ -83,7 +84,7 @@ LIMIT, return three values: nil, and the status and the text with which CALL end
 ;;; Sending
 
 (define-hot wants-compression-p ((call call) compress (size index) (options options)) boolean
-  "True if a message of SIZE octets should be compressed. COMPRESS as for SEND."
+  "True if a message of SIZE octets should be compressed. COMPRESS is as for SEND."
   (and compress
        (outgoing-encoding call)
        (or (eq compress t)
@@ -91,7 +92,7 @@ LIMIT, return three values: nil, and the status and the text with which CALL end
 
 (defun compress-encoded (call octets end compress options)
   "Compress a message of CALL, OCTETS up to END with its prefix. Return the compressed message, or
-the original if that is shorter and COMPRESS, as for SEND, is not t."
+the original if the original is shorter and COMPRESS, as for SEND, is not t."
   (let* ((encoding (outgoing-encoding call))
          (byte-buffer (compress-octets encoding (options-compression-level options) octets end)))
     (cond ((and byte-buffer (or (eq compress t) (< (byte-buffer-end byte-buffer) end)))
@@ -113,15 +114,15 @@ itself. ENCODED is not changed. If libz has no memory, end CALL and return nil."
                  (copy-octets octets 0 length plain +prefix-octets+)
                  (give-octets-back octets)
                  plain))
-          ;; the two functions of a user's compression may not match
+          ;; the two functions of a user's encoding may not match
           ((:no-memory :corrupt :truncated :too-long)
            (abort-as call :no-memory)
            nil)))
       encoded))
 
 (define-hot (encode-encodings :inline t) ((call call) encoder buffer compressed) null
-  "Append to CALL's first header block the encodings that we can read and, if COMPRESSED is true,
-the encoding of our messages. A server adds these fields only if CALL has a COMPRESSION."
+  "Append to CALL's first header block the encodings that this end can read and, if COMPRESSED is
+true, the encoding of its messages. A server adds these fields only if CALL has a COMPRESSION."
   (let ((compression (compression-of call)))
     (when (or compression (client-p call))
       (hpack:encode-field encoder buffer (accepted-encodings-field) :index))

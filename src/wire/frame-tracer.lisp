@@ -3,14 +3,15 @@
 ;;;; not know the tracers, and a frame that was written but never sent is not reported.
 ;;;;
 ;;;; A frame that is read is reported once it is whole, before the core gets it. A write may end
-;;;; within a frame. The number of octets of a frame that are still to come is in a table outside
-;;;; the links, so that tracing costs nothing on links without it.
+;;;; within a frame. A table outside the links has the number of octets of such a frame that are
+;;;; still to be written, so that links that are not traced have no cost.
 
 (in-package #:clgrpc.wire)
 
 (defglobal **taps** (make-hash-table :test 'eq :weakness :key :synchronized t)
   "A table from a link to the number of octets of its output that still belong to a reported frame.
-If only a part of a frame's header was written, the value is a vector with these octets instead.")
+If only a part of a frame's header was written, the value is a vector with the octets of that
+part.")
 
 (defun tell-frame (link event plist)
   "Report EVENT, with the frame in PLIST, to the tracer of frames that is on and covers EVENT."
@@ -30,9 +31,9 @@ If only a part of a frame's header was written, the value is a vector with these
         (tell-frame link :frame-received plist)))))
 
 (defun tap-output (link octets start end)
-  "Report the frames in OCTETS from START to END, which LINK has written after its earlier output."
+  "Report the frames in OCTETS from START to END, which LINK has written next."
   (let ((left (or (shiftf (gethash link **taps**) 0)
-                  ;; a client begins with its preface
+                  ;; a client's output begins with its preface
                   (- (http2:skip-preface nil octets start end) start))))
     (when (vectorp left)
       (setf octets (concatenate 'octets left (subseq octets start end))

@@ -1,35 +1,35 @@
 ;;;; Length-prefixed messages (gRPC over HTTP/2, "Length-Prefixed-Message"): one octet that is 1 if
 ;;;; the message is compressed, four of length, the message. A message that is complete in the
-;;;; received octets is delivered from there. Only a message that is cut by the edge of a DATA frame
+;;;; received octets is delivered without a copy. Only a message that the end of a DATA frame cuts
 ;;;; is put together in a PARTIAL, which grows as octets arrive, whatever length the peer claims.
 ;;;;
 ;;;; A long message, to be sent or received, is a BYTE-BUFFER: octets of the image's store with an
-;;;; end. The buffer has one owner at a time. A message to send is passed from the thread that
-;;;; encodes it to the connection; a received one from the PARTIAL to the thread that decodes it.
-;;;; The last owner gives the octets back to the store.
+;;;; end. The buffer has one owner at a time. The buffer of a message to send is passed from the
+;;;; thread that encodes it to the connection; the buffer of a received message, from the PARTIAL to
+;;;; the thread that decodes it. The last owner gives the octets back to the store.
 
 (in-package #:clgrpc.wire)
 
 (defconstant +prefix-octets+ 5 "The octets of the prefix of a message.")
 
 (define-hot (write-prefix :inline t) ((octets octets) (at index) (size (unsigned-byte 32))) index
-  "Write the prefix of an uncompressed message of SIZE octets into OCTETS; return the position
-after."
+  "Write the prefix of an uncompressed message of SIZE octets into OCTETS; return the position after
+the prefix."
   (setf (aref octets at) 0
         (u32be octets (1+ at)) size)
   (+ at +prefix-octets+))
 
 (defconstant +byte-buffer-octets+ 16384
-  "The octets above which a message is a byte buffer: it fills more than a frame, and encoding or
-decoding it takes so long that the loop should not do it.")
+  "A message of more octets than this is a byte buffer: it fills more than a frame, and the loop
+should not encode or decode it, since that takes long.")
 
 (defstruct (byte-buffer (:constructor make-byte-buffer (octets end &optional plain)) (:copier nil))
-  "A long message: OCTETS, of BORROW-OCTETS, up to END."
+  "A long message: A message: OCTETS, a value of BORROW-OCTETS, up to END."
   (octets (make-octets 0) :type octets) ; a vector of BORROW-OCTETS
   (end 0 :type index)                   ; the end of the message in OCTETS
   ;; for a message of ours: its size before it was compressed, or nil
   (plain nil :type (or null index))
-  (compressed nil :type boolean))       ; for a message of the peer's: it waits in compressed form
+  (compressed nil :type boolean))       ; true if this is the peer's message in compressed form
 
 (declaim (sb-ext:freeze-type byte-buffer))
 
@@ -37,11 +37,11 @@ decoding it takes so long that the loop should not do it.")
   "~D octets" (byte-buffer-end byte-buffer))
 
 (declaim (type octets **taken**))
-(defglobal **taken** (make-octets 0))   ; of a byte buffer whose octets were taken
+(defglobal **taken** (make-octets 0))   ; the octets of a buffer from which they were taken
 
 (define-hot byte-buffer-taken ((byte-buffer byte-buffer)) octets
   "Remove the octets from BYTE-BUFFER and return them. Signal MISUSE if the octets were taken
-before: two threads that receive on one call must not both return them to the store."
+before: two threads that receive on one call must not both return the octets to the store."
   (let ((octets (byte-buffer-octets byte-buffer)))
     (if (and (not (eq octets **taken**))
              (eq octets (sb-ext:compare-and-swap (byte-buffer-octets byte-buffer)
@@ -54,14 +54,15 @@ before: two threads that receive on one call must not both return them to the st
 (defconstant +foresight+ 32
   "A PARTIAL gets room for its whole message if the message is at most this many times as long as
 the part that has arrived. So only a small part of a long message is copied twice: 32 KB of 1 MB. A
-peer can make us keep this many times the octets that it sends; they are charged to its link.")
+peer can make us keep this many times the octets that it sends; its link is charged for them.")
 
 (defstruct (partial (:copier nil))
-  "A message of which a part has arrived: first its prefix, five octets, then its octets in BODY."
+  "A message of which a part has arrived: first its five octets of prefix, then the message in
+BODY."
   (prefix (make-octets +prefix-octets+) :type octets) ; up to PREFIX-FILL
   (prefix-fill 0 :type (integer 0 5))   ; 5 once the prefix is whole
   (body (load-time-value (make-octets 0)) :type octets) ; a vector of BORROW-OCTETS
-  (fill 0 :type index))                 ; how many octets of BODY have come
+  (fill 0 :type index))                 ; the number of octets of BODY that have arrived
 
 (declaim (sb-ext:freeze-type partial))
 
@@ -69,24 +70,24 @@ peer can make us keep this many times the octets that it sends; they are charged
   (u32be (partial-prefix partial) 1))
 
 (define-hot (partial-room :inline t) ((partial partial)) index
-  "The octets of memory of PARTIAL's message: up to +FORESIGHT+ times the part that has arrived. The
-call is charged with these octets of memory."
+  "The octets of memory of PARTIAL's message, with which the call is charged: up to +FORESIGHT+
+times the part that has arrived."
   (min (length (partial-body partial)) (partial-length partial)))
 
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
   "The new length of the body of a PARTIAL that has FILL octets of a message of LENGTH octets and
-needs room for MORE."
+needs room for MORE octets."
   (if (<= length (* +foresight+ (+ fill more)))
       length
       (max (* +partial-growth+ fill) (+ fill more))))
 
 (defconstant +own-octets+ 524288
   "A message of at least this many octets is put together in a fresh vector of its length, so that a
-field that fills the message can have this vector as its value. A shorter message is put together in
-a vector of the store.")
+field that fills the message can have this vector as its value. A shorter message uses a vector of
+the store.")
 
 (defconstant +long-beginning-octets+ 32768
-  "A message of more than +BYTE-BUFFER-OCTETS+ begins in a vector of at least so many octets.")
+  "A message of more than +BYTE-BUFFER-OCTETS+ begins in a vector of at least this many octets.")
 
 (define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
   "A vector with room for the first LENGTH octets of a message that will be FINAL octets long."
@@ -95,7 +96,7 @@ a vector of the store.")
         (t (borrow-octets length))))
 
 (define-hot grow-partial ((partial partial) (count index)) boolean
-  "Make room for COUNT octets more of PARTIAL's message; return false if the heap has no room."
+  "Make room for COUNT more octets of PARTIAL's message; return false if the heap has no room."
   (let ((fill (partial-fill partial))
         (body (partial-body partial)))
     (handler-case
@@ -109,8 +110,8 @@ a vector of the store.")
 
 (define-hot add-to-partial ((partial partial) (octets octets) (start index) (end index))
     (or null index)
-  "Copy octets into PARTIAL's message; return the position after the last one copied, or NIL if the
-heap has no room for them."
+  "Copy octets into PARTIAL's message; return the position after the last octet copied, or NIL if
+the heap has no room."
   (let* ((fill (partial-fill partial))
          (count (min (- (partial-length partial) fill) (- end start))))
     (declare (type index count))

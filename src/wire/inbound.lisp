@@ -1,7 +1,7 @@
 ;;;; Incoming messages, from the payload of DATA frames to the message that a reader gets.
 ;;;;
-;;;; The short messages of one read are put side by side in a batch. The reader gets the batch when
-;;;; the read has been worked through (SEAL-LINK) or the peer's side ends. The window is
+;;;; The short messages of one read are put side by side into a batch. The reader gets the batch
+;;;; when the whole read has been processed (SEAL-LINK) or the peer's side ends. The window is
 ;;;; returned as octets arrive, so that a message larger than the window can arrive. When too many
 ;;;; octets are queued unread, the stream's window is withheld until the reader has taken half of
 ;;;; them.
@@ -32,13 +32,13 @@ processed. BARE is as for ADD-TO-BATCH."
   nil)
 
 (define-hot queue-incoming ((call wire-call) item (size index)) null
-  "Queue ITEM, of SIZE octets, after the earlier batches, and charge it to CALL's link."
+  "Queue ITEM, of SIZE octets, after the earlier batches, and charge CALL's link for it."
   (seal-batch call)
   (charge-link (the link (wire-call-link call)) (push-incoming call item size))
   nil)
 
 (define-hot seal-link ((link link)) null
-  "Queue the batches of calls with messages of the read of LINK that has been worked through."
+  "Queue the batches of the calls whose messages were in the read of LINK that has been processed."
   (loop while (link-arriving link)
         do (seal-batch (pop (link-arriving link)))))
 
@@ -65,7 +65,7 @@ SEAL-LINK at the end of a read."
 (define-hot (deliver-message :inline t) ((call wire-call) (flag octet) (octets octets)
                                          (start index) (end index))
     t
-  "Deliver a whole message; FLAG is that of its prefix."
+  "Deliver a whole message; FLAG is the flag in its prefix."
   (note-messages-received (the link (wire-call-link call)) 1)
   (let ((compression (compression-of call)))
     (when compression
@@ -114,11 +114,12 @@ if it is compressed."
     at))
 
 (defconstant +little-octets+ 256
-  "The most compressed octets of a message of unknown length that is decompressed on the loop.")
+  "The most octets of a compressed message that is decompressed on the loop although its length is
+not known.")
 
 (defun long-message-p (byte-buffer encoding)
-  "True if BYTE-BUFFER, compressed by ENCODING, is long once it is decompressed, or may be, by its
-own data."
+  "True if the data of BYTE-BUFFER, compressed by ENCODING, show that the decompressed message is
+long or may be long."
   (let ((size (inflated-size encoding (byte-buffer-octets byte-buffer)
                              0 (byte-buffer-end byte-buffer))))
     (if (integerp size)
@@ -127,9 +128,9 @@ own data."
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
     (values byte-buffer boolean)
-  "Return a byte buffer with the octets START to END, a long message that DELIVER has got. The
+  "Return a byte buffer with the octets START to END, a long message that DELIVER has received. The
 buffer has a copy of the octets, or the vector in which the message was put together. The second
-value is true if the message is, or may be, long once it is decompressed."
+value is true if the decompressed message is or may be long."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (byte-buffer (cond ((and partial (eq octets (partial-body partial)))
@@ -151,7 +152,7 @@ value is true if the message is, or may be, long once it is decompressed."
 into a batch."
   (or (> size +byte-buffer-octets+)
       (packs-p call)
-      (protobuf:coded-type-p (incoming-type call)))) ; then a function of a user decodes it
+      (protobuf:coded-type-p (incoming-type call)))) ; then a user's function decodes it
 
 (define-hot (whole-message-p :inline t) ((octets octets) (at index) (end index)) boolean
   (and (<= (+ at +prefix-octets+) end)
@@ -160,8 +161,8 @@ into a batch."
 (define-hot short-messages ((octets octets) (start index) (end index) (limit index))
     (values index index)
   "Return the position after the whole messages at START that have at most LIMIT octets each and are
-not compressed, and the number of these messages; with their prefixes they have at most
-+BYTE-BUFFER-OCTETS+ together, unless the first has more."
+not compressed, and the number of these messages; together with their prefixes they have at most
++BYTE-BUFFER-OCTETS+, unless the first one alone has more."
   (let ((at start) (count 0))
     (declare (type index at count))
     (loop
@@ -176,10 +177,10 @@ not compressed, and the number of these messages; with their prefixes they have 
     (values at count)))
 
 (define-hot receive-more ((call wire-call) (octets octets) (start index) (end index)) index
-  "Take the whole short messages at START that need nothing but a place in CALL's batch: the batch
-was begun in this read, so DELIVER has done everything else that a message of the read causes, and
-no observer is told. The batch also shows that short messages of CALL, of gRPC, are not to be kept.
-Return the position after these messages."
+  "Take the whole short messages at START that only need a place in CALL's batch. The batch was
+begun in this read, so DELIVER has done everything else that a message causes, and there is no
+observer. The batch also shows that short messages of CALL, a call of gRPC, do not become byte
+buffers. Return the position after these messages."
   (let ((inbound (call-wire-inbound call))
         (at start))
     (declare (type index at))
@@ -203,8 +204,8 @@ Return the position after these messages."
                               &optional (grpc boolean nil))
     null
   "Take octets of length-prefixed messages: deliver each whole message, and keep the rest. GRPC is
-true for a call of gRPC: DELIVER of other protocols has something to do for each message, so that
-RECEIVE-MORE may not take any."
+true for a call of gRPC: DELIVER of other protocols must see each message, so RECEIVE-MORE may take
+none of them."
   (let ((at start))
     (declare (type index at))
     (loop
@@ -226,31 +227,31 @@ RECEIVE-MORE may not take any."
 
 (define-hot queue-limit ((call wire-call)) index
   "The octets that may be queued on CALL before its window is withheld: as many as a window has, but
-few if its link holds much."
+few if CALL's link holds much."
   (let ((link (the link (wire-call-link call)))
         (options (wire-call-options call)))
-    (if (or (< (link-held link) (options-max-receive-octets options)) ; half the least limit
+    (if (or (< (link-held link) (options-max-receive-octets options)) ; half of the least limit
             (< (link-held link) (ash (link-held-limit link) -1)))
         (options-stream-window-octets options)
         (* 2 +batch-octets+))))
 
 (define-hot queue-full-p ((call wire-call) &optional (half boolean nil)) boolean
-  "True if the unread octets on CALL reach the limit at which its window is withheld; with HALF,
-half of that limit, below which the window is returned."
+  "True if the unread octets on CALL reach the limit at which its window is withheld; if HALF is
+true, half of that limit, below which the window is returned."
   (let ((inbound (call-wire-inbound call)))
     (and inbound
          (<= (if half (ash (queue-limit call) -1) (queue-limit call))
              (wire-inbound-queued-octets inbound)))))
 
 (define-hot call-connection-protocol ((call wire-call)) (or null connection-protocol)
-  "The protocol that the link of CALL, which has no stream, speaks; nil for HTTP/2."
+  "The protocol of the link of CALL, which has no stream; nil for HTTP/2."
   (let ((link (wire-call-link call)))
     (and link (link-protocol link))))
 
 (define-hot (give-window :inline t) ((call wire-call) (count index)) null
-  "Give back the window of COUNT octets that CALL has received, or withhold it if too many octets of
-CALL are queued. In that case a link without HTTP/2, which has no windows, stops reading CALL's
-body."
+  "Return the window of COUNT octets that CALL has received, or withhold it if too many octets of
+CALL are queued. A link without HTTP/2, which has no windows, stops reading CALL's body in that
+case."
   (let ((inbound (call-wire-inbound call))
         (stream (wire-call-stream call)))
     (cond ((zerop count))
@@ -272,7 +273,7 @@ body."
                           &optional (receive (or null function) nil))
     null
   "Take the payload of a DATA frame, or octets of a body over HTTP/1.1, by RECEIVE, a function of
-these arguments, or without RECEIVE as messages of gRPC; then give back the window."
+these arguments, or if RECEIVE is nil as messages of gRPC; then return the window."
   (if receive
       (funcall receive call octets start end)
       (let ((at (receive-more call octets start end)))
@@ -280,7 +281,7 @@ these arguments, or without RECEIVE as messages of gRPC; then give back the wind
   (give-window call (- end start)))
 
 (defun release-window (call)
-  "Give the withheld window of CALL back, or continue to read over HTTP/1.1, unless too much is
+  "Return the withheld window of CALL, or continue to read over HTTP/1.1, unless too many octets are
 queued again. On the loop."
   (let ((inbound (call-wire-inbound call)))
     (when (and (plusp (wire-inbound-withheld inbound)) (not (queue-full-p call t)))
@@ -300,16 +301,15 @@ queued again. On the loop."
     nil))
 
 (defconstant +free-times+ 8
-  "A factor: a compressed message of Protocol Buffers is timed only if it becomes more than this
-many times as long.")
+  "The time of a compressed message of Protocol Buffers is measured only if the message becomes more
+than this many times as long.")
 
 ;;; A message is decoded by a function of its call, the octets, their start and end, and CONSUME.
-;;; The function returns the message, or the RPC-ERROR that ends the call; with CONSUME, the message
-;;; may keep the octets as a part of it: then the second value is true; the third value is the
-;;; memory, in octets, that the messages inside it take. A function for DECODE-ITEM has two
-;;; arguments more, MOST and BEYOND: the messages inside may take MOST octets beyond eight times the
-;;; length of the message. BEYOND, if not nil, is called if the messages take more; it exits
-;;; non-locally.
+;;; The function returns the message, or the RPC-ERROR that ends the call. The second value is true
+;;; if the message keeps the octets as a part of it, which CONSUME allows; the third is the memory,
+;;; in octets, that the messages inside it take. A function for DECODE-ITEM has two more arguments,
+;;; MOST and BEYOND: the messages inside may take MOST octets beyond eight times the length of the
+;;; message. If they take more, BEYOND, unless it is nil, is called and exits non-locally.
 
 (define-hot (decode-message :inline t) ((call wire-call) (octets octets) (start index)
                                         (end index) (consume boolean))
@@ -335,11 +335,11 @@ many times as long.")
 (define-hot decode-item ((call wire-call) item (start index) (end index)
                          &optional (decode function #'decode-within) (text boolean nil))
     t
-  "The operation DECODE, if DECODE decodes messages of CALL. TEXT is true if the octets are text;
-then DECODE ignores MOST and BEYOND. If the peer has a budget, a compressed message is charged to
-the budget if it becomes more than +FREE-TIMES+ times as long, or, for text, if it becomes longer at
-all. If a message cannot be decoded, signal an RPC-ERROR, which ends CALL as well. If CALL ends
-while a message waits for its peer's turn, signal CALL's RPC-ERROR."
+  "The operation DECODE for a CALL whose messages the function DECODE decodes. TEXT is true if the
+octets are text; then DECODE ignores MOST and BEYOND. If the peer has a budget, a compressed message
+is charged to the budget if it becomes more than +FREE-TIMES+ times as long, or, if it is text, if
+it becomes longer. If a message cannot be decoded, signal an RPC-ERROR, which ends CALL as well. If
+CALL ends while a message waits for its peer's turn, signal CALL's RPC-ERROR."
   (flet ((decode (call octets start end consume)
            (decode-with-room call octets start end consume decode text)))
     (declare (dynamic-extent #'decode))
@@ -351,10 +351,11 @@ while a message waits for its peer's turn, signal CALL's RPC-ERROR."
 
 (defconstant +roomless-octets+ 1024
   "The longest message that is decoded without regard to the memory of the messages inside it: 512
-empty ones of a type with 250 fields take 1 MB.")
+empty messages of a type with 250 fields take 1 MB.")
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
-  "The operation DECODE of messages of gRPC: as DECODE-ITEM, without a call for short messages."
+  "The operation DECODE for messages of gRPC: as DECODE-ITEM, but without a function call for short
+messages."
   (if (and (typep item 'octets) (<= (- end start) +roomless-octets+))
       (let ((message (values (decode-message call item start end nil))))
         (if (failure-p message) (end-undecodable call message) message))
@@ -362,21 +363,20 @@ empty ones of a type with 250 fields take 1 MB.")
 
 ;;; Room in the heap. A few octets may become a message of many small objects, and hundreds of
 ;;; threads may decode such messages at once. So a message of more than +BYTE-BUFFER-OCTETS+ is
-;;; decoded with room promised for its objects. Few messages need the most memory that they may
-;;; take: so each message is read first with little memory for the messages inside it, and read
-;;; again if these take more. A shorter message, but for the shortest, gets a promise only when it
-;;; is read again.
+;;; decoded only when room for its objects is promised. Few messages need all the memory that they
+;;; may take, so each message is first read with little memory for the messages inside it, and read
+;;; again if these take more. A shorter message gets a promise only when it is read again; the
+;;; shortest get none.
 
 (defconstant +usual-octets+ (expt 2 20)
-  "The memory that the messages inside a message usually take at most, beyond eight times its
-length.")
+  "The most memory that the messages inside a message usually take beyond eight times its length.")
 
 (defconstant +inside-times+ 512
-  "The factor from the octets of a text to the memory that the messages inside it may take: each
-message has two octets at least, and few types of messages have more than a hundred fields.")
+  "The messages inside a text may take this many times its octets of memory: each has at least two
+octets of text, and few types of messages have more than a hundred fields.")
 
 (defconstant +value-times+ 24
-  "The factor from the octets of a message to the memory that its other values may take.")
+  "The other values of a message may take this many times its octets of memory.")
 
 (defun decoding-room (call size)
   "About how many octets of the heap a message of SIZE octets, of CALL, may take when it is decoded;
@@ -385,17 +385,17 @@ a quarter of the heap at most, since most long messages take little more than th
        (+ (options-max-decoded-octets (wire-call-options call)) (* +value-times+ size))))
 
 (defun call-in-room (call room size decode)
-  "The values of DECODE, which decodes a message of CALL of SIZE, called with ROOM octets of the
-heap promised for this message. If the heap has no room, signal an RPC-ERROR, which ends CALL as
-well."
+  "The values of DECODE, which decodes a message of CALL with SIZE octets and is called while ROOM
+octets of the heap are promised for this message. If the heap has no room, signal an RPC-ERROR,
+which ends CALL as well."
   (handler-bind ((error (lambda (error)
                           (when (failure-p error)
                             (wire-post call (lambda () (abort-as call error)))))))
     (call-with-room call room (wire-call-options call) decode :long nil :received size)))
 
 (defun decode-in-passes (call octets start end consume decode)
-  "The values of DECODE, called with these arguments, MOST and BEYOND. A message that is long, or
-takes much memory, is decoded in room for its objects."
+  "The values of DECODE, called with these arguments, MOST and BEYOND. For a message that is long,
+or takes much memory, room for its objects is promised first."
   (declare (type function decode) (type index start end))
   (let* ((size (- end start))
          (most (options-max-decoded-octets (wire-call-options call)))
@@ -419,9 +419,9 @@ takes much memory, is decoded in room for its objects."
       (call-in-room call (decoding-room call size) size #'decode))))
 
 (defun decode-with-room (call octets start end consume decode text)
-  "The values of DECODE, called with these arguments, MOST and BEYOND. DECODE and TEXT are as of
-DECODE-ITEM. The length of a text bounds the memory of its messages, and reading it twice would take
-long. So a text is decoded at once in the most room that it may need, unless that room is little."
+  "The values of DECODE, called with these arguments, MOST and BEYOND. DECODE and TEXT are as for
+DECODE-ITEM. The length of a text bounds the memory of its messages, and to read it twice would take
+long. So the most room that a text may need is promised at once, unless that room is small."
   (declare (type function decode) (type index start end))
   (let ((size (- end start)) (type (incoming-type call)))
     (declare (type index size))
@@ -493,23 +493,24 @@ keeps them."
             (finish outcome result length))))))
 
 (defun end-undecompressed (call outcome limit)
-  "Signal an RPC-ERROR for OUTCOME of decompressing a message of CALL, and end CALL with it."
+  "Signal an RPC-ERROR for OUTCOME, of the decompression of a message of CALL, and end CALL with
+it."
   (multiple-value-bind (status text) (failed-inflation call outcome limit)
     (end-undecodable call (make-rpc-error status :message text :call call
                                           :peer (call-peer call)
                                           :ended-by :local))))
 
 (defun call-on-budget (call budget came function)
-  "Call FUNCTION, which decompresses and decodes a message of CALL of which CAME octets were
-received, within BUDGET, the budget of CALL's link. The octets are charged to CALL's link meanwhile,
-since they may wait for long."
+  "Call FUNCTION, which decompresses and decodes a message of CALL, within BUDGET, the budget of
+CALL's link. CAME octets of the message were received. The octets are charged to CALL's link
+meanwhile, since they may wait for long."
   (declare (type function budget))
   (with-undoing ((charge-link (the link (wire-call-link call)) came)
                  (discharge call came))
     (funcall budget call came function)))
 
 (defun unparsable-condition (call error start)
-  "The RPC-ERROR for octets of CALL that begin at START and are not a message, because of ERROR."
+  "The RPC-ERROR for octets of CALL that begin at START and that ERROR shows not to be a message."
   (let ((position (protobuf:protobuf-error-position error)))
     (make-rpc-error :internal
                     :message (format nil "message cannot be parsed~@[ at octet ~D~]: ~A"
@@ -520,11 +521,11 @@ since they may wait for long."
 (define-hot (take-single :inline t) ((call wire-call) (octets octets) (start index) (end index)
                                      &optional (keep boolean nil) (decode (or null function) nil))
     (values t boolean fixnum)
-  "Take the octets, which are the only message of CALL. With KEEP, or if the message is long or may
-be compressed, return it as a byte buffer, for DECODE-ITEM; the second value is true if the message
-may be long once it is decompressed. Otherwise return the values of DECODE or, if DECODE is nil, of
-the function for messages of gRPC; the third value is the memory of the messages that are nested in
-the message. Return nil if CALL was ended, since its link holds too much."
+  "Take the octets, which are the only message of CALL. If KEEP is true, or the message is long or
+may be compressed, return it as a byte buffer, for DECODE-ITEM; the second value is true if the
+decompressed message may be long. Otherwise return the values of DECODE or, if DECODE is nil, of the
+function for messages of gRPC; the third value is the memory of the messages that are nested in the
+message. Return nil if CALL was ended, since its link holds too much."
   (let ((size (- end start)))
     (cond ((not (or keep (to-keep-p call size)))
            (multiple-value-bind (message kept inside)

@@ -16,7 +16,7 @@
     (setf (link-born-ns link) (loop:event-loop-now (link-loop link))
           (link-taken-ns link) (link-born-ns link)
           (link-filled-ns link) (link-born-ns link)
-          ;; so that connections that were made together do not end together
+          ;; a random age, so that connections that were made together do not end together
           (link-age-ns link)
           (round (* age-ns (+ 0.9 (random 0.2 (loop:event-loop-random (link-loop link))))))
           (link-life link) (loop:make-lasting-timer (link-loop link) #'check-link link))
@@ -31,14 +31,13 @@
         (due nil))
     (dolist (check (if (link-http2 link)
                        '(advance-core keep-alive check-frame check-output check-age check-idle)
-                       '(check-age)))   ; the code of another protocol makes the other checks
+                       '(check-age)))   ; the code of the other protocol makes its own checks
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))
       (loop:start-timer (link-loop link) (link-life link) due))))
 
-;;; Each check acts if it is due at NOW. The check returns the time when it is due next, or NIL for
-;;; never.
+;;; Each check acts if it is due at NOW, and returns the time when it is due next, or NIL for never.
 
 (defun advance-core (link now)
   "Pass the time to the core of LINK, which checks its own time-outs."
@@ -90,7 +89,7 @@
       (options-keepalive-without-calls (link-options link))))
 
 (defun note-told (link event)
-  "Note that LINK's owner has had EVENT, and return true, unless it has had it before."
+  "If LINK's owner has not received EVENT yet, note that it has now, and return true."
   (unless (member event (link-told link))
     (push event (link-told link))))
 

@@ -2,39 +2,39 @@
 ;;;; (base/memory/account.lisp), which is part of its peer's, its server's and the process's; or, at
 ;;;; a client, of its channel's.
 ;;;;
-;;;; - Charged where it begins and released where it ends: header lists of calls, incomplete
-;;;;   messages, requests that wait for a handler (HOLD); messages that no thread has taken, answers
-;;;;   on their way to the loop (CHARGE-LINK).
-;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
+;;;; - Charged when the memory is taken and released when it is given up: header lists of calls,
+;;;;   incomplete messages, requests that wait for a handler (HOLD); messages that no thread has
+;;;;   taken, answers on their way to the loop (CHARGE-LINK).
+;;;; - Measured when the link is read or flushed, and when more DATA is queued: tables and caches,
 ;;;;   open streams, queued DATA, incomplete header blocks, the data of another protocol
 ;;;; (MEASURE-LINK);
 ;;;;   leftovers of input, output, TLS (loop/io/connection-buffer.lisp).
 ;;;;
 ;;;; An incomplete message counts with the memory that is allocated for it.
 ;;;;
-;;;; Refusals: let TOTAL be the limit of all links together, and F the unused part of it.
+;;;; Refusals: let TOTAL be the limit of all links together, and F its unused part.
 ;;;; - A link that holds up to a sixteenth of TOTAL, or 64 KB if that is less, may always hold more.
 ;;;; - Otherwise a call ends if its link would hold more than max-held-octets, or, while half of
 ;;;;   TOTAL is held, more than two of the largest messages; or if its peer would hold more than 3
 ;;;;   F. These limits follow the rule of loop/threads/thread-quota.lisp: one peer alone may have
-;;;;   three quarters of TOTAL, two peers 3/7 each. A peer may always have a 64th of TOTAL, since
-;;;;   measured octets are not refused, so that F may be 0 for long.
+;;;;   three quarters of TOTAL, two peers 3/7 each. A peer may always have a 64th of TOTAL: measured
+;;;;   octets are never refused, so F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the peer that holds most loses the link that holds most
 ;;;;   (server/limits/memory-pressure.lisp).
 ;;;;
-;;;; A call whose messages are not read should hold up only itself. So the connection's window grows
+;;;; A call whose messages are not read should delay only itself. So the connection's window grows
 ;;;; also for octets that no thread has read yet, until the link holds half of max-held-octets. From
 ;;;; then on the connection's window is withheld, until the link holds less than a quarter.
 
 (in-package #:clgrpc.wire)
 
 (defconstant +little-held-octets+ 65536
-  "The octets that a link may hold whatever its peer's other links hold.")
+  "The octets that a link may hold however much its peer's other links hold.")
 (defconstant +least-unsent-octets+ 65536
   "The octets of unsent output that a link may always have.")
 
 (define-hot (all-account :inline t) ((account account)) account
-  "The account of all links of the server or channel that ACCOUNT, a link's, belongs to."
+  "The account of all links of the server or channel to which the link with ACCOUNT belongs."
   (let* ((whole (the account (account-whole account)))
          (above (account-whole whole)))
     (if (and above (account-whole above)) above whole)))
@@ -50,7 +50,7 @@
      (account-sum (all-account (link-account link)))))
 
 (define-hot link-held-limit ((link link)) index
-  "The octets that LINK may hold; fewer while all links together hold many."
+  "The octets that LINK may hold; fewer while all links together hold many octets."
   (let* ((options (link-options link))
          (least (* 2 (options-max-receive-octets options))))
     (if (pressed-p link)
@@ -67,8 +67,8 @@
         (< (max (* 3 left) (ash total -6)) (account-sum peer)))))
 
 (define-hot excess ((link link)) (member nil :connection-holds-too-much :all-hold-too-much)
-  "The verdict on a call that has just added to the octets of LINK; nil if they are within the
-limits."
+  "The verdict on a call that has just added to the octets that LINK holds; nil if the link is
+within its limits."
   (let* ((total (total-held-limit (link-options link)))
          (account (link-account link))
          (sum (account-sum account)))
@@ -115,7 +115,7 @@ withheld and the link holds little enough now, return the window. From any threa
 
 (defun return-window (link)
   "If LINK's window is withheld and LINK holds little enough again, let the connection's window grow
-by everything received. On the loop."
+by all octets received. On the loop."
   (when (and (link-window-withheld link) (drained-p link))
     (setf (link-window-withheld link) nil)
     (when (tracing-p :flowctl) (trace-window link :connection-window-given-back))
@@ -123,8 +123,8 @@ by everything received. On the loop."
       (http2:map-streams #'http2:credit-connection (link-http2 link)))))
 
 (define-hot credit-link ((call wire-call) (stream http2:stream)) null
-  "Let the connection's window, but not STREAM's, grow by the octets that CALL holds; withhold that
-if its link holds too much."
+  "Let the connection's window, but not STREAM's, grow by the octets that CALL holds, unless CALL's
+link holds too much."
   (let ((link (the link (wire-call-link call))))
     (cond ((< (link-held link) (ash (link-held-limit link) -1))
            (http2:credit-connection stream))
@@ -136,7 +136,7 @@ if its link holds too much."
     nil))
 
 (define-hot release-held ((call wire-call)) null
-  "Take the octets that CALL holds off its link. On the loop."
+  "Discharge the octets that CALL holds from its link. On the loop."
   (let* ((inbound (call-wire-inbound call))
          (link (the link (wire-call-link call)))
          (held (if inbound (shiftf (wire-inbound-held inbound) 0) 0)))
@@ -165,9 +165,9 @@ if its link holds too much."
 
 (define-hot (list-fields :inline t) ((list hpack:field-list) (link (or null link)))
     (values simple-vector index)
-  "Two values: the metadata in LIST, and the octets of memory that they occupy. If LIST is the
-headers of a call received on LINK, and the metadata is short, LINK keeps it for the next call,
-which may have the same. LINK is nil for trailers, whose octets are not counted."
+  "Two values: the metadata in LIST, and the octets of memory that the metadata occupy. If LIST is
+the headers of a call received on LINK, and the metadata is short, LINK keeps the metadata, since
+the next call may have the same. LINK is nil for trailers, whose octets are not counted."
   (let* ((last (if link (link-last-fields link) #()))
          (fields (list-custom-fields list last)))
     (if (and link (eq fields last))

@@ -1,15 +1,15 @@
-;;;; A link: one connection on an event loop, at either end, that speaks HTTP/2 as a rule. The loop
-;;;; reads and writes, the http2 core decides, and the link joins the two. The link passes octets to
-;;;; the core, lends the loop's output buffer to the core for a turn, and has one timer for all its
-;;;; checks (link-keepalive.lisp). Everything here runs on the link's loop.
+;;;; A link: one connection on an event loop, at either end, that usually speaks HTTP/2. The loop
+;;;; reads and writes, the http2 core interprets the octets, and the link joins the two. The link
+;;;; passes octets to the core, lends the loop's output buffer to the core for a turn, and has one
+;;;; timer for all its checks (link-keepalive.lisp). All code of this file runs on the link's loop.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (connection-protocol (:copier nil))
-  "The functions of a link that has no core of HTTP/2, since it has not got one yet or uses another
-protocol. All functions run on the link's loop. A server includes this structure."
-  (octets nil :type function :read-only t) ; (link): about how much memory it keeps
-  ;; (call paused): read no more of the body of CALL, or with nil read on
+  "The functions of a link without a core of HTTP/2: it has no core yet, or uses another protocol.
+All functions run on the link's loop. A server includes this structure."
+  (octets nil :type function :read-only t) ; (link): about how many octets it keeps
+  ;; (call paused): if PAUSED is true, stop reading the body of CALL, else continue
   (pause nil :type function :read-only t)
   (abandon nil :type function :read-only t)) ; (link status text): end the link's calls
 
@@ -29,14 +29,14 @@ protocol. All functions run on the link's loop. A server includes this structure
   (calls 0 :type fixnum)                ; the number of open calls
   (measured 0 :type index)              ; charged by MEASURE-LINK, see link-memory.lisp
   (window-withheld nil :type boolean)   ; the connection's; see link-memory.lisp
-  (arriving '() :type list)             ; calls for which the read under way has brought messages
-  (held-up nil :type (or null fifo))    ; a server's calls that wait for output to leave
+  (arriving '() :type list)             ; calls with messages in the read under way
+  (held-up nil :type (or null fifo))    ; a server's calls that wait until output is sent
   (draining nil :type boolean)          ; true: the link gets no more calls
-  (broken nil :type boolean)            ; the link sends no more, and ends when it has been read
-  (stopped nil :type boolean)           ; the core reads no more until output has left
+  (broken nil :type boolean)            ; the link sends no more, and ends after its last input
+  (stopped nil :type boolean)           ; the core reads no more until output is sent
   (last-fields #() :type simple-vector) ; the metadata of the last call, to be shared
-  (last-octets 0 :type index)           ; about how much memory they take
-  (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
+  (last-octets 0 :type index)           ; about how many octets LAST-FIELDS take
+  (late 0 :type fixnum)                 ; running handlers and callbacks that have lost the loop
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for a thread
   (asked nil :type boolean)             ; a function for WAITING-CALLS is queued, see ASK-FOR-THREAD
   ;; the link's quota of the reserve's threads; nil without a limit
@@ -44,7 +44,7 @@ protocol. All functions run on the link's loop. A server includes this structure
   ;; at a server, (call came function): call FUNCTION, which decompresses and decodes a message of
   ;; CALL of CAME octets, within the budget of the peer, and return its values
   (budget nil :type (or null function))
-  ;; the timer of link-keepalive.lisp, which uses the slots until QUIET-NS, too
+  ;; the timer of link-keepalive.lisp, to which the slots as far as QUIET-NS belong, too
   (life nil :type (or null timer))
   (born-ns 0 :type (unsigned-byte 62))  ; when the link began
   (age-ns 0 :type (unsigned-byte 62))   ; the age at which the link must end; 0 without a limit
@@ -57,12 +57,12 @@ protocol. All functions run on the link's loop. A server includes this structure
   (filled-ns 0 :type (unsigned-byte 62)) ; when output was last offered to the peer
   (told '() :type list)                 ; those of the events :AGE, :GRACE and :IDLE that the owner
                                         ; has received
-  (quiet-opened -1 :type fixnum)        ; how many calls the link had had when last seen idle
+  (quiet-opened -1 :type fixnum)        ; the number of calls so far when it was last idle
   (quiet-ns 0 :type (unsigned-byte 62)) ; the time since which the link is idle
   (goaway nil :type (or null string))   ; the error in a GOAWAY of the peer, or nil
   (protocol nil :type (or null connection-protocol)) ; nil for HTTP/2
   ;; for channelz; a time of 0 means that there was no such event
-  (number (new-number) :type (unsigned-byte 62) :read-only t) ; the link's number for good
+  (number (new-number) :type (unsigned-byte 62) :read-only t) ; the link's permanent number
   (stream-ns 0 :type (unsigned-byte 62)) ; when the link's last stream began
   (messages-sent 0 :type (unsigned-byte 62)) ; messages sent, in each attempt of a call
   (sent-ns 0 :type (unsigned-byte 62))  ; when the last message was sent
@@ -87,7 +87,7 @@ protocol. All functions run on the link's loop. A server includes this structure
 
 (defun describe-link (link)
   "A plist that describes LINK. A time of 0 means never. The values of :NUMBER, :LOOP and :PEER are
-valid on any thread, the others only on LINK's loop."
+valid on any thread, the other values only on LINK's loop."
   (list :number (link-number link) :loop (link-loop link) :peer (link-peer link)
         :socket (link-socket link) :http2 (link-http2 link)
         :security (loop:connection-security (link-socket link))

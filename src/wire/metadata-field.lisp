@@ -1,6 +1,6 @@
 ;;;; Metadata on the wire: the HPACK fields as they arrived. The fields are immutable and decoded on
-;;;; demand (gRPC over HTTP/2, "Custom-Metadata"). This file also has the header that both ends send
-;;;; before the metadata, the content type.
+;;;; demand (gRPC over HTTP/2, "Custom-Metadata"). This file also has the content type, a header
+;;;; that both ends send before the metadata.
 
 (in-package #:clgrpc.wire)
 
@@ -32,8 +32,8 @@
 
 (defun metadata-octets (metadata &optional request)
   "The octets that METADATA, an alist that CHECK-METADATA has passed, adds to a header list, as RFC
-9113 section 6.5.2 counts; with REQUEST, a call, including the most octets that the fields of
-ENCODE-ENCODINGS add to a request."
+9113 section 6.5.2 counts; if REQUEST, a call, is given, add the most octets that the fields of
+ENCODE-ENCODINGS take in a request."
   (+ (if request (hpack:field-size (accepted-encodings-field)) 0)
      (if (and request (compression-of request)) +encoding-field-octets+ 0)
      (loop for (name . value) in metadata
@@ -83,7 +83,7 @@ and may have blanks around them."
 
 (define-hot sound-metadata-p ((fields simple-vector)) boolean
   "True if all binary values of FIELDS, a vector of metadata fields, are base64, and no field has
-more than a few of them. Each field keeps its result as a memo."
+more than +MOST-JOINED-VALUES+ of them. Each field keeps its result as a memo."
   (loop for field of-type hpack:field across fields
         never (and (binary-field-p field)
                    (eq :unsound (or (hpack:field-memo field)
@@ -107,7 +107,7 @@ a memo, so that a repeated field is decoded only once; do not change them."
 
 (defun field-entries (field)
   "Return the metadata pairs of FIELD. Binary values are decoded; one field may have several, joined
-by commas. A field that is not sound has no pairs; its call has been ended."
+by commas. A field that is not sound has no pairs; its call was ended."
   (let ((name (hpack:field-name-string field)))
     (if (binary-field-p field)
         (loop for octets across (the simple-vector (binary-values field))
@@ -121,14 +121,14 @@ by commas. A field that is not sound has no pairs; its call has been ended."
         nconc (field-entries field)))
 
 (define-hot custom-field-p ((field hpack:field)) boolean
-  "True if FIELD is metadata and neither a pseudo-field nor one that only gRPC itself reads."
+  "True if FIELD is metadata: neither a pseudo-field nor a field that only gRPC itself reads."
   (let ((kind (http2:field-kind-of field)))
     (or (= kind http2:+kind-other+) (= kind http2:+kind-user-agent+)
         (= kind http2:+kind-grpc-previous-rpc-attempts+))))
 
 (define-hot list-custom-fields ((list hpack:field-list) (previous simple-vector)) simple-vector
   "Return a vector of the metadata fields of LIST, or PREVIOUS itself if it holds the same fields.
-A peer mostly repeats its fields, so a steady state allocates nothing."
+A peer usually repeats its fields, and then no memory is allocated."
   (let ((count 0) (same t))
     (declare (type fixnum count))
     (hpack:do-fields (field list)

@@ -2,18 +2,18 @@
 ;;;; threads.
 ;;;;
 ;;;; On the loop, a message that fits one frame and both windows is serialised straight into the
-;;;; output. A thread may do the same on a client's loop that no thread runs at the moment; messages
-;;;; that it sends in a row are then written together (loop/threads/coalescing.lisp). Any other
-;;;; thread encodes the message into octets of its own, charges them to the call's send budget, and
-;;;; posts them to the loop.
+;;;; output. A thread may do the same on a client's loop that no thread runs at the moment; then
+;;;; messages that the thread sends in a row are written together (loop/threads/coalescing.lisp).
+;;;; Any other thread encodes the message into separate octets, charges the call's send budget for
+;;;; them, and posts them to the loop.
 
 (in-package #:clgrpc.wire)
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
-  "Send our headers of CALL unless they were sent already; a client's call sends them when it gets a
-stream. On its loop."
+  "Send the headers of our side of CALL unless they were sent already; a client's call sends them
+when it gets a stream. On its loop."
   (unless (marked-p call :headers)
-    ;; the handler of a stream may have run for long before it sends; for a single answer, REPLY-NOW
+    ;; a handler may run for long before it sends its first message; for a single answer, REPLY-NOW
     ;; does this
     (unless (or (null (call-rpc-method call)) (answers-once-p call))
       (loop:update-time (wire-call-loop call)))
@@ -26,9 +26,9 @@ stream. On its loop."
   (when (> size (send-limit call)) (refuse-size call size)))
 
 (defun refuse-size (call size)
-  "Signal that a message of SIZE is too long for CALL. If the message is the only request of CALL,
-CALL never begins, and the error does not refer to CALL: a caller that asked CALL for metadata would
-wait for ever."
+  "Signal an error, since a message of SIZE octets is too long for CALL. If the message is the only
+request of CALL, CALL never begins, and the error does not refer to CALL: a caller that asked CALL
+for metadata would wait for ever."
   (let ((begun (not (and (client-p call) (takes-one-p call)))))
     (error (verdict-error :too-long-to-send (list size (send-limit call))
                           :call (and begun call)
@@ -48,8 +48,8 @@ sizer has just computed."
 (define-hot encode-message ((call wire-call) message compress)
     (or octets byte-buffer)
   "Encode MESSAGE with its prefix, for WRITE-ENCODED. Return fresh octets or, if the encoding is
-long or compressed, a byte buffer. COMPRESS as for SEND. Signal an RPC-ERROR if MESSAGE is too long.
-For a long MESSAGE this may wait until the heap has room. From any thread."
+long or compressed, a byte buffer. COMPRESS is as for SEND. Signal an RPC-ERROR if MESSAGE is too
+long. For a long MESSAGE the function may wait until the heap has room. From any thread."
   (let* ((type (outgoing-type call))
          (size (protobuf:measure type message)))
     (declare (type index size))
@@ -86,8 +86,9 @@ For a long MESSAGE this may wait until the heap has room. From any thread."
           (t (make-byte-buffer octets end)))))
 
 (defun long-room (call size compress)
-  "How many octets of the heap CALL needs to encode a message of SIZE, and perhaps compress it."
-  (let ((octets (+ size (ash size -2))))  ; as the store's lengths are
+  "The octets of the heap that CALL needs to encode a message of SIZE octets, and perhaps compress
+it."
+  (let ((octets (+ size (ash size -2))))  ; rounded up as the store's lengths
     (if (wants-compression-p call compress size (wire-call-options call))
         (* 2 octets)
         octets)))
@@ -107,7 +108,7 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
              (declare (type octets octets) (type index at))
              (write-sized type message octets at size)
              (http2:end-data stream total last)
-             ;; called only now, since an observer may send something on the same connection
+             ;; called only now, since an observer may send on the same connection
              (observe content-sent (call-observer call) call octets
                       (+ at +prefix-octets+) (+ at total) nil))
            (note-message-sent (the link (wire-call-link call)))
@@ -132,8 +133,8 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
 
 (defun note-sent (call encoded &optional again)
   "Count and report ENCODED, a value of ENCODE-MESSAGE for CALL, which is about to be sent on CALL's
-stream, perhaps in another form. AGAIN, if not nil, is the stream for a message that was sent on
-another stream before. On the loop."
+stream, perhaps in another form. If the message was sent on another stream before, AGAIN is the
+stream for it now; else AGAIN is nil. On the loop."
   (let ((stream (or again (wire-call-stream call))))
     (unless again
       (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
@@ -145,8 +146,8 @@ another stream before. On the loop."
                (and (typep encoded 'byte-buffer) (byte-buffer-plain encoded)))))
 
 (defun write-encoded (call encoded last &key plain again (keep again))
-  "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream, or on AGAIN, a stream, if the
-message was sent on another stream before. If PLAIN is true, the message is sent without
+  "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream; or on the stream AGAIN, if
+the message was sent on another stream before. If PLAIN is true, the message is sent without
 compression. If no memory is free for compressing, nothing is sent, and CALL ends. If KEEP is false,
 ENCODED belongs to the connection from now on. On the loop."
   (let ((encoded (if plain (uncompressed call encoded) encoded))
@@ -170,8 +171,8 @@ ENCODED belongs to the connection from now on. On the loop."
   (unsent-room call))
 
 (define-hot (sendable-p :inline t) ((call wire-call)) boolean
-  "True if a message may be sent on CALL, false if CALL has ended with :ok. Otherwise signal the
-reason."
+  "True if a message may be sent on CALL, false if CALL has ended with :ok. In other cases signal
+the reason."
   (let ((outbound (call-wire-outbound call)))
     (may-send-p call (and outbound (wire-outbound-over outbound)))))
 
@@ -248,15 +249,15 @@ a callback or handler that answers message after message."
 
 (define-hot (posted-octets :inline t) ((call wire-call)) index
   "The number of octets that threads have sent on CALL and that have not reached the loop yet. While
-this number is 0 the loop may send something on CALL without overtaking posted messages."
+this number is 0, the loop may send on CALL without overtaking posted messages."
   (let ((outbound (call-wire-outbound call)))
     (if outbound (the index (wire-outbound-unsent-octets outbound)) 0)))
 
 (defun post-charged (call size function)
   "Post FUNCTION, which sends SIZE octets, at least 1, to CALL's loop, even from the loop itself.
-Until the function is called CALL is charged with SIZE, so nothing overtakes it."
+Until FUNCTION is called, CALL is charged with SIZE, so no other message overtakes it."
   (let ((outbound (ensure-wire-outbound call)))
-    (sb-sys:without-interrupts          ; so that charged octets are posted
+    (sb-sys:without-interrupts          ; charged octets must be posted
       (sb-ext:atomic-incf (wire-outbound-unsent-octets outbound) size)
       (loop:post (wire-call-loop call)
                  (lambda ()
@@ -264,14 +265,14 @@ Until the function is called CALL is charged with SIZE, so nothing overtakes it.
                    (funcall function))))))
 
 (defun post-in-turn (call size function)
-  "As WIRE-POST, but FUNCTION runs after everything that other threads have already sent on CALL.
+  "As WIRE-POST, but FUNCTION runs after all messages that other threads have already sent on CALL.
 SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
   (cond ((and (zerop (posted-octets call)) (loop:run-now (wire-call-loop call) function)) t)
         ((zerop size) (loop:post (wire-call-loop call) function))
         (t (post-charged call size function))))
 
 (define-hot encode-and-send ((call wire-call) message compress) null
-  "Send MESSAGE from user code. Encode MESSAGE on this thread, so that the loop need not encode it.
+  "Send MESSAGE from user code. Encode it on this thread, so that the loop need not do this.
 COMPRESS is as for SEND."
   (let ((encoded (encode-message call message compress)))
     (flet ((send-it ()
@@ -295,7 +296,7 @@ straight into the output."
   nil)
 
 (define-hot refuse-to-send ((call wire-call)) null
-  "Arrange that ON-WRITABLE is called when there is room, because TRY-SEND has found none. Return
+  "Arrange that ON-WRITABLE is called when there is room, because TRY-SEND has found no room. Return
 nil."
   (watch-room call)
   (sb-thread:barrier (:memory))

@@ -1,4 +1,4 @@
-;;;; The code of the HTTP transport that both ends of a call share: links, calls on streams,
+;;;; The part of the HTTP transport that both ends of a call share: links, calls on streams,
 ;;;; framing, compression.
 
 (defpackage #:clgrpc.wire

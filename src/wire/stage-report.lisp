@@ -1,6 +1,6 @@
 ;;;; The stages of a call on the wire, computed on demand from its marks (stage.lisp): the
-;;;; operations UNSENT-OCTETS and STAGES of both ends. Each end has a function of its own for the
-;;;; names and times of its stages.
+;;;; operations UNSENT-OCTETS and STAGES of both ends. Each end has its own function for the names
+;;;; and times of its stages.
 
 (in-package #:clgrpc.wire)
 
@@ -40,9 +40,9 @@ loop.")
 
 (defun list-stages (call spans connects)
   "The operation STAGES, of CALL. SPANS returns the stages so far, a list of (stage . ns), oldest
-first. SPANS is a function of CALL and of nanoseconds from CALL's beginning: to now or to CALL's
-end, to :HEADERS, and to :ANSWER or :DUE; each of the latter two is nil if that moment has not been
-reached. CONNECTS is the number of attempts to connect that CALL has waited for."
+first. The arguments of SPANS are CALL and three times in nanoseconds from CALL's beginning: to now
+or to CALL's end; to :HEADERS, or nil before that moment; and to :ANSWER or :DUE, or nil before it.
+CONNECTS is the number of attempts to connect for which CALL has waited."
   (declare (type function spans))
   (let* ((born (wire-call-born-ns call))
          (marks (wire-call-marks call))
@@ -52,7 +52,7 @@ reached. CONNECTS is the number of attempts to connect that CALL has waited for.
     (append
      (list :total (ns-seconds total))
      (loop for (stage . ns) in (funcall spans call total (moment-ns marks :headers)
-                                         ;; or :DUE, which has the same index
+                                         ;; or :DUE, which shares its index
                                          (moment-ns marks :answer))
            when (>= ns +shortest-told-ns+)
              append (list stage (ns-seconds ns)))

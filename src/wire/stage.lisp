@@ -1,9 +1,9 @@
 ;;;; The stages of a call. A call keeps the time when it began, and its MARKS: at most three later
-;;;; moments, all in one fixnum. Each moment is a SPAN, a floating-point number of nanoseconds in 20
-;;;; bits. 14 of the bits are the mantissa, so spans are exact to 0.013 %, from nanoseconds to
-;;;; centuries. A span of 0 means a moment that has not come. So a call notes a stage with one
-;;;; store, without reading the clock (it uses the time of the loop's turn) and without consing. Two
-;;;; flags that only the loop changes share the fixnum.
+;;;; moments, all in one fixnum. Each moment is kept as a SPAN, a floating-point number of
+;;;; nanoseconds in 20 bits. 14 of the bits are the mantissa, so spans are exact to 0.013 %, from
+;;;; nanoseconds to centuries. A span of 0 means that the moment has not come. So a call notes a
+;;;; stage with one store, without reading the clock (it uses the time of the loop's turn) and
+;;;; without consing. Two flags that only the loop changes share the fixnum.
 ;;;;
 ;;;;   client  :HEADERS request headers sent   :ANSWER the first response headers   :END
 ;;;;   server  :HEADERS response headers sent  :DUE    the handler may start        :END
@@ -19,13 +19,13 @@
 (deftype marks () '(unsigned-byte 62))
 
 (deftype moment ()
-  "A moment whose time is in the marks of a call: our headers were sent; a client's answer began to
-arrive, or a server's handler could start; the end."
+  "A moment whose time is in the marks of a call: this end's headers were sent; a client's answer
+began to arrive, or a server's handler could start; the call has ended."
   '(member :headers :answer :due :end))
 
 (deftype flag ()
-  "A fact that is in the marks without a time: our side of the call has sent its last message; a
-client's call is its own future."
+  "A fact that is in the marks without a time: this end has sent its last message; a client's call
+is its own future."
   '(member :closed :unattended))
 
 (deftype mark () '(or moment flag))
@@ -55,8 +55,7 @@ client's call is its own future."
   (ash (ldb (byte +mantissa-bits+ 0) span) (ash span (- +mantissa-bits+))))
 
 (define-hot (add-moment :inline t) ((marks marks) (moment moment) (ns fixnum)) marks
-  "MARKS with the addition of MOMENT, which is not among them yet, at NS nanoseconds after the
-beginning."
+  "MARKS with MOMENT, which is not among them yet, added at NS nanoseconds after the beginning."
   (logior marks (ash (if (plusp ns) (ns-span ns) 1) (moment-place moment))))
 
 (define-hot without-moments ((marks marks)) marks
@@ -64,6 +63,6 @@ beginning."
   (logand marks (logior (flag-bit :closed) (flag-bit :unattended))))
 
 (defun moment-ns (marks moment)
-  "The nanoseconds from the beginning to MOMENT, or nil if it is not among MARKS."
+  "The nanoseconds from the beginning to MOMENT, or nil if MOMENT is not among MARKS."
   (and (logtest marks (mark-bits moment))
        (span-ns (ldb (byte +span-bits+ (moment-place moment)) marks))))

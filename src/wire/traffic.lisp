@@ -10,20 +10,20 @@ no more octets than these.")
 
 (defconstant +frames-per-look+ 64
   "The number of frames of a read after which we check the amount of output and the clock again. The
-work that a peer can cause in between takes a fraction of a millisecond.")
+work that a peer can cause between two checks takes a fraction of a millisecond.")
 
 (defconstant +frames-at-first+ 4
   "The number of frames of a read after which we first check the amount of output and the clock. A
-peer may have a thousand connections that all send; each of them gets this many frames in a turn,
-joined ones counted as one, however long the turn has become.")
+peer may have a thousand connections that all send; each of them gets this many frames in a turn
+(joined frames count as one), however long the turn has become.")
 
 (defconstant +calls-per-read+ 128
   "About how many calls of a link begin in a turn; the calls of other links wait until their
 handlers have run.")
 (defconstant +calls-of-a-long-turn+ 32
   "About how many calls begin in a turn of a link whose last input was +LONG-TURN-NS+ ago or more.
-If long turns are the reason, the link's handlers may be slow: 128 of 200 µs each would delay other
-links for 26 ms. If the link was merely quiet, its other calls begin in the next turn.")
+If long turns are the reason, the link's handlers may be slow: 128 handlers of 200 µs each would
+delay other links for 26 ms. If the link was merely quiet, its other calls begin in the next turn.")
 (defconstant +long-turn-ns+ 2000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
@@ -75,14 +75,14 @@ the remaining OCTETS are left for the next turn."
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
          (unsent (loop:connection-unsent socket))
-         ;; with more unsent octets than MAX-UNSENT the connection would not be read, and so would
-         ;; not get WINDOW_UPDATEs
+         ;; with more than MAX-UNSENT unsent octets the connection is not read, and so gets no
+         ;; WINDOW_UPDATEs
          (limit (min +fill-octets+ (ash (loop:connection-max-unsent socket) -1))))
     (declare (type index unsent limit))
     (http2:write-queued http2 (if (< unsent limit) limit 0))
     ;; the loop calls this function again in this turn only if output was added
     (unless (< unsent limit) (loop:defer (link-loop link) #'loop:connection-output socket))
-    ;; after a flush the loop takes its buffer back, and the core requests a buffer again
+    ;; at a flush the loop takes its buffer back, and later the core requests a buffer again
     (http2:give-output-back http2)
     (setf (link-filled-ns link) (loop:event-loop-now (link-loop link)))
     (measure-link link)
@@ -141,13 +141,13 @@ handler."
     (loop:close-connection socket :abort handshaking)))
 
 (defun link-queued (http2)
-  "The sink's on-queued. While windows are closed no DATA is sent, so nothing else would measure
-it."
+  "The sink's on-queued. While windows are closed no DATA is sent, so no other event would cause a
+measurement of the queue."
   (measure-link (http2:connection-user http2)))
 
 (defun link-sink (&rest functions)
-  "A sink of HTTP/2 with FUNCTIONS, as for HTTP2:MAKE-SINK, and with the functions common to all
-links."
+  "A sink of HTTP/2 with FUNCTIONS, as for HTTP2:MAKE-SINK, and with the functions that all links
+have."
   (apply #'http2:make-sink :on-output #'link-output :on-close #'link-http2-closed
                            :on-queued #'link-queued functions))
 
@@ -172,14 +172,14 @@ links."
     (:server **server-link-handler**)))
 
 (defun speak-http2 (link role sink pool)
-  "LINK speaks HTTP/2 from now on, in ROLE. The link shares http2's POOL with its owner's other
+  "Make LINK speak HTTP/2 from now on, in ROLE. The link shares http2's POOL with its owner's other
 links."
   (let ((http2 (http2:make-connection role sink (link-options link) :user link :pool pool)))
     (setf (link-http2 link) http2
           (link-protocol link) nil
           (loop:connection-handler (link-socket link)) (link-handler role))
     (measure-link link)
-    ;; the time-outs begin when the link was opened
+    ;; the time-outs count from the opening of the link
     (http2:start-connection http2 (link-born-ns link))
     (check-link link)))
 
@@ -190,10 +190,9 @@ links."
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
 link. The link shares http2's POOL with its owner's other links. The link's account is part of
 ACCOUNT, and the link's events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless
-that is 0, the link sends the peer a PING; if no answer arrives within KEEPALIVE-TIMEOUT-NS, it
-gives the peer up. MAKE is called with LOOP, OPTIONS and OWNER and returns the link. If the protocol
-of the link is not known yet, the link has PROTOCOL and the loop's HANDLER until SPEAK-HTTP2 is
-called."
+that is 0, the link sends the peer a PING; if no answer arrives within KEEPALIVE-TIMEOUT-NS, the
+link ends. MAKE is called with LOOP, OPTIONS and OWNER and returns the link. If the protocol of the
+link is not known yet, the link has PROTOCOL and the loop's HANDLER until SPEAK-HTTP2 is called."
   (let ((link (funcall make loop options owner)))
     (setf (link-observer link) observer
           (link-peer link) (loop:byte-channel-peer byte-channel)

@@ -1,34 +1,34 @@
-;;;; The structure of a call on a link, for the common part of both ends, and the structure that all
-;;;; calls of an end share. The behaviour of a call is in the files after this: inbound.lisp,
-;;;; callback.lisp, outbound.lisp and deadline.lisp. link-memory.lisp limits how many of its peer's
-;;;; octets a call may keep.
+;;;; The structure of a call on a link, as far as both ends have it in common, and the structure of
+;;;; the data that all calls of an end share. The behaviour of a call is in the files after this:
+;;;; inbound.lisp, callback.lisp, outbound.lisp and deadline.lisp. link-memory.lisp limits the
+;;;; octets of its peer that a call may keep.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (endpoint (:constructor nil) (:copier nil))
   "The data that all calls of a channel, or of one loop of a server, share."
-  (loop nil :type loop:event-loop)      ; the loop that all calls of the endpoint are on
-  (options nil :type options)           ; the channel's or server's
+  (loop nil :type loop:event-loop)      ; the loop of all calls of the endpoint
+  (options nil :type options)           ; the options of the channel or server
   (observer nil :type (or null observer)) ; the observer of this call, or nil
-  ;; the account of all that its links hold
+  ;; the account of all octets that its links hold
   (account (make-account **process-account**) :type account)
-  ;; called with a call, returns the limit in octets of a message that it sends, and of one that it
-  ;; receives; nil if the options decide these limits
+  ;; a function of a call that returns the most octets of a message that the call sends, and of one
+  ;; that it receives; nil if the options decide these limits
   (limits nil :type (or null function))
-  ;; called with a call and a value of ENCODE-MESSAGE, sends the value and does everything else that
-  ;; this requires; nil if the value is only written to the call's stream
+  ;; a function of a call and a value of ENCODE-MESSAGE that sends the value with all that this
+  ;; requires; nil if the value is only written to the call's stream
   (sender nil :type (or null function)))
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   "A call on a stream of HTTP/2, at either end."
   (endpoint nil :type endpoint)         ; the data that the call shares with others
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
-  (stream nil :type (or null http2:stream)) ; nil before the call has a stream, and afterwards
+  (stream nil :type (or null http2:stream)) ; nil while the call has no stream
   (born-ns 0 :type nanoseconds)         ; the time when the call began; 0 before that
-  (marks 0 :type marks))                ; used only on the loop, once it begins the call
+  (marks 0 :type marks))                ; used only on the loop once the loop begins the call
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
-  "The message of CALL that is not whole yet, or nil. On its loop."
+  "The incomplete message that CALL is receiving, or nil. On its loop."
   (let ((inbound (call-wire-inbound call)))
     (and inbound (wire-inbound-partial inbound))))
 
@@ -64,8 +64,8 @@
                                    (plain (or null index)))
     null
   "Count a message of CALL that is written to STREAM, and report it to CALL's observer, if any. SIZE
-is the message's number of octets; PLAIN is the number before compression if the message is
-compressed, otherwise nil."
+is the message's number of octets; PLAIN is the number of octets before compression if the message
+is compressed, otherwise nil."
   (let ((observer (call-observer call)))
     (when observer
       (let ((compression (compression-of call)))
@@ -109,7 +109,7 @@ compressed, otherwise nil."
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
   "Note that CALL has reached MARK, a moment, in this turn; or that MARK, a flag, is true of CALL
-from now on. On CALL's loop; a flag may also be set before the loop begins CALL."
+from now on. Call this on CALL's loop; a flag may also be set before the loop begins CALL."
   (setf (wire-call-marks call)
         (if (typep mark 'flag)
             (logior (wire-call-marks call) (flag-bit mark))
@@ -118,7 +118,7 @@ from now on. On CALL's loop; a flag may also be set before the loop begins CALL.
   nil)
 
 (define-hot (marked-p :inline t) ((call wire-call) (mark mark)) boolean
-  "True if CALL has reached MARK, a moment, or MARK is a flag that is true of it."
+  "True if CALL has reached MARK, a moment, or MARK, a flag, is true of CALL."
   (logtest (wire-call-marks call) (mark-bits mark)))
 
 (defun reset-marks (call)

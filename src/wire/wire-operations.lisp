@@ -17,4 +17,5 @@
   :unsent-octets #'wire-unsent-octets)
 
 (setf (documentation '**wire-operations** 'variable)
-      "The operations over HTTP/2 that are the same at both ends, for :LIKE of the ends'.")
+      "The operations over HTTP/2 that are the same at both ends; the transports of the ends name
+this in :LIKE.")

@@ -15,7 +15,7 @@
 
 (defstruct (table (:constructor nil) (:copier nil))
   "A dynamic table; decoder and encoder include it."
-  (ring #() :type simple-vector)        ; the live entries, each at its number modulo the capacity
+  (ring #() :type simple-vector)        ; live entries; the place is the number modulo the capacity
   (inserted 0 :type index)              ; the number of the newest entry
   (count 0 :type index)                 ; how many entries are alive
   (octets 0 :type index)                ; the sum of their sizes
@@ -54,7 +54,7 @@ character."
              (decf (table-octets table) (field-size field)))))
 
 (define-hot resize-table ((table table) (limit index)) null
-  "Make LIMIT octets the most TABLE may hold."
+  "Make LIMIT the most octets that TABLE may hold."
   (evict-entries table limit)
   (setf (table-limit table) limit)
   nil)
@@ -84,7 +84,7 @@ the table and is not added (RFC 7541 section 4.4): return NIL."
            (incf (table-octets table) size)
            t))))
 
-;;; A live entry has a field in either table, so the result is not checked.
+;;; Each index of a live entry has a field in one of the tables, so the result is not checked.
 
 (define-leaf (%static-entry :inline t) ((index index)) field
   (svref **static-fields** index))

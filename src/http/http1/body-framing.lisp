@@ -1,6 +1,6 @@
-;;;; The end of a body (RFC 9112 section 6), and whether the connection remains open. Framing that
-;;;; is not stated exactly once is an error, since a proxy between the ends might understand it
-;;;; differently.
+;;;; The end of a body (RFC 9112 section 6), and whether the connection remains open. It is an error
+;;;; if a message does not state its framing exactly once, since a proxy between the ends might
+;;;; understand it differently.
 
 (in-package #:clgrpc.http1)
 
@@ -11,18 +11,18 @@
   (remove-if-not (lambda (field) (named-p field name)) fields))
 
 (defun only-field (name fields)
-  "The field NAME, or nil. Two fields of the name are an error."
+  "The field NAME, or nil. Two fields with this name are an error."
   (let ((found (fields-named name fields)))
     (when (rest found) (bad-message 400 "~A is there twice" name))
     (first found)))
 
 (defun only-value (name fields)
-  "The value of the field NAME, or nil. Two fields of the name are an error."
+  "The value of the field NAME, or nil. Two fields with this name are an error."
   (let ((field (only-field name fields)))
     (and field (hpack:field-value-string field))))
 
 (defun list-words (name fields)
-  "The words, in lower case, of all fields NAME, which are lists with commas."
+  "The words, in lower case, of all fields NAME, whose values are lists with commas."
   (loop for field in (fields-named name fields)
         append (split-list (string-downcase (hpack:field-value-string field)))))
 
@@ -80,7 +80,7 @@
     (or authority host)))
 
 (defun expects-p (fields)
-  "True if the client waits for 100."
+  "True if the client waits for the status 100."
   (when-let ((value (only-value "expect" fields)))
     (or (string-equal "100-continue" value)
         (bad-message 417 "the request has an unknown expectation in the field expect"))))
@@ -93,14 +93,14 @@
           :test #'string=))
 
 (defun message-fields-of (fields authority)
-  "FIELDS in the form of a MESSAGE's, after a field for AUTHORITY unless that is nil."
+  "FIELDS in the form in which a MESSAGE has them, after a field for AUTHORITY unless that is nil."
   (coerce (append (and authority (list (hpack:string-field ":authority" authority)))
                   (remove-if #'connection-field-p fields))
           'simple-vector))
 
 (defun request-from (octets start end limit)
-  "The request whose head is the octets from START to END, without the empty line after it; it may
-have LIMIT fields at most."
+  "The request whose head is the octets from START to END, which do not include the empty line after
+it; the head may have at most LIMIT fields."
   (let ((line-end (line-end octets start end)))
     (multiple-value-bind (http-method target minor) (request-line octets start line-end)
       (multiple-value-bind (authority path) (split-target http-method target)
@@ -114,7 +114,7 @@ have LIMIT fields at most."
            :expects-p (and (plusp minor) (expects-p fields))))))))
 
 (defun response-from (octets start end limit http-method)
-  "As REQUEST-FROM, the response to a request with HTTP-METHOD."
+  "As REQUEST-FROM, but for the response to a request with HTTP-METHOD."
   (let ((line-end (line-end octets start end)))
     (multiple-value-bind (status reason minor) (status-line octets start line-end)
       (let* ((fields (read-fields octets (+ 2 line-end) end limit))

@@ -15,7 +15,7 @@
         ((<= 65 octet 70) (- octet 55))))
 
 (define-hot chunk-length ((octets octets) (start index) (end index)) index
-  "The length in the line from START to END, which is without its CR LF."
+  "The length in the line from START to END, which do not include its CR LF."
   (let ((at start) (length 0))
     (declare (type index at length))
     (loop for digit = (and (< at end) (length-digit (aref octets at)))

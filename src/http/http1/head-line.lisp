@@ -1,6 +1,6 @@
 ;;;; The lines of a head (RFC 9112 sections 2 to 5): the request line or the status line, then one
 ;;;; field on each line. Every line ends with CR LF, and neither CR nor LF may occur alone; no line
-;;;; is folded; no blank stands between a name and its colon.
+;;;; may be folded; no blank may be between a name and its colon.
 
 (in-package #:clgrpc.http1)
 
@@ -21,7 +21,7 @@ contains another CR, or an LF without a CR, or does not end before END."
 ;;; The first line
 
 (defun version-minor (octets start end)
-  "The minor number of HTTP/1.x, the version that the octets must have."
+  "The minor number of the version, which must be HTTP/1.x, in the octets."
   (unless (and (= 8 (- end start))
                (loop for character across "HTTP/"
                      for i from start
@@ -67,8 +67,8 @@ contains another CR, or an LF without a CR, or does not end before END."
 ;;; Targets
 
 (defun absolute-target (target)
-  "Two values: the authority and the path of TARGET, of the absolute form, or nil if it has another
-form."
+  "Two values: the authority and the path of TARGET in the absolute form; or nil if TARGET has
+another form."
   (loop for scheme in '("http://" "https://")
         when (alexandria:starts-with-subseq scheme target :test #'char-equal)
           do (let* ((start (length scheme))
@@ -83,8 +83,8 @@ form."
                                      (t path)))))))
 
 (defun split-target (http-method target)
-  "Two values: the authority, or nil, and the path in TARGET, of a request with HTTP-METHOD (RFC
-9112 section 3.2)."
+  "Two values: the authority, or nil, and the path in TARGET, the target of a request with
+HTTP-METHOD (RFC 9112 section 3.2)."
   (cond ((char= #\/ (char target 0)) (values nil target))
         ((and (string= "*" target) (string= "OPTIONS" http-method)) (values nil target))
         ((string= "CONNECT" http-method) (bad-message 501 "this server is not a proxy"))

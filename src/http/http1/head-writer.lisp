@@ -20,7 +20,7 @@
     nil))
 
 (defun append-text (buffer text)
-  "Append TEXT, part of a line, an octet for each character. Signal MISUSE if TEXT would end the
+  "Append TEXT, a part of a line, one octet for each character. Signal MISUSE if TEXT would end the
 line."
   (append-simple-text buffer (if (typep text '(simple-array character (*)))
                                  text
@@ -50,11 +50,11 @@ line."
   (append-line-end buffer))
 
 (defun append-fields (buffer fields)
-  "Append FIELDS, an alist of strings, a line each."
+  "Append FIELDS, an alist of strings, one line for each."
   (loop for (name . value) in fields do (append-field buffer name value)))
 
 (defun append-framing (buffer body)
-  "Append the header for BODY, the length of a body, :chunked, or nil for no header."
+  "Append the framing header for BODY: the length of a body, :chunked, or nil for no header."
   (etypecase body
     (integer (append-text buffer "content-length: ")
      (append-number buffer body 10)
@@ -63,15 +63,15 @@ line."
     (null)))
 
 (defun append-framed-fields (buffer fields body &optional connection)
-  "Append FIELDS, an alist of strings, the header for BODY, as for WRITE-RESPONSE-HEAD, and the
-header connection with CONNECTION, \"close\" or \"keep-alive\", unless that is nil."
+  "Append FIELDS, an alist of strings, the framing header for BODY (see WRITE-RESPONSE-HEAD), and
+the header connection with the value CONNECTION, \"close\" or \"keep-alive\", unless that is nil."
   (append-fields buffer fields)
   (append-framing buffer body)
   (when connection (append-field buffer "connection" connection)))
 
 (defun write-request-head (buffer http-method target fields body)
   "Append to BUFFER the head of a request with HTTP-METHOD and TARGET, strings, and FIELDS, an alist
-of strings with host among them. BODY is the length of its body, :chunked, or nil for none."
+of strings with host among them. BODY is the length of its body, :chunked, or nil for no body."
   (append-text buffer http-method)
   (append-text buffer " ")
   (append-text buffer target)
@@ -111,8 +111,8 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
     (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
 
 (defun response-head-octets (status fields body)
-  "Return the octets of WRITE-RESPONSE-HEAD without its empty line, for responses that are written
-more than once. LAST-HEAD-OCTETS must follow them."
+  "Return the octets of WRITE-RESPONSE-HEAD without the empty line, for responses that are written
+more than once. LAST-HEAD-OCTETS must follow these octets."
   (written-octets #'append-response-lines status fields body))
 
 (defun last-head-octets (fields)
@@ -123,8 +123,8 @@ more than once. LAST-HEAD-OCTETS must follow them."
 
 (defun write-response-head (buffer status fields body &key connection)
   "Append to BUFFER the head of a response with STATUS and FIELDS, an alist of strings. BODY is the
-length of its body, or :chunked; or nil if it can have no body (1xx, 204, 304) or the head does not
-describe the body. CONNECTION, \"close\", \"keep-alive\" or nil, is the value of the header
+length of its body, or :chunked; or nil if the response can have no body (1xx, 204, 304) or the head
+does not describe the body. CONNECTION, \"close\", \"keep-alive\" or nil, is the value of the header
 connection."
   (append-response-lines buffer status fields body connection)
   (append-line-end buffer))

@@ -1,5 +1,5 @@
 ;;;; The one condition of HTTP/1.1. After an error the end of the message is unknown, so there is no
-;;;; restart: a server answers with the status and closes the connection.
+;;;; restart: a server answers with the error's status and closes the connection.
 
 (in-package #:clgrpc.http1)
 
@@ -14,7 +14,7 @@ implementations might understand differently. STATUS is the status of a server's
 fault. The parser is unusable afterwards."))
 
 (document-functions
-  http1-error-status "The status, such as 400, that a server answers with."
+  http1-error-status "The status, such as 400, with which a server answers."
   http1-error-text "The fault of the message, as text.")
 
 (declaim (ftype (function (integer string &rest t) nil) bad-message))

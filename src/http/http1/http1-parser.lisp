@@ -13,8 +13,7 @@
 (in-package #:clgrpc.http1)
 
 (defstruct (parser (:constructor %make-parser (role max-head-octets max-fields)) (:copier nil))
-  "A parser of the messages of one peer, in order; for one thread at a time. One thread at a time
-may use a parser."
+  "A parser of the messages of one peer, in order. One thread at a time may use a parser."
   (role :server :type (member :server :client) :read-only t) ; :server if the parser reads requests
   (max-head-octets 0 :type index :read-only t) ; the most octets of a head, and of the trailers
   (max-fields 0 :type index :read-only t) ; the most fields of a head, and of the trailers
@@ -25,14 +24,14 @@ may use a parser."
   (requests '() :type list) ; methods of the requests whose responses are awaited, oldest first
   (left 0 :type index)                  ; octets left of the body, or of its chunk
   (kept (make-octets 0) :type octets)   ; the beginning of a head or of a line
-  (fill 0 :type index)                  ; how much of KEPT that is
-  (body-start 0 :type index)            ; where the part of the body that has come begins
-  (body-end 0 :type index)              ; where that part of the body ends
+  (fill 0 :type index)                  ; the number of octets in KEPT
+  (body-start 0 :type index)            ; the beginning of the present part of the body
+  (body-end 0 :type index)              ; the end of that part
   (trailers '() :type list)             ; HPACK's fields after a chunked body
   (interim 0 :type index)               ; responses of 1xx in a row
   ;; the octets of the head of MESSAGE, with its empty line, in case it is repeated
   (last-head nil :type (or null octets))
-  (last-request nil :type (or null simple-string))) ; the method that MESSAGE is the response for
+  (last-request nil :type (or null simple-string))) ; the method of MESSAGE's request
 
 (declaim (freeze-type parser))
 
@@ -51,7 +50,7 @@ trailers, have at most MAX-HEAD-OCTETS octets and MAX-FIELDS fields."
   (%make-parser role max-head-octets max-fields))
 
 (defun parser-begun-p (parser)
-  "True if PARSER is within a message: its peer owes the rest."
+  "True if PARSER is within a message, of which the peer must still send the rest."
   (not (or (member (parser-state parser) '(:start :half-line :done))
            (and (eq :head (parser-state parser)) (zerop (parser-fill parser))))))
 
@@ -119,10 +118,10 @@ LF; other errors in the lines are found when the lines are read."
   nil)
 
 (defun read-through (parser octets start end limit find-end too-long read)
-  "Read a part whose end FIND-END finds, a function of octets, start and end. If the part is
-complete, call READ with the octets and the part's start and end, and return its end; else keep the
-octets so far and return nil. If the part has more than LIMIT octets, call TOO-LONG, a function that
-signals an error."
+  "Read a part whose end the function FIND-END finds; its arguments are octets, start and end. If
+the part is complete, call READ with the octets and the part's start and end, and return its end;
+else keep the octets so far and return nil. If the part has more than LIMIT octets, call TOO-LONG, a
+function that signals an error."
   (declare (type octets octets) (type index start end limit)
            (type function find-end too-long read))
   (cond ((zerop (parser-fill parser))
@@ -134,7 +133,7 @@ signals an error."
          (let* ((fill (parser-fill parser))
                 (more (min end (+ start (- (1+ limit) fill)))))
            (keep parser octets start more)
-           ;; the end may have begun three octets before
+           ;; the first octets of the end may be among the last three that were kept
            (let ((at (funcall find-end (parser-kept parser) (max 0 (- fill 3))
                               (parser-fill parser))))
              (cond ((< limit (or at (parser-fill parser))) (funcall too-long))
@@ -145,15 +144,15 @@ signals an error."
 ;;; Heads
 
 (defun same-request-p (parser)
-  "True if the next response of PARSER is for a request with the same method as the newest
-message's."
+  "True if the next response to PARSER belongs to a request with the same method as the newest
+response."
   (string= (parser-last-request parser) (first (parser-requests parser))))
 
 (define-hot repeated-head-end ((parser parser) (octets octets) (start index) (end index))
     (or null index)
-  "The end of the head that begins at START, if it equals that of PARSER's newest message octet for
-octet; nil if it differs or is incomplete. Equal heads have their empty line at the same position,
-so no search is needed."
+  "The end of the head that begins at START, if it equals the head of PARSER's newest message octet
+for octet; nil if it differs or is incomplete. Equal heads have their empty line at the same
+position, so no search is needed."
   (let* ((last (parser-last-head parser))
          (at (if last (+ start (length last)) 0)))
     (declare (type index at))
@@ -206,8 +205,9 @@ request, unless MESSAGE is an interim response (RFC 9110 section 15.2)."
                :octets)))))
 
 (defun skip-empty-line (parser octets at)
-  "Skip an empty line before a message, which a request may have (RFC 9112 section 2.2). PARSER is
-before a message or within an empty line. Return the position at which to continue, AT or the next."
+  "Skip an empty line before a message, which is allowed before a request (RFC 9112 section 2.2).
+PARSER is before a message or within an empty line. Return the position at which to continue, AT or
+the next."
   (let ((octet (aref octets at)))
     (cond ((eq :half-line (parser-state parser))
            (unless (= +lf+ octet) (bad-message 400 "a line ends with something else than CR LF"))
@@ -225,7 +225,7 @@ before a message or within an empty line. Return the position at which to contin
   (bad-message 431 "~A has more than ~D octets" what limit))
 
 (defun parse-new-head (parser octets start end)
-  "As PARSE-HEAD, for a head that differs from that of the previous message, or is received in
+  "As PARSE-HEAD, for a head that differs from the previous message's head, or is received in
 portions."
   (let* ((limit (parser-max-head-octets parser))
          (at (read-through parser octets start end limit #'head-end
@@ -243,7 +243,7 @@ portions."
           (t (parse-new-head parser octets start end)))))
 
 (define-hot parse-octets ((parser parser) (start index) (end index)) (values index symbol)
-  "Process the next octets of a body or chunk that still lacks PARSER-LEFT octets."
+  "Process the next octets of a body or chunk, of which PARSER-LEFT octets are still to come."
   (let ((stop (min end (+ start (parser-left parser)))))
     (setf (parser-body-start parser) start
           (parser-body-end parser) stop)
@@ -272,7 +272,8 @@ return nil if the line is incomplete."
   (setf (parser-state parser) :chunk-line))
 
 (defun forbidden-trailer-p (field)
-  "True if FIELD must be known before the body (RFC 9110 section 6.5.1)."
+  "True if FIELD may not be a trailer, since it must be known before the body (RFC 9110 section
+6.5.1)."
   (or (connection-field-p field)
       (named-p field "content-length")
       (named-p field "content-encoding")
@@ -299,7 +300,7 @@ return nil if the line is incomplete."
 (defun parse-trailers (parser octets start end)
   (let ((limit (parser-max-head-octets parser)))
     (flet ((find-end (vector from to)
-             ;; the empty line may be the first line only at the very beginning
+             ;; only at the very beginning the empty line may be the first line
              (if (or (eq vector octets) (<= (parser-fill parser) (- to from)))
                  (trailers-end vector from to)
                  (head-end vector from to))))
@@ -310,9 +311,9 @@ return nil if the line is incomplete."
 (define-hot parse ((parser parser) (octets octets) (start index) (end index))
     (values index symbol)
   "Process the octets from START to END that PARSER's peer has sent, up to the next event. Return
-two values: the position at which to continue, and the event, which is :head, :body, :end, or nil if
-all octets were processed and more are needed (see the head of this file). Signal HTTP1-ERROR if the
-peer breaks the protocol, or passes a limit."
+two values: the position at which to continue, and the event: :head, :body, :end, or nil if all
+octets were processed and more are needed (see the head of this file). Signal HTTP1-ERROR if the
+peer breaks the protocol or exceeds a limit."
   (let ((at start))
     (declare (type index at))
     (flet ((line (read)

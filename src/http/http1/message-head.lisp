@@ -1,12 +1,12 @@
-;;;; The head of a message. A MESSAGE never changes except for its memo, so the parser returns the
-;;;; same one for a head that a peer repeats octet for octet, and the layer above finds its memo
-;;;; there.
+;;;; The head of a message. A MESSAGE never changes except for its memo. So the parser returns the
+;;;; same MESSAGE for a head that a peer repeats octet for octet, and the layer above finds its memo
+;;;; in it.
 
 (in-package #:clgrpc.http1)
 
 (deftype framing ()
-  "Where a body ends: after a number of octets, after its last chunk, or when the connection ends;
-with :tunnel the octets after the head are of another protocol than HTTP/1.1."
+  "The end of a body: after a number of octets, after its last chunk, or when the connection ends;
+:tunnel means that the octets after the head belong to another protocol than HTTP/1.1."
   '(or index (member :chunked :until-close :tunnel)))
 
 (defstruct (message (:copier nil))
@@ -17,11 +17,11 @@ with :tunnel the octets after the head are of another protocol than HTTP/1.1."
   (reason "" :type simple-string :read-only t) ; the reason phrase of a response, for people
   ;; the minor number of the version, whose major number is 1
   (minor 1 :type (integer 0 9) :read-only t)
-  (fields #() :type simple-vector :read-only t) ; HPACK's, names in lower case, in their order
-  (body 0 :type framing :read-only t)   ; where the body ends; 0 without a body
-  (persistent-p nil :type boolean :read-only t) ; the connection goes on after this message
+  (fields #() :type simple-vector :read-only t) ; HPACK's fields in their order, names in lower case
+  (body 0 :type framing :read-only t)   ; the end of the body; 0 without a body
+  (persistent-p nil :type boolean :read-only t) ; the connection continues after this message
   (expects-p nil :type boolean :read-only t) ; the peer waits for 100 before it sends the body
-  (octets 0 :type index :read-only t)   ; about how many octets of memory its strings take
+  (octets 0 :type index :read-only t)   ; the approximate memory of its strings, in octets
   (memo nil))                           ; a result that the layer above keeps with the message
 
 (declaim (freeze-type message))
@@ -35,7 +35,7 @@ with :tunnel the octets after the head are of another protocol than HTTP/1.1."
   message-fields "A vector of HPACK's fields, names in lower case, in their order. The name of a
 request's host is \":authority\". Fields about the connection are not included."
   message-body "Where the body ends: its length in octets, 0 without a body; :chunked; :until-close;
-  or :tunnel if the octets after the head are of another protocol than HTTP/1.1."
+  or :tunnel if the octets after the head belong to another protocol than HTTP/1.1."
   message-persistent-p "True if the connection may be used for another message after this one."
   message-expects-p "True if the client waits for the status 100 before it sends the body."
   message-octets "About how many octets of memory the target and the fields take."
@@ -46,7 +46,7 @@ request's host is \":authority\". Fields about the connection are not included."
   (print-unreadable-object (message stream :type t)
     (if (plusp (message-status message))
         (format stream "~D ~A" (message-status message) (message-reason message))
-        ;; without the query, which may have a secret
+        ;; without the query, which may contain a secret
         (let ((target (message-target message)))
           (format stream "~A ~A" (message-http-method message)
                   (subseq target 0 (position #\? target)))))

@@ -1,12 +1,12 @@
 ;;;; HTTP/1.1 (RFC 9112 and 9110): requests and responses as octets, without I/O, clock or threads.
-;;;; A PARSER takes a peer's octets and returns their parts, for a server or for a client; the
-;;;; writer makes the octets of heads and chunks. Fields are those of HPACK, in lower case, so that
-;;;; upper layers read the fields of HTTP/1.1 and of HTTP/2 by the same functions.
+;;;; A PARSER takes a peer's octets and returns the parts of its messages, for a server or for a
+;;;; client; the writer makes the octets of heads and chunks. Fields are those of HPACK, in lower
+;;;; case, so that upper layers read the fields of HTTP/1.1 and of HTTP/2 by the same functions.
 ;;;;
-;;;; The parser is strict wherever request smuggling could begin: a message that two implementations
+;;;; The parser is strict wherever request smuggling is possible: a message that two implementations
 ;;;; might understand differently is an error, which ends the use of the connection.
 ;;;;
-;;;; The files in their order: error; syntax (which octets may stand where); message (the data of a
+;;;; The files in their order: error; syntax (the valid octets of each part); message (the data of a
 ;;;; head); head (its lines); framing (the end of a body); chunk; parser; writer; preference (accept
 ;;;; and the like).
 

@@ -1,10 +1,12 @@
 ;;;; The preferences of a peer in the fields accept and accept-encoding (RFC 9110 sections 12.4.2
-;;;; and 12.5): lists of names with parameters; the parameter q is a weight from 0, never, to 1.
+;;;; and 12.5): lists of names with parameters; the parameter q is a weight from 0, which means
+;;;; never, to 1.
 
 (in-package #:clgrpc.http1)
 
 (defun parameters-weight (parameters)
-  "The weight that q has among PARAMETERS, texts, a rational; 0 if it cannot be read, 1 without q."
+  "The weight, a rational, that the parameter q in PARAMETERS, texts, gives; 0 if it cannot be read,
+1 without q."
   (loop for parameter in parameters
         for text = (string-trim '(#\Space #\Tab) parameter)
         when (alexandria:starts-with-subseq "q=" text :test #'char-equal)
@@ -17,8 +19,8 @@
         finally (return 1)))
 
 (defconstant +longest-preferences+ 500
-  "The most characters of a field; a longer one is ignored: browsers and scrapers of metrics send
-some 200.")
+  "The most characters of a field; a longer field is ignored, since browsers and scrapers of metrics
+send some 200.")
 
 (defmacro do-preferences ((name parameters weight field) &body body)
   "Evaluate BODY for each element of FIELD, the value of a field or nil, with NAME bound to its

@@ -9,12 +9,12 @@
 (defconstant +colon+ 58)
 
 (deftype octet-set ()
-  "The octets that may stand somewhere: the bits of their numbers."
+  "A set of octets: an integer that has the bit of each octet's number."
   '(simple-bit-vector 256))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun octet-set (predicate)
-    "The set of the octets whose characters satisfy PREDICATE."
+    "The octet set of the octets whose characters satisfy PREDICATE."
     (let ((set (make-array 256 :element-type 'bit :initial-element 0)))
       (dotimes (octet 256 set)
         (when (funcall predicate (code-char octet)) (setf (sbit set octet) 1)))))
@@ -26,8 +26,8 @@
         (find character "!#$%&'*+-.^_`|~")))
 
   (defun target-char-p (character)
-    "True for visible ASCII, except characters that occur in no URI and that other programs have
-misread."
+    "True if CHARACTER is visible ASCII and not one that occurs in no URI and that other programs
+have misread."
     (and (char<= #\! character #\~)
          (not (find character "\"<>\\^`{|}#"))))
 
@@ -70,10 +70,10 @@ misread."
   (or (= +space+ octet) (= +tab+ octet)))
 
 (define-hot decimal ((octets octets) (start index) (end index)) (or null index)
-  "The number that the octets from START to END, one to fifteen digits, represent; nil if they are
-anything else."
+  "The number that the octets from START to END, one to fifteen digits, represent; nil if they have
+another form."
   (and (< start end)
-       (<= (- end start) 14)            ; so that an INDEX has room for it
+       (<= (- end start) 14)            ; so that the number is an INDEX
        (let ((number 0))
          (declare (type index number))
          (loop for i of-type index from start below end
@@ -83,7 +83,7 @@ anything else."
          number)))
 
 (defun octets-text (octets start end)
-  "The octets as a string, a character each."
+  "The octets as a string, one character for each."
   (let ((text (make-string (- end start))))
     (loop for i from start below end
           for at from 0

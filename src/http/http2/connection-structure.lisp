@@ -10,7 +10,7 @@
 (in-package #:clgrpc.http2)
 
 (deftype window ()
-  "A flow-control window; SETTINGS can make one negative (RFC 9113 section 6.9.2)."
+  "A flow-control window; SETTINGS can make a window negative (RFC 9113 section 6.9.2)."
   '(signed-byte 32))
 (deftype time-ns () '(unsigned-byte 62))
 (deftype event-count () '(unsigned-byte 62))
@@ -40,7 +40,7 @@ default that does nothing, except ON-OUTPUT, which has no default.
   ;; the buffer to append to
   (on-output (lambda (connection) (misuse "The sink of ~S has no ON-OUTPUT." connection))
    :type function)
-  (on-headers #'ignore-call :type function) ; a request, or a final response
+  (on-headers #'ignore-call :type function) ; called with a request or a final response
   (on-data #'ignore-call :type function) ; content
   (on-trailers #'ignore-call :type function) ; the last fields of the peer's side
   (on-reset #'ignore-call :type function) ; a stream ended early
@@ -55,24 +55,24 @@ default that does nothing, except ON-OUTPUT, which has no default.
 (defstruct (counters (:constructor make-counters ()) (:copier nil) (:predicate nil))
   "The memory and work that a peer causes at one connection: present amounts, counts since the
 connection began, and the state of its rate limits (rate-limit.lisp)."
-  (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
-  (control-frames 0 :type event-count)  ; answers in the output, with some that have left lately
-  ;; how many control frames in the output are after CONTROL-MARK
+  (queued-octets 0 :type index)         ; DATA that waits for windows or a turn to write
+  (control-frames 0 :type event-count)  ; answers in the output, with some that were sent lately
+  ;; the number of control frames in the output that come after CONTROL-MARK
   (later-control-frames 0 :type event-count)
   (control-mark 0 :type event-count)    ; a place in the output, as SENT-OCTETS counts
   (block-octets 0 :type index)          ; octets of the header block that is being collected
   (streams-opened 0 :type event-count)  ; streams that either side has opened
-  ;; how many opened streams ended before the server had ended its side
+  ;; the number of opened streams that ended before the server had ended its side
   (streams-failed 0 :type event-count)
   (resets-due 0 :type time-ns)          ; the time when the whole burst of resets is allowed again
-  ;; the time when the whole burst of frames that carry nothing is allowed again
+  ;; the time when the whole burst of frames without content is allowed again
   (idle-due 0 :type time-ns)
   (calls-served 0 :type event-count)    ; calls of NOTE-CALL-SERVED, which each earn a reset
   (resets-borne 0 :type event-count)    ; earned resets that were used up, or that lapsed
   (pinged-ns 0 :type time-ns)           ; the time when the peer's last PING came
   (opened-at-ping 0 :type event-count)  ; STREAMS-OPENED at the last PING
-  (open-at-ping 0 :type index)          ; how many streams were open at the last PING
-  (data-since-ping nil :type boolean)   ; whether we have sent DATA since
+  (open-at-ping 0 :type index)          ; the number of open streams at the last PING
+  (data-since-ping nil :type boolean)   ; true if we have sent DATA since then
   (updates-earned 0 :type (unsigned-byte 31)) ; WINDOW_UPDATEs and late frames still free of charge
   (ping-strikes 0 :type event-count))   ; PINGs that came too soon, one after the other (gRFC A8)
 
@@ -81,7 +81,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 (declaim (sb-ext:muffle-conditions sb-ext:compiler-note))
 
 (defstruct (pool (:constructor make-pool (&key keeps-users)) (:copier nil) (:predicate nil))
-  "The shared data of the connections of one thread. Never used by two threads at once."
+  "The shared data of the connections of one thread. Two threads must not use it at once."
   (keeps-users nil :type boolean :read-only t) ; a stream that is used again keeps its user
   (streams nil :type (or null stream))  ; streams to use again, chained by NEXT
   (stream-count 0 :type index)          ; the number of streams in the table
@@ -132,8 +132,8 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (phase +awaiting-preface+ :type (unsigned-byte 3)) ; a constant above
   ;; the buffer to which output is appended; nil until it is borrowed
   (output nil :type (or null buffer))
-  (given-octets 0 :type index)          ; how many octets OUTPUT had when it was given back
-  (sent-octets 0 :type event-count)     ; how many octets had left the buffer when it was borrowed
+  (given-octets 0 :type index)          ; the octets of OUTPUT when it was given back
+  (sent-octets 0 :type event-count)     ; the octets sent before OUTPUT was last borrowed
   (encoder nil :type hpack:encoder)     ; the encoder of our header blocks
   (decoder nil :type hpack:decoder)     ; the decoder of the peer's header blocks
   (error-text "" :type simple-string)   ; the last error, for logs
@@ -147,26 +147,26 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (skipped-high 0 :type stream-id)      ; and its last
   (opening nil :type (or null stream))  ; the client's new stream, until its headers are sent
   (current nil :type (or null stream))  ; the stream for which a sink function runs
-  ;; the streams that we reset and know one by one (reset.lisp), in order
+  ;; the streams that we reset and have recorded one by one (reset.lisp), in order
   (resets (load-time-value (make-array 0 :element-type '(unsigned-byte 32)))
    :type (simple-array (unsigned-byte 32) (*)))
-  (reset-count 0 :type index)           ; how many of RESETS are in use
+  (reset-count 0 :type index)           ; the number of places of RESETS in use
   (reset-forgotten 0 :type stream-id)   ; the highest stream that was dropped from RESETS
   (goaway-sent +no-goaway+ :type (signed-byte 32)) ; the last stream that our GOAWAY named
-  (goaway-received +no-goaway+ :type (signed-byte 32)) ; the last one in the peer's GOAWAY
+  (goaway-received +no-goaway+ :type (signed-byte 32)) ; the last stream in the peer's GOAWAY
   ;; Sending
   (send-window +default-window+ :type window) ; octets of DATA that the peer still takes
   (peer-stream-window +default-window+ :type window) ; a new stream's window
   (peer-frame-octets +default-frame-octets+ :type (unsigned-byte 24)) ; the peer's largest frame
   (peer-max-streams 100 :type (unsigned-byte 32)) ; the most streams that the peer allows
   (peer-max-header-list #xFFFFFFFF :type (unsigned-byte 32)) ; the peer's advice (6.5.2)
-  (ring-head nil :type (or null stream)) ; the ring of writers (data-queue.lisp): the next one
+  (ring-head nil :type (or null stream)) ; the next stream in the ring of writers
   (ring-tail nil :type (or null stream)) ; the last stream of the ring
-  (open-mark -1 :type fixnum)           ; where in the output an open header block begins, or -1
-  ;; the stream whose DATA frame was the last thing in the output
+  (open-mark -1 :type fixnum)           ; the place in the output of an open header block, or -1
+  ;; the stream whose DATA frame is the last part of the output
   (data-stream nil :type (or null stream))
-  (data-mark 0 :type index)             ; where in the output that frame begins
-  (data-end 0 :type index)              ; where in the output that frame ends
+  (data-mark 0 :type index)             ; the place in the output where that frame begins
+  (data-end 0 :type index)              ; the place in the output where that frame ends
   ;; Receiving
   (stream-window 0 :type window)        ; the full window of a stream
   (connection-window 0 :type window)    ; the full window of the connection
@@ -189,7 +189,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 (defconstant +in-ring+ #b100 "The stream is among the writers that take turns.")
 (defconstant +update-due+ #b1000 "A WINDOW_UPDATE is due.")
 (defconstant +queue-ends+ #b10000 "END_STREAM is sent with the last queued octet.")
-(defconstant +finished+ #b100000 "Out of the table; ON-STREAM-CLOSED was called.")
+(defconstant +finished+ #b100000 "The stream is out of the table; ON-STREAM-CLOSED was called.")
 (defconstant +released+ #b1000000 "The owner keeps no reference.")
 (defconstant +had-interim+ #b10000000 "A 1xx response was received.")
 
@@ -212,20 +212,20 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (next nil :type (or null stream))     ; the next stream in its chain of the table, or in the pool
   (ring-next nil :type (or null stream)) ; the next stream in the ring of writers
   (ring-before nil :type (or null stream)) ; likewise
-  (due nil :type (or null stream)) ; the next stream in the list of those with a due WINDOW_UPDATE
+  (due nil :type (or null stream)) ; the next stream in the list of due WINDOW_UPDATEs
   (send-window 0 :type window)          ; octets of DATA that the peer still takes
   (receive-window 0 :type window)       ; how much the peer may still send
   (unreturned 0 :type window)           ; octets consumed and not yet given back
   (unconsumed 0 :type window)           ; octets that the owner holds
-  (credited 0 :type window)             ; the part already returned to the connection's window
+  (credited 0 :type window)             ; the octets already returned to the connection's window
   (content-left -1 :type fixnum)        ; octets left of content-length, or -1
   (queue-head nil :type (or null segment)) ; the first queued segment
-  (queue-tail nil :type (or null segment)) ; the last one
+  (queue-tail nil :type (or null segment)) ; the last queued segment
   (queued-octets 0 :type index)         ; the number of queued octets
   (trailers-function nil :type (or null function)) ; writes the trailers after the queue
-  (charge 0 :type index)                ; the owner's: octets that it has charged to an account
-  (octets-out 0 :type (unsigned-byte 62)) ; counted by the owner, if at all: octets of messages sent
-  (octets-in 0 :type (unsigned-byte 62))) ; the same for messages received
+  (charge 0 :type index)                ; octets that the owner has charged to an account
+  (octets-out 0 :type (unsigned-byte 62)) ; octets of messages sent, if the owner counts them
+  (octets-in 0 :type (unsigned-byte 62))) ; octets of messages received, likewise
 
 (declaim (sb-ext:freeze-type sink counters pool segment stream partial-block connection))
 
@@ -241,7 +241,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   nil)
 
 (define-hot (connection-closed-p :inline t) ((connection connection)) boolean
-  "True once CONNECTION is finished: it ignores all further input."
+  "True once CONNECTION is finished: then it ignores all further input."
   (= (connection-phase connection) +finished-connection+))
 
 (defun connection-ready-p (connection)
@@ -292,7 +292,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (document
    (make-sink "Return a sink of functions given by keywords. See the structure SINK.")
    (make-pool "Return a pool for MAKE-CONNECTION. Connections that one thread runs may share a pool.
-With KEEPS-USERS a stream that is used again keeps its STREAM-USER; otherwise its STREAM-USER
+If KEEPS-USERS is true, a stream that is used again keeps its STREAM-USER; otherwise the STREAM-USER
 becomes nil.")
    (stream-p "True if the argument is a STREAM.")
    (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")

@@ -1,8 +1,8 @@
 ;;;; The life of a connection: preface and first SETTINGS (RFC 9113 section 3.4), opening streams
 ;;;; (5.1.1), shutting down by GOAWAY (6.8), end of input, time-outs (6.5.3).
 ;;;;
-;;;; Graceful end at a server: SEND-GOAWAY with the largest identifier, after a round trip
-;;;; (SEND-PING) another with the default, then CLOSE-CONNECTION when STREAM-COUNT is 0.
+;;;; Graceful end at a server: SEND-GOAWAY with the largest identifier; after a round trip
+;;;; (SEND-PING) SEND-GOAWAY with the default; then CLOSE-CONNECTION when STREAM-COUNT is 0.
 
 (in-package #:clgrpc.http2)
 
@@ -59,14 +59,14 @@ again, or NIL."
           (t nil))))
 
 (defun connection-block-since-ns (connection)
-  "The time when the header block began that waits for CONTINUATIONs, or nil."
+  "The time when the header block that waits for CONTINUATIONs began, or nil."
   (let ((block (connection-partial-block connection)))
     (and block (partial-block-since-ns block))))
 
 (defconstant +bare-octets+ 2048
   "The memory of a connection without streams and queued octets, with its owner's structures.")
 (defconstant +stream-octets+ 1024
-  "The memory of an open stream, including the minimum that its owner keeps for it.")
+  "The memory of an open stream, including the least that its owner keeps for the stream.")
 
 (defconstant +most-places+ (ash 1 24)
   "The most places of a vector of a connection.")
@@ -79,7 +79,7 @@ an incomplete header block. Memory of CONNECTION's owner is not included."
        (* +stream-octets+ (connection-stream-count connection))
        (* 8 (min +most-places+ (length (connection-table connection))))
        (* 4 (min +most-places+ (length (connection-resets connection))))
-       ;; a client's streams belong to its own user
+       ;; a client's queued octets are those of its own user
        (if (connection-server-p connection)
            (counters-queued-octets (connection-counters connection))
            0)
@@ -89,7 +89,7 @@ an incomplete header block. Memory of CONNECTION's owner is not included."
 
 (defun shrink-connection (connection)
   "Release the memory that CONNECTION keeps only for speed, if it has no streams. Call this for a
-connection that has been quiet for long; the memory is allocated again when it is needed."
+connection that has been idle for long; the memory is allocated again when it is needed."
   (when (zerop (connection-stream-count connection))
     (setf (connection-table connection) #())
     (hpack:forget-repeats (connection-decoder connection))
@@ -111,8 +111,8 @@ ones; 0 after either end has sent GOAWAY or the connection is finished."
 
 (define-hot open-stream ((connection connection)) (or null stream)
   "Return a new stream of the client end CONNECTION, or NIL if none may be opened now
-(AVAILABLE-STREAMS). The stream's headers must be sent, or it must be reset, before the next stream
-is opened: identifiers reach the peer in order (RFC 9113 section 5.1.1)."
+(AVAILABLE-STREAMS). Send the stream's headers, or reset the stream, before you open the next one:
+identifiers must reach the peer in order (RFC 9113 section 5.1.1)."
   (when (connection-server-p connection)
     (misuse "A server opens no streams: ~S." connection))
   (when (connection-opening connection)
@@ -136,8 +136,8 @@ log. Running streams continue."
   nil)
 
 (defun receive-eof (connection)
-  "Finish CONNECTION, because the peer has closed its side. Every stream left gets ON-RESET with
-:CONNECTION, then ON-CLOSE is called with code NO_ERROR. Does nothing if CONNECTION is finished."
+  "Finish CONNECTION, because the peer has closed its side. ON-RESET is called with :CONNECTION for
+every open stream, then ON-CLOSE with the code NO_ERROR. Do nothing if CONNECTION is finished."
   (unless (connection-closed-p connection)
     (end-connection connection +no-error+ "the peer closed the connection")))
 

@@ -2,9 +2,9 @@
 ;;;;
 ;;;; A stream is in the ring while it has queued octets and room in its own window. Streams in the
 ;;;; ring take turns: a stream writes one DATA frame and goes to the end of the ring. A stream whose
-;;;; window is used up leaves the ring and returns with WINDOW_UPDATE or SETTINGS; one that ends
-;;;; leaves it at once. When the connection's window is used up, all keep their places. While the
-;;;; ring is not empty no other stream writes.
+;;;; window is used up leaves the ring and returns with WINDOW_UPDATE or SETTINGS; a stream that
+;;;; ends leaves the ring at once. When the connection's window is used up, all streams keep their
+;;;; places. While the ring is not empty no other stream writes.
 ;;;;
 ;;;; An empty DATA frame needs no window (RFC 9113 section 6.9.1), so an empty queue never waits:
 ;;;; END_STREAM is sent with the last octet of a queue, and trailers are written when that octet was
@@ -13,7 +13,7 @@
 (in-package #:clgrpc.http2)
 
 (define-hot (stream-queue-empty-p :inline t) ((stream stream)) boolean
-  "True if nothing is queued on STREAM: everything is in the output or sent."
+  "True if no octets are queued on STREAM: all are in the output or sent."
   (zerop (stream-queued-octets stream)))
 
 (define-hot enqueue-segment ((stream stream) (octets octets) (start index) (end index)
@@ -33,8 +33,8 @@
                        (end-stream-p boolean))
     index
   "Write DATA frames of the octets START to END while that is allowed; return the position of the
-first octet not written. With END-STREAM-P the frame with the last octet ends the stream, which may
-not exist afterwards."
+first octet not written. If END-STREAM-P is true, the frame with the last octet ends the stream,
+which may not exist afterwards."
   (let ((connection (stream-connection stream))
         (at start))
     (declare (type index at))
@@ -55,10 +55,10 @@ not exist afterwards."
   "Send the octets START to END on STREAM, whose headers were sent: at once as many as the windows
 and the output's cap allow, and the rest from a queue as the windows open. OCTETS belong to the
 connection from now on. If they are STORABLE, vectors of BORROW-OCTETS, the connection returns them
-to the store when they are sent. With END-STREAM-P our side ends after OCTETS. ON-WRITABLE is called
-when a queue that was longer has fallen below half of the option send-budget-octets. Does nothing if
-the stream was reset or the connection is finished. Signal MISUSE if the headers are missing or our
-side has been ended."
+to the store when they are sent. If END-STREAM-P is true, our side ends after OCTETS. ON-WRITABLE is
+called when the queue has fallen below half of the option send-budget-octets. Do nothing if the
+stream was reset or the connection is finished. Signal MISUSE if the headers are missing or our side
+has been ended."
   (let ((state (stream-state stream)))
     (unless (>= state +closed+)
       (unless (and (sending-state-p state)
@@ -145,7 +145,7 @@ stream is reset before."
     (let ((head (connection-ring-head connection)))
       (cond ((or (null head) (connection-closed-p connection))
              (return nil))
-            ((not (stream-waiting-p head)) ; SETTINGS have reduced its window
+            ((not (stream-waiting-p head)) ; then SETTINGS have reduced the stream's window
              (leave-ring connection head))
             ((<= (connection-send-window connection) 0)
              (return nil))
@@ -157,7 +157,7 @@ stream is reset before."
 
 (define-hot (write-queued :inline t) ((connection connection) (limit-octets index)) boolean
   "Append the WINDOW_UPDATEs that are due, then queued DATA, a frame of each waiting stream in
-turn, until the output holds LIMIT-OCTETS or so. To be called before each flush. Return true if
-more could be written now."
+turn, until the output has about LIMIT-OCTETS. Call this before each flush. Return true if more
+could be written now."
   (and (or (connection-ring-head connection) (window-updates-due-p connection))
        (write-due connection limit-octets)))

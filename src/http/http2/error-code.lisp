@@ -22,7 +22,7 @@
   (flow-control-error 3 "The peer sent more than its window allows, or made a window overflow.")
   (settings-timeout 4 "SETTINGS were not acknowledged in time.")
   (stream-closed 5 "The peer sent a frame on a stream that is closed for it.")
-  (frame-size-error 6 "A frame has a length its type does not allow.")
+  (frame-size-error 6 "A frame has a length that its type does not allow.")
   (refused-stream 7 "The stream was not processed at all and may be tried again.")
   (cancel 8 "The stream is no longer needed.")
   (compression-error 9 "The header compression state is broken.")

@@ -9,7 +9,7 @@
 ;;;;   receive-window + unreturned + unconsumed = the full window, as long as the peer may send.
 ;;;;
 ;;;; An owner that keeps content of one stream for long can return the connection's window earlier,
-;;;; by CREDIT-CONNECTION, so that the other streams continue. For each connection
+;;;; by CREDIT-CONNECTION, so that other streams can continue. For each connection
 ;;;;
 ;;;;   receive-window + unreturned + the sum of (unconsumed - credited) = the full window.
 ;;;;
@@ -26,7 +26,7 @@
     (if (<= sum +largest-window+) sum nil)))
 
 (define-hot (return-to-stream :inline t) ((stream stream) (count (unsigned-byte 31))) null
-  "The same for the window of STREAM; do nothing once the peer's side has ended."
+  "As RETURN-TO-CONNECTION, for the window of STREAM; do nothing once the peer's side has ended."
   (when (receiving-state-p (stream-state stream))
     (let ((connection (stream-connection stream))
           (unreturned (+ (stream-unreturned stream) count)))
@@ -40,10 +40,10 @@
   nil)
 
 (define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
-  "Note that COUNT octets that ON-DATA delivered on STREAM were read or dropped: the windows of
-STREAM and of its connection may grow by COUNT (RFC 9113 section 6.9). When a stream closes, this is
-done for all remaining octets, so later calls do nothing. Signal MISUSE if COUNT is more than was
-delivered."
+  "Note that the owner has read or dropped COUNT octets that ON-DATA delivered on STREAM: the
+windows of STREAM and of its connection may grow by COUNT (RFC 9113 section 6.9). When a stream
+closes, this is done for all remaining octets, so later calls do nothing. Signal MISUSE if COUNT
+exceeds the number of delivered octets."
   (unless (stream-flag-p stream +finished+)
     (let ((left (- (stream-unconsumed stream) count)))
       (when (minusp left)
@@ -57,9 +57,9 @@ delivered."
   nil)
 
 (define-hot credit-connection ((stream stream)) null
-  "Let the connection's window, but not the stream's, grow by everything that ON-DATA has delivered
-on STREAM: the owner still keeps those octets, but other streams need not wait for them. The
-stream's window grows with a later CONSUME-DATA."
+  "Let the connection's window, but not the stream's, grow by all octets that ON-DATA has delivered
+on STREAM: the owner still keeps them, but other streams need not wait for that. The stream's window
+grows with a later CONSUME-DATA."
   (let ((count (- (stream-unconsumed stream) (stream-credited stream)))) ; 0 once STREAM has ended
     (when (plusp count)
       (setf (stream-credited stream) (stream-unconsumed stream))
@@ -67,7 +67,7 @@ stream's window grows with a later CONSUME-DATA."
   nil)
 
 (define-hot (window-update-due-p :inline t) ((connection connection)) boolean
-  "True if a WINDOW_UPDATE for at least half of CONNECTION's own window is due."
+  "True if a WINDOW_UPDATE of at least half of the whole connection's window is due."
   (and (<= (ash (connection-connection-window connection) -1) (connection-unreturned connection))
        (not (connection-closed-p connection))))
 
@@ -78,7 +78,7 @@ stream's window grows with a later CONSUME-DATA."
 
 (define-hot write-window-updates ((connection connection)) null
   "Append the WINDOW_UPDATEs that are due. WRITE-QUEUED does this, too; an owner that does not call
-it before each flush must call this function instead."
+WRITE-QUEUED before each flush must call this function."
   (when (window-update-due-p connection)
     (let ((unreturned (connection-unreturned connection)))
       (incf (connection-receive-window connection) unreturned)
@@ -123,7 +123,7 @@ it before each flush must call this function instead."
   nil)
 
 (define-hot raise-connection-window ((connection connection) (increment (unsigned-byte 31))) null
-  "The peer's WINDOW_UPDATE for the connection."
+  "Handle the peer's WINDOW_UPDATE for the connection."
   (let ((window (raise-window (connection-send-window connection) increment)))
     (cond ((null window)
            (fail-connection connection +flow-control-error+ "connection window over 2^31-1"))
@@ -146,8 +146,8 @@ it before each flush must call this function instead."
 
 (defun change-initial-window (connection window)
   "Apply WINDOW, the peer's SETTINGS_INITIAL_WINDOW_SIZE: change the window of every stream by the
-difference to the old value (6.9.2). For example 65535 lowered to 100 when 1000 octets were sent
-leaves -900."
+difference to the old value (6.9.2). For example, a window from which 1000 octets were sent is -900
+after SETTINGS change 65535 to 100."
   (let ((difference (- window (connection-peer-stream-window connection))))
     (setf (connection-peer-stream-window connection) window)
     (multiple-value-bind (writers overflow) (shift-send-windows connection difference)
@@ -159,9 +159,9 @@ leaves -900."
 
 (define-hot shift-send-windows ((connection connection) (difference (signed-byte 33)))
     (values list boolean)
-  "Add DIFFERENCE to the send window of every stream; a peer may cause this as often as it likes.
-Return two values: the streams that belong in the ring of writers and are not in it, and whether a
-window is too large."
+  "Add DIFFERENCE to the send window of every stream; this is fast, since a peer may cause it again
+and again. Return two values: the streams that belong in the ring of writers and are not in it, and
+whether a window is too large."
   (let ((writers '()) (overflow nil))
     (loop for chain across (connection-table connection)
           do (loop for stream of-type (or null stream) = chain then (stream-next stream)

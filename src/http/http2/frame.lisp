@@ -1,16 +1,16 @@
 ;;;; Frame layouts (RFC 9113 sections 4.1 and 6), each declared once and compiled into its reader
 ;;;; and its writer; a frame never exists as an object. A layout is a row of big-endian fields of 8,
-;;;; 16, 24, 32 or 64 bits; a field of 31 bits is a word whose top bit is reserved: written as 0,
-;;;; ignored when read.
+;;;; 16, 24, 32 or 64 bits; a field of 31 bits is a word whose top bit is reserved: it is written as
+;;;; 0 and ignored when read.
 ;;;;
 ;;;; Accessors take the octets and the position where the layout begins; the caller has checked that
 ;;;; the whole frame is there. Writers take the octets, the position, and the fields in order; they
-;;;; return the position after their output. FRAME-HEADER-ERROR checks the data of the header alone.
+;;;; return the position after their output. FRAME-HEADER-ERROR checks a frame's header alone.
 
 (in-package #:clgrpc.http2)
 
 (deftype stream-id ()
-  "The identifier of a stream; 0 is the connection."
+  "The identifier of a stream; 0 means the connection."
   '(unsigned-byte 31))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
@@ -57,7 +57,7 @@
 (define-layout frame-header
   (length 24) (type 8) (flags 8) (stream-id 31))
 
-;;; Every frame has this header, so it is read and written as a whole with one look at the bounds.
+;;; Every frame has this header, so it is read and written as a whole with one check of the bounds.
 
 (define-leaf (%read-frame-header :inline t) ((octets octets) (at index))
     (values (unsigned-byte 24) octet octet stream-id)
@@ -110,9 +110,9 @@
 
 (defmacro define-frames (&body rows)
   "Define from ROWS of the form (name type scope size . fields): the constant +FRAME-NAME+, the
-layout of FIELDS with its readers and WRITE-NAME, and FRAME-HEADER-ERROR. SCOPE is :STREAM,
-:CONNECTION or :ANY: which stream identifiers are allowed. SIZE is T (any), (= n), (>= n) or
-(multiple n)."
+layout of FIELDS with its readers and WRITE-NAME, and FRAME-HEADER-ERROR. SCOPE, :STREAM,
+:CONNECTION or :ANY, gives the allowed stream identifiers. SIZE, the allowed lengths, is T (any), (=
+n), (>= n) or (multiple n)."
   `(progn
      ,@(loop for (name type nil nil . fields) in rows
              collect `(defconstant ,(constant-name (format nil "FRAME-~A" name)) ,type)
@@ -139,7 +139,7 @@ layout of FIELDS with its readers and WRITE-NAME, and FRAME-HEADER-ERROR. SCOPE 
                                        (t 0))))
          (t 0)))))
 
-;;; A PRIORITY of the wrong size is only a stream error (6.3), so its row allows any.
+;;; A PRIORITY of the wrong size is only a stream error (6.3), so its row allows any size.
 (define-frames
   (data          0 :stream     t)
   (headers       1 :stream     t)

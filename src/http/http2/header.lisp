@@ -1,8 +1,8 @@
 ;;;; The meaning of header fields to HTTP/2 itself, and the check that a list of them is a
 ;;;; well-formed message (RFC 9113 sections 8.1 to 8.3). Each field is classified once, and its kind
-;;;; is stored in the field object, which the HPACK tables return again. The kind also says whether
-;;;; name and value are allowed at all. So a repeated field costs one load, and a list is checked by
-;;;; bits and comparisons.
+;;;; is stored in the field object, which the HPACK tables return again. The kind also shows whether
+;;;; name and value are allowed. So a repeated field costs one load, and a list is checked by bits
+;;;; and comparisons.
 ;;;;
 ;;;; Kinds below +KIND-OTHER+ are pseudo-fields, in order of their constants. A malformed message is
 ;;;; a stream error PROTOCOL_ERROR (section 8.1.1).
@@ -81,8 +81,8 @@ octets above 126 (8.2.1)."
                     (or (/= octet 58) (zerop i)))))
 
 (define-hot valid-value-p ((value octets) (blanks boolean)) boolean
-  "True if VALUE has no NUL, CR or LF and, unless BLANKS, neither begins nor ends with a blank
-(8.2.1)."
+  "True if VALUE has no NUL, CR or LF and, unless BLANKS is true, neither begins nor ends with a
+blank (8.2.1)."
   (flet ((blank-p (octet) (or (= octet 32) (= octet 9))))
     (let ((length (length value)))
       (or (zerop length)
@@ -91,7 +91,7 @@ octets above 126 (8.2.1)."
                      never (or (= octet 0) (= octet 10) (= octet 13))))))))
 
 (define-hot valid-status-p ((value octets)) boolean
-  "True if VALUE is three digits that make a status, other than 101 (8.6)."
+  "True if VALUE is three digits that are a status other than 101 (8.6)."
   (and (= 3 (length value))
        (<= 49 (aref value 0) 57)
        (<= 48 (aref value 1) 57)
@@ -141,13 +141,13 @@ FIELD. +KIND-MALFORMED+ means that HTTP/2 forbids its name, its value or the fie
         +malformed-message+)))
 
 (defconstant +host-seen+ (ash 1 (1+ +kind-other+))
-  "The bit in SEEN of SCAN-FIELDS that means that there is a host.")
+  "The bit in SEEN, see SCAN-FIELDS, for a host field.")
 
 (defmacro scan-fields ((list seen content-length) &body body)
   "Check the rules for all messages: each pseudo-field occurs at most once and before the others, no
-field is malformed, there is at most one content-length. After that evaluate BODY with SEEN, whose
-bit K is set if LIST has a pseudo-field of kind K, and with +HOST-SEEN+, and CONTENT-LENGTH. A
-malformed message ends the block named NIL with +MALFORMED-MESSAGE+."
+field is malformed, there is at most one content-length. After that evaluate BODY with SEEN, which
+has bit K if LIST has a pseudo-field of kind K, and the bit +HOST-SEEN+ if it has a host, and with
+CONTENT-LENGTH. A malformed message ends the block named NIL with +MALFORMED-MESSAGE+."
   `(let ((,seen 0) (,content-length +no-content-length+))
      (declare (type (unsigned-byte 9) ,seen) (type content-length ,content-length))
      (loop with fields = (hpack:field-list-fields ,list)
@@ -193,7 +193,7 @@ malformed message ends the block named NIL with +MALFORMED-MESSAGE+."
 
 (defun one-host-p (list)
   "True if LIST has one host field (RFC 9110 section 7.2), and :authority, if any, has the same
-value. At most two host fields are compared, since a peer may send many short ones."
+value. At most two host fields are compared, since a peer may send many short fields."
   (let ((authority nil) (host nil))
     (hpack:do-fields (field list)
       (case (field-kind-of field)
@@ -226,7 +226,8 @@ value. At most two host fields are compared, since a peer may send many short on
         +malformed-message+)))
 
 (define-hot response-status ((list hpack:field-list)) (unsigned-byte 10)
-  "The status of the response LIST, which CHECK-RESPONSE has accepted; it comes first."
+  "The status of the response LIST, which CHECK-RESPONSE has accepted, so that the status is its
+first field."
   (let* ((field (svref (hpack:field-list-fields list) 0))
          (value (hpack:field-value (the hpack:field field))))
     (flet ((digit (i) (- (aref value i) 48)))

@@ -1,5 +1,5 @@
-;;;; Frames described for people (RFC 9113 sections 4.1 and 6), for tracers: a function
-;;;; of octets alone, not used by the protocol itself.
+;;;; Descriptions of frames (RFC 9113 sections 4.1 and 6) for tracers, made from octets alone; the
+;;;; protocol itself does not use them.
 
 (in-package #:clgrpc.http2)
 
@@ -39,10 +39,10 @@
     (#.+frame-window-update+ (list :increment (window-update-increment octets at)))))
 
 (defun describe-frame (octets at end)
-  "Describe the frame that begins AT in OCTETS, of which only those before END have arrived. Return
-two values: a plist of :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, a list of
-keywords, and, if the frame is complete, the contents of its payload; and the frame's length with
-its header. Return nil if the frame's header is incomplete."
+  "Describe the frame that begins at the index AT in OCTETS; only the octets before END have
+arrived. Return two values: a plist of :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS,
+a list of keywords, and, if the frame is complete, the contents of its payload; and the frame's
+length with its header. Return nil if the frame's header is incomplete."
   (when (<= (+ at +frame-header-octets+) end)
     (multiple-value-bind (length type flags id) (read-frame-header octets at)
       (let* ((payload (+ at +frame-header-octets+))

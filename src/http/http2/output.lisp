@@ -1,10 +1,10 @@
-;;;; The output of a connection: the buffer to which everything is appended, and the frames of fixed
-;;;; layout that have no limit of ours: WINDOW_UPDATE, PING and GOAWAY (RFC 9113 sections 6.7 to
-;;;; 6.9).
+;;;; The output of a connection: the buffer to which all frames are appended, and the frames of
+;;;; fixed layout whose number this end does not limit: WINDOW_UPDATE, PING and GOAWAY (RFC 9113
+;;;; sections 6.7 to 6.9).
 ;;;;
 ;;;; The owner lends the buffer by ON-OUTPUT, and gets it back by GIVE-OUTPUT-BACK to send its
-;;;; contents. When the owner lends it again, it still has the octets that were not sent, so the
-;;;; sent octets can be counted.
+;;;; contents. When the owner lends the buffer again, it still has the octets that were not sent, so
+;;;; the sent octets can be counted.
 
 (in-package #:clgrpc.http2)
 
@@ -17,17 +17,18 @@
 
 (define-hot (give-output-back :inline t) ((connection connection)) null
   "Give the buffer that ON-OUTPUT has lent to CONNECTION back to the owner, who sends its contents.
-Called when the owner has filled it up by WRITE-QUEUED, and before it sends anything."
+The owner calls this after it has filled the buffer by WRITE-QUEUED, and before it sends."
   (let ((output (connection-output connection)))
     (when output
       (setf (connection-given-octets connection) (buffer-fill output)
-            ;; a part of the stream's frame may be sent before the rest
+            ;; a part of the last frame may be sent before the rest, so no octets may join it
             (connection-data-stream connection) nil
             (connection-output connection) nil)))
   nil)
 
 (define-hot (output-buffer :inline t) ((connection connection)) buffer
-  "The buffer to append to. Calling this also notifies the owner that there will be output."
+  "The buffer to which output is appended. A call also notifies the owner that there will be
+output."
   (or (connection-output connection) (borrow-output connection)))
 
 (define-hot (output-fill :inline t) ((connection connection)) index
@@ -65,7 +66,7 @@ Called when the owner has filled it up by WRITE-QUEUED, and before it sends anyt
     nil))
 
 (defun discard-open-block (connection)
-  "Remove a header block of ours that was begun and not ended."
+  "Remove a header block that this end has begun and not ended."
   (let ((output (connection-output connection)))
     (when (and output (<= 0 (connection-open-mark connection)))
       (setf (buffer-end output) (+ (buffer-start output) (connection-open-mark connection))

@@ -1,13 +1,14 @@
 ;;;; The credit that a peer earns by ordinary work, so that it is not charged for frames that
-;;;; accompany this work (rate-limit.lisp). A call that was served earns its client one reset. A
-;;;; DATA frame of ours, a new stream, and a stream that we reset each earn the peer some
+;;;; accompany this work (rate-limit.lisp). A call that was served earns its client one reset. Each
+;;;; DATA frame that we send, each new stream, and each stream that we reset earns the peer some
 ;;;; WINDOW_UPDATEs and late frames.
 
 (in-package #:clgrpc.http2)
 
 (define-hot (note-call-served :inline t) ((connection connection)) null
   "Note that a call on CONNECTION, a server's end, has got a useful answer. The client may then
-reset one more stream. The option max-reset-burst limits the number of resets that it can save up."
+reset one more stream. The option max-reset-burst limits the number of resets that a client can save
+up."
   (incf (counters-calls-served (connection-counters connection)))
   nil)
 
@@ -23,10 +24,10 @@ reset one more stream. The option max-reset-burst limits the number of resets th
          t)))
 
 (defconstant +updates-earned+ 8
-  "The credit, in WINDOW_UPDATEs, that a peer gets for a DATA frame of ours, for a new stream, or
-for a stream that we reset.")
+  "The credit, in WINDOW_UPDATEs, that a peer gets for a DATA frame that we send, for a new stream,
+or for a stream that we reset.")
 (defconstant +most-updates-earned+ 1000000
-  "The most WINDOW_UPDATEs that can be earned and not yet used.")
+  "The most earned WINDOW_UPDATEs that can be saved up.")
 
 (define-hot (earn-updates :inline t) ((counters counters)) null
   (setf (counters-updates-earned counters)

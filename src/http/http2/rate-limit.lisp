@@ -1,24 +1,24 @@
 ;;;; Rate limits of frames that cost us more than they cost the peer (RFC 9113 section 10.5): resets
-;;;; ("rapid reset", including those that a peer provokes us to send), frames without content,
+;;;; ("rapid reset", including resets that a peer makes us send), frames without content, and
 ;;;; answers that the peer does not read.
 ;;;;
 ;;;; Resets and idle frames have a rate limit each: a burst that is refilled at a rate. A connection
 ;;;; whose peer exceeds a rate limit ends with ENHANCE_YOUR_CALM. The state of a rate limit is one
 ;;;; number, the time at which the whole burst will be allowed again. An event moves that time one
-;;;; interval later; the limit is exceeded if the time is then further away than one interval for
-;;;; each event of a burst.
+;;;; interval later. If the time is then further in the future than a burst of intervals, the limit
+;;;; is exceeded.
 ;;;;
 ;;;; The frequent frames of ordinary peers are not charged (rate-credit.lisp): as many resets as
 ;;;; calls were served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA
-;;;; was sent, since the last one; WINDOW_UPDATEs and late frames, as far as DATA and new streams
+;;;; was sent, since the last PING; WINDOW_UPDATEs and late frames, as far as DATA and new streams
 ;;;; have earned them. A frame is late if it has no content and its stream had ended, but its sender
 ;;;; did not know of the end yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
 ;;;;
-;;;; Answers are counted while they wait in the output; more than the option
-;;;; max-queued-control-frames end the connection. The output of a busy connection may never be
+;;;; Answers are counted while they wait in the output; if there are more than the option
+;;;; max-queued-control-frames, the connection ends. The output of a busy connection may never be
 ;;;; empty, so answers are counted in two parts, those before a mark and those after it. Once all
-;;;; octets before the mark are sent, the answers of the first part are sent; then the mark moves to
-;;;; the end of the output.
+;;;; octets before the mark are sent, the answers of the first part no longer count; then the mark
+;;;; moves to the end of the output.
 
 (in-package #:clgrpc.http2)
 
@@ -34,7 +34,7 @@ whether the limit is exceeded."
 
 (defmacro charge ((connection due burst per-second) text)
   "Count one event against the rate limit in the slot DUE of CONNECTION's counters; the options
-BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exceeded."
+BURST and PER-SECOND define the limit. End CONNECTION with TEXT if the limit is exceeded."
   (flet ((option (name) `(,name (connection-options ,connection))))
     `(multiple-value-bind (due exceeded)
          (charge-rate-limit (,due (connection-counters ,connection))
@@ -68,7 +68,8 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
   nil)
 
 (defconstant +long-ping-interval-ns+ (* 2 60 60 1000000000)
-  "The shortest time that should be between two PINGs while no call is under way (gRFC A8).")
+  "The shortest time between two PINGs that a client may send while no call is under way (gRFC
+A8).")
 
 (defun shortest-ping-interval (connection)
   "The nanoseconds that a client must leave between two PINGs."

@@ -2,14 +2,14 @@
 ;;;; blocks (4.3).
 ;;;;
 ;;;; Frames are parsed in place and consumed only when complete; the caller presents the rest again.
-;;;; A header block in one HEADERS frame is decoded in place; one with CONTINUATIONs is collected
-;;;; first, and while it is, any other frame is a connection error (6.10). A block is always
-;;;; decoded, even if its stream is refused, because it changes the HPACK table.
+;;;; A header block in one HEADERS frame is decoded in place; a block with CONTINUATIONs is
+;;;; collected first, and until it is complete any other frame is a connection error (6.10). A block
+;;;; is always decoded, even if its stream is refused, because it changes the HPACK table.
 ;;;;
 ;;;; Errors are values, not conditions: FAIL-STREAM and FAIL-CONNECTION return, and code that may
-;;;; have called them checks the state again. Only HPACK signals; that is caught once per
-;;;; RECEIVE-OCTETS. The stream for which a sink function runs is CONNECTION-CURRENT, so that it is
-;;;; not used again for another meanwhile.
+;;;; have called them checks the state again. Only HPACK signals a condition, which RECEIVE-OCTETS
+;;;; handles. The stream for which a sink function runs is CONNECTION-CURRENT, so that its object is
+;;;; not used again for another stream meanwhile.
 ;;;;
 ;;;; The octets of one read may contain thousands of frames. RECEIVE-OCTETS returns after a given
 ;;;; number of frames, so that its owner can check the time and the output in between. Short DATA
@@ -18,13 +18,13 @@
 (in-package #:clgrpc.http2)
 
 (defconstant +flag-self-dependent+ #x100
-  "A flag of our own, which means that HEADERS made its stream depend on itself.")
+  "An additional flag, which means that HEADERS made its stream depend on itself.")
 
-(deftype flags () "Flags of a frame and one of our own." '(unsigned-byte 9))
+(deftype flags () "The flags of a frame, and +FLAG-SELF-DEPENDENT+." '(unsigned-byte 9))
 
 (define-hot (settle-stream :inline t) ((connection connection) (stream stream)) null
-  "After a sink call for STREAM: finish it if its last frame was received; make it reusable if its
-owner allows that."
+  "Called after a sink call for STREAM: finish STREAM if its last frame was received; make it
+reusable if its owner allows that."
   (setf (connection-current connection) nil)
   (cond ((stream-flag-p stream +finished+) (recycle-stream stream))
         ((<= +closed+ (stream-state stream)) (finish-stream stream)))
@@ -42,7 +42,7 @@ owner allows that."
 (define-hot reject-frame ((connection connection) (stream (or null stream)) (id stream-id)
                           (step state-step))
     null
-  "Perform STEP, which is not ACCEPT, for a frame on STREAM or, if STREAM is nil, on ID."
+  "Perform STEP, whose action is not ACCEPT, for a frame on STREAM or, if STREAM is nil, on ID."
   (let ((code (step-code step)))
     (case (step-action step)
       (#.+stream-error+
@@ -59,7 +59,7 @@ owner allows that."
 ;;; DATA (6.1)
 
 (define-hot (charge-frame :inline t) ((connection connection) (length (unsigned-byte 24))) boolean
-  "Charge a DATA frame of LENGTH to the connection's window; return false if that ends the
+  "Charge a DATA frame of LENGTH to the connection's window; return false if the frame ends the
 connection."
   (let ((left (- (connection-receive-window connection) length)))
     (cond ((minusp left)
@@ -73,7 +73,7 @@ connection."
                                  (start index) (end index) (length (unsigned-byte 24))
                                  (end-stream-p boolean))
     null
-  "Handle DATA with content from START to END and LENGTH octets in all, already charged to the
+  "Handle DATA whose content is from START to END and whose LENGTH octets were charged to the
 connection."
   (let* ((step (find-step (stream-state stream)
                           (if end-stream-p +receive-data-end+ +receive-data+)))
@@ -116,7 +116,7 @@ connection."
   (let ((length (- end start)))
     (when (logtest flags +flag-padded+)
       (let ((padding (if (< start end) (aref octets start) 0)))
-        ;; the test also fails a frame without the octet for the length of the padding
+        ;; the test also rejects a frame that lacks the octet for the length of the padding
         (when (<= length padding)
           (return-from receive-data
             (fail-connection connection +protocol-error+ "DATA with more padding than payload")))
@@ -205,7 +205,7 @@ connection."
 (define-hot receive-stream-block ((connection connection) (stream stream) (flags flags)
                                   (list hpack:field-list))
     null
-  "A header block on a STREAM that exists."
+  "Handle a header block on STREAM, which exists."
   (let* ((end-stream-p (logtest flags +flag-end-stream+))
          (step (find-step (stream-state stream)
                           (if end-stream-p +receive-headers-end+ +receive-headers+))))
@@ -240,7 +240,7 @@ frame."
   (let* ((pool (connection-pool connection))
          (list (or (pool-field-list pool) (hpack:make-field-list)))
          (stream (find-stream connection id)))
-    (setf (pool-field-list pool) nil)   ; a sink function may drive another connection
+    (setf (pool-field-list pool) nil)   ; a sink function may run another connection of the pool
     (hpack:decode-block (connection-decoder connection) octets start end list)
     (cond (stream
            (receive-stream-block connection stream flags list))
@@ -287,8 +287,8 @@ frame."
   (collect-block connection octets start end))
 
 (define-hot collect-block ((connection connection) (octets octets) (start index) (end index)) null
-  "Add a piece to the header block in progress. The frame header counts too, so that even empty
-pieces reach the limit if they are many."
+  "Add a piece to the header block in progress. The header of its frame counts too, so that even
+many empty pieces reach the limit."
   (let ((counters (connection-counters connection)))
     (if (< (options-max-header-block-octets (connection-options connection))
            (incf (counters-block-octets counters)
@@ -299,8 +299,8 @@ pieces reach the limit if they are many."
                        octets :start start :end end))))
 
 (defun fail-block (connection)
-  "End CONNECTION, because the header block in progress is too long to be decoded; the block's
-stream, if it exists, ends with a reason that says so."
+  "End CONNECTION, because the header block in progress is too long to decode; its stream, if it
+exists, ends with that reason."
   (let ((stream (find-stream connection
                              (partial-block-id (connection-partial-block connection)))))
     (when stream
@@ -331,14 +331,14 @@ stream, if it exists, ends with a reason that says so."
 (define-hot receive-priority ((connection connection) (octets octets) (start index) (end index)
                               (id stream-id))
     null
-  "Priorities are ignored (5.3.2), but a wrong frame is still an error (6.3)."
+  "Ignore a priority (5.3.2), but check its frame, which may be an error (6.3)."
   (let ((code (cond ((/= +priority-octets+ (- end start)) +frame-size-error+)
                     ((= id (priority-dependency octets start)) +protocol-error+)
                     (t +no-error+)))
         (stream (find-stream connection id)))
     (cond ((= code +no-error+) (charge-idle-frame connection))
           (stream (fail-stream stream code "bad PRIORITY"))
-          ((= +idle+ (absent-state connection id)) ; which cannot be reset
+          ((= +idle+ (absent-state connection id)) ; an idle stream cannot be reset
            (fail-connection connection code "bad PRIORITY on an idle stream"))
           (t (reset-absent connection id code "bad PRIORITY")))
     nil))
@@ -346,8 +346,8 @@ stream, if it exists, ends with a reason that says so."
 (define-hot frame-step ((connection connection) (stream (or null stream)) (id stream-id)
                         (input input))
     state-step
-  "The step for INPUT on STREAM or, if STREAM is nil, on the identifier ID; without a stream the
-step is never ACCEPT."
+  "The step for INPUT on STREAM or, if STREAM is nil, on the identifier ID; without a stream its
+action is never ACCEPT."
   (find-step (if stream (stream-state stream) (absent-state connection id)) input))
 
 (define-hot receive-reset ((connection connection) (octets octets) (start index) (id stream-id))
@@ -391,7 +391,7 @@ step is never ACCEPT."
     nil))
 
 (define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null
-  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; a payload of 64 bits may be allocated
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; a payload of 64 bits may be a bignum
   (let ((payload (ping-payload octets start)))
     (cond ((logtest flags +flag-ack+)
            (charge-idle-frame connection)
@@ -406,8 +406,8 @@ step is never ACCEPT."
     nil))
 
 (defun receive-goaway (connection octets start end)
-  "Handle the peer's GOAWAY: open no new streams, and end as refused those of our streams that the
-peer will not process (6.8). A later GOAWAY may only lower the last stream identifier."
+  "Handle the peer's GOAWAY: open no new streams, and end, as refused, our streams that the peer
+will not process (6.8). A later GOAWAY may only lower the last stream identifier."
   (let* ((before (connection-goaway-received connection))
          (last-id (goaway-last-stream-id octets start))
          (last-id (if (= before +no-goaway+) last-id (min before last-id))))
@@ -461,7 +461,7 @@ one, else nil."
              (and (<= stop end)
                   (null (mismatch (ascii-octets text) octets :start2 start :end2 stop))))))
     (cond ((some #'begins-p '("HTTP/1." "GET " "POST " "HEAD " "PUT " "OPTIONS ")) "HTTP/1.1")
-          ;; a record of the handshake, or an alert
+          ;; a TLS record: of the handshake, or an alert
           ((and (<= (+ 2 start) end) (<= 21 (aref octets start) 22) (= 3 (aref octets (1+ start))))
            "TLS"))))
 
@@ -477,8 +477,8 @@ text names the protocol of OCTETS; if the protocol is unknown, the text is OTHER
 (define-hot check-phase ((connection connection) (octets octets) (at index) (type octet)
                          (flags flags) (id stream-id))
     null
-  "Fail if the frame whose header is AT is not allowed in the phase of CONNECTION, which is awaiting
-a particular frame."
+  "Fail if the frame with its header at AT is not allowed in the phase of CONNECTION, which awaits a
+particular frame."
   (case (connection-phase connection)
     (#.+awaiting-settings+
      (unless (and (= type +frame-settings+) (not (logtest flags +flag-ack+)))
@@ -496,15 +496,15 @@ a particular frame."
                    (format nil "~A of ~D octets on stream ~D" (frame-name type) length id)))
 
 (defconstant +joined-octets+ 256
-  "The longest payload of a DATA frame that joins another: moving a longer one takes more time than
-a call of ON-DATA.")
+  "The longest payload of a DATA frame that joins another frame: to move a longer payload takes more
+time than a call of ON-DATA.")
 
 (define-hot (data-room :inline t) ((connection connection) (stream (or null stream))
                                    (largest index))
     index
   "The most octets of DATA on STREAM that are delivered as one: LARGEST, or fewer if the windows or
-the content-length allow only fewer, so that a frame beyond these is refused without the frames
-before it; 0 if STREAM is nil."
+the content-length allow only fewer. So a frame that exceeds these is refused alone, without the
+frames before it. The value is 0 if STREAM is nil."
   (if stream
       (let ((left (stream-content-left stream)))
         (max 0 (min largest (connection-receive-window connection) (stream-receive-window stream)
@@ -516,8 +516,8 @@ before it; 0 if STREAM is nil."
     (values index index)
   "Move the payloads of short DATA frames of the stream ID, which follow a frame with the payload
 from START to END, to the end of that payload, so that one call of ON-DATA delivers all of them, but
-no more than MOST octets. Only frames that end before LIMIT are moved. Return the end of the
-payloads, and that of the frames."
+no more than MOST octets. Only frames that end before LIMIT are moved. Return two values: the end of
+the payloads, and the end of the frames."
   (let ((after end))
     (declare (type index after))
     (loop
@@ -560,7 +560,7 @@ payloads, and that of the frames."
           (when (and (< end after) (not (connection-closed-p connection)))
             (return (values at nil)))
           (cond ((connection-closed-p connection))
-                ;; no frame is joined to the last one allowed: a tracer of frames gets each alone
+                ;; no frame joins the last of FRAMES: a tracer of frames gets each frame alone
                 ((and (= type +frame-data+) (zerop flags) (plusp length) (plusp left))
                  (let ((stream (find-stream connection id)))
                    (multiple-value-bind (joined next)
@@ -595,13 +595,13 @@ START if the preface is incomplete."
                             (now time-ns) &optional (frames fixnum most-positive-fixnum))
     (values index boolean)
   "Process the peer's octets from START to END, received at NOW (nanoseconds of any steady clock),
-but no more than FRAMES frames, of which those that JOIN-DATA joins count as one. Return the
+but at most FRAMES frames; frames that JOIN-DATA joins count as one. Return the
 position of the first octet not consumed, at which a frame begins: present that frame again with the
-octets after it. The second value is true if that frame may be complete, because this returned after
-FRAMES frames; otherwise more octets must be received first. Octets that are consumed may be
-overwritten (JOIN-DATA). During RECEIVE-OCTETS, functions of the sink are called; a function may use
-OCTETS only during its call. If the peer broke the protocol, GOAWAY is in the output and ON-CLOSE
-was called; from then on everything is consumed and ignored."
+octets after it. The second value is true if that frame may be complete, because FRAMES frames were
+processed; otherwise more octets must be received first. Octets that are consumed may be overwritten
+(JOIN-DATA). During RECEIVE-OCTETS, functions of the sink are called; a function may use OCTETS only
+during its call. If the peer broke the protocol, GOAWAY is in the output and ON-CLOSE was called;
+from then on all octets are consumed and ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))

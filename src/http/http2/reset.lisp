@@ -4,15 +4,16 @@
 ;;;; Identifiers up to HIGHEST-ID are closed. Identifiers in the newest gap below HIGHEST-ID were
 ;;;; never opened. The streams that we reset are recorded one by one in RESETS, the RESET-COUNT
 ;;;; highest of them, in order: the peer may not know of the reset yet, so its late frames are not
-;;;; errors. When the lowest of them is dropped, all identifiers up to it count as reset.
+;;;; errors. When the lowest of these is dropped from the record, all identifiers up to it count as
+;;;; reset.
 
 (in-package #:clgrpc.http2)
 
 (defconstant +most-resets+ 1024
-  "The number of streams reset by us that are recorded one by one.")
+  "The most streams reset by us that are recorded one by one.")
 
 (define-hot reset-place ((connection connection) (id stream-id)) index
-  "The number of known streams reset by us that are below ID."
+  "The number of recorded streams, reset by us, that are below ID."
   (let ((resets (connection-resets connection))
         (low 0)
         (high (connection-reset-count connection)))
@@ -25,7 +26,7 @@
     low))
 
 (define-hot (reset-known-p :inline t) ((connection connection) (id stream-id)) boolean
-  "True if ID is among the streams that we reset, and know."
+  "True if ID is among the recorded streams that we reset."
   (let ((place (reset-place connection id)))
     (and (< place (connection-reset-count connection))
          (= id (aref (connection-resets connection) place)))))
@@ -38,7 +39,7 @@
 
 (define-hot forget-reset ((connection connection) (place index)) index
   "Drop the stream with the lowest number from the record of streams that we reset, to make room for
-a new one at PLACE. Return the place of the new one after that."
+a new one at PLACE. Return the place of the new stream after that."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))
@@ -93,7 +94,7 @@ a new one at PLACE. Return the place of the new one after that."
 (define-hot reset-absent ((connection connection) (id stream-id) (code error-code)
                           (text simple-string))
     null
-  "Answer a frame on the stream ID, which the owner never got or has forgotten, by RST_STREAM."
+  "Answer a frame on the stream ID, which the owner never got or has forgotten, with RST_STREAM."
   (setf (connection-error-text connection) text)
   (remember-reset connection id)
   (emit-reset connection id code))
@@ -104,7 +105,7 @@ a new one at PLACE. Return the place of the new one after that."
   (let ((connection (stream-connection stream)))
     (unless (stream-flag-p stream +finished+)
       (reset-absent connection (stream-id stream) code text)
-      (unless (connection-closed-p connection) ; the reset may have been one answer too many
+      (unless (connection-closed-p connection) ; it may have been one answer too many
         (reset-finished-stream stream +reset+ code :local)))))
 
 (define-hot reset-stream ((stream stream) (error-code error-code)) null
@@ -114,7 +115,7 @@ RFC 9113 section 6.4."
   (let ((connection (stream-connection stream))
         (id (stream-id stream)))
     (cond ((stream-flag-p stream +finished+))
-          ((= +idle+ (stream-state stream)) ; unknown to the peer: ID can be used again
+          ((= +idle+ (stream-state stream)) ; the peer has not seen ID, so it can be used again
            (setf (stream-state stream) +closed+)
            (decf (connection-highest-id connection) 2)
            (incf (counters-streams-failed (connection-counters connection)))

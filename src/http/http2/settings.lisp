@@ -1,7 +1,7 @@
 ;;;; SETTINGS (RFC 9113 section 6.5), ours and the peer's. Each parameter is declared once with its
-;;;; range and the error for other values; unknown ones are ignored (6.5.2). The peer's are applied
-;;;; and acknowledged at once; ours are in force once the peer has acknowledged them, where that
-;;;; matters.
+;;;; range and the error for other values; unknown parameters are ignored (6.5.2). The peer's
+;;;; SETTINGS are applied and acknowledged at once. Ours are in force, where that matters, once the
+;;;; peer has acknowledged them.
 
 (in-package #:clgrpc.http2)
 
@@ -111,7 +111,8 @@ sizes only the highest and the last are applied, however many there are."
           do (change-initial-window connection window))))
 
 (defun receive-settings (connection octets start end)
-  "The peer's SETTINGS with parameters from START to END: apply, acknowledge, notify the owner."
+  "Apply and acknowledge the peer's SETTINGS with parameters from START to END, and notify the
+owner."
   (when (= +awaiting-settings+ (connection-phase connection))
     (setf (connection-phase connection) +running+
           (connection-preface-deadline connection) 0

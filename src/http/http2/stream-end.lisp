@@ -1,5 +1,5 @@
-;;;; How streams and connections end: a stream whose last frame was received or that was reset; a
-;;;; connection that fails (RFC 9113 section 5.4.1), that its owner closes or that was lost.
+;;;; The ends of streams, by their last frame or a reset, and of connections, which fail (RFC 9113
+;;;; section 5.4.1), are closed by their owner, or are lost.
 ;;;;
 ;;;; Only FINISH-STREAM removes a stream from the table, and only END-CONNECTION finishes a
 ;;;; connection; each releases the memory of the stream or the connection and calls the owner once.
@@ -9,7 +9,7 @@
 ;;; Streams
 
 (define-hot store-segment ((segment segment)) null
-  "Give back the octets of SEGMENT, which are sent or will never be sent."
+  "Return the octets of SEGMENT to the store, since they are sent or will never be sent."
   (when (segment-storable segment)
     (give-octets-back (shiftf (segment-octets segment) (load-time-value (make-octets 0)))))
   nil)
@@ -48,8 +48,8 @@ shrunk."
   nil)
 
 (define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
-  "Note that COUNT received octets need the connection's window no longer. When such octets amount
-to half of the window, return them to the peer."
+  "Note that COUNT received octets no longer occupy the connection's window. When such octets amount
+to half of the window, a WINDOW_UPDATE is due."
   (let ((unreturned (+ (connection-unreturned connection) count)))
     (setf (connection-unreturned connection) unreturned)
     (when (<= (ash (connection-connection-window connection) -1) unreturned)
@@ -65,7 +65,7 @@ to half of the window, return them to the peer."
       (set-stream-flag stream +finished+)
       (remove-stream connection stream)
       (drop-queue stream)
-      ;; the streams before it in the ring may wait for the connection's window for long
+      ;; it leaves the ring now: the streams before it may wait long for the connection's window
       (when (stream-flag-p stream +in-ring+) (leave-ring connection stream))
       (when (eq stream (connection-opening connection))
         (setf (connection-opening connection) nil))
@@ -117,7 +117,8 @@ ended its side, since after that the rest of the client's side does not matter."
   (if (connection-server-p connection) (max 0 (connection-highest-id connection)) 0))
 
 (defun lower-goaway (connection last-stream-id)
-  "Return, and remember as sent, LAST-STREAM-ID, or a lower one if that was sent before (6.8)."
+  "Return LAST-STREAM-ID, or a lower identifier that an earlier GOAWAY had (6.8), and record it as
+sent."
   (let ((before (connection-goaway-sent connection)))
     (setf (connection-goaway-sent connection)
           (if (= before +no-goaway+) last-stream-id (min before last-stream-id)))))

@@ -1,7 +1,7 @@
 ;;;; The life of a stream (RFC 9113 section 5.1) as one table: (state, input) -> (action, next
 ;;;; state). The states "reserved" are absent, since both ends refuse server push. A stream that
 ;;;; ended by a RST_STREAM of ours is in state RESET instead of CLOSED: the peer may have sent
-;;;; frames before it received RST_STREAM, so they are processed minimally (HPACK, connection
+;;;; frames before it received RST_STREAM, so these are processed minimally (HPACK, connection
 ;;;; window) and dropped.
 ;;;;
 ;;;; Actions: ACCEPT processes the input and enters the next state; IGNORE drops it; STREAM-ERROR

@@ -1,16 +1,15 @@
-;;;; Streams of a connection: the table in which they are found, the pool from which they are taken
-;;;; and to which they return, the identifiers that the peer has used (RFC 9113 sections 5.1 and
-;;;; 5.1.1).
+;;;; Streams of a connection: the table that finds them, the pool from which they come and to which
+;;;; they return, and the identifiers that the peer has used (RFC 9113 sections 5.1 and 5.1.1).
 ;;;;
 ;;;; The table is a vector of chains; it exists from the first stream on and doubles when the chains
 ;;;; grow. Consecutive identifiers are in different chains. A client chooses its identifiers, so a
-;;;; seed determines the chains for each run of 1,024 of them (STREAM-SLOT).
+;;;; seed determines the chains for each run of 1,024 identifiers (STREAM-SLOT).
 
 (in-package #:clgrpc.http2)
 
 (define-hot (stream-slot :inline t) ((connection connection) (table simple-vector) (id stream-id))
     index
-  "The index of the chain of the stream ID in TABLE, one of CONNECTION."
+  "The index of the chain of the stream ID in TABLE, a table of CONNECTION."
   (let* ((number (ash id -1))
          (run (ldb (byte 64 0) (* (logior 1 (connection-seed connection)) (ash number -10))))
          (mixed (ldb (byte 64 0) (* #x9E3779B97F4A7C15 (logxor run (ash run -29))))))
@@ -18,7 +17,7 @@
     (logand (logxor number (ash mixed -34)) (1- (length table)))))
 
 (define-hot (find-stream :inline t) ((connection connection) (id stream-id)) (or null stream)
-  "The stream ID that is not finished, or NIL."
+  "The stream ID if it is not finished, or NIL."
   (let ((table (connection-table connection)))
     (if (zerop (length table))
         nil
@@ -72,7 +71,7 @@ oldest first. FUNCTION may end streams; streams that it has ended are skipped."
                    while stream
                    when (> (stream-id stream) above)
                      do (push (stream-id stream) ids)))
-    ;; a stream that has ended may belong to another connection by now
+    ;; the object of a stream that has ended may now belong to another connection
     (dolist (id (sort ids #'<))
       (let ((stream (find-stream connection id)))
         (when stream (funcall function stream))))
@@ -104,7 +103,7 @@ oldest first. FUNCTION may end streams; streams that it has ended are skipped."
 
 (define-hot recycle-stream ((stream stream)) null
   "Put STREAM into the pool if both the owner and this connection have finished with it. Streams of
-a finished connection are not put there, since the collector could not free that connection."
+a finished connection do not go there, since they would keep the connection from the collector."
   (let* ((connection (stream-connection stream))
          (pool (connection-pool connection)))
     (when (and (= (logior +finished+ +released+)
@@ -126,7 +125,8 @@ a finished connection are not put there, since the collector could not free that
     nil))
 
 (defun leave-pool (connection)
-  "Remove the streams that belonged to CONNECTION from the pool, so that nothing keeps CONNECTION."
+  "Remove the streams that belonged to CONNECTION from the pool, so that no reference keeps
+CONNECTION."
   (let* ((pool (connection-pool connection))
          (stream (shiftf (pool-streams pool) nil)))
     (setf (pool-stream-count pool) 0)
@@ -140,7 +140,7 @@ a finished connection are not put there, since the collector could not free that
 
 (define-hot release-stream ((stream stream)) null
   "Declare that the caller keeps no reference to STREAM, which may be used again when it is closed.
-Call it at most once, at any time; never calling it is safe."
+Call this at most once, at any time; it is safe not to call it."
   (set-stream-flag stream +released+)
   (recycle-stream stream))
 

@@ -1,11 +1,11 @@
 ;;;; HEADERS and DATA straight into the output (RFC 9113 sections 6.1, 6.2, 6.10). The fast path of
-;;;; a unary call is BEGIN-HEADERS, the caller's hpack calls, END-HEADERS; RESERVE-DATA, BEGIN-DATA,
-;;;; the caller's octets, END-DATA. The writer copies nothing and allocates nothing.
+;;;; a unary call: BEGIN-HEADERS, the caller's calls of HPACK, END-HEADERS; then RESERVE-DATA,
+;;;; BEGIN-DATA, the caller's octets, END-DATA. The writer copies nothing and allocates nothing.
 ;;;;
-;;;; Between the two halves of a pair nothing else may be appended. A header block is contiguous: it
-;;;; is encoded in one piece after 9 octets that are kept free, and it is split to insert the
-;;;; headers of CONTINUATIONs only if it is longer than the peer's largest frame. DATA never
-;;;; overtakes queued DATA, and neither do trailers: see data-queue.lisp.
+;;;; Between BEGIN and END of a pair no other octets may be appended. A header block is contiguous:
+;;;; it is encoded in one piece after 9 octets that are kept free, and it is split to insert the
+;;;; headers of CONTINUATIONs only if it is longer than the peer's largest frame. Neither DATA nor
+;;;; trailers overtake queued DATA: see data-queue.lisp.
 
 (in-package #:clgrpc.http2)
 
@@ -28,10 +28,9 @@ write frames in turn.")
 
 (define-hot (begin-headers :inline t) ((stream stream)) (values hpack:encoder buffer)
   "Begin the header block of a request, a response or trailers on STREAM. Return the encoder and the
-buffer for the encoding functions of clgrpc.hpack, to be called once for each field; then call
-END-HEADERS. In between, no other function of the connection may be called. Signal MISUSE if our
-side of the stream has ended or the stream has queued octets: see STREAM-SENDABLE-P and
-SEND-TRAILERS-LATER."
+buffer for the encoding functions of clgrpc.hpack. Call one of these for each field; then call
+END-HEADERS. Until then call no other function of the connection. Signal MISUSE if our side of the
+stream has ended or the stream has queued octets: see STREAM-SENDABLE-P and SEND-TRAILERS-LATER."
   (let ((connection (stream-connection stream))
         (state (stream-state stream)))
     (unless (or (sending-state-p state) (= state +idle+))
@@ -50,8 +49,8 @@ SEND-TRAILERS-LATER."
 
 (define-hot end-headers ((stream stream) (end-stream-p boolean)) null
   "End the header block that BEGIN-HEADERS began on STREAM: write its frame header, and
-CONTINUATIONs if the block needs them. With END-STREAM-P our side of the stream ends. Second headers
-are trailers and must end the stream."
+CONTINUATIONs if the block needs them. If END-STREAM-P is true, our side of the stream ends. Second
+headers are trailers and must end the stream."
   (let* ((connection (stream-connection stream))
          (buffer (the buffer (connection-output connection)))
          (mark (connection-open-mark connection))
@@ -78,8 +77,8 @@ are trailers and must end the stream."
 (define-hot split-block ((connection connection) (buffer buffer) (mark index) (id stream-id)
                          (end-stream-p boolean))
     null
-  "Split the block at MARK after the start of BUFFER, which has room for one frame header before it,
-into HEADERS and CONTINUATIONs. The pieces move back to front, each to its place."
+  "Split the block into HEADERS and CONTINUATIONs. It begins MARK octets after the start of BUFFER,
+with room for one frame header before it. The pieces are moved to their places, the last one first."
   (let* ((limit (connection-peer-frame-octets connection))
          (length (- (buffer-fill buffer) mark +frame-header-octets+))
          (more (1- (ceiling length limit))) ; how many CONTINUATIONs
@@ -114,15 +113,14 @@ begun."
 ;;; DATA
 
 (define-hot (largest-data :inline t) ((connection connection)) index
-  "The largest DATA payload to send: the peer's limit, but not more than our own."
+  "The largest DATA payload to send: the lower one of the peer's limit and our own."
   (min (connection-peer-frame-octets connection)
        (options-max-frame-octets (connection-options connection))))
 
 (define-hot (reserve-data :inline t) ((stream stream) (count index)) boolean
-  "True if a DATA frame of COUNT octets on STREAM can be appended to the output at once. The
-function is true if the stream's headers are sent, both windows and one frame have room, no stream
-has queued DATA and the output is below its cap. If the value is true, call BEGIN-DATA, else
-SEND-DATA."
+  "True if a DATA frame of COUNT octets on STREAM can be appended to the output at once. This
+requires that the stream's headers are sent, both windows and one frame have room, no stream has
+queued DATA and the output is below its cap. If the value is true, call BEGIN-DATA, else SEND-DATA."
   (let ((connection (stream-connection stream)))
     (and (sending-state-p (stream-state stream))
          (stream-flag-p stream +sent-headers+)
@@ -134,7 +132,7 @@ SEND-DATA."
          (< (output-fill connection) +output-cap+))))
 
 (define-hot (joins-last-p :inline t) ((stream stream) (buffer buffer) (count index)) boolean
-  "True if the output, BUFFER, ends with a DATA frame of STREAM that may have COUNT octets more."
+  "True if the output, BUFFER, ends with a DATA frame of STREAM that may get COUNT more octets."
   (let ((connection (stream-connection stream)))
     (and (eq stream (connection-data-stream connection))
          (= (connection-data-end connection) (buffer-fill buffer))
@@ -143,9 +141,9 @@ SEND-DATA."
              (largest-data connection)))))
 
 (define-hot (begin-data :inline t) ((stream stream) (count index)) (values octets index)
-  "After RESERVE-DATA was true for COUNT: return octets and the position in them where exactly
-COUNT octets are to be written. After that call END-DATA; in between, no other function of the
-connection may be called."
+  "Call this after RESERVE-DATA was true for COUNT. Return octets, and the position in them at which
+to write exactly COUNT octets. Then call END-DATA; until then call no other function of the
+connection."
   (let* ((buffer (output-buffer (stream-connection stream)))
          (octets (ensure-buffer-room buffer (+ count +frame-header-octets+))))
     (values octets (if (joins-last-p stream buffer count)
@@ -153,9 +151,9 @@ connection may be called."
                        (+ (buffer-end buffer) +frame-header-octets+)))))
 
 (define-hot end-data ((stream stream) (count index) (end-stream-p boolean)) null
-  "End the COUNT octets of DATA that BEGIN-DATA began on STREAM; with END-STREAM-P they are the
-last. The octets become a frame of their own, or join the frame before them: messages that are sent
-together share one frame, which costs the peer less than a frame for each."
+  "End the COUNT octets of DATA that BEGIN-DATA began on STREAM; if END-STREAM-P is true, they are
+the last. The octets become a frame of their own, or join the frame before them: messages that are
+sent together share one frame, which costs the peer less than a frame for each."
   (let* ((connection (stream-connection stream))
          (buffer (the buffer (connection-output connection)))
          (joins (joins-last-p stream buffer count))
