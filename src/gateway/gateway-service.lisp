@@ -1,8 +1,8 @@
 ;;;; Forwarding. Messages are forwarded as octets, so a gateway needs no types; if it knows the
 ;;;; types of a method, protocols with JSON reach that method as well. A unary call occupies no
 ;;;; thread; a stream occupies one thread, and a second one if the client streams. Each direction
-;;;; receives a message only after the previous one was sent, so a side that reads slowly holds the
-;;;; other back.
+;;;; receives a message only after the previous one was sent, so a side that reads slowly makes the
+;;;; other side wait.
 
 (in-package #:clgrpc.gateway)
 
@@ -22,8 +22,8 @@ image that has no server, a new thread."
 
 (defun client-metadata (call)
   "The metadata for the backend server: the metadata of CALL, the client's call, and one
-x-forwarded-for. The last address in x-forwarded-for is the client's; servers trust only the last
-address, however many the client has sent."
+x-forwarded-for. Its last address is the client's. Servers should trust only the last address, since
+the client may have sent others."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
          (name "x-forwarded-for")
          (before (loop for (other . value) in metadata when (string= name other) collect value))
@@ -48,7 +48,7 @@ address, however many the client has sent."
               :trailers (status:sendable-metadata (status:rpc-error-trailers error))))
 
 (defmacro with-outcome ((call) &body body)
-  "Evaluate BODY; if the forwarded call fails, CALL fails in the same way."
+  "Evaluate BODY; if the forwarded call fails, end CALL in the same way."
   `(handler-case (progn ,@body)
      (status:rpc-error (error) (finish-as ,call error))))
 
@@ -73,7 +73,7 @@ if CHANNEL is closed."
     (rpc:reply call message)))
 
 (defun forward-unary (channel method request call)
-  (with-outcome (call)                  ; the call may fail before it is sent
+  (with-outcome (call)                  ; the forwarded call may fail before it is sent
     (let ((forwarded (begin-forwarded channel method request call :async t)))
       (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
       (rpc:on-end forwarded
@@ -81,7 +81,7 @@ if CHANNEL is closed."
                     (with-outcome (call) (send-answer call forwarded #'loop:await)))))))
 
 (defun send-answers (call forwarded)
-  "Send the messages of FORWARDED on, until it ends."
+  "Pass the messages of FORWARDED on to the client, until FORWARDED ends."
   (tell-headers call forwarded)
   (rpc:do-messages (message forwarded) (rpc:send call message))
   (finish-as-forwarded call forwarded))
@@ -96,7 +96,8 @@ if CHANNEL is closed."
   "Forward the messages of REQUESTS, the client's call. If one of the two calls ends earlier, its
 status reaches the thread that waits for the answers of FORWARDED. If a message cannot be sent,
 because it is too long for example, call NOTE-FAILURE with the error. After any error FORWARDED is
-cancelled: no more messages are sent, and the backend server might wait for them for ever."
+cancelled: no more messages are sent, and otherwise the backend server might wait for them for
+ever."
   (let ((over nil))
     (flet ((over-p () (or (rpc:call-status requests) (rpc:call-status forwarded))))
       (unwind-protect
@@ -108,7 +109,7 @@ cancelled: no more messages are sent, and the backend server might wait for them
         (unless over (rpc:cancel forwarded))))))
 
 (defun forward-client-stream (channel method requests call)
-  (let ((failure nil))                  ; the error because of which a request was not forwarded
+  (let ((failure nil))                  ; the error that kept a request from being forwarded
     (handler-case
         (rpc:with-call (forwarded (begin-forwarded channel method :open call))
           (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
@@ -123,8 +124,8 @@ cancelled: no more messages are sent, and the backend server might wait for them
 (define-keyword-function make-gateway-service (channel &key methods)
   "Return a service, for START-SERVER, that forwards each call to CHANNEL and the answer to the
 client. The service forwards messages as octets, metadata, the remaining time, cancellation, status,
-details and trailers. METHODS are the methods whose types it knows, from POOL-METHODS with :RAW: all
-protocols of the server can call these, and only gRPC can call other methods.
+details and trailers. METHODS are the methods whose types the service knows, from POOL-METHODS with
+:RAW: all protocols of the server can call these, and only gRPC can call other methods.
 GENERIC-SERVICE-METHODS can be set to other methods later. The service does not close CHANNEL. From
 any thread."
   (make-instance

@@ -1,6 +1,6 @@
 ;;;; Reports of a call, for people and their programs. CALL-STAGES returns the time of each stage
-;;;; and the numbers of messages; EXPLAIN-CALL writes them in one line, for errors. Everything is
-;;;; computed on demand, from the data of the transport (wire/stage.lisp).
+;;;; and the numbers of messages; EXPLAIN-CALL writes these data in one line, for errors. Everything
+;;;; is computed on demand, from the data of the transport (wire/stage.lisp).
 ;;;;
 ;;;; CALL-STAGES may be called from any thread while the call's loop runs. In that case the values
 ;;;; may belong to two moments, with events in between.
@@ -15,7 +15,7 @@ client's call:
  :CONNECT, for a connection;
  :HANDSHAKE, of TLS and HTTP/2;
  :BACK-OFF, until the next attempt to connect;
- :RETRY, until its last attempt began, if others have failed before;
+ :RETRY, until its last attempt began, if earlier attempts have failed;
  :QUEUE, for a stream, while the connection had as many as the server allows;
  :WAIT, from the request's headers to the first of the response;
  :RECEIVE, the rest of the response.
@@ -63,7 +63,7 @@ would cost more than the rest of the call. From any thread."
   (getf (ecase role (:client *client-stage-texts*) (:server *server-stage-texts*)) stage))
 
 (defun write-spans (stream plist)
-  "Write the stages in PLIST, a value of CALL-STAGES, that are long enough to matter."
+  "Write those stages in PLIST, a value of CALL-STAGES, that are long enough to be of interest."
   (format stream "~{~(~A~) ~,3F s~^, ~}"
           (loop for (name value) on plist by #'cddr
                 when (and (floatp value)
@@ -72,7 +72,7 @@ would cost more than the rest of the call. From any thread."
                   append (list (substitute #\Space #\- (string name)) value))))
 
 (defun wait-failure-text (call)
-  "The last failure of a step for which CALL has waited, such as connecting, as text; nil if none
+  "The last failure of a step for which CALL has waited, such as connecting, as text; nil if no step
 has failed, or if the message of CALL's status already contains the failure."
   (let* ((outcome (call-outcome call))
          (text (if outcome (outcome-last-error outcome) (call-last-error call))))

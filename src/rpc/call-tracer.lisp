@@ -1,5 +1,4 @@
-;;;; The tracers of calls as an observer: see observer.lisp, and base/log/tracer.lisp for the
-;;;; tracers.
+;;;; The observer that reports calls to the tracers: see observer.lisp and base/log/tracer.lisp.
 
 (in-package #:clgrpc.rpc)
 

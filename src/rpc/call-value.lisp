@@ -1,6 +1,6 @@
 ;;;; Values on a call: data that interceptors have determined, such as the caller's identity, for
 ;;;; handlers, callbacks and other interceptors, so that these need no special variables. The values
-;;;; are an alist in the call's PARTS; a call without values has none.
+;;;; are an alist in the call's PARTS, empty for a call without values.
 ;;;;
 ;;;; The list only grows, and a value is changed by one store, so threads need no lock: a thread
 ;;;; that reads while another writes sees the old value or the new one.

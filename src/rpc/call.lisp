@@ -3,13 +3,13 @@
 ;;;; (wire, in-process) and by end are its OPERATIONS (transport.lisp). The functions for users are
 ;;;; in messaging.lisp.
 ;;;;
-;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
-;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued. So
-;;;; a reader that sees either store and then finds the queue empty has missed nothing. Messages
-;;;; wait in the inbound part's INCOMING, a stack on which the owner pushes and which the one
-;;;; receiving thread takes as a whole; short messages that arrive with one read are pushed
+;;;; Invariants. One loop owns a call. Only this owner sets STATUS, once, as the last store at the
+;;;; end of the call, and HALF-CLOSED, as the last store after the peer's final message was queued.
+;;;; So a reader that sees either store and then finds the queue empty has missed no message.
+;;;; Messages wait in the inbound part's INCOMING: a stack onto which the owner pushes, and which
+;;;; the only receiving thread takes as a whole. Short messages that arrive with one read are pushed
 ;;;; together. Data that few calls need are in PARTS (part.lisp), made when first needed. A call
-;;;; object that users have is never used again for another call.
+;;;; object that users have seen is never used again for another call.
 
 (in-package #:clgrpc.rpc)
 
@@ -109,7 +109,7 @@ ENSURE-PREFIX-PART are as CALL-PART and ENSURE-PART; NEW-PREFIX-PART is the oper
 (define-part own-options (call) "The options of CALL that its user has set")
 
 (define-hot (queued-octets :inline t) ((call call)) index
-  "The octets that CALL is charged with for the messages in its queue."
+  "The octets with which CALL is charged for the messages in its queue."
   (let ((inbound (call-inbound call)))
     (if inbound (the index (inbound-queued-octets inbound)) 0)))
 
@@ -137,7 +137,7 @@ ENSURE-PREFIX-PART are as CALL-PART and ENSURE-PART; NEW-PREFIX-PART is the oper
   (:documentation "A message for a call is of another type than its method has."))
 
 (defun refuse-message (method type message)
-  "Signal that MESSAGE is not of TYPE, the request or response type of METHOD."
+  "Signal MISUSE, since MESSAGE is not of TYPE, the request or response type of METHOD."
   (error 'wrong-message
          :datum message :expected-type (or (protobuf:message-type-symbol type) 'protobuf:message)
          :text (format nil "~A ~:[answers with~;takes~] a ~A, not ~A." (rpc-method-path method)
@@ -145,15 +145,15 @@ ENSURE-PREFIX-PART are as CALL-PART and ENSURE-PART; NEW-PREFIX-PART is the oper
                        (printable-text (bounded-text message :limit 200 :escape t)))))
 
 (defun convert-message (method type message)
-  "MESSAGE, which is not of TYPE, one of METHOD's two types, encoded by the codec of METHOD as a raw
-message. Signal MISUSE if METHOD has no codec."
+  "MESSAGE, which is not of TYPE (the request or response type of METHOD), encoded by the codec of
+METHOD as a raw message. Signal MISUSE if METHOD has no codec."
   (if (protobuf:coded-type-p type)
       (protobuf:code-message type message)
       (refuse-message method type message)))
 
 (define-hot (check-message :inline t) ((method rpc-method) (type protobuf:message-type) message) t
-  "MESSAGE itself if it is of TYPE, one of METHOD's two types; else its encoding by the codec of
-METHOD. Signal MISUSE if METHOD has no codec."
+  "MESSAGE itself if it is of TYPE, the request or response type of METHOD; else its encoding by the
+codec of METHOD. Signal MISUSE if METHOD has no codec."
   (if (protobuf:message-of-type-p message type)
       message
       (convert-message method type message)))
@@ -170,7 +170,7 @@ METHOD. Signal MISUSE if METHOD has no codec."
         (rpc-method-request-type method))))
 
 (define-hot (sends-one-p :inline t) ((call call)) boolean
-  "True if CALL's method has a single message in our direction, which SEND cannot send."
+  "True if this end of CALL sends a single message, for which SEND is not the function."
   (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
     (or (eq kind :unary)
         (eq kind (if (client-p call) :server-streaming :client-streaming)))))
@@ -216,8 +216,8 @@ CLOSE-SEND."
   nil)
 
 (define-hot (notify :inline t) ((call call)) null
-  "Wake the threads that wait for CALL. Call this after the store that the sleepers wait for. If
-this thread runs a loop, it wakes the sleepers at the end of the turn, together with the sleepers of
+  "Wake the threads that wait for CALL. Call this after the store for which the sleepers wait. A
+thread that runs a loop wakes the sleepers at the end of the turn, together with the sleepers of
 other calls."
   (sb-thread:barrier (:memory))
   (let* ((parts (call-parts call))
@@ -226,8 +226,8 @@ other calls."
   nil)
 
 (define-hot (notify-sleeper :inline t) ((call call)) null
-  "As NOTIFY, for threads that run no loop, after an atomic operation. Costs next to nothing if no
-thread sleeps."
+  "As NOTIFY, for threads that run no loop, after an atomic operation. It costs hardly anything if
+no thread sleeps."
   (let* ((parts (call-parts call))
          (wait-queue (and parts (parts-wait-queue parts))))
     (when (and wait-queue (plusp (wait-queue-sleepers wait-queue))) (ring wait-queue)))
@@ -242,8 +242,8 @@ thread sleeps."
   nil)
 
 (defun refuse-to-wait (call)
-  "Signal that this thread, which runs a loop, cannot wait for CALL, because no other thread can run
-the loop."
+  "Signal an error, since this thread, which runs a loop, cannot wait for CALL: no other thread can
+run the loop."
   (error (make-rpc-error
           ;; the reserve belongs to the server whose handler waits, so the error names that
           ;; handler's call
@@ -252,9 +252,9 @@ the loop."
 
 (defun wait-for-call (call ready-p)
   "Wait until (funcall READY-P CALL) is true or CALL has ended; return the last value of READY-P. To
-wait only for the end of CALL, let READY-P be CALL-STATUS. While it waits, this thread drives CALL's
-loop; or it hands over the loop that it runs itself, and sleeps. The wait ends at the latest with
-the call, which its deadline or its connection ends. Signal :resource-exhausted if this thread runs
+wait only for the end of CALL, let READY-P be CALL-STATUS. While this thread waits, it drives CALL's
+loop; or it hands over the loop that it runs itself, and sleeps. The wait ends at the latest when
+CALL ends, as by its deadline or with its connection. Signal :resource-exhausted if this thread runs
 a loop and no other thread is left to run it."
   (declare (type function ready-p))
   (cond ((funcall ready-p call))
@@ -308,7 +308,7 @@ return false if OCTETS do not fit. BARE is as for ADD-TO-BATCH."
       t)))
 
 (define-hot push-batch ((call call) (batch batch)) null
-  "Queue BATCH, of CHARGED-BATCH. On CALL's loop."
+  "Queue BATCH, a value of CHARGED-BATCH. On CALL's loop."
   (loop with inbound = (ensure-inbound call)
         for old = (inbound-incoming inbound)
         do (setf (batch-next batch) old)
@@ -322,12 +322,12 @@ return false if OCTETS do not fit. BARE is as for ADD-TO-BATCH."
 (define-hot open-batch ((call call) (full (or null batch)) (need index) (longest index)) batch
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
 long as its message. Each further batch is about twice as long as the one before, FULL, which is
-queued; but it is not longer than LONGEST, unless its message is."
+queued; but it is not longer than LONGEST, unless its message is longer."
   (let* ((length (if full
                      (max need +shortest-batch+
                           (min longest (* 2 (- (batch-size full) +batch-octets+))))
                      need))
-         ;; the heap may be full: FULL is queued only once
+         ;; FULL is queued after this, since the heap may be full: then it must not be queued twice
          (new (charged-batch call (make-octets length) length)))
     (when full (push-batch call full))
     new))
@@ -335,7 +335,7 @@ queued; but it is not longer than LONGEST, unless its message is."
 (define-hot begin-batch ((call call) (inbound inbound) (octets octets) (start index) (end index)
                          (bare boolean) (longest index))
     (values index boolean)
-  "As ADD-TO-BATCH, for messages that the batch of INBOUND, CALL's, has no room for."
+  "As ADD-TO-BATCH, for messages for which the batch of INBOUND, CALL's part, has no room."
   (let* ((batch (inbound-batch inbound))
          (need (+ (- end start) (if bare +batch-prefix-octets+ 0)))
          (new (open-batch call batch need longest)))
@@ -346,11 +346,11 @@ queued; but it is not longer than LONGEST, unless its message is."
 (define-hot (add-to-batch :inline t)
     ((call call) (octets octets) (start index) (end index) (bare boolean) (longest index))
     (values index boolean)
-  "Add the short messages in OCTETS, each with its prefix, or the one without a prefix if BARE is
-true, to CALL's batch of a read, which QUEUE-BATCH queues after the read. Return the octets that
-CALL is charged with for the messages: 0 unless they need a new batch, of at most LONGEST octets
-unless they are more. The second value is true if the batch is the first one of the read. On CALL's
-loop."
+  "Add the short messages in OCTETS, each with its prefix, or the single message without a prefix if
+BARE is true, to CALL's batch of a read, which QUEUE-BATCH queues after the read. Return the octets
+with which CALL is charged for the messages: 0 unless they need a new batch, which has at most
+LONGEST octets, or more if a message needs them. The second value is true if the batch is the first
+one of the read. On CALL's loop."
   (let* ((inbound (ensure-inbound call))
          (batch (inbound-batch inbound)))
     (if (and batch (append-to-batch batch octets start end bare))
@@ -365,14 +365,14 @@ no batch. On CALL's loop."
     t))
 
 (define-hot push-incoming ((call call) item (size index)) index
-  "Queue ITEM, one message of SIZE octets. Return the octets that CALL is charged with for ITEM. On
+  "Queue ITEM, one message of SIZE octets. Return the octets with which CALL is charged for ITEM. On
 CALL's loop."
   (let ((batch (charged-batch call item size)))
     (push-batch call batch)
     (batch-size batch)))
 
 (define-hot uncharge ((inbound inbound) (size index)) index
-  "Subtract SIZE from INBOUND's queued octets, but not more than these. Return how many were
+  "Subtract SIZE, or as much as there is, from INBOUND's queued octets. Return the number of octets
 subtracted. From any thread."
   (loop
     (let ((old (inbound-queued-octets inbound)))
@@ -396,13 +396,13 @@ call this."
 
 (define-hot leave-batch ((call call) (inbound inbound) (batch batch)) null
   "Remove BATCH, the oldest, whose last message was taken."
-  (sb-sys:without-interrupts            ; so that every account loses the octets
+  (sb-sys:without-interrupts            ; so that all accounts are discharged
     (setf (inbound-received inbound) (batch-next batch))
     (operate taken call (uncharge inbound (batch-size batch))))
   nil)
 
 (define-hot (through :inline t) ((filter (or null function)) message) t
-  "MESSAGE after FILTER, a function of FILTER-MESSAGES or nil."
+  "MESSAGE changed by FILTER, a function of FILTER-MESSAGES or nil."
   (if filter (funcall filter message) message))
 
 (define-hot (filtered :inline t) ((call call) message) t
@@ -445,7 +445,8 @@ may call this."
                  (through (inbound-filter inbound) (operate decode call item 0 0))))))))
 
 (define-hot (pop-taken :inline t) ((call call)) t
-  "As POP-INCOMING, but only of the messages that the receiving thread has taken out of the queue."
+  "As POP-INCOMING, but only from the messages that the receiving thread has taken out of the
+queue."
   (let ((inbound (call-inbound call)))
     (and inbound (inbound-received inbound) (pop-incoming call))))
 
@@ -475,7 +476,7 @@ CALL had ended already. On CALL's loop."
     t))
 
 (defun call-outcome (call)
-  "The OUTCOME of CALL, or nil if it runs or ended with :ok and no text or details."
+  "The OUTCOME of CALL, or nil if CALL runs or has ended with :ok and without text and details."
   (let ((ending (call-ending call)))
     (and ending (ending-outcome ending))))
 
@@ -518,9 +519,9 @@ attempts came before it. On CALL's loop."
 
 (defun failed-attempts (call)
   "Return the failed attempts of CALL, a client's, the oldest first, 32 at most; nil for a call that
-was tried only once. Each is a plist: :NUMBER, how many attempts were begun before it; :PEER, the
+was tried only once. Each is a plist: :NUMBER, the number of attempts begun before it; :PEER, the
 server's address, or nil if no server was found; :STATUS and :MESSAGE of its end; :SECONDS from the
-beginning of CALL to that end. The last failure may be the reason why CALL has failed. From any
+beginning of CALL to that end. The last failure may be the one that has ended CALL. From any
 thread."
   (let ((ending (call-ending call)))
     (and ending (reverse (ending-failed ending)))))
@@ -528,7 +529,7 @@ thread."
 (defun call-trailers (call)
   "On a client the trailing metadata of CALL, an alist, nil before CALL has ended. In a handler the
 trailers that CALL will send, SETFable; signal MISUSE for metadata that cannot be sent, or if CALL
-has been answered and this is not code of CALL. From any thread."
+has been answered and other code than CALL's sets them. From any thread."
   (let ((ending (call-ending call)))
     (cond ((null ending) '())
           ((plusp (length (ending-trailer-fields ending)))
@@ -541,7 +542,7 @@ has been answered and this is not code of CALL. From any thread."
     (misuse "~A has ended, and its ~A were sent." call part)))
 
 (defun (setf call-trailers) (metadata call)
-  ;; checked under the lock: while an interceptor runs, another thread may answer
+  ;; checked under the lock, since another thread may answer while an interceptor runs
   (unless (eq call *call*) (refuse-if-answered call "trailers"))
   (setf (ending-trailers (ensure-ending call)) (check-metadata metadata)))
 
@@ -564,7 +565,7 @@ CALL-STAGES, or nil if it is not known. On its loop."
 
 (defun call-last-error (call)
   "The text of the last failure of the step for which CALL waits, such as connecting; nil if that
-has not failed. On its loop."
+step has not failed. On its loop."
   (operate last-error call))
 
 (defun call-unsent-octets (call)

@@ -1,22 +1,22 @@
 ;;;; The choice of the callback of a call that is due. The transport decides when and where
-;;;; callbacks run; SCHEDULE-CALLBACKS requests that by the operation SCHEDULE.
+;;;; callbacks run; SCHEDULE-CALLBACKS requests a run by the operation SCHEDULE.
 
 (in-package #:clgrpc.rpc)
 
 (define-hot (room-p :inline t) ((call call)) boolean
-  "True while less than the send budget of CALL is unsent."
+  "True while fewer octets than the send budget of CALL are unsent."
   (plusp (the fixnum (operate room call))))
 
 (define-hot (schedule-callbacks :inline t) ((call call)) null
-  "Let the callbacks of CALL that are due run soon, if its user has any. Call this, on CALL's loop,
-after the store that the callbacks wait for."
+  "Let the callbacks of CALL that are due run soon, if its user has callbacks. Call this, on CALL's
+loop, after the store for which the callbacks wait."
   (when (callbacks-p call) (operate schedule call))
   nil)
 
 (define-hot answers-leave-p ((call call)) boolean
   "False if CALL, a handler's, has more answers queued than its send budget, because its peer does
-not receive them: more messages would only cause more answers. The transport schedules the callbacks
-again when there is room."
+not receive them: further messages would only cause further answers. The transport schedules the
+callbacks again when there is room."
   (or (client-p call)
       (room-p call)))
 
@@ -34,7 +34,8 @@ again when there is room."
 
 (define-hot due-callback ((call call) (callbacks callbacks) (over boolean)) (or null function)
   "The callback of CALL, other than the callback for messages, that must run next. If OVER is false,
-that is the callback for room or none: the others wait for the last message or for the end of CALL."
+this is the callback for room, or nil: the other callbacks wait for the last message or for the end
+of CALL."
   (cond ((not over) (due-on-writable call callbacks))
         ((and (callbacks-on-half-close callbacks) (all-received-p call))
          (shiftf (callbacks-on-half-close callbacks) nil))
@@ -45,7 +46,7 @@ that is the callback for room or none: the others wait for the last message or f
         ((due-on-writable call callbacks))))
 
 (define-hot due-on-writable ((call call) (callbacks callbacks)) (or null function)
-  "The callback of CALL for room to send, if the user waits for room and there is some."
+  "The callback of CALL for room to send, if the user waits for room and CALL has room."
   (when (and (callbacks-on-writable callbacks) (not (call-status call)))
     (let ((outbound (ensure-outbound call)))
       (when (and (outbound-writable-wanted outbound) (room-p call))

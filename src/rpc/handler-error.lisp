@@ -1,10 +1,10 @@
 ;;;; Errors in user code, above all in handlers: how they end the call, the log, and the debugger
 ;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves that
-;;;; form; only an interrupt from the keyboard and the end of the thread do.
+;;;; form; only an interrupt from the keyboard or the end of the thread leaves it.
 ;;;;
 ;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
-;;;; An RPC-ERROR of another call, one that the handler has made, is an error like any other, since
-;;;; it is meant for this server and not for its clients. To pass such an error on to its client, a
+;;;; An RPC-ERROR of another call, made by the handler, is an error like any other, since it is
+;;;; meant for this server and not for its clients. To pass such an error on to its client, a
 ;;;; handler uses FAIL.
 
 (in-package #:clgrpc.rpc)
@@ -42,8 +42,8 @@ handler's thread. See *DEBUG-ON-ERROR*."
   "Invoke the restart RETRY-CALL: make the call again with the same arguments (a :timeout begins
 again), and let the stub return its values. A blocking stub offers this restart while it signals the
 RPC-ERROR of its call, unless the call's requests came from a generator function. Signal a
-CONTROL-ERROR if there is no such restart. The caller decides how often to repeat, and waits
-between. From the caller's thread."
+CONTROL-ERROR if there is no such restart. The caller decides how often to repeat the call, and
+waits between the calls. From the caller's thread."
   (invoke-restart 'retry-call))
 
 (defun cancel-call ()
@@ -65,14 +65,16 @@ handler's thread. See *DEBUG-ON-ERROR*."
 
 (defun of-another-call-p (error call)
   "True if ERROR, an RPC-ERROR, comes from another call than CALL: it ended that call, or a channel
-could not make that call. False if it ended CALL, or if FAIL signalled it in CALL's handler."
+could not make that call. The value is false if ERROR ended CALL, or if FAIL signalled it in CALL's
+handler."
   (if-let ((other (rpc-error-call error)))
     (not (same-call-p other call))
     (or (eq :transport (rpc-error-ended-by error))
         (not (rpc-error-sent-p error)))))
 
 (defun over-p (call)
-  "True if CALL has ended or is past its deadline, so that the calls of its handler have ended too."
+  "True if CALL has ended or is past its deadline, so that the calls that its handler made have
+ended too."
   (or (call-status call) (overdue-p call)))
 
 (defun error-condition (call error)
@@ -91,8 +93,8 @@ could not make that call. False if it ended CALL, or if FAIL signalled it in CAL
                  (t (verdict-error :handler-error '() :cause error))))))
 
 (defun restore-stack-guard (error)
-  "Restore the guard page of the stack if a full stack or heap caused ERROR, the RPC-ERROR that user
-code has ended with. Return ERROR."
+  "Restore the guard page of the stack if a full stack or heap caused ERROR, the RPC-ERROR with
+which user code has ended. Return ERROR."
   (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
   error)
 
@@ -100,10 +102,10 @@ code has ended with. Return ERROR."
   "Run BODY, user code of CALL, with CALL as the current call and the baton lent. Return nil, or the
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
 RETRY-HANDLER is chosen in the debugger. A timeout of SB-EXT:WITH-TIMEOUT that BODY does not handle
-may be meant for the code around this form, such as a user's code that waits for CALL. So
-PASS-TIMEOUT, the name of a function or a lambda form, is called with the timeout. If PASS-TIMEOUT
-returns, the timeout is an error in BODY. A lambda form crosses to other condition handlers than
-those around this, so it is also called with a timeout that code within BODY passes on. The timeout
+may be meant for code around this form, such as a user's code that waits for CALL. So PASS-TIMEOUT,
+the name of a function or a lambda form, is called with the timeout. If PASS-TIMEOUT returns, the
+timeout is an error in BODY. A lambda form passes the timeout to other condition handlers than those
+around this form, so it is also called with a timeout that code within BODY passes on. The timeout
 may also come while an error is written to the log."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
         (outcome (gensym "OUTCOME")))

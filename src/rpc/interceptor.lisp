@@ -9,8 +9,8 @@
 ;;;; method, and the others are interceptors for this one only.
 ;;;;
 ;;;; A server or channel without interceptors has no cost from them. A route of a server has the
-;;;; interceptors for its method. A channel with interceptors or call credentials is of a class of
-;;;; its own, a subclass of INTERCEPTION, so that calls on other channels need not even check for
+;;;; interceptors for its method. A channel with interceptors or call credentials has another class,
+;;;; a subclass of INTERCEPTION, so that calls on other channels need not even check for
 ;;;; interceptors.
 
 (in-package #:clgrpc.rpc)
@@ -34,13 +34,14 @@ method."
     interceptors))
 
 (defun for-method-p (where method)
-  "True if WHERE, of a list of interceptors, names METHOD or its service."
+  "True if WHERE, in a list of interceptors, names METHOD or its service."
   (if (stringp where)
       (string= where (rpc-method-service-name method))
       (eq where (rpc-method-function-name method))))
 
 (defun interceptors-for (interceptors method)
-  "The functions of INTERCEPTORS, as CHECK-INTERCEPTORS takes it, for METHOD, the outermost first."
+  "The functions for METHOD in INTERCEPTORS, which has the form that CHECK-INTERCEPTORS takes; the
+outermost first."
   (if (every #'atom interceptors)
       interceptors
       (loop for item in interceptors

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing :inline t) ((call call) message &optional (filtered boolean t)) t
-  "MESSAGE after the filter of CALL's outgoing messages, if FILTERED is true. Signal MISUSE if
+  "MESSAGE, changed by the filter of CALL's outgoing messages if FILTERED is true. Signal MISUSE if
 MESSAGE is not of the type that CALL's method sends."
   (let* ((outbound (and filtered (call-outbound call)))
          (method (call-rpc-method call))
@@ -23,14 +23,14 @@ MESSAGE is not of the type that CALL's method sends."
                a method with one answer returns that answer, and its call as second value." thing)))
 
 (defun send (call message &key (compress :auto))
-  "Send MESSAGE on CALL and return true. Wait while more than the send budget
-(options-send-budget-octets) is unsent. A loop's own thread cannot wait, so there the message is
+  "Send MESSAGE on CALL and return true. Wait while more octets than the send budget
+(options-send-budget-octets) are unsent. A loop's own thread cannot wait, so there the message is
 queued: see TRY-SEND and ON-WRITABLE. Return nil without sending if the peer has ended the call with
 :ok. Signal the call's RPC-ERROR if it has ended with another status, and MISUSE after CLOSE-SEND.
 COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compressed if it is long
 enough and compression shortens it; with t, always. With nil, MESSAGE is sent uncompressed: choose
-this if it has a secret next to text that an attacker may have chosen. Call this from any thread,
-but CALL is not locked: threads that send on one call must do so one after the other."
+this if MESSAGE has a secret next to text that an attacker may have chosen. Call this from any
+thread, but CALL is not locked: threads that send on one call must do so one after the other."
   (check-call call)
   (operate send call (outgoing call message) t compress))
 
@@ -41,7 +41,7 @@ From any thread, as SEND."
   (operate send call (outgoing call message) nil compress))
 
 (defun close-send (call)
-  "End our side of CALL, a client's call, so that the peer expects no more messages. Signal MISUSE
+  "End this side of CALL, a client's call, so that the peer expects no more messages. Signal MISUSE
 for a handler's call. From any thread."
   (check-call call)
   (operate close-send call)
@@ -71,8 +71,8 @@ waits."
   (operate receive call))
 
 (define-hot (deliverable-p :inline t) ((call call)) boolean
-  "True if RECEIVE may return messages that have arrived for CALL: CALL still runs, or has ended
-with :ok, or the peer has ended it."
+  "True if RECEIVE may return messages that have arrived for CALL: CALL runs, or has ended with :ok,
+or the peer has ended CALL."
   (and (or (member (call-status call) '(nil :ok))
            (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
        t))
@@ -93,9 +93,9 @@ has ended with another status than :ok."
   (flet ((more-p (call) (declare (ignore call)) nil))
     (receive-by call #'pop-incoming #'more-p)))
 
-;;; A form that makes a call may be left at any instruction, if the thread is interrupted. So the
-;;; transport notes a call of streams before the call begins, and the thread that evaluates the form
-;;; finds the call.
+;;; An interrupt may leave a form that makes a call at any instruction. So the transport notes a
+;;; call of streams before the call begins, and the thread that evaluates the form then finds the
+;;; call.
 
 (declaim (type list *opened*))
 (defvar *opened* '()
@@ -154,12 +154,13 @@ from CALL."
 
 (defun cancelled-p (call)
   "True if CALL has ended with a status other than :ok: it was cancelled, is past its deadline, or
-lost its connection. A handler that computes for long calls it from time to time. From any thread."
+lost its connection. A handler that computes for long should call this from time to time. From any
+thread."
   (check-call call)
   (not (member (operate look call) '(nil :ok))))
 
 (defun leave-call (call)
-  "The operation LEAVE: end CALL, whose user has left it, if it is a client's and still runs."
+  "The operation LEAVE: end CALL, which its user has left, if it is a client's call and still runs."
   (when (and (client-p call) (null (call-status call)))
     (operate post call (lambda () (abort-as call :caller-lost-interest)))))
 
@@ -182,7 +183,7 @@ runs. From any thread."
 
 (defun call-metadata (call)
   "Return the initial metadata that CALL's peer sent, an alist, decoded at each call. On a client,
-wait for the peer's headers; nil if the call ended without them. From any thread."
+wait for the peer's headers; nil if the call ended before they came. From any thread."
   (check-call call)
   (operate await-metadata call)
   (operate metadata call (or (call-fields call) #())))
@@ -233,7 +234,7 @@ LATE is a form that is evaluated instead if the loop of CALL has stopped."
      call))
 
 (define-callback on-message callbacks-on-message
-  "Call FUNCTION with each message of CALL that arrives, first with those that are waiting already.
+  "Call FUNCTION with each message of CALL that arrives, first with messages that already wait.
 In a handler messages wait while more octets of its answers are queued than the send budget
 (options-send-budget-octets) allows. After this function, RECEIVE signals MISUSE."
   :at-once t)
@@ -252,8 +253,8 @@ after TRY-SEND has returned nil.")
 
 (defun on-end (call function)
   "Call FUNCTION without arguments once CALL has ended, with any status, see CALL-STATUS. Several
-functions are called in the order in which they were given. Runs on the call's loop, so it must not
-wait. Return CALL. From any thread."
+functions are called in the order in which they were given. FUNCTION runs on the call's loop, so it
+must not wait. Return CALL. From any thread."
   (check-callback 'on-end call function)
   (unless (operate post call
                    (lambda ()
@@ -268,8 +269,8 @@ wait. Return CALL. From any thread."
 (defun filter-messages (call &key incoming outgoing)
   "Filter the messages of CALL, a call of streams: INCOMING and OUTGOING are functions of a message,
 or nil, whose value replaces each message that is received or sent. Only interceptors call this, on
-their thread, before CALL is used. The functions of an outer interceptor see incoming messages
-before, and outgoing messages after, those of an inner one. Return CALL."
+their thread, before CALL is used. The functions of an outer interceptor get incoming messages
+before those of an inner one, and outgoing messages after them. Return CALL."
   (check-call call)
   (let ((inbound (ensure-inbound call))
         (outbound (ensure-outbound call)))
@@ -316,7 +317,7 @@ by its client or its deadline, do nothing. From any thread."
   "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
 messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL).
 This is for handlers that have returned their call. If CALL has ended already, do nothing. Signal
-MISUSE for invalid arguments, and for :ok if CALL has one answer, which only REPLY sends; both also
+MISUSE for invalid arguments, and for :ok if CALL has one answer, which only REPLY sends; both even
 after REPLY or the end of CALL. From any thread."
   (check-call call)
   (status-code status)

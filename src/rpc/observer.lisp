@@ -2,13 +2,13 @@
 ;;;; connections and refusals. An OBSERVER is a structure of functions, which the table below
 ;;;; declares. The :observer of a server or channel may be several observers; OBSERVER-FOR joins
 ;;;; them into one structure, for each loop of a server and for each channel. Without an observer,
-;;;; each event costs a load and a test. The tracers are one more observer, which every server and
-;;;; channel has; it is called only while a tracer is on.
+;;;; each event costs a load and a test. The tracers are a further observer of every server and
+;;;; channel, which is called only while a tracer is on.
 ;;;;
 ;;;; An observer's functions are called where the events happen: on the call's loop, with the baton
-;;;; held. So these functions must be short, must not wait, and may only read the call. An error in
-;;;; a user's function goes to the log: after it, the work of the call continues as usual, such as
-;;;; waking the threads that wait for the call's end. Observers of clgrpc's own establish no
+;;;; held. So these functions must be short, must not wait, and may only read data of the call. An
+;;;; error in a user's function is logged; after it the work of the call continues as usual, such as
+;;;; waking the threads that wait for the call's end. The observers of clgrpc itself establish no
 ;;;; handlers, so they call each user's function in GUARDING.
 
 (in-package #:clgrpc.rpc)
@@ -19,7 +19,7 @@
     (name nil :type symbol)             ; the name of the event
     (lambda-list '() :type list)        ; the lambda list of the observer's function
     (tracer nil :type (or null keyword)) ; while this tracer is on, the tracers get the event too
-    (text "" :type string))             ; when the event happens
+    (text "" :type string))             ; the event, as text
 
   (defvar *observations* '() "The rows of the table, in its order.")
 
@@ -56,8 +56,8 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun expand-teller (row)
-    "The form that defines the function that reports the observation ROW, and those that join and
-guard observers' functions for it."
+    "The form that defines three functions for the observation ROW: one reports it, the others join
+and guard the functions of observers for it."
     (let ((reader (observer-name "OBSERVER-~A" (observation-name row)))
           (arguments (observation-lambda-list row)))
       `(progn
@@ -152,7 +152,7 @@ error), :subchannel-failed (reason) and :weights-updated (weights stale fallback
 the loop or, for calls within the image, on the thread that makes or handles the call. These
 functions must not wait; an error in one of them is logged. Signal MISUSE for any other name, and
 for a value that is neither a function nor nil. With :trusted t the caller promises that the
-functions signal no errors, and no handlers are established. From any thread."
+functions signal no errors; then no handlers are established around them. From any thread."
   (when (getf functions :trusted)
     (return-from make-observer
       (apply #'%make-observer (loop for (name function) on functions by #'cddr
@@ -172,8 +172,8 @@ functions signal no errors, and no handlers are established. From any thread."
                                      function)))))
 
 (defun join-observers (first second)
-  "An observer that reports each event to FIRST, then to SECOND, observers or nil; nil if both are
-nil."
+  "An observer that reports each event to FIRST and then to SECOND, each an observer or nil; nil if
+both are nil."
   (if (and first second)
       (apply #'%make-observer
              :late (or (observer-late first) (observer-late second))
@@ -201,7 +201,7 @@ image.")
 
 (defgeneric check-observer (source)
   (:documentation "Return SOURCE, or a list of its observers without duplicates, for OBSERVER-FOR.
-Signal MISUSE if SOURCE is not valid as :observer.")
+Signal MISUSE if SOURCE is not a valid :observer.")
   (:method (source)
     (misuse ":observer is a value of MAKE-OBSERVER or MAKE-METRICS, or a list of these, not ~S."
             source))

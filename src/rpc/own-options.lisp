@@ -13,25 +13,25 @@
   (setf (own-options-metadata (ensure-own-options call)) metadata))
 
 (define-hot (own-limits :inline t) ((call call)) (values (or null index) (or null index))
-  "Two values: the limits that CALL's user has set, in octets, for a message that CALL sends and for
-one that it receives; each nil for the channel's limit."
+  "Two values: the limits in octets that CALL's user has set for a message that CALL sends and for
+one that it receives; nil means the channel's limit."
   (if-let ((own-options (call-own-options call)))
     (values (own-options-send-limit own-options) (own-options-receive-limit own-options))
     (values nil nil)))
 
 (defun begin-values (call plist)
-  "Give CALL, a new one, the values in PLIST, the :values of its stub."
+  "Give CALL, a new call, the values in PLIST, the :values of its stub."
   (unless (and (listp plist) (evenp (length plist)))
     (misuse ":values is a list of symbols and values by turns, not ~S." plist))
-  ;; of a repeated key the first value counts
+  ;; for a repeated key the first value is used
   (loop for (value key) on (reverse plist) by #'cddr
         do (setf (call-value call key) value)))
 
 (defun begin-own-options (call &key authority max-send-octets max-receive-octets values
                                   &allow-other-keys)
-  "Note the options of the stub of CALL, a new call: the limits in octets for a request and a
-response, each nil if the channel's limit applies, and the first values of the call. Signal MISUSE
-if one of these options, or the :authority of its requests, is invalid."
+  "Note the options that the stub of CALL, a new call, was given: the limits in octets for a request
+and a response, each nil if the channel's limit applies, and the first values of the call. Signal
+MISUSE if one of these options, or the :authority of its requests, is invalid."
   (flet ((limit (name value)
            (unless (typep value '(or null (integer 0 2147483647)))
              (misuse "~S is a number of octets up to 2147483647, not ~S." name value))

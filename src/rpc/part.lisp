@@ -1,24 +1,25 @@
 ;;;; The parts of a call that only some calls need, by subject. Each part is made when it is first
-;;;; needed: its incoming messages (INBOUND), its outgoing ones (OUTBOUND), the callbacks of its
+;;;; needed: its incoming messages (INBOUND), its outgoing messages (OUTBOUND), the callbacks of its
 ;;;; user (CALLBACKS), its end (ENDING), the settings of its user (OWN-OPTIONS). A transport may add
-;;;; slots to each but ENDING: it includes them in structures of its own, by DEFINE-OWN-PART, which
-;;;; the operations NEW-PARTS, NEW-INBOUND, NEW-OUTBOUND, NEW-CALLBACKS and NEW-OWN-OPTIONS make.
+;;;; slots to each part but ENDING: by DEFINE-OWN-PART it defines structures that include the parts,
+;;;; and its operations NEW-PARTS, NEW-INBOUND, NEW-OUTBOUND, NEW-CALLBACKS and NEW-OWN-OPTIONS make
+;;;; these.
 
 (in-package #:clgrpc.rpc)
 
 (defconstant +batch-octets+ 64
-  "The octets that a BATCH is charged in addition to its own, so that the number of empty
-messages is limited too.")
+  "The octets charged for a BATCH in addition to its messages, so that the number of empty messages
+is limited too.")
 
 (defstruct (batch (:copier nil))
   "Messages that arrived together, or one message."
-  (next nil :type (or null batch))      ; older in a stack, newer in a queue
+  (next nil :type (or null batch))      ; the older batch in a stack, the newer one in a queue
   ;; octets with short messages, each after its prefix; or one message, in the form for the
   ;; operation DECODE
   (item nil)
-  (size 0 :type index)                  ; charged to the call until the last message is taken
-  (at 0 :type index)                    ; where the next of the short messages begins
-  (end 0 :type index))                  ; where the last message ends
+  (size 0 :type index)                  ; octets charged to the call until the last message is taken
+  (at 0 :type index)                    ; the beginning of the next short message
+  (end 0 :type index))                  ; the end of the last message
 
 (declaim (sb-ext:freeze-type batch))
 
@@ -34,7 +35,7 @@ messages is limited too.")
 (declaim (sb-ext:freeze-type wait-queue))
 
 (defstruct (outcome (:copier nil))
-  "How a call has ended. A call that ended with :ok and without text or details has no outcome."
+  "The end of a call. A call that ended with :ok and without text and details has no outcome."
   (message "" :type string)             ; the text of the status
   (details nil :type (or null octets))  ; the value of grpc-status-details-bin
   (ended-by :peer :type symbol)         ; see RPC-ERROR-ENDED-BY
@@ -53,16 +54,16 @@ messages is limited too.")
 
 (defstruct (inbound (:copier nil))
   "The incoming side of a call: the queue of the messages that arrived."
-  (incoming nil :type (or null batch))  ; a stack: the owner's to push on, the receiver's to take
-  (received nil :type (or null batch))  ; the receiving thread's: oldest first
+  (incoming nil :type (or null batch))  ; a stack: the owner pushes, the receiver takes all
+  (received nil :type (or null batch))  ; of the receiving thread, oldest first
   (queued-octets 0 :type sb-ext:word)   ; the charge of all batches in the queue; atomic
-  (batch nil :type (or null batch))     ; the loop's: short messages of a read, not queued yet
+  (batch nil :type (or null batch))     ; of the loop: short messages of a read, not queued yet
   (filter nil :type (or null function))) ; the function of FILTER-MESSAGES that interceptors gave
 
 (defstruct (outbound (:copier nil))
   "The outgoing side of a call."
   (unsent-octets 0 :type sb-ext:word)   ; octets posted to the loop and not yet sent; atomic
-  (writable-wanted t :type boolean)     ; ON-WRITABLE is to be called when there is room
+  (writable-wanted t :type boolean)     ; ON-WRITABLE must be called when there is room
   (filter nil :type (or null function))) ; the function of interceptors, see FILTER-MESSAGES
 
 (defstruct (callbacks (:copier nil) (:predicate nil))
@@ -79,10 +80,10 @@ runs of the callbacks."
 
 (defstruct (ending (:copier nil))
   "The outcome with which a call has ended, or will end."
-  (attempts 0 :type index) ; of a client's call that is retried: how many attempts have begun
+  (attempts 0 :type index) ; the number of attempts of a client's call that have begun
   (failed '() :type list)               ; the elements of FAILED-ATTEMPTS, the newest first
   (outcome nil :type (or null outcome)) ; nil for :ok without text and details
-  (trailers '() :type list)             ; a handler's: to be sent, an alist
+  (trailers '() :type list)             ; the alist that a handler sends
   ;; the trailer fields from the peer, in the form of the transport
   (trailer-fields #() :type simple-vector))
 

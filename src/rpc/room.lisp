@@ -3,12 +3,12 @@
 ;;;; option room-wait-seconds; then the call ends with :resource-exhausted.
 ;;;;
 ;;;; One waiting thread has the turn, **ROOM-TURN**. That thread checks for room again and again,
-;;;; and collects garbage if the heap has none; the others wait for their turn. If the heap has room
-;;;; at once, no thread takes a lock.
+;;;; and collects garbage if the heap has no room; the other threads wait for their turn. If the
+;;;; heap has room at once, no thread takes a lock.
 ;;;;
-;;;; While a thread waits for room it must hold little that other threads wait for, or threads would
-;;;; wait for each other. So such a thread gives back the room for its answer and the turn of all
-;;;; peers for compressed messages (LOOP:CALL-RELEASING), and takes both again afterwards.
+;;;; A thread that waits for room must not hold much for which other threads wait, or threads would
+;;;; wait for each other. So it gives back the room for its answer and the turn that all peers share
+;;;; for compressed messages (LOOP:CALL-RELEASING), and takes both again afterwards.
 ;;;;
 ;;;; Part of the heap is reserved for peers that receive their answers: a call whose connection
 ;;;; already has waiting answers gets a promise only while two fifths of the heap are free, another
@@ -17,8 +17,8 @@
 (in-package #:clgrpc.rpc)
 
 (defconstant +long-octets+ 65536
-  "The most octets of a message for which no room in the heap is promised: such messages are bounded
-by the number of calls.")
+  "The most octets of a message for which no room in the heap is promised: the number of calls
+bounds the memory of such messages.")
 
 (defconstant +room-look-ns+ 4000000
   "The interval, in nanoseconds, at which the thread that has the turn looks for room.")
@@ -39,7 +39,7 @@ the room-wait-seconds of OPTIONS. Call this in user code, since the thread may s
       (flet ((wait () (setf found (await-promise call octets options received))))
         (unwind-protect
              (setf kept (loop:prepare-to-wait #'wait))
-          ;; the thread could not get back the things that it had released
+          ;; the thread could not take again what it had released
           (when (and found (not kept)) (settle-octets octets))))
       (unless kept (refuse-room call octets received)))))
 

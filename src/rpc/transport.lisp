@@ -13,7 +13,7 @@
     (lambda-list '() :type list)        ; the lambda list of required parameters, the call first
     (thread :any :type (member :any :loop :receiver)) ; the thread on which the operation is called
     (end nil :type (member nil :client :server)) ; the end that has it; nil for both
-    ;; a form for the function; nil if each transport must give one
+    ;; a form for the default function; nil without a default
     (default nil)
     (text "" :type string))             ; what the operation does
 
@@ -34,22 +34,22 @@
     (intern (format nil "OPERATIONS-~A" name) '#:clgrpc.rpc)))
 
 (defun not-for-clients (call &rest arguments)
-  "The function of clients' calls for operations that only handlers' calls have."
+  "The function that clients' calls have for operations of handlers' calls only."
   (declare (ignore arguments))
   (misuse "Only handlers' calls can do this; ~A is a client's." call))
 
 (defun not-for-handlers (call &rest arguments)
-  "The function of handlers' calls for operations that only clients' calls have."
+  "The function that handlers' calls have for operations of clients' calls only."
   (declare (ignore arguments))
   (misuse "Only clients' calls can do this; ~A is a handler's." call))
 
 (defun not-carried (call &rest arguments)
-  "The function of an operation that a transport lacks."
+  "The function for an operation that a transport lacks."
   (declare (ignore arguments))
   (misuse "The transport of ~A cannot do this." call))
 
 (defun nothing (call &rest arguments)
-  "The function of an operation that does nothing and returns nil."
+  "The function for an operation that does nothing and returns nil."
   (declare (ignore call arguments))
   nil)
 
@@ -82,7 +82,7 @@
 (defmacro define-operations (documentation &body rows)
   "Declare the contract. A row is (NAME LAMBDA-LIST (&key THREAD END DEFAULT) TEXT). THREAD is :any,
 :loop (the call's) or :receiver (the one thread that receives on the call). END is the only end that
-has the operation. DEFAULT is a form for the function of transports that give none."
+has the operation. DEFAULT is a form for the function of transports that do not give one."
   (let ((parsed (mapcar #'parse-contract-row rows)))
     `(progn
        (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -1,16 +1,16 @@
-;;;; The reasons why this side ends a call without a request of its user. Each reason is a VERDICT:
-;;;; a name with the status and the text that both ends of every transport use. Rules that are the
-;;;; same on all transports are here as well: whether a deadline has passed (OVERDUE-P), the error
-;;;; of a peer that has ended its side after a wrong number of messages (VIOLATION), the trailers of
-;;;; an answer (ADD-TRAILERS).
+;;;; The reasons for which this side ends a call although its user has not asked for it. Each reason
+;;;; is a VERDICT: a name with the status and the text that both ends of every transport use. Rules
+;;;; that are the same on all transports are here as well: the test for a passed deadline
+;;;; (OVERDUE-P), the error of a peer that has ended its side after a wrong number of messages
+;;;; (VIOLATION), the trailers of an answer (ADD-TRAILERS).
 
 (in-package #:clgrpc.rpc)
 
 (defstruct (verdict-row (:copier nil))
   "A row of the table of verdicts."
-  (name nil :type keyword)              ; the name by which code refers to it
-  (status nil :type keyword)            ; the status that the call ends with
-  (text "" :type string))               ; a format control, if the verdict has arguments
+  (name nil :type keyword)              ; the name by which code refers to the verdict
+  (status nil :type keyword)            ; the status with which the call ends
+  (text "" :type string))               ; the text, a format control if there are arguments
 
 (defglobal **verdicts** (vector))
 
@@ -70,7 +70,7 @@
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are the arguments of the
 verdict's text, a format control. A peer may have sent a string among them, so only the first 120
 characters of a string are shown: with HPACK the peer can repeat such a string at the cost of one
-octet, and each character of it may have to be escaped."
+octet, and it may be necessary to escape each character."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is not a verdict." name))))
     (values (verdict-row-status row)
@@ -92,8 +92,8 @@ RPC-ERROR of its user's code. On its loop."
     (operate abort call status text :local)))
 
 (defun verdict-error (name arguments &rest initargs)
-  "The RPC-ERROR of a call that this side ends by the verdict NAME with ARGUMENTS; INITARGS as for
-MAKE-RPC-ERROR."
+  "The RPC-ERROR of a call that this side ends by the verdict NAME with ARGUMENTS; INITARGS are as
+for MAKE-RPC-ERROR."
   (multiple-value-bind (status text) (apply #'verdict name arguments)
     (apply #'make-rpc-error status :message text :ended-by :local initargs)))
 
@@ -127,7 +127,8 @@ if the number is right. UNFINISHED is true if another message had begun."
           ((< 1 count) (if client-p :second-response :second-request)))))
 
 (defun add-trailers (call trailers)
-  "Add TRAILERS to those that CALL, a running handler's, will send, after the handler's own."
+  "Add TRAILERS to the trailers that CALL, a running handler's call, will send, after the handler's
+own."
   (when trailers
     (let ((ending (ensure-ending call)))
       (setf (ending-trailers ending) (append (ending-trailers ending) trailers)))))

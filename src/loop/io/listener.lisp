@@ -26,8 +26,7 @@ more than the longest backlog.")
   (on-accept nil :type function)        ; a function of (loop byte-channel peer)
   (on-full nil :type function)          ; a function without arguments
   (max-connections 0 :type index)       ; the limit for all LOOPS together
-  ;; pending during a pause; when the timer rings, the pause ends
-  (pause nil :type (or null timer))     ; pending during a pause
+  (pause nil :type (or null timer))     ; ends the pause, during which it is pending
   (quiet-until 0 :type nanoseconds)     ; no warning is logged before
   (peer (make-octets os:+address-octets+) :type octets)) ; the peer of the last connection accepted
 

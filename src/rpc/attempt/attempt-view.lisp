@@ -1,24 +1,24 @@
-;;;; Attempts as interceptors of attempts see them. Interceptors of a channel go around a call, with
-;;;; all its attempts (gRFC A6). Interceptors of attempts are called before each attempt is sent to
-;;;; its server, including the first, hedges and transparent retries. The interceptors may change
-;;;; the attempt's metadata or make it fail; the policy of the call's method treats that like any
-;;;; failure of an attempt. ON-ATTEMPT-END calls a function when an attempt ends.
+;;;; Attempts as interceptors of attempts see them. A channel's interceptors are called around a
+;;;; whole call, with all its attempts (gRFC A6). Interceptors of attempts are called before each
+;;;; attempt is sent to its server, including the first, hedges and transparent retries. They may
+;;;; change the attempt's metadata or make the attempt fail; the policy of the call's method treats
+;;;; this like any failure of an attempt. ON-ATTEMPT-END calls a function when an attempt ends.
 ;;;;
-;;;; Interceptors do not see an attempt that finds no server. A transport calls VIEW-ATTEMPT at the
-;;;; single place where its attempts begin, and CLOSE-ATTEMPT at the single place where they end. A
-;;;; channel without such interceptors makes no ATTEMPT.
+;;;; An attempt that finds no server is not passed to interceptors. A transport calls VIEW-ATTEMPT
+;;;; at the single place where its attempts begin, and CLOSE-ATTEMPT at the single place where they
+;;;; end. A channel without interceptors of attempts makes no ATTEMPT.
 
 (in-package #:clgrpc.attempt)
 
 (defstruct (attempt (:constructor make-attempt (call number kind peer headers)) (:copier nil))
-  "One try of a client's call, for the interceptors of attempts."
-  (call nil :type call :read-only t)    ; the call that the attempt is part of
-  (number 0 :type index :read-only t)   ; how many attempts came before this one
+  "One attempt of a client's call, for the interceptors of attempts."
+  (call nil :type call :read-only t)    ; the call of which this is an attempt
+  (number 0 :type index :read-only t)   ; the number of earlier attempts
   (kind :first :type attempt-kind :read-only t) ; why the attempt is made
   (peer nil :type (or null string) :read-only t) ; the server's address
-  (headers '() :type list)              ; metadata to be sent, an alist
+  (headers '() :type list)              ; the metadata to send, an alist
   (begun nil :type boolean)             ; the metadata have been sent
-  (status nil :type symbol)             ; the status that the attempt ended with, once it has ended
+  (status nil :type symbol)             ; the status of the attempt, once it has ended
   (message "" :type string)             ; the text of STATUS
   (fields #() :type simple-vector)      ; the server's initial metadata, in the transport's form
   (trailer-fields #() :type simple-vector) ; likewise the trailing
@@ -27,27 +27,27 @@
 (declaim (sb-ext:freeze-type attempt))
 
 (document-functions
-  attempt-call "The call that ATTEMPT is one try of. Its values (CALL-VALUE) are for interceptors,
-too. From any thread."
+  attempt-call "The call of which ATTEMPT is an attempt. Interceptors may use its values
+(CALL-VALUE), too. From any thread."
   attempt-number "The number of earlier attempts of ATTEMPT's call, as in
 grpc-previous-rpc-attempts; a transparent retry has the number of the attempt that it repeats. From
 any thread."
-  attempt-kind "The reason why ATTEMPT is made: :first, :retry or :hedge, by the policy of the
-method, or :transparent, because the server did not see the previous attempt. From any thread."
+  attempt-kind "The reason for ATTEMPT: :first; :retry or :hedge, by the policy of the method; or
+:transparent, because the server did not see the previous attempt. From any thread."
   attempt-peer "The address of ATTEMPT's server, a string. From any thread."
   attempt-status "The status with which ATTEMPT has ended, a keyword; :cancelled if the call
 continued with another attempt; nil while ATTEMPT runs. From any thread."
-  attempt-message "The text of the status that ATTEMPT has ended with; empty while it runs. From any
-thread.")
+  attempt-message "The text of the status with which ATTEMPT has ended; empty while ATTEMPT runs.
+From any thread.")
 
 (define-printer (attempt attempt)
   "~D of ~A~@[ to ~A~] ~:[runs~;~:*~(~A~)~]" (1+ (attempt-number attempt))
   (call-path (attempt-call attempt)) (attempt-peer attempt) (attempt-status attempt))
 
 (defun attempt-request-metadata (attempt)
-  "The metadata that ATTEMPT sends, an alist; at first those of the call's user. SETFable by an
-interceptor; signal MISUSE for an alist that cannot be sent, or if the metadata were sent already.
-From the interceptor's thread."
+  "The metadata that ATTEMPT sends, an alist; at first the metadata given by the call's user.
+SETFable by an interceptor; signal MISUSE for an alist that cannot be sent, or if the metadata were
+sent already. Call it from the interceptor's thread."
   (attempt-headers attempt))
 
 (defun (setf attempt-request-metadata) (metadata attempt)
@@ -82,8 +82,8 @@ ATTEMPT. Only interceptors may call this, before ATTEMPT is sent to its server."
 ;;; Attempts within the image are calls of their own
 
 (defun attempt-of (call)
-  "The call that CALL is an attempt of, within the image, or CALL itself. A transport stores that
-call as the value of the key ATTEMPT-OF of each attempt."
+  "The call of which CALL is an attempt within the image, or CALL itself. A transport stores the
+former as the value on each attempt with the key ATTEMPT-OF."
   (values (call-value call 'attempt-of call)))
 
 ;;; The beginning and end of attempts
@@ -106,9 +106,9 @@ in BODY is logged."
 
 (defun intercept-attempt (attempt interceptors)
   "Call INTERCEPTORS, functions, with ATTEMPT, which is about to be sent to its server. Return nil,
-or the RPC-ERROR with which ATTEMPT fails: an interceptor has signalled it, or another error, from
-which it was made. On the thread where the transport begins attempts: the loop's or, in process, the
-caller's."
+or the RPC-ERROR with which ATTEMPT fails: an interceptor has signalled this error, or another one,
+for which this RPC-ERROR was made. Called on the thread where the transport begins attempts: the
+loop's or, in process, the caller's."
   (block intercepting
     (guarding-attempt (attempt)
       (handler-bind ((rpc-error (lambda (error)
@@ -125,10 +125,10 @@ caller's."
        t))
 
 (defun view-attempt (call number retries peer metadata interceptors)
-  "Call INTERCEPTORS, those for CALL's method, for an attempt of CALL, with RETRIES or nil. NUMBER
-other attempts came before this one, which is sent to PEER with METADATA. Return two values: the
-ATTEMPT for the interceptors, or nil without interceptors; and nil, or the RPC-ERROR with which the
-interceptors make the attempt fail."
+  "Call those of INTERCEPTORS that are for CALL's method for an attempt of CALL, which has RETRIES
+or nil. NUMBER other attempts came before this one, which is sent to PEER with METADATA. Return two
+values: the ATTEMPT for the interceptors, or nil without interceptors; and nil, or the RPC-ERROR
+with which the interceptors make the attempt fail."
   (let ((own (interceptors-for interceptors (call-rpc-method call))))
     (if own
         (let ((view (make-attempt call number
@@ -140,7 +140,8 @@ interceptors make the attempt fail."
 (defun close-attempt (attempt status &key call (message "") (trailer-fields #()))
   "End ATTEMPT with STATUS and call its functions of ON-ATTEMPT-END. The text and the trailing
 metadata are MESSAGE and TRAILER-FIELDS, in the form of the transport; or, if CALL is given and
-continued with ATTEMPT, the text and metadata of CALL. On the thread that intercepts attempts."
+continued with ATTEMPT, the text and metadata of CALL. Called on the thread that intercepts
+attempts."
   (setf (attempt-begun attempt) t
         (attempt-message attempt) (if call (nth-value 1 (final-status call)) message)
         (attempt-fields attempt) (or (and call (call-fields call)) #())

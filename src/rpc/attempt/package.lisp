@@ -1,5 +1,5 @@
-;;;; The attempts of a client's call, on every transport: the machine that decides on retries and
-;;;; hedging, and the view that interceptors have of an attempt.
+;;;; The attempts of a client's call, on every transport: the state machine for retries and hedging,
+;;;; and the object by which interceptors access an attempt.
 
 (defpackage #:clgrpc.attempt
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -1,14 +1,14 @@
 ;;;; Retries and hedging (gRFC A6) as a pure state machine: it decides the next step of a call whose
 ;;;; attempts fail. The state machine knows no transport, no thread and no clock; only the tokens of
 ;;;; a THROTTLE are shared by threads. Attempts are objects of the transport; the machine only keeps
-;;;; a list of those under way. A transport gives it RETRY-OPERATIONS and reports each event;
-;;;; CARRY-OUT performs the machine's decision by these operations. What a policy says is in
+;;;; a list of the attempts under way. A transport gives it RETRY-OPERATIONS and reports each event;
+;;;; CARRY-OUT performs the machine's decision by these operations. The policies are in
 ;;;; config/retry-policy.lisp. The transports that make attempts are client/attempts/attempt.lisp
 ;;;; and inproc/relay.lisp.
 ;;;;
 ;;;;   event            function                     decision
-;;;;   the first begins TELL-BEGUN, FIRST-BEGUN      :await or nil: only a hedging policy says
-;;;;                                                 something yet
+;;;;   the first begins TELL-BEGUN, FIRST-BEGUN      :await or nil: only a hedging policy
+;;;;                                                 has a next attempt to await
 ;;;;   one begins       TAKE-NUMBER, ADD-ATTEMPT
 ;;;;   one fails        TELL-FAILED, ATTEMPT-FAILED  by the table below
 ;;;;   a time has come  TELL-DUE, ATTEMPT-DUE        :begin, :fail or nil
@@ -17,14 +17,14 @@
 ;;;;
 ;;;;   decision         CARRY-OUT
 ;;;;   nil              leaves the call to the attempts under way
-;;;;   :await NS        has TELL-DUE called in NS nanoseconds
-;;;;   :begin NS        begins another attempt; and unless NS is nil has TELL-DUE called in NS
-;;;;                    nanoseconds
+;;;;   :await NS        arranges a call of TELL-DUE in NS nanoseconds
+;;;;   :begin NS        begins another attempt; and unless NS is nil arranges a call of TELL-DUE
+;;;;                    in NS nanoseconds
 ;;;;   :resend NIL      begins another attempt as soon as the stream of the failed one is closed
-;;;;   :fail FAILURE    ends the call as FAILURE, an ATTEMPT-FAILURE, says
+;;;;   :fail FAILURE    ends the call with FAILURE, an ATTEMPT-FAILURE
 ;;;;
-;;;; At most one time is awaited; RETRIES-AWAITED is its purpose, or nil. The decision after the
-;;;; failure of an attempt is in the first row that fits:
+;;;; At most one time is awaited; RETRIES-AWAITED is its purpose, or nil. After the failure of an
+;;;; attempt the decision is in the first row that fits:
 ;;;;
 ;;;;   policy   failure                               state of the call          decision
 ;;;;   any      its server has not seen it (1)        its messages can be resent :resend
@@ -48,12 +48,12 @@
 ;;;;     attempt on a connection that is older than the first refusal and has received a GOAWAY
 ;;;;     since: that attempt may have been under way at the time of the refusal, for example when
 ;;;;     several servers end old connections at once (A9). Each connection gets a server's last
-;;;;     GOAWAY once. Such repetitions do not count as attempts, nor for the throttle.
+;;;;     GOAWAY once. Such repetitions do not count as attempts, and cost no tokens of the throttle.
 ;;;; (2) Attempts are left, the throttle has more than half of its tokens, and all messages sent are
 ;;;;     kept.
 ;;;;
-;;;; A throttle loses a token by each failure after which the policy makes another attempt, and by
-;;;; each "never again".
+;;;; A throttle loses a token with each failure after which the policy makes another attempt, and
+;;;; with each "never again".
 
 (in-package #:clgrpc.attempt)
 
@@ -62,8 +62,9 @@
   (min (config:attempt-policy-max-attempts policy) (options-max-attempts options)))
 
 (defun find-retry-policy (config options)
-  "Two values: the policy for further attempts in CONFIG, a METHOD-CONFIG or nil, and how many
-attempts it allows; nil if CONFIG has no such policy, or if OPTIONS, a channel's, turn retries off."
+  "Two values: the policy for further attempts in CONFIG, a METHOD-CONFIG or nil, and the number of
+attempts that it allows; nil if CONFIG has no such policy, or if OPTIONS, a channel's, turn retries
+off."
   (let ((policy (and config
                      (options-retry options)
                      (config:method-config-policy config))))
@@ -136,9 +137,9 @@ value is the number of THROTTLE's tokens."
 structure."
   (status :unknown :type symbol :read-only t) ; the status of the call, if this failure ends it
   (message "" :type string :read-only t) ; the text of the status
-  ;; how far the attempt got: :NOWHERE, no stream was begun; :DROPPED, no stream was begun, since
-  ;; the balancer makes the call fail; :SERVER, the server says that its application has not seen
-  ;; the attempt; or :HANDLER, the application has perhaps seen it
+  ;; the place that the attempt has reached: :NOWHERE, no stream was begun; :DROPPED, no stream was
+  ;; begun, since the balancer makes the call fail; :SERVER, the server reports that its application
+  ;; has not seen the attempt; or :HANDLER, the application has perhaps seen it
   (reach :handler :type (member :nowhere :dropped :server :handler) :read-only t)
   ;; the server's pushback: the nanoseconds to wait, :NEVER, or nil
   (pushback nil :type (or null (eql :never) (integer 0)) :read-only t))
@@ -179,7 +180,7 @@ structure."
 
 (defun kind-of-attempt (retries number repeated)
   "The ATTEMPT-KIND of the attempt of RETRIES, or nil, that has NUMBER attempts before it. REPEATED
-is true if another attempt with that number has failed; the kind is then :TRANSPARENT."
+is true if another attempt with that number has failed; in that case the kind is :TRANSPARENT."
   (cond (repeated :transparent)
         ((zerop number) :first)
         ((retries-hedged-p retries) :hedge)
@@ -218,14 +219,14 @@ attempt while no attempt was under way."
        t))
 
 (defun issue (retries)
-  "Note that another attempt of RETRIES, which counts, must begin as soon as it can."
+  "Note that another attempt of RETRIES must begin as soon as it can; it counts as an attempt."
   (setf (retries-pending retries)
         (append (retries-pending retries) (list (retries-issued retries))))
   (incf (retries-issued retries)))
 
 (defun take-number (retries)
-  "Return the number of attempts of RETRIES before the attempt that begins now, or that has failed
-before it could begin."
+  "Return the number of earlier attempts of RETRIES, for an attempt that begins now or that could
+not begin."
   (or (pop (retries-pending retries)) 0))
 
 (defun add-attempt (retries attempt)
@@ -248,8 +249,8 @@ true if the messages of the call are kept, so that they can be sent again."
       (values nil nil)))
 
 (defun go-on-idly (retries now)
-  "Note that the time that RETRIES awaited has come, at NOW, and return what is to begin. If no
-attempt is under way, count the wait as idle time."
+  "Note that the time awaited by RETRIES has come, at NOW, and return the kind of attempt to begin.
+If no attempt is under way, count the wait as idle time."
   (unless (retries-running retries)
     (setf (retries-idle-ns retries) (idle-until retries now)
           (retries-since-ns retries) now))
@@ -277,9 +278,10 @@ value is the delay until the next attempt after this one, or nil."
 
 (defun attempt-due (retries now &key throttle (sendable t))
   "Return the decision when the time that RETRIES have awaited comes, at NOW. THROTTLE is the
-channel's, or nil. SENDABLE is true if all messages that the call has sent can be sent again."
+channel's throttle, or nil. SENDABLE is true if all messages that the call has sent can be sent
+again."
   (ecase (go-on-idly retries now)
-    ((nil) (values nil nil))            ; the time is not awaited any more
+    ((nil) (values nil nil))            ; the machine no longer waits for this time
     (:retry (issue retries) (values :begin nil))
     (:hedge (if (and (more-p retries) sendable)
                 (hedge retries throttle)
@@ -288,16 +290,16 @@ channel's, or nil. SENDABLE is true if all messages that the call has sent can b
 ;;; Attempts fail
 
 (defun unseen-p (retries failure going-ns)
-  "True if an attempt of RETRIES must be repeated unchanged because, according to FAILURE, its
-server has not seen it. GOING-NS is the time when the attempt's connection began, if a GOAWAY was
-received on that connection, else nil."
+  "True if an attempt of RETRIES must be repeated unchanged, because FAILURE shows that its server
+has not seen it. GOING-NS is the time when the attempt's connection began, if a GOAWAY was received
+on that connection, else nil."
   (let ((first-ns (retries-resent-ns retries)))
     (and (eq :server (attempt-failure-reach failure))
          (or (null first-ns)
              (and going-ns (< going-ns first-ns))))))
 
 (defun resend (retries number now)
-  "Decide that the attempt of RETRIES with NUMBER, which its server has not seen, is repeated."
+  "Decide to repeat the attempt of RETRIES with NUMBER, which its server has not seen."
   (incf (retries-resent retries))
   (unless (retries-resent-ns retries) (setf (retries-resent-ns retries) now))
   (setf (retries-pending retries) (append (retries-pending retries) (list number)))
@@ -336,8 +338,8 @@ received on that connection, else nil."
 (defun attempt-failed (retries attempt number failure now chance
                        &key throttle going-ns (sendable t) (keep (constantly t)))
   "Return the decision after ATTEMPT of RETRIES has failed with FAILURE at NOW. ATTEMPT is nil if
-the attempt could not begin. NUMBER attempts came before this one. CHANCE is a function that returns
-a random state; THROTTLE and SENDABLE are as for ATTEMPT-DUE, GOING-NS as for UNSEEN-P. KEEP is a
+the attempt could not begin. NUMBER attempts came before it. CHANCE is a function that returns a
+random state; THROTTLE and SENDABLE are as for ATTEMPT-DUE, GOING-NS as for UNSEEN-P. KEEP is a
 function that returns true if the sent messages are kept for a retry; it is called last."
   (declare (type function keep))
   (when attempt (forget-attempt retries attempt))
@@ -357,7 +359,7 @@ function that returns true if the sent messages are kept for a retry; it is call
 ;;; Committing the call to one attempt
 
 (defun commit (retries attempt)
-  "Let the call of RETRIES continue with ATTEMPT alone; ATTEMPT is nil if the call has ended. No
+  "Let the call of RETRIES continue with ATTEMPT alone, which is nil if the call has ended. No
 further attempt begins. Return the other attempts under way."
   (setf (retries-over retries) t
         (retries-awaited retries) nil
@@ -367,8 +369,8 @@ further attempt begins. Return the other attempts under way."
 ;;; Performing decisions
 
 (defstruct (retry-operations (:conc-name operation-) (:copier nil))
-  "The operations of a transport for the state machine: functions of CALL, the transport's own
-object for a call that may be tried more than once."
+  "The operations of a transport for the state machine: functions of CALL, the transport's object
+for a call that may have several attempts."
   ;; the machine's questions
   (retries nil :type function :read-only t) ; (call): its RETRIES
   (throttle nil :type function :read-only t) ; (call): the throttle of its channel, or nil
@@ -376,19 +378,19 @@ object for a call that may be tried more than once."
   (chance nil :type function :read-only t) ; (call): a random state
   ;; (call): true if all messages of the call can be resent
   (sendable nil :type function :read-only t)
-  ;; (call): begin to keep the call's messages for a retry; true if all can be resent
+  ;; (call): begin to keep the call's messages for a retry; return true if all can be resent
   (keep nil :type function :read-only t)
   ;; the machine's actions
   (go-on #'identity :type function :read-only t) ; (call): continue, perhaps without an attempt
-  (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS, and not before
-  (cancel nil :type function :read-only t) ; (call): no time is awaited any more
+  (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS nanoseconds
+  (cancel nil :type function :read-only t) ; (call): stop waiting for any time
   (begin nil :type function :read-only t) ; (call): begin another attempt
   ;; (call): begin another attempt when the last stream is closed
   (resend nil :type function :read-only t)
   (fail nil :type function :read-only t)) ; (call failure): end CALL
 
 (defun carry-out (operations call decision argument)
-  "Perform DECISION with ARGUMENT for CALL, which runs."
+  "Perform DECISION, with its ARGUMENT (see the head of this file), for CALL, which runs."
   (flet ((set-time ()
            (funcall (operation-await operations) call argument)))
     (unless (retries-awaited (funcall (operation-retries operations) call))
@@ -424,7 +426,7 @@ the attempt's connection began, if a GOAWAY was received on that connection, els
                     :keep (lambda () (funcall (operation-keep operations) call)))))
 
 (defun tell-due (operations call)
-  "Report to the state machine that the time awaited for CALL, which runs, is reached."
+  "Report to the state machine that the time for which CALL, which runs, waits has come."
   (multiple-value-call #'carry-out operations call
     (attempt-due (funcall (operation-retries operations) call)
                  (funcall (operation-now operations) call)

@@ -1,7 +1,7 @@
 ;;;; Calls without waiting: CALL-ASYNC returns a future (loop/future.lisp). The future is the call
 ;;;; itself, and its value is the call's reply. Completions never run on the loop or under a lock: a
-;;;; reserve thread runs them. Each transport declares the slot for them, by LOOP:DEFINE-COMPLETIONS
-;;;; for its class of calls.
+;;;; reserve thread runs them. Each transport declares the slot for completions, by
+;;;; LOOP:DEFINE-COMPLETIONS for its class of calls.
 
 (in-package #:clgrpc.calling)
 
@@ -62,8 +62,8 @@ for REQUEST. Signal MISUSE for other stubs and wrong arguments. From any thread.
 (defmethod loop:run-completion ((call call) function)
   (check-future call)
   (flet ((run () (loop:call-with-outcome call function)))
-    ;; the reserve refuses the function only after the last channel was closed, when no loop is left
-    ;; to be delayed
+    ;; the reserve refuses the function only after the last channel was closed; then the function
+    ;; delays no loop
     (let ((reserve (operate reserve-of-future call)))
       (unless (and reserve (loop:run-on-reserve reserve #'run :if-busy :insist))
         (run)))))

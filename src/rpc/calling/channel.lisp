@@ -7,14 +7,14 @@
 :shutdown. From any thread."))
 
 (defgeneric on-state-change (channel function)
-  (:documentation "Call FUNCTION with the state of CHANNEL, a keyword of CHANNEL-STATE: now, and
-after each change, in order; :shutdown is the last. FUNCTION runs on CHANNEL's loop or, for a
+  (:documentation "Call FUNCTION with the state of CHANNEL, a keyword of CHANNEL-STATE, now and
+after each change, in order; :shutdown is the last state. FUNCTION runs on CHANNEL's loop or, for a
 channel within the image, in the thread that calls this or closes CHANNEL, so it must not wait. An
 error in FUNCTION is logged. While FUNCTION refers to CHANNEL, CHANNEL does not count as dropped, so
 it is not closed automatically. Return CHANNEL. From any thread."))
 
 (defun tell-state (function state)
-  "Call FUNCTION, of ON-STATE-CHANGE, with STATE."
+  "Call FUNCTION, an argument of ON-STATE-CHANGE, with STATE."
   (loop:guarding (:state-function-error :state state)
     (funcall (the function function) state)))
 
@@ -40,8 +40,8 @@ The second value is a plist of the channel:
  :RETRY-TOKENS, how many tokens retryThrottling has left, once an attempt has failed;
  :WAITING, how many calls wait for a connection or a stream;
  entries of the policy, and :CHILDREN, such plists of the policies below it.
-A channel within the image has no addresses. The values are meant for people, and more of them may
-be added. From any thread.")
+A channel within the image has no addresses. These data are meant for people, and may be extended.
+From any thread.")
   (:method ((channel channel))
     (values '() (list :target (channel-target channel) :state (channel-state channel)))))
 
@@ -49,7 +49,7 @@ be added. From any thread.")
   (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
 order. Closing again does nothing. Saving the image closes all channels. A channel that its user
 drops without closing it is closed, with a warning in the log, some time after its calls have ended
-and a garbage collection has found it. Signal MISUSE if CHANNEL is not a channel. From any thread,
+and the garbage collector has found it. Signal MISUSE if CHANNEL is not a channel. From any thread,
 but not from a callback.")
   (:method (channel)
     (misuse "~S is not a channel, such as the value of MAKE-CHANNEL." channel)))
@@ -62,8 +62,8 @@ for the next attempt, which begins when its back-off ends. From any thread but a
 
 (defgeneric wait-for-state-change (channel state &key timeout)
   (:documentation "Wait until the state of CHANNEL is not STATE, at most TIMEOUT seconds, 10 by
-default. Return the new state, or NIL if the state still is STATE. The state may have changed more
-than once. From any thread but a loop's."))
+default. Return the new state, or NIL if the state is still STATE after TIMEOUT. The state may have
+changed more than once. From any thread but a loop's."))
 
 (defgeneric reset-back-off (channel)
   (:documentation "End the back-off of CHANNEL: resolve its target and connect to its servers at

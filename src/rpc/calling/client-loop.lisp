@@ -2,31 +2,31 @@
 ;;;; each caller the loop of its own call. Threads of one reserve run these loops when no caller
 ;;;; does, and run work that callers leave, such as completions.
 ;;;;
-;;;; A caller may drive a loop while its call is the only one on that loop. So channels have loops
-;;;; of their own as far as the option MAX-CLIENT-LOOPS allows. A new channel gets a new loop if
-;;;; each loop has a channel already; beyond the limit it gets the loop with the fewest channels. A
-;;;; channel never changes its loop. Callers that block on channels with loops of their own do not
+;;;; A caller may drive a loop only while its call is the only one on that loop. So each channel has
+;;;; a loop of its own as far as the option MAX-CLIENT-LOOPS allows. A new channel gets a new loop
+;;;; if each loop has a channel already; beyond the limit it gets the loop with the fewest channels.
+;;;; A channel never changes its loop. Callers that block on channels with different loops do not
 ;;;; wake one another. Calls for which no thread waits use as many processors as there are loops.
-;;;; Channels that share connections share one loop, however many they are.
+;;;; Channels that share connections share one loop, whatever their number.
 ;;;;
 ;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
-;;;; has no thread of ours.
+;;;; has no client thread.
 
 (in-package #:clgrpc.calling)
 
 (defconstant +least-client-loops+ 4
   "The default of MAX-CLIENT-LOOPS on a machine with few processors: even on one processor, a caller
-that drives a loop of its own saves two thread switches per call.")
+that drives a loop which no other channel uses saves two thread switches per call.")
 
 (defconstant +most-client-loops+ 16
-  "The default of MAX-CLIENT-LOOPS on a machine with many processors. An idle loop costs 0.1 MB and
-a sleeping thread, which makes each garbage collection 30 µs longer.")
+  "The default of MAX-CLIENT-LOOPS on a machine with many processors. An idle loop costs 0.1 MB, and
+a sleeping thread that makes each garbage collection 30 µs longer.")
 
 (defstruct (group (:constructor make-group (key pool)) (:copier nil))
-  "The channels of one KEY, which are on one loop."
+  "The channels with one KEY, which are all on one loop."
   (key '() :type list :read-only t)     ; a key that is EQUAL for these channels
   (pool nil :read-only t)               ; the data that these channels share
-  (channels 0 :type fixnum))            ; how many channels there are
+  (channels 0 :type fixnum))            ; the number of these channels
 
 (define-printer (group group)
   "~D channel~:P" (group-channels group))
@@ -35,9 +35,9 @@ a sleeping thread, which makes each garbage collection 30 µs longer.")
   "A loop that channels use."
   (loop nil :type loop:event-loop :read-only t) ; the loop itself, which runs
   (reserve nil :type loop:reserve :read-only t) ; shared by all client loops of a world
-  (channels 0 :type fixnum)             ; how many channels are on LOOP
-  (timers 0 :type fixnum)               ; how many channels within the image have timers on LOOP
-  (groups '() :type list))              ; groups of channels on LOOP that share something
+  (channels 0 :type fixnum)             ; the number of channels on LOOP
+  (timers 0 :type fixnum)               ; channels within the image with timers on LOOP
+  (groups '() :type list))              ; groups of channels on LOOP that share a pool
 
 (define-printer (client-loop client-loop)
   "~A, ~D channels" (client-loop-loop client-loop) (client-loop-channels client-loop))
@@ -72,7 +72,7 @@ loops."
   (first (sort (copy-list (client-loops)) #'< :key #'client-loop-channels)))
 
 (defun choose-client-loop (options)
-  "The client loop for a new channel with OPTIONS that may be on any loop. The caller holds the lock
+  "The client loop for a new channel with OPTIONS that may use any loop. The caller holds the lock
 of all client loops."
   (let ((least (least-used-loop)))
     (if (or (null least)
@@ -82,13 +82,13 @@ of all client loops."
         least)))
 
 (defun find-group (client-loop pool-key)
-  "The group of the channels of POOL-KEY on CLIENT-LOOP, or nil. The caller holds the lock of all
+  "The group of the channels with POOL-KEY on CLIENT-LOOP, or nil. The caller holds the lock of all
 client loops."
   (find pool-key (client-loop-groups client-loop) :key #'group-key :test #'equal))
 
 (defun join-group (client-loop pool-key make-pool)
-  "Count one more channel of POOL-KEY on CLIENT-LOOP and return the pool that its group shares. The
-caller holds the lock."
+  "Count one more channel with POOL-KEY on CLIENT-LOOP and return the pool that its group shares.
+The caller holds the lock."
   (let ((group (or (find-group client-loop pool-key)
                    (first (push (make-group pool-key (funcall (the function make-pool) pool-key))
                                 (client-loop-groups client-loop))))))
@@ -99,7 +99,7 @@ caller holds the lock."
   "Return the event loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
 list, is for a channel that shares connections: channels with EQUAL keys have the same loop. The
 second value is the pool that such channels share, which MAKE-POOL has made from the POOL-KEY of the
-first channel. If OPTIONS is :TIMERS the loop runs the timers of a channel within the image."
+first channel. If OPTIONS is :TIMERS, the loop is for the timers of a channel within the image."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
     (if (eq :timers options)
@@ -145,15 +145,15 @@ loop."
         (when reserve (loop:close-reserve reserve 1))))))
 
 (defun client-reserve (event-loop)
-  "The reserve of the client loops in the world of EVENT-LOOP, which is or was one of them; nil once
-all of them have ended. In a simulated world loops have no reserve of their own."
+  "The reserve of the client loops in the world of EVENT-LOOP, a present or former client loop; nil
+once all client loops have ended. In a simulated world loops have no reserve of their own."
   (let ((client-loop (first (client-loops (loop:event-loop-world event-loop)))))
     (and client-loop (client-loop-reserve client-loop))))
 
 ;;; Driving
 
 (defun drive-for (loop call ready-p)
-  "Drive LOOP until (funcall READY-P CALL) is true or CALL has ended. Return true in both cases,
+  "Drive LOOP until (funcall READY-P CALL) is true or CALL has ended. Return true in both cases, or
 false if this thread does not drive LOOP. A thread inside a handler never drives, since the code
 that it would run might wait for that handler."
   (declare (type function ready-p))

@@ -1,7 +1,6 @@
 ;;;; Objects that end automatically when their user has dropped them. The collector finds an object
-;;;; to which nothing refers any more, and calls its finalizer, in whatever thread has just
-;;;; collected garbage. The collecting thread may hold any lock, so the finalizer passes the rest on
-;;;; to another thread.
+;;;; without references, and calls the object's finalizer in the thread that has just collected
+;;;; garbage. This thread may hold any lock, so the finalizer passes the work on to another thread.
 
 (in-package #:clgrpc.calling)
 
@@ -11,9 +10,9 @@
 (defglobal **closer-runs** (list nil))
 
 (defun end-elsewhere (function)
-  "Call FUNCTION, which closes a dropped object, on a thread that runs such functions. From
-anywhere, also from finalizers and loops. If no thread can be made, FUNCTION waits for the next call
-of END-ELSEWHERE."
+  "Call FUNCTION, which closes a dropped object, on a thread that runs such functions. From any
+code, also from finalizers and loops. If no thread can be made, FUNCTION waits for the next call of
+END-ELSEWHERE."
   (sb-ext:atomic-push function (car **endings**))
   (when (become-closer)
     (handler-case (make-closer)
@@ -26,7 +25,7 @@ of END-ELSEWHERE."
 
 (defun become-closer ()
   "If no thread runs the functions for dropped objects, return true, but only to the first caller,
-which then runs them or makes a thread for them."
+which must then run them or make a thread for them."
   (null (sb-ext:compare-and-swap (car **closer-runs**) nil t)))
 
 (defun take-endings ()
@@ -45,15 +44,15 @@ which then runs them or makes a thread for them."
                       (funcall (the function function)))))
       (setf (car **closer-runs**) nil))
     (sb-thread:barrier (:memory))
-    ;; a function that came just before has made no thread
+    ;; a function that was added just before this has made no thread
     (unless (and (car **endings**) (become-closer)) (return))))
 
 (defun when-dropped (channel target function)
-  "Call FUNCTION when the collector has found that nothing refers to CHANNEL, an object to TARGET.
+  "Call FUNCTION when the collector has found that CHANNEL, a channel to TARGET, has no references.
 FUNCTION must not refer to CHANNEL. If FUNCTION returns true, the log gets a warning that CHANNEL
 was not closed. Return true; false in a simulated world, where FUNCTION is never called: there the
-collector would make results depend on chance, since it runs at any time, beside the thread that has
-its turn."
+collector would make results depend on chance, since it runs at any time, in parallel with the
+thread that has its turn."
   (declare (type function function))
   (flet ((end ()
            (when (funcall function)

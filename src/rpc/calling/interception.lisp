@@ -1,4 +1,4 @@
-;;;; Calls through the interceptors of their channel, with its call credentials.
+;;;; Calls that pass through the interceptors of their channel, with the channel's call credentials.
 
 (in-package #:clgrpc.calling)
 
@@ -19,7 +19,7 @@ for METHOD, REQUEST and OPTIONS."
       (funcall invoker request options)))
 
 (document-functions
-  channel-interceptors "The interceptors of CHANNEL, as CHECK-INTERCEPTORS takes them."
+  channel-interceptors "The interceptors of CHANNEL, in the form that CHECK-INTERCEPTORS takes."
   channel-call-credentials "The call credentials of CHANNEL's calls, or nil.")
 
 (defmethod invoke :around ((channel interception) method request &rest options)

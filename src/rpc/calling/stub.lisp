@@ -7,7 +7,7 @@
 (in-package #:clgrpc.calling)
 
 (defun refuse-method (object)
-  "Signal MISUSE since INVOKE was given OBJECT, which is not a method."
+  "Signal MISUSE, since INVOKE was given OBJECT, which is not a method."
   (misuse "INVOKE takes a method, such as the value of GENERIC-METHOD, not ~S.~@[ ~A~]" object
           (typecase object
             (null "POOL-METHOD returns nil where the pool has no such method.")
@@ -37,12 +37,13 @@ accept, or invalid call credentials."
 probably a time in seconds since 1900 or 1970, given by mistake.")
 
 (define-hot (earlier-deadline :inline t) ((a deadline) (b deadline)) deadline
-  "The earlier of two deadlines, either of which may be 0 for none."
+  "The earlier of two deadlines, each of which may be 0 for no deadline."
   (cond ((zerop a) b) ((zerop b) a) (t (min a b))))
 
 (defun absolute-deadline (timeout deadline now)
   "The deadline of a new call: the earliest of TIMEOUT, seconds from NOW or nil, of DEADLINE,
-absolute nanoseconds or nil, and of the current call's. NOW is used only if TIMEOUT is given."
+absolute nanoseconds or nil, and of the current call's deadline. NOW is used only if TIMEOUT is
+given."
   (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
   (unless (typep deadline '(or null deadline))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
@@ -56,7 +57,7 @@ absolute nanoseconds or nil, and of the current call's. NOW is used only if TIME
                     (if *call* (call-deadline *call*) 0)))
 
 (defun fail-or-retry (call channel method request options)
-  "Signal the RPC-ERROR of CALL, which was made with these arguments of INVOKE. If the restart
+  "Signal the RPC-ERROR of CALL, which was made by INVOKE with these arguments. If the restart
 RETRY-CALL is chosen, make another call with the same arguments and return its values."
   (restart-case (error (call-condition call))
     (retry-call ()
@@ -115,9 +116,10 @@ them."
       (on-writable call #'pump))))
 
 (defun send-requests (call generator &key on-loop)
-  "Send the messages of GENERATOR; then close our side. Stop if CALL ends. This thread sends the
-messages, and waits while the peer does not accept them; an error in GENERATOR cancels CALL. If
-ON-LOOP is true CALL's loop sends them as the peer accepts them, and this function returns at once."
+  "Send the messages of GENERATOR; then close this side of CALL. Stop if CALL ends. This thread
+sends the messages, and waits while the peer does not accept them; an error in GENERATOR cancels
+CALL. If ON-LOOP is true, CALL's loop sends the messages as the peer accepts them, and this function
+returns at once."
   (if on-loop
       (send-from-loop call generator)
       (send-from-here call generator)))

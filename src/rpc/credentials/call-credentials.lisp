@@ -9,9 +9,9 @@
 ;;;;                                    them, and does not wait. The function is asked where the
 ;;;;                                    attempt begins, on the channel's loop
 ;;;;
-;;;; ASK-CREDENTIALS asks either kind without waiting; CREDENTIALS-METADATA asks and waits.
-;;;; Every failure becomes one RPC-ERROR, never a condition that leaves the loop. Credentials go
-;;;; only over secure channels, unless the channel's user allows more.
+;;;; ASK-CREDENTIALS asks either kind without waiting; CREDENTIALS-METADATA asks and waits. Every
+;;;; failure becomes an RPC-ERROR; no other condition reaches the loop. Credentials go only over
+;;;; secure channels, unless the channel's user allows more.
 
 (in-package #:clgrpc.credentials)
 
@@ -24,7 +24,7 @@ your own, define a method of GET-REQUEST-METADATA."))
 
 (defstruct (credentials-request (:constructor make-credentials-request (path authority secure))
                                 (:copier nil))
-  "The call that call credentials give metadata for; see GET-REQUEST-METADATA."
+  "The call for which call credentials give metadata; see GET-REQUEST-METADATA."
   (path "" :type string :read-only t)   ; the path of the method
   (authority "" :type string :read-only t) ; the :authority of the call, HOST or HOST:PORT
   (secure nil :type boolean :read-only t)) ; true if the channel is secure
@@ -37,7 +37,7 @@ image the channel's target. From any thread.")
 
 (defun credentials-request-secure-p (request)
   "True if the metadata are sent over TLS to a server that has proved its name, or stay in the
-image. If false, the channel's user has allowed to send them anyway. From any thread."
+image. If false, the channel's user allows to send them nevertheless. From any thread."
   (credentials-request-secure request))
 
 (define-printer (request credentials-request)
@@ -45,7 +45,7 @@ image. If false, the channel's user has allowed to send them anyway. From any th
 
 (defun credentials-request-audience (request)
   "The URL of the called service, \"https://HOST/package.Service\", as the audience of a token: a
-string, with the port unless that is 443. From any thread."
+string, which contains the port unless that is 443. From any thread."
   (let* ((path (credentials-request-path request))
          (authority (credentials-request-authority request))
          (port (search ":443" authority :start2 (max 0 (- (length authority) 4))))
@@ -54,17 +54,18 @@ string, with the port unless that is 443. From any thread."
 
 (defgeneric get-request-metadata (credentials request)
   (:documentation "Return the metadata that identify the caller of REQUEST, a CREDENTIALS-REQUEST:
-an alist as for :metadata of a stub, or a future of one (MAKE-FUTURE) if it must be fetched first.
-Called before each attempt of a call, each retry and each hedge, and for the channel's own health
-checks. Called on the channel's loop or, for calls within the image, in the caller's thread, so it
-must not wait. If the method signals an RPC-ERROR, or the future is rejected with one, the attempt
-fails with that, and the method's retry policy applies. A status that only applications may give
-becomes :internal (gRFC A54). Any other error becomes :unauthenticated."))
+an alist as for :metadata of a stub, or a future of such an alist (MAKE-FUTURE) if it must be
+fetched first. This is called before each attempt of a call, each retry and each hedge, and for the
+channel's own health checks. It is called on the channel's loop or, for calls within the image, in
+the caller's thread, so it must not wait. If it signals an RPC-ERROR, or the future is rejected with
+one, the attempt fails with this error, and the retry policy of the called method applies. A status
+that only applications may give becomes :internal (gRFC A54). Any other error becomes
+:unauthenticated."))
 
 ;;; Kinds
 
 (defgeneric channel-secure-p (channel)
-  (:documentation "True if CHANNEL is secure: third parties cannot read the data it sends. The
+  (:documentation "True if CHANNEL is secure: third parties cannot read the data that it sends. The
 second value is true if CHANNEL sends call credentials even though it is not secure.")
   (:method ((channel channel)) nil))
 
@@ -73,9 +74,9 @@ second value is true if CHANNEL sends call credentials even though it is not sec
   (:documentation "Several call credentials of one call."))
 
 (defun check-credentials (credentials &optional channel)
-  "Return two values: CREDENTIALS, and whether they include functions that may wait. Signal MISUSE
-if CREDENTIALS are not call credentials, and :unauthenticated if they must not be sent on CHANNEL: a
-channel, a core or nil."
+  "Return two values: Two values: CREDENTIALS, and true if they include functions that may wait.
+Signal MISUSE if CREDENTIALS are not call credentials, and :unauthenticated if they must not be sent
+on CHANNEL: a channel, a core or nil."
   (unless (typep credentials '(or call-credentials function (and symbol (not null))))
     (misuse "Call credentials are a value of BEARER-TOKEN, for example, an instance of a ~
              subclass of CALL-CREDENTIALS, or a function of a method's path, not a value of the ~
@@ -110,8 +111,8 @@ credentials. From any thread."
 ;;; Asking
 
 (defun refusal-error (cause status text)
-  "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
-user and its server, which TEXT describes. The error has the status of CAUSE, changed by
+  "The RPC-ERROR of a call that is not sent, because a component between its user and its server,
+which TEXT describes, has signalled CAUSE. The error has the status of CAUSE, changed by
 CONTROL-STATUS, if CAUSE is an RPC-ERROR; else STATUS."
   (multiple-value-bind (status said)
       (if (typep cause 'rpc-error)
@@ -125,15 +126,15 @@ CONTROL-STATUS, if CAUSE is an RPC-ERROR; else STATUS."
   (refusal-error cause :unauthenticated "the call credentials have failed"))
 
 (defun fit-metadata (metadata)
-  "Two values: METADATA, from call credentials, and nil; or nil and the RPC-ERROR with the reason
-why they cannot be sent."
+  "Two values: Two values: METADATA, from call credentials, and nil; or nil and the RPC-ERROR with
+the reason for which METADATA cannot be sent."
   (handler-case (values (check-metadata metadata) nil)
     (error (error)
       (values nil (refusal-error error :internal
                                  "the metadata of the call credentials cannot be sent")))))
 
 (defun ask-object (credentials request deliver)
-  "As ASK-CREDENTIALS, of an instance of CALL-CREDENTIALS."
+  "As ASK-CREDENTIALS, for an instance of CALL-CREDENTIALS."
   (declare (type function deliver))
   (flet ((deliver (metadata error)
            (if error
@@ -187,7 +188,7 @@ why they cannot be sent."
 (defun ask-credentials (credentials channel method authority run deliver)
   "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, a channel or core, with
 AUTHORITY, its :authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is
-nil, or the RPC-ERROR of a failure; METADATA is nil then. RUN is called with a function that may
+nil, or the RPC-ERROR of a failure, and then METADATA is nil. RUN is called with a function that may
 wait. RUN calls that function on a thread that may wait and returns true; it returns false if the
 channel no longer has such a thread. Return nil, or a function for a call that ends before the
 answer: (FUNCTION) makes the credentials forget that call."
@@ -212,11 +213,11 @@ answer: (FUNCTION) makes the credentials forget that call."
 (defun credentials-metadata (channel credentials method &key authority remaining)
   "Wait for the metadata that CREDENTIALS give for a call of METHOD on CHANNEL, and return them.
 AUTHORITY is the :authority of the call, or nil for the channel's target. REMAINING, a function or
-nil, returns the seconds until the call's deadline, or nil: a future is not awaited longer, but a
-function among CREDENTIALS is not interrupted. Signal MISUSE if CREDENTIALS are not call
-credentials, and :unauthenticated if CHANNEL is not secure. Signal an RPC-ERROR if CREDENTIALS fail:
-with their status, or :internal for a status that only applications may give; :deadline-exceeded
-after the deadline."
+nil, returns the seconds until the call's deadline, or nil: a future is not awaited beyond the
+deadline, but a function among CREDENTIALS is not interrupted. Signal MISUSE if CREDENTIALS are not
+call credentials, and :unauthenticated if CHANNEL is not secure. Signal an RPC-ERROR if CREDENTIALS
+fail: with their status, or :internal for a status that only applications may give;
+:deadline-exceeded after the deadline."
   (check-credentials credentials channel)
   (let* ((future (loop:make-future))
          (leave (ask-credentials credentials channel method (or authority (channel-target channel))

@@ -1,7 +1,7 @@
 ;;;; The encodings for compressed messages (gRPC's document "Compression"): gzip and deflate through
-;;;; libz, those that users register, and zstd through libzstd if they ask for it. An encoding that
-;;;; is registered again stays the same object; only its functions change. So objects that refer to
-;;;; an encoding, such as header fields, stay valid.
+;;;; libz, zstd through libzstd if users register it, and encodings that users define. An encoding
+;;;; that is registered again stays the same object; only its functions change. So objects that
+;;;; refer to an encoding, such as header fields, stay valid.
 
 (in-package #:clgrpc.encoding)
 
@@ -9,14 +9,15 @@
   "A way to compress messages."
   (name :gzip :type keyword :read-only t) ; the name in code
   (text "" :type simple-string :read-only t) ; the name in headers
-  ;; a function without arguments that returns true if the functions below may be called, else nil
+  ;; a function without arguments that returns true if the next functions may be called, else nil
   ;; and the reason
   (opener (constantly t) :type function)
   ;; (level octets start end room): the values of OS:DEFLATE-OCTETS
   (compressor #'identity :type function)
   ;; (octets start end limit): the values of OS:INFLATE-OCTETS
   (expander #'identity :type function)
-  ;; a function like EXPANDER that returns the beginning of a result that is too long or damaged
+  ;; a function like EXPANDER that also returns the beginning of a result that is too long or
+  ;; damaged
   (beginner #'identity :type function))
 
 (declaim (sb-ext:freeze-type encoding))
@@ -56,7 +57,7 @@ any thread."
   "The encoding that users name NAME, or nil."
   (find name (encodings) :key #'encoding-name))
 
-;;; Octets to octets. All code that decompresses messages calls one of the last two functions here.
+;;; Octets to octets. All code that decompresses messages calls EXPAND-OCTETS or EXPAND-BEGINNING.
 
 (defun compressed-octets (encoding level octets start end room)
   "Compress the octets START to END by ENCODING. Return the values of OS:DEFLATE-OCTETS."
@@ -68,15 +69,16 @@ OS:INFLATE-OCTETS. In user code."
   (funcall (encoding-expander encoding) octets start end limit))
 
 (defun expand-beginning (name octets start end limit)
-  "As EXPAND-OCTETS, by the encoding that users name NAME. Whatever the outcome is, also return
-octets from BORROW-OCTETS, or nil, and how many of these, at most LIMIT, are the beginning of the
+  "As EXPAND-OCTETS, by the encoding that users name NAME. With every outcome also return octets of
+BORROW-OCTETS, or nil, and the number of these, at most LIMIT, that are the beginning of the
 result."
   (funcall (encoding-beginner (encoding-of-name name)) octets start end limit))
 
 ;;; Encodings of users
 
 (defun compress-by (function)
-  "The COMPRESSOR of an encoding for which the user has given FUNCTION, of octets and a level."
+  "The COMPRESSOR of an encoding for which the user has given FUNCTION, a function of octets and a
+level."
   (declare (type function function))
   (lambda (level octets start end room)
     (let* ((result (funcall function (subseq-octets octets start end) level))
@@ -88,7 +90,7 @@ result."
 (defstruct (bounded-output (:conc-name output-) (:copier nil))
   "The octets that a user's function has decompressed so far."
   (octets nil :type octets)             ; a vector of BORROW-OCTETS
-  (fill 0 :type index)                  ; how many octets are filled
+  (fill 0 :type index)                  ; the number of octets filled
   (limit 0 :type index))                ; the most octets that the result may have
 
 (defun add-output (output octets start end)
@@ -107,8 +109,8 @@ and return false."
     (= count (- end start))))
 
 (defun call-bounded (function octets output)
-  "Call FUNCTION, a user's, with OCTETS and a function that writes to OUTPUT. Return the outcome, a
-keyword of OS:INFLATION. Once OUTPUT is full, a non-local exit leaves FUNCTION."
+  "Call FUNCTION, a user's function, with OCTETS and a function that writes to OUTPUT. Return the
+outcome, a keyword of OS:INFLATION. Once OUTPUT is full, a non-local exit leaves FUNCTION."
   (declare (type function function))
   (block nil
     (handler-case
@@ -120,8 +122,8 @@ keyword of OS:INFLATION. Once OUTPUT is full, a non-local exit leaves FUNCTION."
     :ok))
 
 (defun expand-by (function)
-  "The BEGINNER of an encoding for which the user has given FUNCTION, of octets and a function that
-writes."
+  "The BEGINNER of an encoding for which the user has given FUNCTION, a function of octets and of a
+function that writes."
   (lambda (octets start end limit)
     (let ((output (make-bounded-output
                    :limit limit :octets (borrow-octets (min limit (max 512 (* 4 (- end start))))))))
@@ -161,8 +163,8 @@ encoding."
     text))
 
 (defun put-encoding (new)
-  "Add NEW to the encodings, or give its functions to the existing encoding of its name, and return
-the encoding. From any thread."
+  "Add NEW to the encodings, or give the functions of NEW to the existing encoding of the same name,
+and return the encoding. From any thread."
   (loop
     (let* ((old **encodings**)
            (known (find (encoding-name new) old :key #'encoding-name)))
@@ -187,7 +189,7 @@ COMPRESS    a function of octets, those of a message, and the option :compressio
             that returns octets
 DECOMPRESS  a function of octets, those of a compressed message, and a function WRITE. It calls
             WRITE with the octets of the message, in pieces: (funcall write octets start end), where
-            START and END are optional. Once these octets are more than the call's limit,
+            START and END are optional. Once these octets exceed the call's limit,
             :max-receive-octets, WRITE does not return, and the call ends with :resource-exhausted.
             If DECOMPRESS signals an error the message is corrupt: the call ends with :internal
 Both functions may be called by several threads at once, and must not change their octets.

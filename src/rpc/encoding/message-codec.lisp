@@ -10,7 +10,7 @@
   (name "" :type simple-string :read-only t) ; the content subtype
   (serialize nil :type function)        ; a function of (message type) that returns octets
   (deserialize nil :type function)      ; a function of (octets type) that returns a message
-  (field nil))                          ; the wire's: the header content-type, once it was made
+  (field nil))                          ; the header content-type, once the wire has made it
 
 (declaim (sb-ext:freeze-type message-codec))
 
@@ -55,8 +55,8 @@ The type is a symbol such as HELLOWORLD:HELLO-REQUEST, or a message type; nil fo
 types, whose messages may be any objects. The octets are those of a whole message, at most
 :max-receive-octets; no option limits the memory that DESERIALIZE allocates for a message. Both
 functions are called on the threads of handlers and callers, several calls at a time. Registering
-NAME again replaces its functions. Not for channels within the image. Signal MISUSE for an invalid
-name, and for \"proto\". From any thread."
+NAME again replaces its functions. Channels within the image do not use codecs. Signal MISUSE for an
+invalid name, and for \"proto\". From any thread."
   (let ((name (check-codec-name name)))
     (unless (and (functionp serialize) (functionp deserialize))
       (misuse "The codec ~S needs two functions, :serialize and :deserialize." name))
@@ -70,8 +70,8 @@ name, and for \"proto\". From any thread."
     name))
 
 (defun find-codec (name)
-  "The codec that is registered as NAME, a string in any case, or nil. If the first value is nil,
-the second value is true if NAME may be registered later. From any thread."
+  "The codec that is registered as NAME, a string in upper or lower case, or nil. With nil, a second
+value is true if NAME could be registered later. From any thread."
   (or (gethash name **codecs**)
       (values nil (codec-name-p (string-downcase name)))))
 

@@ -1,4 +1,4 @@
-;;;; How messages become octets besides Protocol Buffers: compressions, and the codecs of other
+;;;; Encodings of messages other than Protocol Buffers: compressions, and the codecs of other
 ;;;; formats. Users register both.
 
 (defpackage #:clgrpc.encoding

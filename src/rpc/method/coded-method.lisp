@@ -1,12 +1,13 @@
-;;;; Methods whose messages are in a codec (encoding/message-codec.lisp). Each coded method equals
-;;;; the method that it is made from except for its message types, which are coded types
+;;;; Methods whose messages are in a codec (encoding/message-codec.lisp). A coded method equals the
+;;;; method from which it is made except for its message types, which are coded types
 ;;;; (protobuf/types/raw-message.lisp).
 
 (in-package #:clgrpc.method)
 
 (defun method-in-codec (method codec)
   "METHOD with its messages in CODEC; METHOD itself if its messages already are in CODEC, or if
-CODEC is nil. Each call returns the same object, unless several threads make it at the same time."
+CODEC is nil. Each call of this function returns the same object, unless several threads make it at
+the same time."
   (cond ((or (null codec) (eq codec (rpc-method-codec method))) method)
         ((cdr (assoc codec (rpc-method-coded method))))
         (t (let ((coded (copy-structure method)))

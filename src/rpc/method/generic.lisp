@@ -1,5 +1,6 @@
-;;;; Methods and services without generated code: a method by its name and types, a service whose
-;;;; handler is one function. Messages of an unknown type are raw, the octets that were received.
+;;;; Methods and services without generated code: a method given by its name and types, and a
+;;;; service whose handler is one function. Messages of an unknown type are raw, the octets that
+;;;; were received.
 
 (in-package #:clgrpc.method)
 
@@ -14,9 +15,9 @@ MISUSE if TYPE is unknown."
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", to INVOKE on a channel without
 generated code. KIND is the kind of the method: :unary, :client-streaming, :server-streaming or
 :bidi. REQUEST-TYPE and RESPONSE-TYPE are message types, their full names or symbols; without them
-messages are raw, see RAW-MESSAGE. With CODEC, a name of REGISTER-CODEC, that codec encodes and
-decodes the messages. Signal MISUSE if NAME does not consist of a service and a method, or a type or
-CODEC is unknown. From any thread."
+messages are raw, see RAW-MESSAGE. If CODEC, a name given to REGISTER-CODEC, is given, that codec
+encodes and decodes the messages. Signal MISUSE if NAME does not consist of a service and a method,
+or a type or CODEC is unknown. From any thread."
   (let* ((path (string-left-trim "/" name))
          (slash (position #\/ path :from-end t)))
     (unless (member kind '(:unary :client-streaming :server-streaming :bidi))
@@ -35,8 +36,8 @@ CODEC is unknown. From any thread."
 (define-keyword-function pool-method (pool name &key raw)
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", whose service is in POOL, a type
 pool, to INVOKE on a channel or to serve by a generic service; nil if POOL has no such method. The
-method's messages have the types of POOL. With RAW messages are raw, see RAW-MESSAGE, and can be
-converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
+method's messages have the types of POOL. If RAW is true, messages are raw, see RAW-MESSAGE, and can
+be converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
   (let* ((slash (position #\/ name :from-end t))
          (service (and slash (find (subseq name 0 slash)
                                    (loop for file in (protobuf:type-pool-files pool)
@@ -48,7 +49,7 @@ converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
     (and descriptor (descriptor-method pool descriptor raw))))
 
 (defun descriptor-method (pool descriptor raw)
-  "As POOL-METHOD, of the method with DESCRIPTOR."
+  "As POOL-METHOD, for the method with DESCRIPTOR."
   (flet ((find-type (name)
            (let ((type (or (protobuf:find-pool-type pool name)
                            (misuse "The type ~A is unknown." name))))
@@ -85,15 +86,16 @@ converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
   (:documentation "A service whose handler is one function; see MAKE-GENERIC-SERVICE."))
 
 (document-functions
-  generic-service-methods "The methods of SERVICE, a generic one, a list. SETFable: servers renew
-their routes at once; calls under way continue. From any thread.")
+  generic-service-methods "The methods of SERVICE, a generic service, a list. SETFable: servers
+renew their routes at once; calls under way continue. From any thread.")
 
 (define-keyword-function make-generic-service (handler &key methods (unknown (null methods)))
   "Return a service, for START-SERVER, whose handler is the function HANDLER. HANDLER is called with
-the RPC-METHOD, the request and the call, and behaves as a handler of a method of that kind. METHODS
-is a list of methods, made by GENERIC-METHOD or POOL-METHOD. With UNKNOWN the service also accepts
-calls of methods that no service of the server has. Such calls are served as if both sides streamed,
-with raw messages (see RAW-MESSAGE). In-process channels do not support UNKNOWN. From any thread."
+the RPC-METHOD, the request and the call, and must behave as a handler of a method of that kind.
+METHODS is a list of methods, made by GENERIC-METHOD or POOL-METHOD. If UNKNOWN is true, the service
+also accepts calls of methods that no service of the server has. Such calls are served as if both
+sides streamed, with raw messages (see RAW-MESSAGE). In-process channels do not support UNKNOWN.
+From any thread."
   (check-arity handler '(method request call) "The handler of a generic service")
   (make-instance 'generic-service :handler handler :methods methods :unknown unknown))
 
@@ -114,7 +116,7 @@ with raw messages (see RAW-MESSAGE). In-process channels do not support UNKNOWN.
 
 (defun check-service (thing)
   "Return THING and, as second value, SERVICE-IDLE-P. Signal MISUSE unless THING is a service object
-that has methods or may get some."
+that has methods or may get methods."
   (cond ((not (typep thing 'service))
          (misuse "~S is not a service: ~A." thing
                  (if (and (consp thing) (typep (first thing) 'service))

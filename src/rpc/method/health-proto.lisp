@@ -1,4 +1,4 @@
-;;;; The proto files of protocols between gRPC clients and servers themselves: health, load reports.
+;;;; The proto files of protocols for gRPC clients and servers themselves: health, load reports.
 ;;;; The files make the packages GRPC.HEALTH.V1, GRPC.HEALTH.V1.HEALTH, XDS.DATA.ORCA.V3 and so on.
 
 (in-package #:cl-user)

@@ -6,7 +6,7 @@
 ;;;; old one before it adds the new one. Instead METHOD-FUNCTION, the class of these functions,
 ;;;; publishes: for each service class a BINDING has the *effective* function (inherited, :around
 ;;;; and :before methods and call-next-method included), replaced by one store whenever methods are
-;;;; added or removed. Replacing a method publishes once, and never the state in between.
+;;;; added or removed. The replacement of a method is published once, without the state in between.
 
 (in-package #:clgrpc.method)
 
@@ -16,12 +16,12 @@
   (name "" :type simple-string)         ; the method's name within its service
   (service-name "" :type simple-string) ; the full name
   (path "" :type simple-string :read-only t) ; the path, such as "/package.Service/Method"
-  ;; used on the wire: the header field of PATH, once it was made
+  ;; used on the wire: the header field of PATH, once it is made
   (path-field nil)
   (route nil)                           ; the last route of PATH within the image
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
-  ;; nil for a request that is not one of gRPC
-  (descriptor nil)                      ; the method's descriptor, if the image has none of its name
+  ;; nil for a request that is not gRPC's
+  (descriptor nil)                      ; the method's descriptor, if the image has no such method
   (request-type nil :type (or null protobuf:message-type)) ; the type of the messages to the handler
   (response-type nil :type (or null protobuf:message-type)) ; the type of the messages to the client
   (function-name nil :type symbol)      ; the name of the generic function
@@ -29,7 +29,7 @@
   (codec nil)
   (coded '() :type list)                ; an alist from codecs to METHOD-IN-CODEC of this method
   (quiet nil :type boolean)             ; logs and traces leave out calls that end with :ok
-  ;; the number that stands for PATH, see NUMBER-OF-PATH; 0 without code
+  ;; the number of PATH, see NUMBER-OF-PATH; 0 without generated code
   (number 0 :type (unsigned-byte 16)))
 
 (declaim (sb-ext:freeze-type rpc-method))
@@ -59,7 +59,7 @@ nil before the first such call.")
 channels are its subclasses. From any thread."))
 
 (defgeneric channel-target (channel)
-  (:documentation "The target that CHANNEL was made for, a string. From any thread."))
+  (:documentation "The target for which CHANNEL was made, a string. From any thread."))
 
 (defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
   (:documentation "Make a call of METHOD, an RPC-METHOD, on CHANNEL, as its stub does. REQUEST and
@@ -122,12 +122,12 @@ is no such channel. The in-process channel has a method. From any thread.")
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY under the lock that the compiler, the loader and CLOS hold during definitions, so
-that no other thread changes bindings. They call this code with that lock held; a second lock could
-be taken in another order."
+that no other thread changes bindings. They call this code with that lock held, so a second lock
+might be taken in another order elsewhere."
   `(sb-c::with-world-lock () ,@body))
 
 (defun refuse-argument-count (function count)
-  "Signal MISUSE since FUNCTION, a stub, was called with COUNT arguments, 0 or 1."
+  "Signal MISUSE, since FUNCTION, a stub, was called with COUNT arguments, 0 or 1."
   (let ((method (method-function-rpc-method function)))
     (misuse "~S is called with a channel and ~:[its requests, a sequence, a function or :open~;its ~
              request, a ~:*~A~], and then keywords and values; this call has ~
@@ -170,7 +170,7 @@ alternating keywords and values."
           (rpc-method-function-name (method-function-rpc-method function)) (first arguments)))
 
 (defvar *publishing* nil
-  "True inside ADD-METHOD, so that its removal of the old method publishes nothing.")
+  "True inside ADD-METHOD, so that the removal of the old method is not published.")
 
 (defun applicable-methods (function class)
   (let* ((method (method-function-rpc-method function))
@@ -193,8 +193,7 @@ call). Later changes of FUNCTION's methods do not affect it."
                 (next (sb-pcl::fast-method-call-next-method-call effective)))
             (declare (type function code))
             (lambda (service request call) (funcall code pv next service request :call call)))
-          ;; with eql specialisers and exotic method combinations the generic function itself
-          ;; decides
+          ;; with eql specialisers and unusual method combinations, call the generic function itself
           (lambda (service request call) (funcall function service request :call call))))))
 
 (defun publish (function)
@@ -253,14 +252,14 @@ not get: its variable would always be nil."
                call has." (rpc-method-function-name (method-function-rpc-method function)) wrong))))
 
 (defun refuse-lambda-list (function lambda-list)
-  "Signal MISUSE since a method of FUNCTION has LAMBDA-LIST, which no handler has."
+  "Signal MISUSE, since a method of FUNCTION has LAMBDA-LIST, which no handler can have."
   (misuse "A handler of ~S has two required parameters and &key, (service request &key) or ~
            (service request &key call), not ~(~S~)."
           (rpc-method-function-name (method-function-rpc-method function)) lambda-list))
 
 (defmethod find-method :around ((function method-function) qualifiers specializers &optional errorp)
   (declare (ignore qualifiers errorp))
-  ;; DEFMETHOD looks for the old method first, and CLOS's own error names no remedy
+  ;; DEFMETHOD looks for the old method first, and CLOS's error would name no remedy
   (unless (= 2 (length specializers))
     (refuse-lambda-list function (loop for specializer in specializers
                                        collect (if (typep specializer 'class)
@@ -303,7 +302,7 @@ instance of the class of its second argument."
 ;;; Definition
 
 (defconstant +most-numbers+ 10000
-  "The most paths that get a number of their own.")
+  "The most paths that get a number.")
 
 (defglobal **numbers** (make-hash-table :test 'equal :synchronized t)) ; of paths
 
@@ -334,9 +333,9 @@ redefined."
       (protobuf:defined-as function))))
 
 (defun shown-lambda-list (look function)
-  "The lambda list of FUNCTION, from LOOK, the function FUNCTION-LAMBDA-LIST; for a stub, one with
-the keywords that channels accept. The generic function cannot declare these itself, since then all
-handlers would have to accept them."
+  "The lambda list of FUNCTION, from LOOK, the function FUNCTION-LAMBDA-LIST; for a stub, a lambda
+list with the keywords that channels accept. The generic function cannot declare these keywords
+itself, since then all handlers would have to accept them."
   (if (typep function 'method-function)
       '(target request &key timeout deadline metadata wait-for-ready call-credentials compression
         authority max-send-octets max-receive-octets values)
@@ -420,7 +419,8 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
                      :request-type (protobuf:intern-message-type ,request)
                      :response-type (protobuf:intern-message-type ,response)
                      :function-name ',function)
-      ;; not when the file is loaded again, since redefining a method removes it for a moment
+      ;; not when the file is loaded again, since redefining a method removes the method for a
+      ;; moment
       (unless (method-for-p #',function 'channel)
         (note-stub
          #',function

@@ -1,4 +1,5 @@
-;;;; Calling handlers, and the status for their clients if a call fails or an answer cannot be sent.
+;;;; Calling handlers, and the status for the client if a handler fails or its answer cannot be
+;;;; sent.
 
 (in-package #:clgrpc.serving)
 
@@ -25,8 +26,8 @@
       (call-handler route request call)))
 
 (defun bad-answer-condition (call message error)
-  "The condition that ends CALL since its handler's answer MESSAGE cannot be sent, because of
-ERROR."
+  "The condition that ends CALL, because MESSAGE, the answer of its handler, cannot be sent; ERROR
+is the reason."
   (with-user-code (call)
     (if (or (typep error 'rpc-error) (typep error 'storage-condition))
         (error error)

@@ -1,4 +1,4 @@
-;;;; The common code of servers of all transports: services, routes, acceptors, calling handlers.
+;;;; The common code of servers of all transports: services, routes, acceptors, calls of handlers.
 
 (defpackage #:clgrpc.serving
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -1,7 +1,7 @@
 ;;;; Routes from methods to handlers. A server, or an object that represents one within the image,
 ;;;; makes a table of routes for its services. A route reaches the handler through the method's
-;;;; BINDING, which redefinition swaps. A transport that needs more slots includes the structure in
-;;;; one of its own.
+;;;; BINDING, which redefinition swaps. A transport that needs more slots defines a structure that
+;;;; includes this one.
 
 (in-package #:clgrpc.serving)
 
@@ -9,7 +9,7 @@
   "The route of a path."
   (server nil)                          ; the server, or an object in its place
   (epoch 0 :type fixnum)                ; the epoch of the table that made it
-  (method nil :type (or null rpc-method)) ; nil for a path that leads nowhere
+  (method nil :type (or null rpc-method)) ; nil for a path that no service handles
   (service nil)                         ; the service object whose handler the route calls
   (binding nil :type (or null binding)) ; the binding of the handler
   (interceptors '() :type list)         ; the interceptors around the handler, the outermost first
@@ -18,7 +18,8 @@
 (define-printer (route route)
   "~:[unknown~;~:*~A~]" (route-method route))
 
-;;; Which methods give long answers, see room.lisp: a hint that several threads set without a lock
+;;; The methods that give long answers, see room.lisp: a hint that several threads set without a
+;;; lock
 
 (defun note-answer (route &optional (octets 0))
   "Note in ROUTE that a handler has a long message of OCTETS to send or, if OCTETS is 0, that it has
@@ -42,7 +43,7 @@ is redefined, a new table replaces it."
   (unknown nil :type (or null function)))
 
 (define-hot (route-current-p :inline t) ((route route) (table route-table)) boolean
-  "True if ROUTE is one of TABLE's. Objects that remember routes call this before they use them."
+  "True if ROUTE belongs to TABLE. Code that keeps routes calls this before it uses a route."
   (and (eq (route-server route) (route-table-server table))
        (= (route-epoch route) (route-table-epoch table))))
 
@@ -69,8 +70,8 @@ service has."
            (new-route table method service (interceptors-for interceptors method))))))
 
 (defun find-unknown-route (table path)
-  "A new route of TABLE for PATH, which belongs to none of its methods. The route leads nowhere if
-no service takes such calls. TABLE does not keep the route."
+  "A new route of TABLE for PATH, which belongs to none of its methods. If no service takes such
+calls, the route has no handler. TABLE does not keep the route."
   (let ((unknown (route-table-unknown table)))
     (or (and unknown (funcall unknown path))
         (funcall (route-table-make-route table)

@@ -1,8 +1,9 @@
 ;;;; The class of servers for all transports: services, the interceptors around their handlers, and
 ;;;; threads.
 ;;;;
-;;;; An ACCEPTOR is a way into a server besides its listeners, such as the in-process one. A server
-;;;; that stops closes its acceptors, and waits for them as for its connections.
+;;;; An ACCEPTOR brings calls into a server besides its listeners: the in-process transport has one.
+;;;; A server that stops closes its acceptors, and waits for the end of their calls as it does for
+;;;; its connections.
 
 (in-package #:clgrpc.serving)
 
@@ -15,10 +16,10 @@
    (observer :initarg :observer :initform nil :reader server-observer)
    ;; the reserve of threads, for handlers that block
    (reserve :initarg :reserve :reader server-reserve)
-   ;; the acceptors by which calls within the image come
+   ;; the acceptors for calls within the image
    (acceptors :initform '() :accessor server-acceptors)
    (accepting :initform t :accessor server-accepting) ; nil once the acceptors are closed
-   ;; of the acceptors and the end
+   ;; guards the acceptors and the end
    (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
    ;; see NOTE-EMPTIED
    (emptied :initform (sb-thread:make-waitqueue :name "clgrpc server emptied")
@@ -31,23 +32,23 @@
   server-observer "The OBSERVER of SERVER, or nil."
   server-interceptors "The interceptors of SERVER, in the form of CHECK-INTERCEPTORS."
   server-reserve "The reserve whose threads run those handlers of SERVER that block."
-  server-lock "The lock of SERVER's acceptors and its end."
+  server-lock "The lock that guards SERVER's acceptors and its end."
   server-emptied "The queue on which threads wait for NOTE-EMPTIED.")
 
 (defgeneric acceptor-state (acceptor)
   (:documentation "Three values: the address for clients of ACCEPTOR, a string, or nil; true if
 calls that it has accepted are under way; and the number of its calls that have ended. When the last
-call under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called. For a server the values describe
-all of its acceptors together; the first value is a list of addresses."))
+call under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called. If ACCEPTOR is a server, the
+values describe all of its acceptors together; the first value is a list of addresses."))
 
 (defgeneric close-acceptor (acceptor &optional status text)
   (:documentation "Make ACCEPTOR refuse new calls; if STATUS and TEXT are given, end the calls that
-it has accepted with STATUS and TEXT. A server represents all of its acceptors, including later
-ones."))
+it has accepted with STATUS and TEXT. If ACCEPTOR is a server, this applies to all of its acceptors,
+including later ones."))
 
 (defun ensure-acceptor (server predicate make)
-  "The acceptor of SERVER for which PREDICATE is true; if it has none, add and return the value of
-MAKE, closed if SERVER's acceptors are."
+  "The acceptor of SERVER for which PREDICATE is true; if there is none, add and return the value of
+MAKE, which is closed if SERVER's acceptors are closed."
   (flet ((find-acceptor () (find-if predicate (server-acceptors server))))
     (or (find-acceptor)
         (multiple-value-bind (acceptor accepting)
@@ -73,7 +74,7 @@ MAKE, closed if SERVER's acceptors are."
     (close-acceptor acceptor status text)))
 
 (defun note-emptied (server)
-  "Wake the threads of AWAIT-EMPTIED, since calls or connections of SERVER, which stops, have
+  "Wake the threads in AWAIT-EMPTIED, since calls or connections of SERVER, which stops, have
 ended."
   (sb-thread:with-mutex ((server-lock server))
     (sb-thread:condition-broadcast (server-emptied server))))

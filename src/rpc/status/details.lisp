@@ -30,8 +30,9 @@ octets, which are sent unchanged; or nil. Signal MISUSE for other DETAILS."
                                :details (mapcar #'detail-any details)))))
 
 (defun sent-code (status details)
-  "The number that is sent for STATUS, a keyword. If STATUS is :unknown, it is the number in
-DETAILS, the octets of a google.rpc.Status or nil, if gRPC has no keyword for that number."
+  "The number that is sent for STATUS, a keyword. If STATUS is :unknown, the value is the number in
+DETAILS, the octets of a google.rpc.Status or nil, provided that gRPC has no keyword for that
+number."
   (let ((code (and details (eq :unknown status)
                    (handler-case
                        (google.rpc:status-code
@@ -44,7 +45,7 @@ DETAILS, the octets of a google.rpc.Status or nil, if gRPC has no keyword for th
 
 (defun unpacked-detail (any allowance)
   "The message in ANY, which may occupy ALLOWANCE octets of memory; ANY itself if its type is not
-loaded, or it is damaged or too large."
+loaded, or if the message is damaged or too large."
   (let ((type (protobuf:find-message-type (protobuf:any-type-name any))))
     (if (and type (protobuf:message-type-defined-p type))
         (handler-case (protobuf:parse-message type (google.protobuf:any-value any)
@@ -70,7 +71,7 @@ damaged, or if it uses more than its share of the memory allowed for one message
     (if (listp details) details (octets-details details))))
 
 (defun rpc-error-details-octets (error)
-  "The octets of grpc-status-details-bin of ERROR, as they were received or will be sent, or nil.
+  "The octets of grpc-status-details-bin of ERROR, as they were received or will be sent; or nil.
 From any thread."
   (details-octets (rpc-error-raw-details error) (rpc-error-status error) (rpc-error-message error)))
 

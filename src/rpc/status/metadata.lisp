@@ -1,4 +1,4 @@
-;;;; Metadata: an alist of lower-case strings to strings, or to octets where the name ends in "-bin"
+;;;; Metadata: an alist of lower-case strings to strings, or to octets if the name ends in "-bin"
 ;;;; (gRPC over HTTP/2, "Custom-Metadata"). Names that gRPC reserves are refused. A call keeps the
 ;;;; metadata of its peer as a vector in its transport's own form; the operation METADATA makes the
 ;;;; alist on demand.

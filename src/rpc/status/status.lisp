@@ -1,20 +1,18 @@
 ;;;; Status codes (gRPC "Status codes and their use"): the table below gives each code its keyword,
 ;;;; number, condition class and meaning. RPC-ERROR is the root of the errors that end calls;
-;;;; handler code ends its call with FAIL. The status message travels percent-encoded (gRPC over
+;;;; handler code ends its call with FAIL. The status message is sent percent-encoded (gRPC over
 ;;;; HTTP/2, "Status-Message").
 
 (in-package #:clgrpc.status)
 
 (define-condition rpc-error (clgrpc-error)
   ((status :initarg :status :initform :unknown :reader rpc-error-status) ; a keyword
-   (message :initarg :message :initform "" :reader rpc-error-message) ; the text that came with it
-   ;; messages, or octets as they came
-   ;; messages, or octets as they came
+   (message :initarg :message :initform "" :reader rpc-error-message) ; the text with the status
+   ;; a list of messages, or octets as they came
    (details :initarg :details :initform nil :reader rpc-error-raw-details)
    (trailers :initarg :trailers :initform nil :reader rpc-error-trailers) ; an alist
    (call :initarg :call :initform nil :reader rpc-error-call) ; the call that ended, or nil
    (peer :initarg :peer :initform nil :reader rpc-error-peer) ; the peer's address, or nil
-   ;; :peer, :local or :transport
    ;; :peer, :local or :transport
    (ended-by :initarg :ended-by :initform :peer :reader rpc-error-ended-by)
    (cause :initarg :cause :initform nil :reader rpc-error-cause) ; the frame, code or errno, or nil
@@ -132,13 +130,13 @@ From any thread."
 (defparameter *application-statuses*
   '(:ok :invalid-argument :not-found :already-exists :failed-precondition :aborted :out-of-range
     :data-loss)
-  "The statuses that only applications give to calls.")
+  "The statuses that only applications may give to calls.")
 
 (defun control-status (status text)
-  "The status and the text with which a call ends when a component between its user and its server,
-such as a balancer or call credentials, ends it with STATUS and TEXT. The results are STATUS and
-TEXT themselves; but if only applications may use STATUS, the status is :internal, since STATUS
-would look like the server's (gRFC A54). Signal MISUSE if STATUS is not a status."
+  "The status and the text with which a call ends if a component between its user and its server,
+such as a balancer or call credentials, gives STATUS and TEXT. These are STATUS and TEXT themselves;
+but if only applications may use STATUS, the status is :internal, since STATUS would look like the
+server's status (gRFC A54). Signal MISUSE if STATUS is not a status."
   (if (member (status-row-keyword (status-row status)) *application-statuses*)
       (values :internal (format nil "~A: a bug, since ~A is for applications to give" text
                                 (substitute #\_ #\- (string status))))

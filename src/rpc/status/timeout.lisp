@@ -5,8 +5,8 @@
 (in-package #:clgrpc.status)
 
 (deftype deadline ()
-  "Each deadline is so small that the difference of two deadlines, of either sign, still fits into
-62 bits."
+  "A deadline in nanoseconds, so small that the difference of two deadlines, of either sign, fits
+into 62 bits."
   '(unsigned-byte 61))
 
 (defconstant +latest-deadline+ (1- (ash 1 61)) "A deadline that never passes: 73 years.")
@@ -31,7 +31,7 @@ of 11,000 years."
                      for digit = (- (aref octets i) 48)
                      always (<= 0 digit 9)
                      do (setf value (+ (* 10 value) digit))))
-      ;; 99999999H is more than 61 bits of ns hold
+      ;; 99999999H needs more than 61 bits of nanoseconds
       (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
         (min (* value (the (unsigned-byte 42) unit)) +latest-deadline+)))))
 

@@ -1,4 +1,5 @@
-;;;; Topics, which send each message to many streams; and streams that resume after they break.
+;;;; Topics, which send each message to many streams; and streams that resume after they have
+;;;; broken.
 
 (defpackage #:clgrpc.topic
   (:use #:cl #:clgrpc.base)

@@ -1,11 +1,12 @@
 ;;;; Streams that resume where they broke, for clients of servers whose messages have positions:
-;;;; topics, logs, changes of a store. The stream is requested again from the position after the
-;;;; last message, with growing pauses, until it ends with :ok, fails permanently, or no server has
+;;;; topics, logs, changes of a store. The stream is requested again from the position of the last
+;;;; message, with growing pauses, until it ends with :ok, fails permanently, or no server has
 ;;;; answered for a long time.
 
 (in-package #:clgrpc.topic)
 
-(defconstant +first-pause-seconds+ 1/4 "How long a follower waits after one failure, in seconds.")
+(defconstant +first-pause-seconds+ 1/4 "The time that a follower waits after one failure, in
+seconds.")
 (defconstant +most-pause-seconds+ 5 "The longest wait, after many failures, in seconds.")
 
 (defparameter *passing-statuses* '(:unavailable :cancelled :resource-exhausted)
@@ -13,13 +14,13 @@
 has ended a reader that was too slow.")
 
 (defun follow-once (call function position position-of note)
-  "Call FUNCTION with each message of CALL, a stream, and NOTE with the message's position, from
-POSITION-OF. Return the last position; POSITION if no message was received."
+  "Call FUNCTION with each message of CALL, a stream, and NOTE with the message's position, the
+value of POSITION-OF. Return the last position; POSITION if no message was received."
   (declare (type function function position-of note))
   (loop for message = (rpc:receive call)
         while message
         do (let ((message message))
-             ;; errors of FUNCTION's own calls are not CALL's
+             ;; errors of calls that FUNCTION makes are not CALL's errors
              (with-function-failed (status:rpc-error)
                (funcall function message))
              (setf position (funcall position-of message))
@@ -43,11 +44,11 @@ POSITION-OF       a function of a message that returns its position, the argumen
 LOST              a function without arguments, called if a stream ends with :out-of-range, because
                   the server no longer keeps the next messages. The function handles the missed
                   messages and returns the position from which to continue, usually nil. Without
-                  LOST the error is signalled
+                  LOST the error :out-of-range is signalled
 PATIENCE-SECONDS  a real from 0: the longest time without a message, since the stream first broke,
                   before the last error is signalled; 60 by default. A stream that lasted longer
-                  than this before it broke counts as a message, since the server may have had
-                  nothing to send
+                  than this before it broke counts as a message, since the server may have had no
+                  message to send
 RETRY             a list of statuses after which the stream is requested again, after 1/4 to 5 s:
                   (:unavailable :cancelled :resource-exhausted) by default; others are signalled
 Only :keepalive-seconds of the channel detects a server that hangs. Signal MISUSE if one of these

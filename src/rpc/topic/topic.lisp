@@ -1,6 +1,7 @@
 ;;;; Topics. A message that is broadcast to a topic is sent to every call that subscribes to the
-;;;; topic; all of them get the messages in the same order. The calls are handlers' streams, on any
-;;;; loop and over any protocol. The handlers have returned the calls, so no call holds a thread.
+;;;; topic; all these calls get the messages in the same order. The calls are handlers' streams, on
+;;;; any loop and over any protocol. The handlers have returned the calls, so no call holds a
+;;;; thread.
 ;;;;
 ;;;; Every subscription has a queue of its own, so a slow subscriber delays neither the others nor
 ;;;; the sender. A message is sent at once while its call has room (TRY-SEND), else when there is
@@ -11,30 +12,30 @@
 ;;;;   :drop-newest  the new message is not put into the queue
 ;;;;
 ;;;; A message that cannot be sent, since a filter of the call fails or the message is too long for
-;;;; it, is logged. A call of a topic with :end, or whose filter has failed, ends; any other call
-;;;; misses the message, which is counted.
+;;;; the call, is logged. A call whose topic has :end, or whose filter has failed, ends; any other
+;;;; call misses the message, which is counted.
 ;;;;
-;;;; A call is used by one thread at a time, so one thread at a time pumps a call, whose SUBSCRIBER
-;;;; has the subscriptions to all topics:
+;;;; Only one thread at a time may use a call, so one thread at a time sends the messages of its
+;;;; queues: it pumps the call's SUBSCRIBER, which has the call's subscriptions to all topics:
 ;;;;
 ;;;;   1. The first thread that arrives sets PUMPING; another thread sets AGAIN, and leaves.
 ;;;;   2. The pump removes messages from the queues and sends them, until the queues are empty, or
 ;;;;      the call refuses a message, which the pump puts back.
-;;;;   3. It leaves unless AGAIN is set; then it continues at 2.
+;;;;   3. The pump leaves unless AGAIN is set; if AGAIN is set, it continues at 2.
 ;;;;
 ;;;; Interrupts are off except in filters and where a thread waits. If an interrupt makes a thread
-;;;; leave, the loops of the calls do the rest of its work (ON-LOOP).
+;;;; leave, the loops of the calls do the rest of the thread's work (ON-LOOP).
 ;;;;
 ;;;; Locks are taken in this order: the topic's, a subscription's or a subscriber's. While a lock is
-;;;; held no operation of a call and no function of users runs.
+;;;; held, no operation of a call and no function of users runs.
 
 (in-package #:clgrpc.topic)
 
 (defstruct (topic (:constructor %make-topic (slow queue-limit past-limit)) (:copier nil))
   "A stream of messages with one sender and many receivers; see MAKE-TOPIC."
-  ;; what happens to a call whose queue is full
+  ;; the rule for a call whose queue is full
   (slow :end :type (member :end :drop-oldest :drop-newest) :read-only t)
-  (queue-limit 0 :type index :read-only t) ; how many messages a subscription may have waiting
+  (queue-limit 0 :type index :read-only t) ; the most waiting messages of a subscription
   (past-limit 0 :type index :read-only t) ; how many of the last messages are kept
   (lock (sb-thread:make-mutex :name "clgrpc topic") :read-only t) ; guards all slots below
   ;; subscriptions by their calls
@@ -42,13 +43,13 @@
   (position 0 :type index)              ; the number of the last message
   (past (make-fifo) :type fifo :read-only t) ; the last messages
   (past-count 0 :type index)            ; the number of messages in PAST
-  (dropped 0 :type index)               ; messages lost by a full queue, or that could not be sent
-  (ended 0 :type index)                 ; how many calls were ended because they were slow
+  (dropped 0 :type index)               ; messages dropped, or that could not be sent
+  (ended 0 :type index)                 ; calls that were ended because they were slow
   (closing nil :type list))             ; the arguments of FINISH, once the topic is closed
 
 (defstruct (subscriber (:constructor make-subscriber (call)) (:copier nil))
-  "A call that receives the messages of topics."
-  (call nil :read-only t)               ; a handler's
+  "A call that receives the messages of topics, and its state."
+  (call nil :read-only t)               ; a handler's call
   (topics '() :type list)               ; the topics that the subscriber leaves when it ends
   ;; subscriptions to these topics, and to topics after which the call must end
   (subscriptions '() :type list)
@@ -102,8 +103,8 @@ SLOW   the rule for a call that is too slow, once QUEUE messages wait for it: :e
        status of that error under the rule :end, and misses the message under the other rules; a
        call whose filter fails ends
 QUEUE  an integer, 1 or more: how many messages may wait for each call; 100 by default. Messages
-       that are being sent do not count, since :send-budget-octets limits these, nor do the messages
-       of PAST with which a call begins
+       that are being sent do not count, since :send-budget-octets limits them; the messages of PAST
+       with which a call begins do not count either
 PAST   an integer, 0 or more: how many of the last messages are kept for calls that subscribe with
        :from; 0 by default
 Signal MISUSE for a wrong argument. From any thread."
@@ -157,7 +158,7 @@ if messages may be missing, else end the call."
 
 (defun send-message (call message)
   "As TRY-SEND, but return nil also if CALL has ended. Interrupts are off, except in filters and
-where this waits for room: if an interrupt ends this function there, MESSAGE is not sent."
+while the function waits for room; if an interrupt ends it at such a point, MESSAGE is not sent."
   (sb-sys:without-interrupts
     (handler-case
         (let ((message (sb-sys:with-local-interrupts (rpc:outgoing call message))))
@@ -166,15 +167,15 @@ where this waits for room: if an interrupt ends this function there, MESSAGE is 
         (unless (rpc:call-status call) (error error))))))
 
 (defun narrow (subscription)
-  "Note that a message of SUBSCRIPTION was sent; if it was one of the past, reduce the limit of
-waiting messages by one."
+  "Note that a message of SUBSCRIPTION was sent; if it was a message of the past, reduce the limit
+of waiting messages by one."
   (when (< (topic-queue-limit (subscription-topic subscription)) (subscription-limit subscription))
     (sb-thread:with-mutex ((subscription-lock subscription))
       (decf (subscription-limit subscription)))))
 
 (defun send-next (subscription)
   "Send the next message of SUBSCRIPTION, or end its call if it must end; return true if there may
-be more to do at once. Interrupts are off, but may be allowed."
+be more to do at once. Interrupts are off, but may be enabled inside."
   (sb-sys:without-interrupts            ; no interrupts while this thread has a message
     (let ((message (next-waiting subscription))
           (call (subscription-call subscription))
@@ -208,7 +209,7 @@ meanwhile."
                t))))
 
 (defun on-loop (subscriber)
-  "Have the loop of SUBSCRIBER's call send the messages in the queues."
+  "Let the loop of SUBSCRIBER's call send the messages in the queues."
   (rpc:after (subscriber-call subscriber) 0 (lambda () (pump subscriber))))
 
 (defun pump (subscriber)
@@ -240,7 +241,7 @@ meanwhile."
       (dolist (subscription subscriptions) (on-loop (subscription-subscriber subscription))))))
 
 (defun put-in-queue (topic subscription message)
-  "Add MESSAGE to the queue of SUBSCRIPTION, one to TOPIC. Return how many messages are dropped for
+  "Add MESSAGE to the queue of SUBSCRIPTION to TOPIC. Return the number of messages dropped for
 MESSAGE; or :slow if the queue has no room and the call must end. The caller holds TOPIC's lock."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
@@ -277,14 +278,14 @@ sender."
 
 (defun broadcast (topic message)
   "Send MESSAGE to all calls that subscribe to TOPIC; each gets messages in the order of the
-broadcasts. Return the number of MESSAGE, see TOPIC-POSITION. MESSAGE must not be changed
-afterwards. BROADCAST never waits for a slow call. Signal MISUSE if TOPIC is closed, or MESSAGE is
-not of the response type of all these calls; then no call gets it. A call that cannot send MESSAGE,
-because it is too long or its filter fails, misses the message or ends; MAKE-TOPIC describes the
+broadcasts. Return the number of MESSAGE, see TOPIC-POSITION. Do not change MESSAGE afterwards.
+BROADCAST never waits for a slow call. Signal MISUSE if TOPIC is closed, or MESSAGE is not of the
+response type of all these calls; then no call gets it. A call that cannot send MESSAGE, because
+MESSAGE is too long or the call's filter fails, misses MESSAGE or ends; MAKE-TOPIC describes the
 rule. From any thread."
   (check-topic topic)
   (let ((heard '()) (number 0))
-    (sb-sys:without-interrupts          ; else a queued message might not be sent
+    (sb-sys:without-interrupts          ; otherwise a queued message might not be sent
       (sb-thread:with-mutex ((topic-lock topic))
         (when (topic-closing topic) (misuse "~A is closed." topic))
         (check-fit topic message)
@@ -303,7 +304,7 @@ rule. From any thread."
 ;;; Subscribing
 
 (defun subscriber-of (call)
-  "The SUBSCRIBER of CALL, a handler's, which leaves its topics when it ends."
+  "The SUBSCRIBER of CALL, a handler's call, which leaves its topics when it ends."
   (or (rpc:call-value call 'topics)
       (let ((subscriber (make-subscriber call)))
         (setf (rpc:call-value call 'topics) subscriber)
@@ -342,7 +343,7 @@ only one thread at a time may do this for a call."
     (misuse "~A is not a handler's stream of answers." call))
   (let* ((subscriber (subscriber-of call))
          (subscription (make-subscription topic subscriber (topic-queue-limit topic))))
-    (sb-sys:without-interrupts          ; each call that a topic knows gets its messages
+    (sb-sys:without-interrupts          ; a call that the topic knows must get its messages
       (sb-thread:with-mutex ((topic-lock topic))
         (when (gethash call (topic-subscriptions topic))
           (misuse "~A subscribes to ~A already." call topic))
@@ -356,7 +357,7 @@ only one thread at a time may do this for a call."
                (setf (subscription-closing subscription) (topic-closing topic)))
               (t (setf (gethash call (topic-subscriptions topic)) subscription)
                  (sb-ext:atomic-push topic (subscriber-topics subscriber)))))
-      ;; CALL may have ended, and left its topics, before this
+      ;; CALL may have ended, and left its topics, before this point
       (when (rpc:call-status call) (unsubscribe topic call))
       (rpc:on-writable call (lambda () (pump subscriber)))
       (sb-sys:allow-with-interrupts (pump subscriber))))
@@ -372,8 +373,8 @@ of CALL, or nil if it has none."
     subscription))
 
 (defun leave-topic (topic call)
-  "Take CALL out of TOPIC, and drop the messages that wait for it. Return the subscription of CALL,
-or nil if it has none."
+  "Remove CALL from TOPIC, and drop the messages that wait for CALL. Return the subscription of
+CALL, or nil if it has none."
   (when-let ((subscription (sb-thread:with-mutex ((topic-lock topic))
                              (forget-subscriber topic call))))
     (sb-thread:with-mutex ((subscription-lock subscription))
@@ -382,9 +383,9 @@ or nil if it has none."
     subscription))
 
 (defun unsubscribe (topic call)
-  "Send CALL no more messages of TOPIC, except one whose sending has begun. UNSUBSCRIBE does not end
-CALL. Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any
-thread."
+  "Send CALL no more messages of TOPIC, except a message whose sending has begun. UNSUBSCRIBE does
+not end CALL. Return true if CALL had subscribed. Signal MISUSE for another object than a topic.
+From any thread."
   (when-let ((subscription (leave-topic (check-topic topic) call)))
     (sb-ext:atomic-update (subscriber-subscriptions (subscription-subscriber subscription))
                           (lambda (subscriptions) (remove subscription subscriptions)))
