@@ -96,8 +96,7 @@ if CHANNEL is closed."
   "Forward the messages of REQUESTS, the client's call. If one of the two calls ends earlier, its
 status reaches the thread that waits for the answers of FORWARDED. If a message cannot be sent,
 because it is too long for example, call NOTE-FAILURE with the error. After any error FORWARDED is
-cancelled: no more messages are sent, and otherwise the backend server might wait for them for
-ever."
+cancelled: otherwise the backend server might wait for ever for further messages."
   (let ((over nil))
     (flet ((over-p () (or (rpc:call-status requests) (rpc:call-status forwarded))))
       (unwind-protect

@@ -1,11 +1,12 @@
-;;;; Running a handler: on the thread of the client that calls or consumes; or elsewhere, on a
-;;;; reserve thread or a loop. The return of the handler has the same effects on any thread.
+;;;; Running a handler: on the thread of the client that makes the call or consumes its messages; or
+;;;; elsewhere, on a reserve thread or a loop. The return of the handler has the same effects on any
+;;;; thread.
 
 (in-package #:clgrpc.inproc)
 
 (define-hot run-handler ((call-pair call-pair)) (values t t)
-  "Run the handler of CALL-PAIR. Return the handler's value, and nil or the RPC-ERROR that ended the
-handler."
+  "Run the handler of CALL-PAIR. Return two values: the handler's value; and nil, or the RPC-ERROR
+that ended the handler."
   (let* ((call (call-pair-server call-pair))
          (route (call-pair-route call-pair))
          (request (if (rpc:takes-one-p call) (call-pair-request call-pair) call))
@@ -16,8 +17,8 @@ handler."
     (values returned condition)))
 
 (define-hot conclude ((call-pair call-pair) returned condition) null
-  "Answer or end the call of CALL-PAIR: its handler has RETURNED a value, or CONDITION, if not nil,
-has ended the handler."
+  "Answer or end the call of CALL-PAIR, whose handler has RETURNED a value or was ended by
+CONDITION, if that is not nil."
   (let ((call (the inproc-call (call-pair-server call-pair))))
     (setf (call-pair-phase call-pair) :over)
     (cond (condition
@@ -56,18 +57,18 @@ has ended the handler."
         (end-well call-pair))))
 
 (define-hot take-held ((call-pair call-pair)) null
-  "Make the requests that were sent earlier ready for the handler of CALL-PAIR, which begins."
+  "Make the requests that were sent before now ready for the handler of CALL-PAIR, which begins."
   (loop for old = (call-pair-held call-pair)
         until (eq old (compare-and-swap (call-pair-held call-pair) old :closed))
         finally (setf (call-pair-ready call-pair) (nreverse old)))
   nil)
 
 (define-hot begin-here ((call-pair call-pair)) boolean
-  "Run the handler of CALL-PAIR on this thread and return true; return false if it has begun
-already."
+  "Run the handler of CALL-PAIR on this thread and return true; return false if the handler has
+begun already."
   (let ((thread sb-thread:*current-thread*)
         (done nil))
-    (sb-sys:without-interrupts          ; the thread that takes the phase begins or ends the call
+    (sb-sys:without-interrupts          ; the thread that takes the phase must begin or end the call
       (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting thread))
         (take-held call-pair)
         (unwind-protect
@@ -81,7 +82,7 @@ already."
         t))))
 
 (define-hot begin-eagerly ((call-pair call-pair)) boolean
-  "As BEGIN-HERE, for a client that does not wait: the handler returns soon, because it keeps its
+  "As BEGIN-HERE, for a client that does not wait: such a handler returns soon, because it keeps its
 call and answers later."
   (when (eq :waiting (call-pair-phase call-pair))
     (setf (call-pair-eager call-pair) t)
@@ -91,16 +92,16 @@ call and answers later."
   (not (symbolp execution)))
 
 (define-hot (begin-elsewhere :inline t) ((call-pair call-pair)) null
-  "Unless the handler of CALL-PAIR has begun already, begin it on a new thread or on the loop of its
-channel."
-  ;; read it before writing it: both threads of the call read CALL-PAIR, and a write takes its cache
-  ;; line away from the other
+  "Unless the handler of CALL-PAIR has begun already, begin it on a new thread or on the loop of the
+call's channel."
+  ;; read the slot before a write: both threads of the call read CALL-PAIR, and a write takes its
+  ;; cache line away from the other thread
   (when (eq :waiting (call-pair-phase call-pair)) (begin-now-elsewhere call-pair))
   nil)
 
 (defun begin-now-elsewhere (call-pair &optional (phase :waiting))
   "As BEGIN-ELSEWHERE, if CALL-PAIR has PHASE."
-  (sb-sys:without-interrupts            ; the thread that takes the phase makes the call begin
+  (sb-sys:without-interrupts            ; the thread that takes the phase must begin the call
     (when (eq phase (compare-and-swap (call-pair-phase call-pair) phase :elsewhere))
       (take-held call-pair)
       (open-mailboxes call-pair)
@@ -150,7 +151,7 @@ afterwards."
 
 (define-hot begin-driven ((call-pair call-pair) (event-loop loop:event-loop)) null
   "Begin the handler of CALL-PAIR, unless it has begun already, on EVENT-LOOP; this thread, the
-client's, runs that loop now."
+client's, runs EVENT-LOOP now."
   (sb-sys:without-interrupts
     (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting :elsewhere))
       (take-held call-pair)
@@ -165,7 +166,7 @@ client's, runs that loop now."
 
 (define-hot drivable-p ((call-pair call-pair)) boolean
   "True if the client of CALL-PAIR may run the loop of the handler while it waits: the handler has
-returned, or it waits for nothing that the client would do afterwards."
+returned, or does not wait for a later action of the client."
   (or (eq :over (call-pair-phase call-pair))
       (and (call-pair-consumer call-pair) t)
       (and (rpc:answers-once-p (call-pair-client call-pair))
@@ -184,7 +185,7 @@ returned, or it waits for nothing that the client would do afterwards."
           (rpc:abort-as (call-pair-server call-pair) :handler-error))))))
 
 (define-hot begin-soon ((call-pair call-pair)) null
-  "Begin the handler of CALL-PAIR; this thread, the client's, does not wait for it here."
+  "Begin the handler of CALL-PAIR; this thread, the client's, does not wait for the handler here."
   (if (and (keeps-p (call-pair-route call-pair))
            (eq :caller (inproc-core-execution (call-inproc-core (call-pair-client call-pair)))))
       (begin-eagerly call-pair)

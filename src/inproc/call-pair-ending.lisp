@@ -1,15 +1,15 @@
 ;;;; The end of a call, at both ends at once. Several threads may try to end a call; the first one
-;;;; that claims the end does it.
+;;;; that claims the end performs it.
 ;;;;
 ;;;; A call whose handler runs on its caller's thread has no timer for its deadline, and is not
-;;;; notified when its server stops: each operation on the call checks both (LOOK). Other calls are
-;;;; registered with their callee, and their deadline has a timer.
+;;;; notified when its server stops: so each operation on the call checks for both events (LOOK).
+;;;; Other calls are registered with their callee, and their deadline has a timer.
 
 (in-package #:clgrpc.inproc)
 
 (define-hot wake-driver ((call-pair call-pair)) null
-  "If the client of CALL-PAIR runs the loop of its handlers, make the client check its call, for
-which a message or the end has arrived."
+  "If the client of CALL-PAIR runs the loop of the handlers, make it check its call, for which a
+message or the end has arrived."
   (let ((driver (call-pair-driver call-pair)))
     (when (and driver (not (eq driver sb-thread:*current-thread*)))
       (loop:post (the loop:event-loop
@@ -25,17 +25,17 @@ CALLEE was counted as ended."
   nil)
 
 (defun arrived-p (call-pair)
-  "True if the callee has the call of CALL-PAIR, false if the callee will never have it. A thread
-has claimed the call while it waited for its credentials."
-  (sb-thread:with-mutex ((callee-lock (call-pair-callee call-pair)))) ; for a TAKE-CALL under way
+  "True if the callee has the call of CALL-PAIR, false if the callee will never get the call. A
+thread has claimed the call's end while the call waited for its credentials."
+  (sb-thread:with-mutex ((callee-lock (call-pair-callee call-pair)))) ; a TAKE-CALL may be under way
   (not (or (to-come-p call-pair) (callee-relays (call-pair-callee call-pair)))))
 
 (define-hot end-call-pair
             ((call-pair call-pair) (client-end list) (server-end list) (answered boolean)) boolean
   "End the call of CALL-PAIR and return true; return false if it had ended already. CLIENT-END and
-SERVER-END are the arguments of END-CALL for each end. If ANSWERED, the handler's side ends the
-call, and the client gets its trailers."
-  (sb-sys:without-interrupts            ; the thread that claims the end performs it
+SERVER-END are the arguments of END-CALL for each end. If ANSWERED is true, the handler's side ends
+the call, and the client gets the handler's trailers."
+  (sb-sys:without-interrupts            ; the thread that claims the end must perform it
     (when (null (compare-and-swap (call-pair-claim call-pair) nil t))
       (unless (or (not (eq :asking (call-pair-phase call-pair))) (arrived-p call-pair))
         (setf client-end (append client-end '(:sent nil))))
@@ -65,8 +65,8 @@ call, and the client gets its trailers."
   nil)
 
 (define-hot tell-ended ((call-pair call-pair)) null
-  "Notify everything that waits for the end of CALL-PAIR's call, which has ended; continue even if
-one notification ends by a non-local exit."
+  "Notify all that wait for the end of CALL-PAIR's call, which has ended; continue even if a
+non-local exit leaves one notification."
   (let ((client (call-pair-client call-pair)) (server (call-pair-server call-pair)))
     (unwind-protect
          (when (and (call-pair-unattended call-pair)
@@ -106,7 +106,8 @@ one notification ends by a non-local exit."
                  t))
 
 (defun expire (call-pair)
-  "End the call of CALL-PAIR, whose deadline has passed, at each end as if that end had noticed it."
+  "End the call of CALL-PAIR, whose deadline has passed: at each end as if that end had found this
+out."
   (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
     (let ((how (list status :message text :ended-by :local)))
       (end-call-pair call-pair how how nil))))
@@ -141,7 +142,7 @@ channel is closed; return its status."
 
 (defun register (call-pair)
   "Start the timer of the deadline of CALL-PAIR's call, and register the call with its callee: from
-now on no thread of the client checks the deadline."
+now on the client's threads do not check the deadline."
   (sb-sys:without-interrupts            ; a thread that registers a call checks its end
     (when (null (compare-and-swap (call-pair-registered call-pair) nil t))
       (let* ((call (call-pair-server call-pair))
@@ -168,9 +169,9 @@ now on no thread of the client checks the deadline."
 
 ;;; Calls that wait for their credentials
 ;;;
-;;; A callee knows nothing of these calls. Another callee, of the client's alone, holds them, so
-;;; that a deadline and CLOSE-CHANNEL end them as other calls. Once the credentials have answered,
-;;; the call moves from that callee to its own.
+;;; A callee knows nothing of these calls. A second callee, which the client uses alone, holds them,
+;;; so that deadlines and CLOSE-CHANNEL end them like other calls. Once its credentials have
+;;; answered, a call moves from the second callee to its real one.
 
 (defun asking-callee (callee)
   "The callee that holds the calls to CALLEE that wait for their credentials."
@@ -178,14 +179,14 @@ now on no thread of the client checks the deadline."
       (let ((asking (make-callee :name (callee-name callee)
                                  :options (copy-options (callee-options callee)))))
         (setf (callee-asking asking) asking
-              ;; the server's limit counts only the calls that it has
+              ;; the server's limit applies only to calls that the server has
               (options-max-calls (callee-options asking)) 10000000)
         (or (compare-and-swap (callee-asking callee) nil asking) asking))))
 
 (defun take-call (callee call-pair route)
   "Give the call of CALL-PAIR, to ROUTE, to CALLEE. Return false if the call has ended."
   (let ((asking (call-pair-callee call-pair)))
-    (sb-sys:without-interrupts          ; a call that is counted must be left
+    (sb-sys:without-interrupts          ; a counted call must be left in the end
       (sb-thread:with-mutex ((callee-lock asking))
         (unless (call-pair-claim call-pair)
           (remhash call-pair (callee-call-pairs asking))

@@ -1,5 +1,5 @@
-;;;; The ends of a call, and the call pair between them, which is made when it is first needed: a
-;;;; unary call whose handler answers on its caller's thread has no call pair.
+;;;; The two ends of a call, and the call pair between them. A call pair is made when it is first
+;;;; needed: a unary call whose handler answers on the caller's thread needs none.
 
 (in-package #:clgrpc.inproc)
 
@@ -46,7 +46,7 @@
 
 (defun to-come-p (call-pair)
   "True if the call of CALL-PAIR waits for its credentials, or has ended while it waited, so that
-the server does not have it."
+the server does not have the call."
   (let ((callee (call-pair-callee call-pair)))
     (and callee (eq callee (callee-asking callee)))))
 
@@ -68,7 +68,7 @@ a call has one attempt, which begins at that moment."
       (mapc #'funcall (reverse (shiftf (call-counts-untold call-counts) '()))))))
 
 (defun note-arrival (call-pair)
-  "The server gets the call of CALL-PAIR now, later than its client made it."
+  "Note that the server gets the call of CALL-PAIR now, later than the client made it."
   (let ((client (call-pair-client call-pair)))
     (when (call-counts-of client)
       (setf (call-counts-arrived-ns (call-counts-of client))
@@ -133,7 +133,7 @@ call."
              (deadline status:deadline) fields (options list))
     call-pair
   "A call pair with both ends, for a call with OPTIONS, as for RPC:BEGIN-OWN-OPTIONS. The handler
-has not begun. Within the image :authority has no effect, but it is checked all the same."
+has not begun. Within the image :authority has no effect, but its value is checked."
   (let ((call-pair (make-call-pair callee route nil)))
     (setf (call-pair-client call-pair) (make-client-end method deadline nil inproc-core call-pair)
           (call-pair-server call-pair)
@@ -156,7 +156,7 @@ non-local exit, end the call as if its client had left it."
            (setf ,done t))))))
 
 (defun make-up-call-pair (call)
-  "Give CALL, which had no call pair so far, another end and a call pair. CALL is the end of a
+  "Give CALL, which has no call pair, another end and a call pair. CALL is the end of a
 handler that runs on its client's thread, or of a client whose call had ended before it got a call
 pair."
   (let* ((inproc-core (call-inproc-core call))
@@ -211,13 +211,13 @@ counted."
                           receiver (protobuf:serialize message) 0 size nil)
              (rpc:observe message-received (inproc-observer receiver) receiver size)))
       (if (and (rpc:client-p call) (to-come-p (call-call-pair call)))
-          ;; the user may change the message meanwhile
+          ;; the user may change the message later
           (let ((message (protobuf:copy-message message)))
             (tell-later (call-call-pair call) (lambda () (tell-received message))))
           (tell-received message)))))
 
 (define-hot (mailbox :inline t) ((call inproc-call)) (or null mailbox)
-  "The mailbox of CALL, or nil as long as only one thread uses its call pair."
+  "The mailbox of CALL, or nil while only one thread uses its call pair."
   (let ((call-pair (inproc-call-call-pair call)))
     (and call-pair (if (rpc:client-p call) (call-pair-client-mailbox call-pair)
                        (call-pair-server-mailbox call-pair)))))

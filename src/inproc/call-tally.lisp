@@ -1,4 +1,4 @@
-;;;; Counts of calls, kept in many places, each on cache lines of its own. A thread counts at one of
+;;;; Counts of calls, kept in many places, each on separate cache lines. A thread counts at one of
 ;;;; the places, so that threads that call at the same time do not pass a cache line back and forth.
 
 (in-package #:clgrpc.inproc)
@@ -6,11 +6,11 @@
 (defconstant +places+ 64 "How many places a tally has.")
 
 (defconstant +place-words+ 16
-  "How many words two cache lines hold, since processors fetch them in pairs.")
+  "The words of two cache lines, since processors fetch cache lines in pairs.")
 
 (deftype tally ()
-  "Two counts for each place: the calls that have begun, and those that have ended, on the threads
-that count there."
+  "Two counts for each place: of the calls that have begun, and of those that have ended, on the
+threads that use the place."
   `(simple-array sb-ext:word (,(* +places+ +place-words+))))
 
 (defun make-tally ()
@@ -38,7 +38,7 @@ at least 2 MB long."
 
 (defun tally-open (tally)
   "The number of calls counted in TALLY that are under way."
-  ;; calls that end between the two sums must not count as ended but not begun
+  ;; the ended ones first: a call must not count as ended but not as begun
   (let ((ended (total tally 1)))
     (sb-thread:barrier (:read))
     (- (total tally 0) ended)))

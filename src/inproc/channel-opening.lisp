@@ -1,5 +1,5 @@
-;;;; How channels within the image are made: to a server, by its object or by its name, or to a
-;;;; service object.
+;;;; The making of channels within the image: to a server, given as an object or by its name, or to
+;;;; a service object.
 
 (in-package #:clgrpc.inproc)
 
@@ -7,7 +7,7 @@
   "Options of channels that determine how often calls are tried.")
 
 (defun make-inproc-channel (target callee name arguments)
-  "A channel to CALLEE or, if that is nil, to the server that has NAME at the time of each call."
+  "A channel to CALLEE or, if CALLEE is nil, to the server that has NAME at the time of each call."
   (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
                          compression observer service-config attempt-interceptors
                     &allow-other-keys)
@@ -51,7 +51,7 @@
                                              inproc-core options arguments)))))))
 
 (defun retry-options (arguments)
-  "Options made from the *RETRY-OPTIONS* among ARGUMENTS, a channel's."
+  "Options made from those of ARGUMENTS, a channel's arguments, that are among *RETRY-OPTIONS*."
   (apply #'make-channel-options
          (loop for (name value) on arguments by #'cddr
                when (member name *retry-options*) append (list name value))))
@@ -62,8 +62,8 @@
   "Return a channel to SERVER, within the image: its stubs call SERVER's handlers on the thread of
 their caller, with the semantics of the wire; doc/in-process.md says what is different. MESSAGES is
 :copy, so that neither side sees the other's later changes, or :share, to pass messages without
-copying. If THREADS is true, handlers run on threads of their own, as over the wire. If ON, an event
-loop of clgrpc.loop, is given, they run on that loop. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER,
+copying. If THREADS is true, handlers run on other threads, as over the wire. If ON, an event loop
+of clgrpc.loop, is given, handlers run on that loop. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER,
 SERVICE-CONFIG, ATTEMPT-INTERCEPTORS, which run on the thread that makes the attempt, :retry,
 :max-attempts, :replay-octets and :total-replay-octets are as for MAKE-CHANNEL, whose limits may be
 given as well. (make-channel \"inproc:NAME\") returns such a channel to the server that listens on

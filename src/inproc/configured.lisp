@@ -14,13 +14,13 @@
     (gethash config (channel-plans channel))))
 
 (defun relayed-p (channel plan method)
-  "True if calls of METHOD on CHANNEL, which have PLAN, lead to a relay."
+  "True if calls of METHOD on CHANNEL, whose plan is PLAN, lead to a relay."
   (and (or (plan-policy plan)
            (interceptors-of channel method))
        t))
 
 (defun within-limits (plan options)
-  "OPTIONS of a stub, with the limits for messages reduced to those of PLAN."
+  "OPTIONS of a stub, with the limits for messages reduced to the limits of PLAN."
   (let ((config (plan-config plan)))
     (flet ((limited (name configured)
              (let ((value (getf options name)))
@@ -32,7 +32,7 @@
       options)))
 
 (defun within-timeout (plan options)
-  "OPTIONS of a stub, with the timeout and the limits for messages reduced to those of PLAN."
+  "OPTIONS of a stub, with the timeout and the limits for messages reduced to the values of PLAN."
   (let ((options (within-limits plan options))
         (timeout-ns (and (plan-config plan)
                          (config:method-config-timeout-ns (plan-config plan))))
@@ -51,7 +51,7 @@
 
 (defun checked-request (method request)
   "Return REQUEST, which is available already. Signal an error if METHOD does not accept the
-request, or one of the request's messages."
+request, or a message in it."
   (if (eq :client-streaming (rpc-method-kind method))
       (every (lambda (message) (rpc:only-request method message)) request)
       (rpc:only-request method request))
@@ -59,7 +59,7 @@ request, or one of the request's messages."
 
 (defun requests-at-hand (channel method request on-caller)
   "A list of the requests in REQUEST, which is available already, for the attempts of a call of
-METHOD on CHANNEL. Unless ON-CALLER is true the requests are copies, since the stub may return
+METHOD on CHANNEL. The requests are copies unless ON-CALLER is true, since the stub may return
 before an attempt begins."
   (flet ((keep (message)
            (if on-caller message (inproc-core-copy (channel-inproc-core channel) message))))
@@ -112,7 +112,7 @@ answered; if WAIT is true, return its answer."
              (begin-here call-pair))
             (wait (begin-here call-pair)
                   (calling:send-requests client (calling:request-generator request)))
-            ;; the user code that makes the requests may wait for something
+            ;; user code that makes the requests may wait
             (t (setf (call-pair-source call-pair) (calling:request-generator request))
                (begin-elsewhere call-pair)))
       (when asked
@@ -196,15 +196,15 @@ a method's config."
                                                 :server-operations server-operations)))
 
 (defun relay-callee (inproc-core)
-  "The callee of calls that INPROC-CORE makes through relays. The callee sets no limits: the
-attempts do."
+  "The callee of calls that INPROC-CORE makes through relays. It sets no limits, since the limits
+apply to the attempts."
   (make-callee :name (inproc-core-target inproc-core) :relays t
                :options (make-server-options :max-calls 10000000
                                              :max-receive-octets 2147483647)))
 
 (defun plan-for (config inproc-core options arguments)
-  "The plan of a channel of INPROC-CORE, which was made with ARGUMENTS, for CONFIG, a method's, or
-nil. OPTIONS determine whether calls are tried again."
+  "The plan of a channel of INPROC-CORE, which was made with ARGUMENTS, for CONFIG, a method's
+config or nil. OPTIONS determine whether calls are tried again."
   (multiple-value-bind (policy limit) (attempt:find-retry-policy config options)
     (let ((limited (if config (plan-options inproc-core config arguments)
                        (inproc-core-options inproc-core))))
@@ -219,8 +219,8 @@ nil. OPTIONS determine whether calls are tried again."
           (make-plan :config config :channel (derive-channel inproc-core :options limited))))))
 
 (defun make-outer-channel (inproc-core)
-  "A channel for the calls on INPROC-CORE whose relays have a caller. The channel neither copies
-messages nor checks their length: the attempts do both."
+  "A channel for the calls on INPROC-CORE whose relays have a caller. The channel does not copy
+messages or check their length, since the attempts do this."
   (derive-channel inproc-core :callee (relay-callee inproc-core) :name nil :share t
                   :execution :caller :server-operations **relay-operations**))
 

@@ -1,9 +1,9 @@
 ;;;; The dynamic context of user code. Caller and handler share a thread, but not their dynamic
-;;;; context. A handler does not see the condition handlers and restarts of its caller. The body of
-;;;; a caller's DO-MESSAGES does not see the handler's bindings, although the handler runs that body
-;;;; by sending. *CALL*, and with it the deadline that nested calls inherit, changes in the same
-;;;; way. The outermost restarts of a thread remain visible: the restarts that return to the top
-;;;; level, or end the thread.
+;;;; context. The condition handlers and restarts of the caller are not visible in a handler. The
+;;;; handler's are not visible in the body of the caller's DO-MESSAGES, although the handler runs
+;;;; that body when it sends. *CALL*, and with it the deadline that nested calls inherit, changes in
+;;;; the same way. The outermost restarts of a thread remain visible: they return to the top level,
+;;;; or end the thread.
 
 (in-package #:clgrpc.inproc)
 
@@ -13,7 +13,8 @@
         unless (cdr rest) return rest))
 
 (defmacro with-context ((&key handlers restarts (call nil call-p)) &body body)
-  "Evaluate BODY with these condition handlers, restarts and current call."
+  "Evaluate BODY with HANDLERS as condition handlers, with RESTARTS, and with CALL as the current
+call."
   `(let ((sb-kernel:*handler-clusters* ,handlers)
          (sb-kernel:*restart-clusters* ,restarts)
          ,@(when call-p `((*call* ,call))))
@@ -21,8 +22,8 @@
 
 (defmacro with-others-code ((call) &body body)
   "Run BODY, user code of CALL, as RPC:WITH-USER-CODE does, without the context of the end that runs
-now; only timeouts are passed to the handlers of that context. At every moment a condition handler
-is established, since an interruption of this thread may signal an error."
+now; only timeouts are passed to the condition handlers of that context. A condition handler is
+established at every moment, since an interruption of this thread may signal an error."
   (let ((handlers (gensym "HANDLERS")) (restarts (gensym "RESTARTS")) (clean (gensym "CLEAN"))
         (timeout (gensym "TIMEOUT")))
     `(let ((,handlers sb-kernel:*handler-clusters*)
@@ -46,5 +47,5 @@ is established, since an interruption of this thread may signal an error."
          ,@body))))
 
 (defmacro this-context (function)
-  "A CONSUMER of FUNCTION with the current context."
+  "A CONSUMER with FUNCTION and the current context."
   `(make-consumer ,function sb-kernel:*handler-clusters* sb-kernel:*restart-clusters* *call*))

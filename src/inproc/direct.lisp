@@ -1,5 +1,5 @@
-;;;; A service object called directly: if there is no current call, (helloworld.greeter:say-hello
-;;;; service request) goes through a channel to that object, so that programs and tests can use a
+;;;; Direct calls of a service object: if there is no current call, (helloworld.greeter:say-hello
+;;;; service request) is a call on a channel to that object, so that programs and tests can use a
 ;;;; service by calling its methods. A handler that calls another method of a service calls it as a
 ;;;; plain function.
 

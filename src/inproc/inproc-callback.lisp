@@ -1,7 +1,7 @@
 ;;;; Callbacks run on the thread that causes the event, such as the one that sends a message; if the
 ;;;; channel's handlers run on a loop, callbacks run on that loop. The callbacks of one end run one
-;;;; at a time: SCHEDULED is true while they run, and :again if something has happened since the
-;;;; last search for due callbacks.
+;;;; at a time: SCHEDULED is true while they run, and :again if there was an event since the last
+;;;; search for due callbacks.
 
 (in-package #:clgrpc.inproc)
 
@@ -14,8 +14,8 @@
   nil)
 
 (define-hot callback-message ((call inproc-call) (callbacks inproc-callbacks)) t
-  "The message of CALL to call its callback with, or nil. If only room for answers is missing, the
-thread that makes room schedules the callbacks again."
+  "The message with which to call the callback of CALL, or nil. If only room for answers is missing,
+the thread that makes room schedules the callbacks again."
   (and (inproc-callbacks-on-message callbacks)
        (or (rpc:messages-wait-p call) (mailbox-message call))
        (rpc:deliverable-p call)
@@ -25,8 +25,8 @@ thread that makes room schedules the callbacks again."
        (next-message call)))
 
 (define-hot queue-ready ((call-pair call-pair) (call inproc-call)) null
-  "Put the requests that are ready for CALL, the handler's end of CALL-PAIR, before everything that
-is queued, because callbacks take messages from the queue."
+  "Put the requests that are ready for CALL, the handler's end of CALL-PAIR, before all queued
+messages, because callbacks take messages from the queue."
   (loop for message in (reverse (shiftf (call-pair-ready call-pair) '()))
         do (rpc:put-received call message t))
   nil)
@@ -40,7 +40,7 @@ is queued, because callbacks take messages from the queue."
                (or (inproc-callbacks-on-message callbacks)
                    (inproc-callbacks-on-half-close callbacks)))
       (queue-ready call-pair call)))
-  (let* (;; before looking for messages
+  (let* (;; read before the search for messages
          (over (and (or (call-status call) (inproc-call-half-closed call)) t))
          (message (progn (sb-thread:barrier (:read))
                          (callback-message call callbacks))))
@@ -49,7 +49,7 @@ is queued, because callbacks take messages from the queue."
            t)
           (t
            ;; RPC:DUE-CALLBACK looks only at the queue; without a callback for messages, the message
-           ;; in the mailbox is meant for the thread that receives
+           ;; in the mailbox is for the thread that receives
            (when (and (inproc-callbacks-on-message callbacks) (mailbox-message call))
              (rpc:put-received call (shiftf (svref (mailbox call) +mailbox-index+) nil) nil))
            (when-let ((function (rpc:due-callback call callbacks over)))
@@ -58,7 +58,7 @@ is queued, because callbacks take messages from the queue."
 
 (define-hot (run-rung :inline t) ((call inproc-call) (callbacks inproc-callbacks)) boolean
   "Run the oldest function of AFTER of CALL that is due, unless CALL has ended, and return true;
-return false if none is due."
+return false if no function is due."
   (and (inproc-callbacks-rung callbacks)
        (let ((function (sb-ext:atomic-pop (inproc-callbacks-rung callbacks))))
          (unless (call-status call) (call-back call (the function function) nil))
@@ -72,7 +72,7 @@ on if the caller allows them."
         (done nil))
     (unwind-protect
          (loop
-           ;; the thread is mostly the same as before
+           ;; usually the thread is the same as before
            (unless (eq (inproc-callbacks-runner callbacks) sb-thread:*current-thread*)
              (setf (inproc-callbacks-runner callbacks) sb-thread:*current-thread*))
            (when message
@@ -83,7 +83,7 @@ on if the caller allows them."
              (setf done t)
              (return))
            (setf (inproc-callbacks-scheduled callbacks) t)
-           ;; a thread that has seen :again before this store leaves its event to the next look
+           ;; a thread that saw :again before this store leaves its event to the next search
            (sb-thread:barrier (:memory)))
       (unless done
         (setf (inproc-callbacks-scheduled callbacks) nil)
@@ -107,7 +107,7 @@ on if the caller allows them."
     (loop
       (ecase (inproc-callbacks-scheduled callbacks)
         ((nil)
-         (when (sb-sys:without-interrupts ; a thread that sets SCHEDULED runs all
+         (when (sb-sys:without-interrupts ; a thread that sets SCHEDULED must run all callbacks
                  (when (null (compare-and-swap (inproc-callbacks-scheduled callbacks) nil t))
                    (unless (and (loop-p execution) (post-run-due execution call))
                      (sb-sys:allow-with-interrupts (run-due call)))
@@ -129,7 +129,7 @@ on if the caller allows them."
   nil)
 
 (defun schedule-rung (call callbacks function)
-  "Run FUNCTION, of AFTER of CALL, when the callbacks of CALL that are due before it have run."
+  "Run FUNCTION, given to AFTER for CALL, when the callbacks of CALL that were due before have run."
   (sb-ext:atomic-update (inproc-callbacks-rung callbacks)
                         (lambda (functions) (append functions (list function))))
   (run-on-client-reserve (call-inproc-core call) (lambda () (schedule call))))
@@ -147,6 +147,6 @@ on if the caller allows them."
       (sb-ext:atomic-push timer (inproc-callbacks-timers callbacks))
       (start-core-timer inproc-core timer
                         (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
-      ;; the call may have ended before others could see that it has a timer
+      ;; the call may have ended before its new timer was visible to other threads
       (when (call-status call) (stop-core-timer inproc-core timer))))
   nil)

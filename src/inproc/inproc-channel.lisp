@@ -8,14 +8,14 @@
    ;; guards the slots below, and the closing of INPROC-CORE
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
    (state-functions :initform '() :accessor channel-state-functions) ; see ON-STATE-CHANGE
-   ;; threads that wait for another state wait on this queue
+   ;; the queue of threads that wait for another state
    (closed :initform (sb-thread:make-waitqueue :name "clgrpc channel closed")
            :reader channel-closed))
   (:documentation "A channel whose calls stay in the image. SERVER-CHANNEL makes it, or MAKE-CHANNEL
 for a target inproc:NAME; CLOSE-CHANNEL ends it."))
 
 (defclass intercepted-inproc-channel (calling:interception inproc-channel) ()
-  (:documentation "An in-process channel whose calls go through interceptors."))
+  (:documentation "An in-process channel with interceptors."))
 
 (defmethod method:channel-target ((channel inproc-channel))
   (inproc-core-target (channel-inproc-core channel)))
@@ -45,7 +45,7 @@ for a target inproc:NAME; CLOSE-CHANNEL ends it."))
                               callee))))
 
 (defun callee-address (address)
-  "ADDRESS, inproc:NAME, with the scheme in lower case. Signal MISUSE if the callee has no name."
+  "ADDRESS, inproc:NAME, with the scheme in lower case. Signal MISUSE if NAME is empty."
   (let ((start (length "inproc:")))
     (when (= start (length address)) (misuse "~S has no name: write inproc:NAME." address))
     (concatenate 'string "inproc:" (subseq address start))))
@@ -86,7 +86,7 @@ for a target inproc:NAME; CLOSE-CHANNEL ends it."))
 ;;; Channels
 
 (defun keep-former-callee (inproc-core callee)
-  "While CALLEE, to which the name of INPROC-CORE led before, has open calls, keep it."
+  "Keep CALLEE, to which the name of INPROC-CORE led before, while it has open calls."
   (flet ((over-p (callee)
            (and (zerop (tally-open (callee-tally callee)))
                 (or (null (callee-asking callee))
@@ -95,7 +95,7 @@ for a target inproc:NAME; CLOSE-CHANNEL ends it."))
                           (lambda (callees) (remove-if #'over-p (adjoin callee callees))))))
 
 (defun find-named-callee (inproc-core)
-  "Look up the callee of INPROC-CORE, which has had no callee so far, or a callee that is closed.
+  "Look up the callee of INPROC-CORE, which has no callee yet, or whose callee is closed.
 Return the callee, or nil if no server listens on the channel's name."
   (let ((name (inproc-core-name inproc-core))
         (before (inproc-core-callee inproc-core)))

@@ -28,17 +28,16 @@
         (progn (renew-table callee) (route)))))
 
 (defun forget-routes (callee)
-  "Make every method forget its route of CALLEE, which begins no more calls: methods are global, so
-they would keep CALLEE from the collector. If another thread calls a method at the same time, the
-method may remember its route again, until its next call."
-  (when (callee-table callee)           ; the callee of relays has none
+  "Make every method forget its route of CALLEE, which begins no more calls: methods are global
+objects, and would keep CALLEE from the collector. If another thread calls a method at the same
+time, the method may remember its route again, until its next call."
+  (when (callee-table callee)           ; the callee of relays has no services
     (loop for route being the hash-values of (serving:route-table-routes (callee-table callee))
           for memo = (method:rpc-method-route (route-method route))
           when (and (inproc-route-p memo) (eq callee (route-server memo)))
             do (setf (method:rpc-method-route (route-method route)) nil))))
 
 (define-hot keeps-p ((route inproc-route)) boolean
-  "True if the handler of ROUTE kept its call when it was last called, and has not been redefined
-since."
+  "True if the handler of ROUTE kept its call the last time, and has not been redefined since."
   (when-let ((kept (route-kept route)))
     (eq kept (method:binding-function (the method:binding (route-binding route))))))

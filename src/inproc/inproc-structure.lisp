@@ -2,15 +2,15 @@
 ;;;;
 ;;;; A CALLEE is the serving end: a server, or a single service object. An INPROC-CORE is the other
 ;;;; end, a channel. A call has two INPROC-CALLs, one for the caller and one for the handler, which
-;;;; know each other by a CALL-PAIR. Nearly all unary calls are answered by their handler on the
-;;;; caller's thread; such a call needs no call pair, and the caller's INPROC-CALL is made when it
-;;;; has ended. So such a unary call consists of two objects of 80 octets.
+;;;; are joined by a CALL-PAIR. Nearly all unary calls are answered by their handler on the caller's
+;;;; thread; such a call needs no call pair, and the caller's INPROC-CALL is made when the call has
+;;;; ended. So it consists of two objects of 80 octets.
 
 (in-package #:clgrpc.inproc)
 
 (defstruct (inproc-route (:include serving:route) (:conc-name route-) (:copier nil))
   "The route of a method within the image."
-  (kept nil :type (or null function)))  ; the handler that answered later, last time
+  (kept nil :type (or null function)))  ; the handler that last kept its call
 
 (declaim (sb-ext:freeze-type inproc-route))
 
@@ -25,16 +25,16 @@
   ;; true if the callee's calls belong to relays, which report attempts themselves
   (relays nil :type boolean)
   (table nil :type (or null serving:route-table)) ; the routes of SERVICES
-  ;; :closed once the server stops, :abandoned once it has waited for long enough
+  ;; :closed once the server stops, :abandoned once the server has stopped waiting for calls
   (state :open :type (member :open :closed :abandoned))
   (ending '() :type list)               ; (status text) for the calls that are abandoned
   (tally (make-tally) :type tally)      ; the tally of the callee's calls
-  ;; another callee, which has the calls to this one that wait for their credentials; nil until it
-  ;; is needed. In that callee this slot refers to the callee itself
+  ;; a second callee, for calls to this one that wait for their credentials; nil until it is needed.
+  ;; The slot of the second callee refers to the callee itself
   (asking nil :type (or null callee))
   (lock (sb-thread:make-mutex :name "clgrpc in-process callee")
         :read-only t) ; the lock of CALL-PAIRS and TABLE
-  (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; of calls registered
+  (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; the registered call pairs
 
 (declaim (sb-ext:freeze-type callee))
 
@@ -50,14 +50,14 @@
   (name nil :type (or null string))     ; inproc:NAME, if the channel was made for a name
   (options nil :type options)           ; the channel's limits
   (observer nil :type (or null rpc:observer)) ; the channel's observer
-  (share nil :type boolean)             ; messages are passed without copying
-  ;; where handlers run: on their callers' threads, on threads of their own, or on this loop
+  (share nil :type boolean)             ; messages are passed without a copy
+  ;; where handlers run: on their callers' threads, on other threads, or on the loop in this slot
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
   (open t :type boolean)                ; true until CLOSE-CHANNEL
   ;; the channel serves direct calls of a service: no user closes it
   (direct nil :type boolean)
   (loop nil :type (or null loop:event-loop)) ; the loop for timers and threads, once it is needed
-  (handlers 0 :type sb-ext:word)        ; how many handlers run on threads of their own; atomic
+  (handlers 0 :type sb-ext:word)        ; handlers that run on other threads; atomic
   (waiting nil :type (or null simple-vector)) ; calls that have not begun: see waiting.lisp
   (watched nil :type boolean)           ; a timer checks WAITING
   ;; the clock of the deadlines of its calls
@@ -75,10 +75,10 @@
       (tracing-p :call)))
 
 (defstruct (call-counts (:copier nil))
-  "The counts of the messages between the two ends of an observed call. The object is a value of
-both ends."
+  "The counts of the messages between the two ends of an observed call. The object is a value
+(CALL-VALUE) of both ends."
   (began-ns 0 :type nanoseconds)        ; when the call began
-  (arrived-ns 0 :type nanoseconds)      ; when its server got it: later if credentials had to answer
+  (arrived-ns 0 :type nanoseconds)      ; when the server got the call, perhaps after credentials
   (requests 0 :type sb-ext:word)        ; octets of messages that the client has sent
   (responses 0 :type sb-ext:word)       ; octets of messages that the handler has sent
   (attempt nil :type boolean)           ; an attempt under way was reported for the call
@@ -97,7 +97,7 @@ which that function runs."
   (function nil :type (or null function)) ; the body that consumes a stream, or nil
   (handlers nil :type list)             ; condition handlers, in SBCL's form
   (restarts nil :type list)             ; restarts, in SBCL's form
-  (call nil :type (or null call))       ; the current one
+  (call nil :type (or null call))       ; the current call
   (inside nil :type boolean))           ; the body runs
 
 (declaim (sb-ext:freeze-type consumer))
@@ -106,40 +106,40 @@ which that function runs."
   "A word for two threads, between unused words, so that its cache line has nothing else."
   '(simple-vector 24))
 
-(defconstant +mailbox-index+ 12 "The index of the word of a mailbox that is used.")
+(defconstant +mailbox-index+ 12 "The index of the used word of a mailbox.")
 
 (defconstant +cache-line-octets+ 64)
 
 (defstruct (call-pair (:constructor make-call-pair (callee route request)) (:copier nil))
   "The data that the two ends of a call share."
-  (callee nil :type (or null callee))   ; nil if there was nobody to call
+  (callee nil :type (or null callee))   ; nil if no callee existed
   (route nil :type (or null inproc-route)) ; the route to the handler
-  (request nil)                         ; the only request of a method that takes one
+  (request nil)                         ; the request of a method that takes a single one
   (client nil :type (or null call))     ; the caller's end
   (server nil :type (or null call))     ; the handler's end
   ;; :waiting until the handler begins, or :asking while the call waits for its credentials; then
-  ;; the handler's thread, if that is the caller's or the consumer's, or :elsewhere; :over once it
-  ;; has returned
+  ;; the handler's thread if that is the caller's or the consumer's, else :elsewhere; :over once the
+  ;; handler has returned
   (phase :waiting)
   (consumer nil :type (or null consumer)) ; the consumer of the handler's messages
-  (source nil :type (or null function)) ; user code: returns a request when the handler asks for one
+  (source nil :type (or null function)) ; user code that returns the next request
   (ready '() :type list)                ; requests, the oldest first
   (eager nil :type boolean)             ; the handler runs although the client does not wait
   ;; requests that were sent before the handler began, the newest first; :closed from then on
   (held '() :type (or list (eql :closed)))
   (held-octets 0 :type index)           ; the octets of these requests
-  (claim nil)                           ; true once a thread ends the call
+  (claim nil)                           ; true once a thread has claimed the end
   (overdue nil :type boolean)           ; the call was already waiting at the previous check
-  (leaving nil :type boolean)           ; the consumer is being left, and the handler unwound
-  (queued-reply nil :type boolean)      ; RECEIVE returns the reply
+  (leaving nil :type boolean)           ; consumer and handler are being unwound
+  (queued-reply nil :type boolean)      ; RECEIVE will return the reply
   (reply nil)                           ; the answer of a method that answers once
-  (unattended nil :type boolean)        ; no thread waits in a stub of the call
+  (unattended nil :type boolean)        ; no thread waits in the call's stub
   (completions '() :type loop:completions) ; of that
   ;; the mailbox of messages for the client: see message-queue.lisp
   (client-mailbox nil :type (or null mailbox))
   (server-mailbox nil :type (or null mailbox)) ; the mailbox of messages for the handler
-  (client-waits nil :type boolean)      ; the client, which sends, wants to know of room
-  (server-waits nil :type boolean)      ; the handler does
+  (client-waits nil :type boolean)      ; the client waits for room to send
+  (server-waits nil :type boolean)      ; the handler waits for room to send
   (registered nil :type boolean)        ; true once the call is registered with CALLEE
   (entered nil :type (or null loop:event-loop)) ; the loop that counts the call
   (driver nil :type (or null sb-thread:thread)) ; the client, while it runs that loop
@@ -162,7 +162,7 @@ which that function runs."
   (scheduled nil :type (member nil t :again))
   (runner nil :type (or null sb-thread:thread)) ; the last thread that ran callbacks
   (timers '() :type list)               ; the timers of AFTER; atomic
-  (rung '() :type list))                ; functions of AFTER that are due, the first first; atomic
+  (rung '() :type list))                ; due functions of AFTER, the first one first; atomic
 
 (declaim (sb-ext:freeze-type inproc-callbacks))
 

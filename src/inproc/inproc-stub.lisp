@@ -1,9 +1,9 @@
 ;;;; The calls of stubs on an in-process channel.
 ;;;;
 ;;;; A unary call whose handler runs on the caller's thread creates two copies and two objects. Such
-;;;; a call gets a CALL-PAIR only in rare cases, which are checked when the handler has returned:
-;;;; the handler set metadata or trailers, it will answer later, or something else has ended the
-;;;; call.
+;;;; a call gets a CALL-PAIR only in rare cases, for which it is checked when the handler has
+;;;; returned: the handler has set metadata or trailers, will answer later, or the call has ended in
+;;;; another way.
 
 (in-package #:clgrpc.inproc)
 
@@ -19,8 +19,8 @@
                                    +ns-per-second+))))))))
 
 (defun arrive (call-pair)
-  "Give the call of CALL-PAIR, whose credentials have answered, to the callee that its channel leads
-to now. Return true if the call's handler can begin."
+  "Give the call of CALL-PAIR, whose credentials have answered, to the callee to which its channel
+now leads. Return true if the call's handler can begin."
   (let* ((client (call-pair-client call-pair))
          (inproc-core (call-inproc-core client))
          (callee (callee-of inproc-core))
@@ -39,9 +39,9 @@ to now. Return true if the call's handler can begin."
            (null (call-pair-claim call-pair))))))
 
 (defun begin-asked (call-pair take metadata error)
-  "Begin the handler of CALL-PAIR, whose call has waited for its credentials, since these have
-answered with METADATA or ERROR. Before that call TAKE, a function or nil, with all metadata of the
-call."
+  "Begin the handler of CALL-PAIR, whose call has waited for its credentials, since the credentials
+have answered with METADATA or ERROR. Before that call TAKE, a function or nil, with all metadata of
+the call."
   (let ((server (call-pair-server call-pair)))
     (cond ((call-pair-claim call-pair)) ; the call has ended
           (error (end-unsent call-pair (status:rpc-error-status error)
@@ -53,11 +53,11 @@ call."
                (begin-now-elsewhere call-pair :asking))))))
 
 (defun await-credentials (call-pair)
-  "Let no thread begin the handler of CALL-PAIR before ASK-CREDENTIALS."
+  "Keep all threads from beginning the handler of CALL-PAIR before ASK-CREDENTIALS."
   (compare-and-swap (call-pair-phase call-pair) :waiting :asking))
 
 (defun ask-credentials (call-pair channel credentials take)
-  "Let the handler of CALL-PAIR begin when CREDENTIALS have answered. Its call is on CHANNEL, and
+  "Let the handler of CALL-PAIR begin when CREDENTIALS have answered. The call is on CHANNEL, and
 its client does not wait; for TAKE see BEGIN-ASKED. Functions among CREDENTIALS are called here; if
 one fails, signal its error."
   (let ((client (call-pair-client call-pair)) (called nil) (failure nil))
@@ -113,8 +113,8 @@ one fails, signal its error."
             ((inproc-core inproc-core) (method rpc-method) request (deadline status:deadline) fields
              values)
     (values t inproc-call)
-  "Run METHOD's handler on this thread. Return the call's answer, if there is one, and the client's
-call, with VALUES."
+  "Run METHOD's handler on this thread. Return two values: the call's answer, if there is one, and
+the client's call, which has VALUES."
   (let* ((callee (callee-of inproc-core))
          (route (and callee (route-to callee method))))
     (if (and route
@@ -144,7 +144,7 @@ been long lately, wait first until there is room for one more answer and its cop
                             (lambda () (serving:answer-of route request call)) :answer t))))
 
 (defun copy-answer (inproc-core callee route call answer size)
-  "As INPROC-CORE-COPY, for an ANSWER of SIZE octets that is long, or whose ROUTE has returned long
+  "As INPROC-CORE-COPY, for an ANSWER of SIZE octets that is long, or whose ROUTE has given long
 answers lately."
   (cond ((<= size rpc:+long-octets+)
          (serving:note-answer route)
@@ -156,7 +156,7 @@ answers lately."
             ((inproc-core inproc-core) (callee callee) (route inproc-route) (method rpc-method)
              request (deadline status:deadline) fields)
     (values t inproc-call)
-  "Call the handler of ROUTE with REQUEST, a message that nothing else uses. Values as CALL-UNARY."
+  "Call the handler of ROUTE with REQUEST, a message that no other code uses. Values as CALL-UNARY."
   (let* ((call (make-server-end method deadline fields inproc-core nil))
          (tally (callee-tally callee))
          (type (method:rpc-method-response-type method))
@@ -165,7 +165,7 @@ answers lately."
          (reply nil)
          (returned nil)
          (condition nil)
-         (open nil))                    ; the call is counted as begun, and as not ended
+         (open nil))                    ; the call is counted as begun, not as ended
     (declare (type index limit))
     (with-undoing ((progn (count-begun tally)
                           (setf open t))
@@ -197,8 +197,8 @@ answers lately."
                  (setf open nil)))))))
 
 (defun await-outcome (call returned condition)
-  "Answer or end CALL, a unary one, whose handler has RETURNED a value or ended with CONDITION, and
-wait for its end. Values as CALL-UNARY."
+  "Answer or end CALL, a unary call, whose handler has RETURNED a value or ended with CONDITION, and
+wait for the call's end. Values as CALL-UNARY."
   (let ((call-pair (call-call-pair call)))
     (look call)
     (conclude call-pair returned condition)
@@ -217,8 +217,8 @@ client's call."
 
 (defun call-pair-to (inproc-core callee route method deadline fields options)
   "Make a call pair to ROUTE of CALLEE for a call with OPTIONS of its stub, as for
-RPC:BEGIN-OWN-OPTIONS. If there is no such callee or route, the call of the call pair has ended with
-the corresponding status."
+RPC:BEGIN-OWN-OPTIONS. If CALLEE or ROUTE is missing, the call of the call pair has ended with the
+corresponding status."
   (if route
       (let ((call-pair (open-call-pair inproc-core callee route method deadline fields options)))
         (look (call-pair-server call-pair))
@@ -272,8 +272,8 @@ the corresponding status."
     (setf (call-status (call-pair-server call-pair)) :cancelled)))
 
 (defun send-only-request (call-pair request)
-  "Give the handler of CALL-PAIR its only REQUEST. If this is left by an error or another non-local
-exit, the call has ended."
+  "Give the handler of CALL-PAIR its only REQUEST. If an error or another non-local exit leaves this
+function, the call has ended."
   (let ((client (call-pair-client call-pair))
         (passed nil))
     (unless (call-status client)
@@ -283,12 +283,12 @@ exit, the call has ended."
                   (pass client (rpc:only-request (rpc:call-rpc-method client) request))
                   passed t)
           (status:rpc-error (error)
-            ;; a request that the server refuses has ended the call; a request above the caller's
-            ;; own limit is the caller's error
+            ;; a request that the server refuses has ended the call; for a request above the
+            ;; caller's own limit, signal the caller's error
             (if (call-status client) (setf passed t) (error error))))))))
 
 (defun invoke-call-pair (channel inproc-core method request deadline fields asked options)
-  "INVOKE for all but the plainest calls. ASKED are the call credentials to be asked, or nil."
+  "INVOKE for all but the plainest calls. ASKED are the call credentials to ask, or nil."
   (let* ((kind (rpc-method-kind method))
          (generator (and (member kind '(:client-streaming :bidi))
                          (not (eq request :open))

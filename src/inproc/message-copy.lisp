@@ -4,12 +4,11 @@
 (in-package #:clgrpc.inproc)
 
 (define-hot (inproc-core-copy :inline t) ((inproc-core inproc-core) message) t
-  "MESSAGE or a copy of it, in the form that the other end receives."
+  "MESSAGE, or a copy of MESSAGE, in the form that the other end receives."
   (if (inproc-core-share inproc-core) message (protobuf:copy-message message)))
 
 (defun copy-in-room (inproc-core call message size options)
-  "As INPROC-CORE-COPY, of a MESSAGE of CALL that is SIZE octets long, when there is room for the
-copy."
+  "As INPROC-CORE-COPY, for a MESSAGE of CALL with SIZE octets, once there is room for the copy."
   (if (inproc-core-share inproc-core)
       message
       (rpc:call-with-room call size options (lambda () (protobuf:copy-message message)))))
@@ -37,7 +36,7 @@ copy."
 
 (define-hot pass ((call inproc-call) message) (values t index)
   "Return two values: MESSAGE, which CALL sends, in the form in which the other end gets it; and its
-size. Signal the same as on the wire if it is of the wrong type or too long."
+size. If MESSAGE is of the wrong type or too long, signal the same error as on the wire."
   (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
     (when (> size (min (sending-limit call) (receiving-limit call)))
       (refuse-length call size))
@@ -48,7 +47,7 @@ size. Signal the same as on the wire if it is of the wrong type or too long."
             size)))
 
 (defun refuse-length (call size)
-  "Signal that a message of CALL, SIZE octets long, is too long to send or too long to be received."
+  "Signal an error, since a message of CALL with SIZE octets is too long to send or to receive."
   (let ((limit (sending-limit call)))
     (when (> size limit)
       (error (rpc:verdict-error :too-long-to-send (list size limit) :call call)))
@@ -58,8 +57,8 @@ size. Signal the same as on the wire if it is of the wrong type or too long."
 ;;; Metadata
 
 (defun metadata-entries (metadata)
-  "A simple vector of the entries of METADATA, an alist that CHECK-METADATA has passed, as a peer
-gets them."
+  "A simple vector of the entries of METADATA, an alist that CHECK-METADATA has accepted, in the
+form in which a peer gets them."
   (flet ((entry (entry)
            (destructuring-bind (name . value) entry
              (cons name (if (stringp value)

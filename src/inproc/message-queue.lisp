@@ -1,10 +1,11 @@
 ;;;; The queue between the two ends of a call, bounded by the sender's budget.
 ;;;;
-;;;; Between two threads, the queue is mostly empty when a message comes. In that case the message
+;;;; Between two threads, the queue is usually empty when a message comes. In that case the message
 ;;;; goes into the MAILBOX, one word that the receiver polls as it spins. The sender uses the
 ;;;; mailbox only while it and INCOMING are both empty. So the message in the mailbox is older than
-;;;; those in INCOMING, and newer than those that the receiver has taken from INCOMING (RECEIVED). A
-;;;; receiver that finds messages in INCOMING checks its mailbox before it takes the messages.
+;;;; the messages in INCOMING, and newer than those that the receiver has taken from INCOMING
+;;;; (RECEIVED). A receiver that finds messages in INCOMING checks its mailbox before it takes the
+;;;; messages.
 
 (in-package #:clgrpc.inproc)
 
@@ -20,15 +21,15 @@
            (call-pair-held-octets call-pair) 0))))
 
 (define-hot (room-left-p :inline t) ((call inproc-call)) boolean
-  "True if SENDING-ROOM is above 0. Usually the other end has nothing queued; this case is tested
-first."
+  "True if SENDING-ROOM is above 0. Usually no messages are queued for the other end, so this case
+is tested first."
   (or (and (zerop (rpc:queued-octets (other-end call)))
            (not (eq :waiting (call-pair-phase (call-call-pair call)))))
       (plusp (sending-room call))))
 
 (define-hot may-wait-p ((call inproc-call)) boolean
-  "True if this thread, which sends on CALL, may wait for room. It may not if it runs both ends of
-CALL, or a callback of CALL, which may run on the other end's thread: then no thread would make
+  "True if this thread, which sends on CALL, may wait for room. It may not wait if it runs both ends
+of CALL, or a callback of CALL, which may run on the other end's thread: then no thread would make
 room."
   (let ((callbacks (call-inproc-callbacks call)))
     (not (or (eq (call-pair-phase (call-call-pair call)) sb-thread:*current-thread*)
@@ -45,8 +46,8 @@ room."
   nil)
 
 (define-hot taken ((call inproc-call) size) null
-  "The operation TAKEN: CALL has taken messages of SIZE from its queue. Once half of the queue is
-empty, notify the sender, if it waits for room."
+  "The operation TAKEN: Note that CALL has taken messages of SIZE octets from its queue. Once half
+of the queue is empty, notify the sender, if it waits for room."
   (declare (ignore size))
   (let* ((call-pair (call-call-pair call))
          (client-p (rpc:client-p call)))
@@ -63,8 +64,8 @@ empty, notify the sender, if it waits for room."
 ;;; Putting in and taking out
 
 (define-hot put-into-mailbox ((receiver inproc-call) message) boolean
-  "Put MESSAGE into RECEIVER's mailbox and return true, if no other message waits. The message is
-not charged there, so the mailbox has at most one."
+  "Put MESSAGE into RECEIVER's mailbox and return true, if no other message waits. Messages in a
+mailbox are not charged, so it has at most one."
   (let ((mailbox (mailbox receiver)))
     (and mailbox
          (not (rpc:messages-wait-p receiver))
@@ -81,8 +82,7 @@ not charged there, so the mailbox has at most one."
         (sb-thread:barrier (:read))
         (let ((message (mailbox-message call)))
           (cond (message
-                 ;; the message is in another processor's cache, and so are the objects that were
-                 ;; made with it
+                 ;; the message, and the objects made with it, are in another processor's cache
                  (prefetch-behind message +cache-line-octets+)
                  (setf (svref (mailbox call) +mailbox-index+) nil)
                  (rpc:filtered call message))

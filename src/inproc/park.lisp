@@ -1,14 +1,14 @@
 ;;;; Waiting. A thread that waits spins for a moment first, if there is another processor for the
 ;;;; other end: waking a sleeping thread takes 30 µs, while a spinning thread sees a message after
 ;;;; 0.1 µs. A client whose handler runs on a loop drives that loop while it waits, if no other
-;;;; thread does and the handler waits for nothing that the client would do (DRIVABLE-P).
+;;;; thread does and the handler does not wait for an action of the client (DRIVABLE-P).
 
 (in-package #:clgrpc.inproc)
 
 (defconstant +spins+ 1000 "How many times a waiting thread looks for an event before it sleeps.")
 
 (defconstant +yields+ 20
-  "As +SPINS+, for a single processor, where other threads run between the checks.")
+  "As +SPINS+, for a single processor, on which other threads run between the checks.")
 
 (declaim (type fixnum **processors**))
 
@@ -61,8 +61,8 @@ loop."
           (begin-elsewhere call-pair)))))
 
 (defun drive-loop (call-pair event-loop ready-p)
-  "Run EVENT-LOOP on this thread, that of CALL-PAIR's client, until READY-P is true or the call has
-ended; do nothing if this thread must not run the loop."
+  "Run EVENT-LOOP on this thread, the thread of CALL-PAIR's client, until READY-P is true or the
+call has ended; do nothing if this thread must not run the loop."
   (declare (type function ready-p))
   (enter-loop call-pair event-loop)
   (with-undoing ((setf (call-pair-driver call-pair) sb-thread:*current-thread*)

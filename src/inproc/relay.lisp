@@ -1,55 +1,55 @@
 ;;;; Calls within the image under a service config or with interceptors of attempts: the attempts of
-;;;; a call, and the passing of messages between the call and its attempts. attempt/retry.lisp (gRFC
-;;;; A6) decides what follows an attempt, and calls **RETRY-OPERATIONS** to do it.
+;;;; a call, and the messages passed between the call and its attempts. attempt/retry.lisp (gRFC A6)
+;;;; decides what follows an attempt, and calls **RETRY-OPERATIONS** to do it.
 ;;;;
-;;;; A channel with a service config or such interceptors is of a class of its own, so nothing here
-;;;; concerns other channels. For each method config, and for methods that have none, the channel
-;;;; has a PLAN with an inner channel, whose limits are those of the method. A call whose plan has a
-;;;; policy, or whose attempts are intercepted, leads to a RELAY in place of the handler: the relay
-;;;; makes the attempts, which are calls on the inner channel, and passes on the answer of one
-;;;; attempt. So the call itself is like any other call within the image, in its deadline, which the
-;;;; attempts share, its cancellation, callbacks and futures.
+;;;; A channel with a service config or such interceptors has a separate class, so other channels do
+;;;; not use this file. For each method config, and for methods without one, the channel has a PLAN
+;;;; with an inner channel, which has the limits of the method. A call whose plan has a policy, or
+;;;; whose attempts are intercepted, leads to a RELAY in place of the handler: the relay makes the
+;;;; attempts, which are calls on the inner channel, and passes on the answer of one attempt. So the
+;;;; call itself is like any other call within the image: in its deadline, which the attempts share,
+;;;; and in cancellation, callbacks and futures.
 ;;;;
-;;;; A relay never waits. Both the handler's end of the call and the clients' ends of the attempts
-;;;; have transport operations of their own: where other calls check for due callbacks, these WAKE
-;;;; the relay. So at each event the thread that causes it runs ADVANCE, which checks everything and
-;;;; does all that is due. If another thread is running ADVANCE, it makes that thread check again.
-;;;; Nothing here takes a lock.
+;;;; A relay never waits. The handler's end of the call and the clients' ends of the attempts have
+;;;; special transport operations: where other calls check for due callbacks, these operations WAKE
+;;;; the relay. So the thread that causes an event runs ADVANCE, which checks the whole state and
+;;;; performs all steps that are due. If another thread is running ADVANCE, it makes that thread
+;;;; check again. No code here takes a lock.
 ;;;;
 ;;;; Attempts begin as they would over the wire, each handler on a new thread or on its channel's
 ;;;; loop. If the call's client waits on its thread for one answer to requests that are available,
-;;;; and attempts follow each other, the attempts run within ADVANCE on that thread, the relay's
+;;;; and attempts are made one after the other, they run within ADVANCE on that thread, the relay's
 ;;;; CALLER, and no other thread begins an attempt.
 ;;;;
-;;;; Requests are in a list to which new ones are added at the end; each attempt records its
-;;;; position in the list. While the call may be tried again, the list is kept from its beginning,
-;;;; and its requests are charged to the budgets of base/replay.lisp; unless the call is hedged,
-;;;; requests that were available from the start are not charged. The call is committed to an
-;;;; attempt as soon as that attempt has got headers, an answer or :ok, or when the list is too
-;;;; long; the other attempts are then cancelled.
+;;;; Requests are in a list to which new requests are added at the end; each attempt records its
+;;;; position in the list. While the call may be tried again, the whole list is kept, and the
+;;;; budgets of base/replay.lisp are charged for its requests. Requests that were available from the
+;;;; start are charged only if the call is hedged. The call is committed to an attempt as soon as
+;;;; that attempt has received headers, an answer or :ok, or when the list is too long; then the
+;;;; other attempts are cancelled.
 
 (in-package #:clgrpc.inproc)
 
 (defstruct (plan (:copier nil))
-  "How calls under a method config are made."
+  "The way in which calls under a method config are made."
   ;; the config that the plan follows, or nil
   (config nil :type (or null config:method-config) :read-only t)
-  ;; nil if calls are made once
+  ;; nil if calls have a single attempt
   (policy nil :type (or null config:attempt-policy) :read-only t)
-  (limit 1 :type index :read-only t)    ; how many attempts POLICY allows
+  (limit 1 :type index :read-only t)    ; the number of attempts that POLICY allows
   ;; the channel of attempts, or of calls without a relay
   (channel nil :type inproc-channel :read-only t)
-  ;; the channel whose calls lead to relays without a caller; nil if there are none
+  ;; the channel whose calls lead to relays without a caller; nil if there are no such calls
   (outer-channel nil :type (or null inproc-channel) :read-only t))
 
 (defclass configured-inproc-channel (inproc-channel)
   ((config :initarg :config :reader channel-config) ; the service config, or nil
    ;; see MAKE-CHANNEL
    (attempt-interceptors :initarg :attempt-interceptors :reader channel-attempt-interceptors)
-   ;; the options that say how often a call is tried
+   ;; the options that determine how often a call is tried
    (options :initarg :options :reader channel-retry-options)
    (throttle :initarg :throttle :reader channel-throttle) ; the throttle, or nil
-   ;; of requests kept for attempts
+   ;; the budget for requests kept for attempts
    (octet-budget :initform (make-octet-budget) :reader channel-octet-budget)
    ;; maps the METHOD-CONFIGs of CONFIG, and nil, to plans
    (plans :initarg :plans :reader channel-plans)
@@ -64,15 +64,15 @@
                             (:copier nil))
   "An attempt that is under way, or whose end is not handled yet."
   (call nil :type call :read-only t)    ; the client's end
-  (number 0 :type index :read-only t)   ; how many attempts came before this one
-  ;; for interceptors, if the channel has some for its method, while it runs
+  (number 0 :type index :read-only t)   ; the number of earlier attempts
+  ;; the view for interceptors, if the method has any, while the attempt runs
   (view nil :type (or null attempt:attempt))
-  (sent nil :type cons)                 ; a cons of the relay's list: the next request follows it
+  (sent nil :type cons)                 ; a cons of the relay's list; the next request is after it
   (closed nil :type boolean))           ; the end of the requests was sent
 
 (defstruct (relay (:include attempt:retries) (:constructor %make-relay) (:copier nil))
-  "An object that makes the attempts of a call, and passes messages on between the call and them.
-The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
+  "An object that makes the attempts of a call, and passes messages between the call and the
+attempts. The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
   ;; the channel on which the call was made
   (channel nil :type configured-inproc-channel :read-only t)
   (plan nil :type plan :read-only t)    ; the plan of its method
@@ -89,17 +89,17 @@ The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
                                         ; once committed
   (newest nil :type list)               ; the last cons of KEPT
   (closed nil :type boolean)            ; no more requests will come
-  (uncharged nil :type boolean :read-only t) ; kept requests are not charged
-  (replay nil :type (or null replay))   ; the charged requests; nil once not all are kept
+  (uncharged nil :type boolean :read-only t) ; the kept requests are not charged
+  (replay nil :type (or null replay))   ; the charged requests; nil unless all are kept
   (begun nil :type boolean)             ; the first attempt has begun
-  (committed nil :type (or null relayed-attempt)) ; the attempt whose answer is the call's
+  (committed nil :type (or null relayed-attempt)) ; the attempt whose answer the call gets
   (here nil :type (or null call))       ; the client's end of the attempt that runs within ADVANCE
   ;; the timer of the next attempt; the car is true when the attempt is due
   (timer nil :type list))
 
 (defun make-relay (requests over &rest arguments &key channel plan &allow-other-keys)
-  "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are available already; if OVER is
-true, no more follow. The other ARGUMENTS are values of the relay's slots."
+  "A relay for a call on CHANNEL whose plan is PLAN. REQUESTS, a list, are available already; if
+OVER is true, no more follow. The other ARGUMENTS are values of the relay's slots."
   (let ((kept (cons nil requests))
         (uncharged (and over (one-by-one-p plan))))
     (apply #'%make-relay
@@ -111,7 +111,7 @@ true, no more follow. The other ARGUMENTS are values of the relay's slots."
            arguments)))
 
 (defun one-by-one-p (plan)
-  "True if attempts of a call that has PLAN never run in parallel."
+  "True if the attempts of a call with PLAN never run in parallel."
   (not (config:hedging-policy-p (plan-policy plan))))
 
 (defun relay-call-pair (relay) (call-call-pair (relay-call relay)))
@@ -127,7 +127,7 @@ true, no more follow. The other ARGUMENTS are values of the relay's slots."
 again."
   (loop
     (case (relay-state relay)
-      ((nil) (sb-sys:without-interrupts ; a thread that sets STATE runs ADVANCE
+      ((nil) (sb-sys:without-interrupts ; a thread that sets STATE must run ADVANCE
                (when (null (compare-and-swap (relay-state relay) nil t))
                  (return-from wake (sb-sys:allow-with-interrupts (run-relay relay))))))
       ((t) (when (eq t (compare-and-swap (relay-state relay) t :again)) (return)))
@@ -159,8 +159,8 @@ again."
         (sb-thread:barrier (:memory))))))
 
 (defun wake-owner (call)
-  "The operation SCHEDULE of the two ends that belong to a relay. The end's callback for room wakes
-the relay, whatever the event was."
+  "The operation SCHEDULE of the two ends that belong to a relay. After any event, the end's
+callback for room wakes the relay."
   (let ((callbacks (call-inproc-callbacks call)))
     (when (and callbacks (inproc-callbacks-on-writable callbacks))
       (funcall (inproc-callbacks-on-writable callbacks)))))
@@ -181,7 +181,7 @@ the relay, whatever the event was."
   (rpc:interceptors-for (channel-attempt-interceptors channel) method))
 
 (defun view-attempt (relay number)
-  "As ATTEMPT:VIEW-ATTEMPT, for the attempt of RELAY that comes after NUMBER others."
+  "As ATTEMPT:VIEW-ATTEMPT, for the attempt of RELAY after NUMBER other attempts."
   (let ((client (relay-client relay))
         (interceptors (channel-attempt-interceptors (relay-channel relay))))
     (if interceptors
@@ -191,8 +191,8 @@ the relay, whatever the event was."
         (values nil nil))))
 
 (defun attempt-fields (relay number view)
-  "The metadata of the attempt of RELAY after NUMBER others. VIEW is its view for interceptors, or
-nil."
+  "The metadata of the attempt of RELAY after NUMBER other attempts. VIEW is its view for
+interceptors, or nil."
   (let ((fields (if view
                     (metadata-entries (attempt:attempt-request-metadata view))
                     (relay-fields relay))))
@@ -210,9 +210,9 @@ messages; and, if the attempt is reported to an OBSERVER, which may be nil, the 
             (and receive (list :max-receive-octets receive)))))
 
 (defun begin-attempt (relay number channel)
-  "Two values: the call pair of the attempt of RELAY after NUMBER others, a call on CHANNEL, and the
-view of the attempt for interceptors, or nil. The handler of the attempt has not begun; if an
-interceptor has made the attempt fail, the call has ended."
+  "Two values: the call pair of the attempt of RELAY after NUMBER other attempts, a call on CHANNEL;
+and the view of the attempt for interceptors, or nil. The handler of the attempt has not begun; if
+an interceptor has made the attempt fail, the call has ended."
   (let* ((call (relay-call relay))
          (method (call-rpc-method call))
          (deadline (call-deadline call))
@@ -221,7 +221,7 @@ interceptor has made the attempt fail, the call has ended."
          (observer (inproc-observer client))
          (callee (callee-of inproc-core)))
     (multiple-value-bind (view error) (if callee (view-attempt relay number) (values nil nil))
-      ;; before the handler's end begins, which may ask whose attempt it is
+      ;; before the handler's end begins, since it may call ATTEMPT-OF
       (rpc:observe attempt-begun observer client (inproc-core-target inproc-core) 0)
       (let ((call-pair (if error
                            (failed-call-pair inproc-core method deadline error)
@@ -256,8 +256,8 @@ interceptor has made the attempt fail, the call has ended."
                                                    :test #'string=))))))
 
 (defun record-failure (relay number)
-  "Record the failure of RELAY's last attempt, which came after NUMBER others, for FAILED-ATTEMPTS;
-do nothing if the call could have only one attempt."
+  "Record the failure of RELAY's last attempt, which came after NUMBER other attempts, for
+FAILED-ATTEMPTS; do nothing if only one attempt is possible."
   (when (plan-policy (relay-plan relay))
     (let ((attempt (relay-attempt relay)))
       (multiple-value-bind (status text) (rpc:final-status attempt)
@@ -265,19 +265,21 @@ do nothing if the call could have only one attempt."
                                  (/ (- (call-now attempt) (relay-began-ns relay)) 1d9))))))
 
 (defun relay-loop (relay)
-  "The loop of the timers of RELAY; nil if its channel is closed, and so the call has ended."
+  "The loop for the timers of RELAY; nil if the relay's channel is closed, and so the call has
+ended."
   (ensure-loop (call-inproc-core (relay-call relay))))
 
 ;;; The end of the call
 
 (defun fail-relay (relay error)
-  "End RELAY's call with ERROR, the reason why a request cannot be sent."
+  "End RELAY's call with ERROR, the reason for which a request cannot be sent."
   (let ((how (list (status:rpc-error-status error) :message (status:rpc-error-message error)
                    :ended-by :local)))
     (end-call-pair (relay-call-pair relay) how how nil)))
 
 (defun end-relay (relay answer)
-  "End RELAY's call in the same way as its last attempt, with ANSWER if that is an answer."
+  "End RELAY's call in the same way as its last attempt ended; ANSWER is the attempt's answer, if it
+has one."
   (let* ((call-pair (relay-call-pair relay))
          (server (relay-call relay))
          (attempt (relay-attempt relay))
@@ -327,8 +329,8 @@ over."
       (eq sb-thread:*current-thread* (relay-caller relay))))
 
 (defun give-kept (relay call-pair attempt)
-  "Pass the requests to the handler of CALL-PAIR, which is ATTEMPT of RELAY, one by one, as it asks
-for them. RELAY has kept all requests."
+  "Pass the requests, all of which RELAY has kept, to the handler of CALL-PAIR, which is ATTEMPT of
+RELAY, one by one as the handler asks for them."
   (setf (call-pair-source call-pair)
         (calling:request-generator (rest (relay-kept relay)))
         (call-pair-consumer call-pair) (this-context nil)
@@ -338,7 +340,7 @@ for them. RELAY has kept all requests."
 (defun run-attempt-here (relay call-pair)
   "Run the handler of CALL-PAIR, an attempt of RELAY, on this thread."
   (setf (relay-here relay) (call-pair-client call-pair))
-  ;; a thread that ended the call earlier has not seen this attempt
+  ;; a thread that has ended the call before did not see this attempt
   (stop-here relay)
   (begin-here call-pair)
   (setf (relay-here relay) nil))
@@ -357,7 +359,7 @@ for them. RELAY has kept all requests."
           (status:rpc-error (error) (fail-relay relay error)))
         (cond ((call-status call))
               ((relay-caller relay) (run-attempt-here relay call-pair))
-              ;; no thread drives the loop of its handler
+              ;; no thread drives the loop of the attempt's handler
               (t (setf (call-pair-unattended call-pair) t)
                  (begin-elsewhere call-pair)))
         (wake relay)))))
@@ -366,7 +368,7 @@ for them. RELAY has kept all requests."
     (attempt:make-retry-operations
      :retries #'identity :throttle #'relay-throttle
      :now (lambda (relay) (call-now (relay-call relay)))
-     ;; at worst two threads that draw at the same time get the same number
+     ;; at worst two threads that use it at the same time get the same number
      :chance (lambda (relay) (loop:event-loop-random (relay-loop relay)))
      :sendable #'sendable-p
      :keep (lambda (relay) (and (sendable-p relay) (relay-loop relay) t))
@@ -376,8 +378,8 @@ for them. RELAY has kept all requests."
      :fail (lambda (relay failure) (declare (ignore failure)) (end-relay relay nil))))
 
 (defun fail-late (relay number)
-  "Count the failure of RELAY's last attempt, which came after NUMBER others, in the throttle; its
-answer had begun."
+  "Count in the throttle the failure of RELAY's last attempt, whose answer had begun and which came
+after NUMBER other attempts."
   (let ((failure (failure-of (relay-attempt relay))))
     (record-failure relay number)
     (attempt:tell-failed-late **retry-operations** relay failure)))
@@ -425,7 +427,7 @@ answer had begun."
     (and (or (call-fields call) (eq :ok (call-status call))) t)))
 
 (defun leave-failed (relay attempt)
-  "Handle the failure of ATTEMPT, of RELAY, which is not committed, as attempt/retry.lisp decides."
+  "Handle the failure of ATTEMPT of RELAY, which is not committed, as attempt/retry.lisp decides."
   (let ((call (relayed-attempt-call attempt))
         (number (relayed-attempt-number attempt)))
     (setf (relay-attempt relay) call)
@@ -468,12 +470,12 @@ CALL's relay."
       (values message (and (null message) over t)))))
 
 (defun level-p (attempt)
-  "True if ATTEMPT has been sent all requests that have arrived."
+  "True if all requests that have arrived were sent to ATTEMPT."
   (null (cdr (relayed-attempt-sent attempt))))
 
 (defun feed (relay attempt)
-  "Send ATTEMPT, of RELAY, the requests that have arrived and that ATTEMPT has not been sent, as far
-as there is room."
+  "Send ATTEMPT of RELAY those requests that have arrived and were not sent to ATTEMPT before, as
+far as there is room."
   (let ((call (relayed-attempt-call attempt)))
     (handler-case
         (progn
@@ -504,7 +506,7 @@ the call to its first attempt."
 
 (defun pass-requests (relay)
   "Send the requests of RELAY's client to the attempts. The next request stays in the client's queue
-until an attempt has been sent all requests before it."
+until all earlier requests were sent to at least one attempt."
   (loop
     (dolist (attempt (relay-running relay)) (feed relay attempt))
     (when (or (relay-closed relay) (notany #'level-p (relay-running relay))) (return))
@@ -553,7 +555,7 @@ them."
   "Begin RELAY, which replaces the handler of a call; CALL is the handler's end of that call."
   (setf (relay-call relay) call)
   (have-wake relay call)
-  ;; if the requests cannot be kept there is only one attempt
+  ;; if the requests cannot be kept, there is only one attempt
   (unless (or (relay-uncharged relay)
               (every (lambda (request) (kept-p relay request)) (cdr (relay-kept relay))))
     (release-replay (shiftf (relay-replay relay) nil)))
@@ -561,7 +563,7 @@ them."
 
 (defun await-relay (relay client)
   "On the thread of RELAY's caller, make the attempts of the call whose client's end is CLIENT, and
-wait until it has ended. If the call ended by its deadline before RELAY could begin, RELAY has not
+wait until it has ended. If the deadline ended the call before RELAY could begin, RELAY has not
 begun."
   (flet ((due-p (client)
            (or (call-status client) (and (car (relay-timer relay)) t))))

@@ -8,15 +8,15 @@
   "The client loop of INPROC-CORE, which is acquired if it has no loop yet; nil if INPROC-CORE's
 channel is closed."
   (or (inproc-core-loop inproc-core)
-      (sb-sys:without-interrupts        ; a loop that is acquired is kept
+      (sb-sys:without-interrupts        ; a loop that is acquired must be stored
         (sb-thread:with-mutex ((inproc-core-lock inproc-core))
           (or (inproc-core-loop inproc-core)
               (and (inproc-core-open inproc-core)
                    (let ((event-loop (calling:acquire-client-loop :timers))
                          (target (inproc-core-target inproc-core))
                          (closable (not (inproc-core-direct inproc-core))))
-                     ;; channels and calls refer to the inproc core: it is dropped when none are
-                     ;; left
+                     ;; channels and calls refer to the inproc core, so it is dropped after all of
+                     ;; them
                      (calling:when-dropped
                       inproc-core target
                       (lambda ()
@@ -26,9 +26,9 @@ channel is closed."
 
 (defun release-inproc-core (inproc-core)
   "Release the client loop of INPROC-CORE, which no longer needs timers and threads."
-  (sb-sys:without-interrupts            ; a loop that is taken out must be released
+  (sb-sys:without-interrupts            ; a loop removed from the slot must be released
     (let ((event-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
-                        ;; also the finalizer of an ENSURE-LOOP
+                        ;; also the finalizer that ENSURE-LOOP has made
                         (sb-ext:cancel-finalization inproc-core)
                         (shiftf (inproc-core-loop inproc-core) nil))))
       (when event-loop (calling:release-client-loop event-loop :timers)))))
@@ -39,7 +39,7 @@ channel is closed."
     (loop:run-or-post event-loop (lambda () (loop:start-timer event-loop timer due-ns)))))
 
 (defun stop-core-timer (inproc-core timer)
-  "Undo START-CORE-TIMER. If INPROC-CORE's channel is closed its timers were removed already."
+  "Undo START-CORE-TIMER. If INPROC-CORE's channel is closed, its timers were removed already."
   (when-let ((event-loop (inproc-core-loop inproc-core)))
     (loop:run-or-post event-loop (lambda () (loop:stop-timer event-loop timer)))))
 

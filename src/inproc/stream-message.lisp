@@ -7,14 +7,14 @@
 ;;; Messages from one end to the other
 
 (define-hot hand-over ((receiver inproc-call) message) boolean
-  "Call RECEIVER's callback with MESSAGE and return true. Return false without a callback, while a
+  "Call RECEIVER's callback with MESSAGE and return true. Return false if there is no callback, if a
 callback runs, or if other messages wait before this one."
   (let ((callbacks (call-inproc-callbacks receiver)))
     (and callbacks
          (inproc-callbacks-on-message callbacks)
          (eq :caller (inproc-core-execution (call-inproc-core receiver)))
          (null (inproc-callbacks-scheduled callbacks))
-         (sb-sys:without-interrupts     ; a thread that sets SCHEDULED runs all
+         (sb-sys:without-interrupts     ; a thread that sets SCHEDULED must run all callbacks
            (when (null (compare-and-swap (inproc-callbacks-scheduled callbacks) nil t))
              (let ((message (and (not (rpc:messages-wait-p receiver))
                                  (null (mailbox-message receiver))
@@ -43,7 +43,7 @@ room."
         (wait-p nil)
         (t (rpc:watch-room call)
            (want-room call)
-           ;; room may have been made before another thread could see that a sender waits for it
+           ;; there may have been room before other threads could see that a sender waits
            (when (plusp (sending-room call)) (rpc:schedule-callbacks call))
            nil)))
 
@@ -65,7 +65,7 @@ unwind the handler that sends."
   nil)
 
 (defun leave (call-pair)
-  "Unwind the handler, since the consumer is left by a non-local exit."
+  "Unwind the handler, since a non-local exit leaves the consumer."
   (setf (call-pair-leaving call-pair) t)
   (operate leave (call-pair-client call-pair)))
 
@@ -96,7 +96,7 @@ once."
 
 (define-hot keep-early ((call-pair call-pair) message (size index)) boolean
   "Keep MESSAGE until the handler begins and return true. Return false if the handler has begun, or
-if too many octets are kept already."
+if too many octets are already kept."
   (let ((octets (+ (call-pair-held-octets call-pair) size rpc:+batch-octets+)))
     (when (<= octets (options-send-budget-octets
                       (inproc-core-options (call-inproc-core (call-pair-client call-pair)))))
@@ -197,7 +197,7 @@ it; nil after the last."
                 (eq :threads execution))
       (setf (call-pair-consumer call-pair) (this-context function))
       (when (eq :caller execution)
-        ;; the messages that the body sends go to that queue
+        ;; messages that the body sends go to the handler's queue
         (unless (rpc:takes-one-p call) (open-mailboxes call-pair))
         (begin-here call-pair)
         (setf (call-pair-consumer call-pair) nil)))

@@ -1,16 +1,16 @@
-;;;; Calls that a client opens without waiting for them. A handler that may run on its client's
-;;;; thread begins when the client waits for it, so that it needs no thread of its own. But the
-;;;; client may wait for something else, such as an effect of the handler; over the wire the handler
+;;;; Calls that a client opens without waiting for an answer. A handler that may run on its client's
+;;;; thread begins when the client waits for its call, so that no other thread is needed. But the
+;;;; client may wait for another event, such as an effect of the handler; over the wire the handler
 ;;;; would begin at once. So each open call whose client does not wait is checked: if its handler
 ;;;; has not begun some time after the call was opened, the handler begins on another thread. A
 ;;;; server stream begins only when its client consumes it. If such a call has a deadline, or its
 ;;;; callee has a server, the call is registered with the callee, so that the deadline or the server
-;;;; ends the call even if its client has forgotten it. CLOSE-CHANNEL ends the calls that wait.
+;;;; ends the call even if its client no longer uses it. CLOSE-CHANNEL ends the calls that wait.
 ;;;;
-;;;; No call needs a timer of its own. A waiting call is in one of several lists of its inproc core:
-;;;; the list of the place of the thread that opens it (call-tally.lisp). When the next call is put
-;;;; there, calls that have begun are dropped from the list. While calls are being opened, a timer
-;;;; of the inproc core fires; calls that it finds for the second time begin elsewhere.
+;;;; No call needs its own timer. A waiting call is in one of several lists of its inproc core: the
+;;;; list for the place of the thread that opens the call (call-tally.lisp). When the next call is
+;;;; added to a list, calls that have begun are dropped from it. While calls are being opened, a
+;;;; timer of the inproc core fires; calls that it finds for the second time begin elsewhere.
 
 (in-package #:clgrpc.inproc)
 
@@ -26,22 +26,22 @@ as long.")
     (or (compare-and-swap (inproc-core-waiting inproc-core) nil new) new)))
 
 (define-hot (watched-p :inline t) ((call-pair call-pair)) boolean
-  "True if the waiting call of CALL-PAIR begins or ends without its client or CLOSE-CHANNEL: at a
-time, or when its server stops."
+  "True if the waiting call of CALL-PAIR may begin or end without an action of its client: at a
+certain time, or when its server stops."
   (or (not (rpc:takes-one-p (call-pair-server call-pair)))
       (plusp (call-deadline (call-pair-client call-pair)))
       (and (callee-server (call-pair-callee call-pair)) t)))
 
 (define-hot look-after ((call-pair call-pair)) null
   "Make sure that the handler of CALL-PAIR, whose client has opened the call and does not wait for
-it, begins soon; or, if the call streams responses, that it ends in time."
+it, begins soon; or, if the call streams responses, that the call ends in time."
   (let ((inproc-core (call-inproc-core (call-pair-client call-pair))))
     (when (waiting-p call-pair)
       (let ((watched (watched-p call-pair)))
         (unless (and (inproc-core-direct inproc-core) (not watched))
           (put-into-place inproc-core call-pair)
           (unless (or (inproc-core-watched inproc-core) (not watched)) (watch inproc-core))
-          ;; the thread that closes the channel may have looked for calls before
+          ;; the thread that closes the channel may have searched for calls before
           (unless (inproc-core-open inproc-core) (end-waiting inproc-core))))))
   nil)
 
@@ -74,8 +74,8 @@ CALL-PAIRS and the calls in the places of INPROC-CORE."
             do (end (empty-place places place))))))
 
 (defun watch (inproc-core)
-  "Start the timer that looks after the calls of INPROC-CORE, unless it is running."
-  (sb-sys:without-interrupts            ; a thread that sets WATCHED starts the timer
+  "Start the timer that checks the calls of INPROC-CORE, unless it is running."
+  (sb-sys:without-interrupts            ; a thread that sets WATCHED must start the timer
     (when (null (compare-and-swap (inproc-core-watched inproc-core) nil t))
       (ring-later (make-timer #'look-around inproc-core) inproc-core))))
 

@@ -24,7 +24,7 @@ its key."
     (list (subseq string 0 comma) (and comma (subseq string (1+ comma))))))
 
 (defun server-credentials (certificate key others client-roots)
-  "The credentials that the options SERVER-TLS mean; nil if these are not given."
+  "The credentials that the options :SERVER-TLS mean; nil if these options are not given."
   (flet ((credentials (certificate key &rest more)
            (apply #'loop:tls-credentials :certificate certificate :key key
                   (if client-roots (list* :roots client-roots more) more))))

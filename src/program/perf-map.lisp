@@ -1,7 +1,7 @@
-;;;; Where the functions of this image lie, for perf and `clgrpc profile`: /tmp/perf-PID.map has
-;;;; lines of `ADDRESS OCTETS NAME` in hexadecimal. The names of functions in a Lisp image are known
-;;;; to that image alone. A program of RUN-SERVER writes the table at SIGIO, so a user who
-;;;; may send signals to the process can get the names of its functions.
+;;;; The places of this image's functions in memory, for perf and `clgrpc profile`:
+;;;; /tmp/perf-PID.map has lines of `ADDRESS OCTETS NAME`, the numbers in hexadecimal. Only the Lisp
+;;;; image itself knows the names of its functions. A program of RUN-SERVER writes the table at
+;;;; SIGIO, so a user who may send signals to the process can get the names of its functions.
 
 (in-package #:clgrpc.program)
 
@@ -45,10 +45,11 @@
                                        (error () "?")))))))
 
 (defun write-perf-map (&optional (path (format nil "/tmp/perf-~D.map" (sb-unix:unix-getpid))))
-  "Write to PATH, a string, where each function of this image lies, as perf reads it, and return
-PATH. The table lacks functions that are compiled, or moved by a collection, later. From any
-thread."
-  ;; the folder belongs to all users, so the file is new, and no other user knows its name
+  "Write to PATH, a string, the place of each function of this image in the form that perf reads,
+and return PATH. The table lacks functions that are compiled, or moved by a collection, later. From
+any thread."
+  ;; all users can write to the folder, so the file must be new, with a name that no other user
+  ;; knows
   (let ((new (format nil "~A.~36R" path (random (expt 36 12) (make-random-state t)))))
     (with-open-file (stream new :direction :output :if-exists :error :external-format :utf-8)
       (map-functions (lambda (name address octets)

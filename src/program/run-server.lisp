@@ -7,7 +7,8 @@
     (if path (file-namestring (sb-ext:parse-native-namestring path)) "server")))
 
 (defparameter *own-keywords* '(:arguments :exit :reload)
-  "The keyword arguments of RUN-SERVER that neither the command line nor START-SERVER has.")
+  "The keyword arguments of RUN-SERVER that are neither options of the command line nor
+START-SERVER's.")
 
 (defun server-command (defaults)
   "The command line of a program that serves. DEFAULTS, a plist, replace defaults of the options."
@@ -29,7 +30,8 @@
           append (list key value)))
 
 (defun log-default ()
-  "The level of the log; nil if the program has chosen a log itself, so that none is begun."
+  "The level of the log; nil if the program has chosen a log itself, so that RUN-SERVER begins
+none."
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun without-program (arguments)
@@ -59,8 +61,8 @@ name, with which that list begins."
       (clgrpc-error (error) (complain error 1)))))
 
 (defconstant +exit-seconds+ 2
-  "How long other threads may take to end when the process exits, and how long the last output may
-take to be read.")
+  "The most time for other threads to end when the process exits, and for a reader to take the last
+output.")
 
 (defun write-everything ()
   "Write the waiting output of the log and the standard streams. Return false if the writing takes
@@ -79,35 +81,35 @@ key."
 
 (defun run-server (services &rest options &key arguments (exit t) reload &allow-other-keys)
   "Serve SERVICES, in the form for START-SERVER, until SIGTERM or SIGINT; then let running calls
-end, as STOP-SERVER does, write the rest of the log and of the standard output, and exit with 0. For
-the main function of a program.
+end, as STOP-SERVER does, write the rest of the log and of the standard output, and exit with 0.
+Call this in the main function of a program.
 ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of the command line,
-            without the program's name, or SB-EXT:*POSIX-ARGV* itself, which begins with that.
+            without the program's name, or SB-EXT:*POSIX-ARGV* itself, which begins with that name.
             The options are those of `clgrpc serve` (--listen, --metrics, --tls-cert and more;
             --help lists them). A wrong option is a line on the standard error and exit code 2.
             Options of other systems, such as --register of clgrpc-etcd/discovery and --console of
-            clgrpc-tools/console, exist when those are loaded.
+            clgrpc-tools/console, exist when those systems are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
 RELOAD      a function without arguments, called at SIGHUP, on a thread of its own, to read the
             program's own files again; an error in it is logged. Signals that arrive during a reload
             cause one more reload after it. Certificates are read again, and a binary log is begun
             again, even if this is nil. nil by default
 Each option of the command line is also a keyword argument, such as :LOG-LEVEL :WARNING, whose value
-applies if ARGUMENTS do not have that option; all other keywords are START-SERVER's. The server
-listens on 127.0.0.1:50051 by default. The log goes to the standard error, from :info on, unless
-*LOG-FUNCTION* has been set. Prints \"listening on ADDRESS\" for each address once it serves. A
-second signal ends the process at once, with the code 128 and the signal's number; so does, with 1,
-an end that takes ten seconds longer than :DRAIN-SECONDS. Exiting unwinds the calling thread and
-runs SB-EXT:*EXIT-HOOKS*, unless the last output cannot be written since its reader has stopped
-reading. An error of START-SERVER, such as a port in use, is a line on the standard error and exit
-code 1. Where the environment has NOTIFY_SOCKET (systemd's Type=notify), the service manager is
-notified when this serves, reloads and ends. Signal MISUSE if RELOAD is not a function. Call this in
-the main thread."
+applies if ARGUMENTS do not have that option; all other keywords are those of START-SERVER. The
+server listens on 127.0.0.1:50051 by default. The log goes to the standard error, from :info on,
+unless *LOG-FUNCTION* has been set. RUN-SERVER prints \"listening on ADDRESS\" for each address once
+the server serves. A second signal ends the process at once, with the exit code 128 plus the
+signal's number. An end that takes ten seconds longer than :DRAIN-SECONDS ends the process at once
+with 1. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*, unless the last output
+cannot be written since its reader has stopped reading. An error of START-SERVER, such as a port in
+use, is a line on the standard error and exit code 1. If the environment has NOTIFY_SOCKET
+(systemd's Type=notify), the service manager is notified when the program serves, reloads and ends.
+Signal MISUSE if RELOAD is not a function. Call this in the main thread."
   (unless (typep reload '(or null function)) (misuse ":RELOAD is a function, not ~S." reload))
   (let* ((written nil)
          (code (unwind-protect (run-as-asked services arguments options)
                  (setf written (write-everything)))))
     (cond ((not exit) code)
           (written (sb-ext:exit :code code :timeout +exit-seconds+))
-          ;; otherwise the exit would write the remaining output, and wait
+          ;; otherwise the exit would write the remaining output, and wait for the reader
           (t (sb-ext:exit :code code :abort t)))))

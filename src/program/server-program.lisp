@@ -1,4 +1,4 @@
-;;;; Serving by the options of a command line, until the process is asked to end.
+;;;; Serving as the options of a command line say, until the process is asked to end.
 
 (in-package #:clgrpc.program)
 
@@ -44,8 +44,8 @@
   (find-if (lambda (thing) (typep thing class)) things))
 
 (defun open-binary-log (file max-octets kept-files)
-  "A binary log to FILE, of MAX-OCTETS, with KEPT-FILES older files, of the calls that
-GRPC_BINARY_LOG_FILTER selects, or of all calls if that is not set."
+  "A binary log to FILE, of at most MAX-OCTETS, with KEPT-FILES older files. It has the calls that
+GRPC_BINARY_LOG_FILTER selects, or all calls if that variable is not set."
   (handler-case
       (logs:make-binary-log :file (sb-ext:parse-native-namestring file)
                             :max-octets max-octets :kept-files kept-files
@@ -93,13 +93,13 @@ GIVEN."
             options)))
 
 (defun announce (server lines)
-  "Print where SERVER listens, and LINES."
+  "Print the addresses on which SERVER listens, and LINES."
   (format t "~{listening on ~A~%~}~{~A~%~}" (server:server-addresses server) lines)
   (finish-output))
 
 (defun serve-until-end (ending server lines)
-  "Print where SERVER listens, and LINES; return when ENDING has begun. A service manager is
-notified of the beginning and of the end."
+  "Print the addresses on which SERVER listens, and LINES; return when ENDING has begun. A service
+manager is notified of the beginning and of the end."
   (announce server lines)
   (tell-serving server)
   (await-end ending)
@@ -157,7 +157,7 @@ unless these are nil, and CREDENTIALS."
 :SERVING and those of the groups, and by OPTIONS, arguments of START-SERVER. Print the addresses,
 the PATHS of pages, and the groups' lines; call REPORT, if there is one, with the server at each
 SIGUSR1. At SIGHUP read the certificates again, begin the binary log again, and call RELOAD, if
-there is one. Once the process is asked to end, by ENDING, let running calls end, and return. A
+there is one. Once ENDING asks the process to end, let running calls end, and return. A
 service manager is notified of these steps."
   (let* ((credentials (asked-credentials given options))
          (own (observers-of-groups (list* :observer (as-list (getf options :observer))
@@ -169,5 +169,5 @@ service manager is notified of these steps."
     (unwind-protect (serve-with observers binary-log (first-of 'metrics:metrics observers)
                                 credentials services given ending options
                                 :report report :paths paths :reload reload)
-      ;; even if the server could not start
+      ;; done even if the server could not start
       (when binary-log (logs:close-binary-log binary-log)))))

@@ -1,12 +1,12 @@
 ;;;; Notices to a service manager such as systemd (sd_notify(3)): the program serves, reloads or
 ;;;; ends. If the environment names a socket in NOTIFY_SOCKET each notice is a datagram of lines
-;;;; NAME=VALUE to it; otherwise no notice is sent. If the manager does not listen, that is logged,
+;;;; NAME=VALUE to it; otherwise no notice is sent. If the manager does not listen, this is logged,
 ;;;; and the program continues.
 
 (in-package #:clgrpc.program)
 
 (defun manager-address ()
-  "The kernel's address of the service manager's socket, nil without a service manager."
+  "The address of the service manager's socket in the kernel's form; nil without a service manager."
   (let ((name (sb-ext:posix-getenv "NOTIFY_SOCKET")))
     (when (and name (< 1 (length name)))
       (case (char name 0)
@@ -44,12 +44,12 @@
   (tell-manager "STOPPING=1" "STATUS=letting calls end"
                 (format nil "EXTEND_TIMEOUT_USEC=~D" (ceiling (* 1000000 seconds)))))
 
-;;; Reloading. One reload is under way at most, on a thread of its own. However many signals arrive
-;;; during a reload, one more reload follows for all of them. No reload begins once the end of the
-;;; process has begun, and a manager that was notified of the end is not notified of a reload.
+;;; Reloading. At most one reload is under way, on a separate thread. For all signals that arrive
+;;; during a reload, one more reload follows. No reload begins once the end of the process has
+;;; begun, and a manager that was notified of the end is not notified of a reload.
 
 (defstruct (reloader (:constructor make-reloader (ending server functions)) (:copier nil))
-  "The things that are reloaded at SIGHUP."
+  "The functions that reload data at SIGHUP, and the state of the reload."
   (ending nil :type ending :read-only t) ; the ending of the process
   (server nil :read-only t)             ; the server about which the service manager is informed
   (functions '() :type list :read-only t) ; functions without arguments
@@ -64,7 +64,7 @@
 before ENDING has begun. An error in one function is logged, and the other functions are still
 called."
   (flet ((tell (function)
-           (loop:post (ending-loop ending) ; where ENDING begins, before TELL-STOPPING
+           (loop:post (ending-loop ending) ; ENDING begins on this loop, before TELL-STOPPING
                       (lambda () (unless (ending-begun ending) (funcall function))))))
     (let ((begun-us (floor (monotonic-ns) 1000)))
       (tell (lambda ()
@@ -80,7 +80,7 @@ called."
   (eq old (sb-ext:compare-and-swap (reloader-state reloader) old new)))
 
 (defun reload-as-wanted (reloader)
-  "Reload, and once more if that was requested meanwhile."
+  "Reload, and reload once more if this was requested meanwhile."
   (let ((ending (reloader-ending reloader)) (over nil))
     (unwind-protect
          (loop
@@ -89,15 +89,15 @@ called."
            (when (change-state reloader :under-way :idle)
              (return (setf over t)))
            (setf (reloader-state reloader) :under-way))
-      ;; the thread of the reload is ended by force
+      ;; the thread of the reload is being terminated
       (unless over (setf (reloader-state reloader) :idle)))))
 
 (defun start-reload (reloader)
   (sb-thread:make-thread #'reload-as-wanted :name "clgrpc reload" :arguments (list reloader)))
 
 (defun want-reload (reloader)
-  "Reload on a new thread, or once more after the reload that is under way; do nothing if the
-process has begun to end. Only one thread at a time may call this."
+  "Reload on a new thread, or once more after a reload that is under way; do nothing if the process
+has begun to end. Only one thread at a time may call this."
   (cond ((ending-begun (reloader-ending reloader)))
         ((change-state reloader :under-way :wanted))
         ((change-state reloader :idle :under-way)
@@ -106,8 +106,8 @@ process has begun to end. Only one thread at a time may call this."
              (unless started (setf (reloader-state reloader) :idle)))))))
 
 (defun reload-at-hang-up (ending server &rest functions)
-  "At SIGHUP call RELOAD with those of FUNCTIONS, each nil or without arguments, that are not nil,
-on a new thread. If there are none, and no service manager, the signal still ends the process, as
+  "At SIGHUP reload on a new thread by those of FUNCTIONS, which have no arguments, that are not
+nil. If there are no such functions, and no service manager, the signal still ends the process, as
 when a terminal is closed."
   (let ((functions (remove nil functions)))
     (when (or functions (manager-address))

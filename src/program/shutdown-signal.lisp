@@ -1,10 +1,10 @@
-;;;; The end of a process: SIGTERM, SIGINT or its own code requests it.
+;;;; The end of a process: SIGTERM, SIGINT or the process's own code requests it.
 ;;;;
 ;;;;   first signal    AWAIT-END returns, and the caller ends what it does
 ;;;;   second signal   the process ends at once, with the code of one that the signal has killed
 ;;;;   late            the process ends at once, with 1, if its end takes too long
 ;;;;
-;;;; Signals arrive on a loop of their own, so an idle process makes no system calls.
+;;;; Signals arrive on a separate loop, so an idle process makes no system calls.
 
 (in-package #:clgrpc.program)
 
@@ -14,20 +14,20 @@
 (defstruct (ending (:copier nil))
   "The state of a process that may have been asked to end."
   (loop nil :type loop:event-loop)      ; the loop on which signals come
-  ;; a semaphore that is signalled when the signal has come
+  ;; a semaphore that is signalled when the end is requested
   (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore)
-  (seconds +ending-seconds+ :type (real 0)) ; how long the end may take
+  (seconds +ending-seconds+ :type (real 0)) ; the time that the end may take
   (begun nil :type boolean)             ; true once the end was requested; only the loop changes it
   (signals '() :type list))             ; the signals that do not end the process
 
 (declaim (sb-ext:freeze-type ending))
 
-(defconstant +signal-code+ 128 "The exit code of a process that a signal has ended is this plus the
-signal's number.")
-(defconstant +last-words-seconds+ 1 "How long the log may take when the process ends at once.")
+(defconstant +signal-code+ 128 "The exit code of a process that a signal has ended is this number
+plus the signal's number.")
+(defconstant +last-words-seconds+ 1 "The time that the log may take when the process ends at once.")
 
 (defun end-at-once (code reason)
-  "End the process with CODE, without waiting for anything but the log. On the loop of an ENDING."
+  "End the process with CODE, and wait only for the log. On the loop of an ENDING."
   (sb-thread:make-thread (lambda ()
                            (log-event :warning :ended-at-once :reason reason)
                            (flush-log :timeout +last-words-seconds+)
@@ -81,8 +81,8 @@ return within ENDING-SECONDS."
   (call-at-signal ending os:+sigio+ function))
 
 (defun call-with-ending (function)
-  "Call FUNCTION with an ENDING, for AWAIT-END and similar functions; meanwhile SIGTERM and SIGINT
-request the end of this process."
+  "Call FUNCTION with an ENDING, for AWAIT-END and similar functions; while FUNCTION runs, SIGTERM
+and SIGINT request the end of this process."
   (let* ((loop (loop:make-event-loop :name "clgrpc signals"))
          (ending (make-ending :loop loop))
          (signals (list os:+sigterm+ os:+sigint+)))

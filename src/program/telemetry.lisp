@@ -25,8 +25,8 @@
       all. The log's events have the ids of traces, recorded or not."))
 
 (defun begin-logging (level format access-log)
-  "Log events from LEVEL on, in FORMAT; if ACCESS-LOG logs calls, at least from :info on. If LEVEL
-is nil, the log is not changed."
+  "Log events from LEVEL on, in FORMAT; if ACCESS-LOG logs calls, from :info on at least. If LEVEL
+is nil, do not change the log."
   (when level
     (let ((level (if (and access-log (not (eq :debug level))) :info level)))
       (setf *log-function* (log-writer :level level :format format)))))
@@ -54,8 +54,9 @@ there are CREDENTIALS; with nil if ADDRESSES are nil."
    function))
 
 (defun make-tracing-as-asked (trace-sample otlp)
-  "Tracing that records the share TRACE-SAMPLE of the traces that begin here; all traces if only
-OTLP is given; nil if neither is given. Without OTLP no exporter takes the spans, so few are kept."
+  "Tracing that records the share TRACE-SAMPLE of the traces that begin here, or all of them if only
+OTLP is given; nil if neither is given. Without OTLP no exporter takes the spans, so few spans are
+kept."
   (when (or trace-sample otlp)
     (apply #'trace:make-tracing :sampler `(:parent-based (:trace-id-ratio ,(or trace-sample 1)))
            (if otlp '() '(:max-queued-spans 1)))))
@@ -66,7 +67,7 @@ nil."
   (and otlp (otlp:make-otlp-exporter otlp :metrics metrics :tracing tracing)))
 
 (defun end-exporting (exporter)
-  "Send the rest to the collector of EXPORTER, or nil, for five seconds at most."
+  "Send the remaining data to the collector of EXPORTER, or nil, for five seconds at most."
   (when exporter (otlp:stop-exporter exporter :timeout 5)))
 
 (defun telemetry-lines (trace-sample otlp)

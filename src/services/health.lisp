@@ -4,13 +4,13 @@
 ;;;;
 ;;;; A watcher occupies no thread: its call is kept, and a message is sent on it when the status
 ;;;; changes. Nothing is queued for a slow watcher: when its call has room again, it gets the status
-;;;; of that moment. LOCK orders the changes; nothing waits while it is held. While LOCK is held no
-;;;; message is sent and no call is ended either: within the image both would run the other end's
-;;;; callbacks on this thread. One thread at a time sends to a watcher; it also sends the status
-;;;; that other threads set meanwhile.
+;;;; of that moment. LOCK orders the changes; no code waits while it is held. While LOCK is held no
+;;;; message is sent and no call is ended either, since within the image both would run the other
+;;;; end's callbacks on this thread. One thread at a time sends to a watcher; it also sends the
+;;;; status that other threads set meanwhile.
 ;;;;
-;;;; A peer can have as many watchers as calls. So a watcher leaves without a search, and a change
-;;;; notifies a few watchers before it releases LOCK to other threads for a moment. No table
+;;;; A peer can have as many watchers as calls. So a watcher is removed without a search, and a
+;;;; change of status releases LOCK for a moment whenever it has notified a few watchers. No table
 ;;;; contains names only because peers request them: watchers of unknown names are among the
 ;;;; STRANGERS.
 ;;;;
@@ -24,18 +24,18 @@
 :resource-exhausted, as the protocol requires.")
 
 (defconstant +longest-name+ 1000
-  "The longest name of a service, in characters: a watcher holds its name for as long as it
-watches.")
+  "The longest name of a service, in characters: the service keeps the name of each watcher until
+the watcher's call ends.")
 
 (defconstant +told-at-once+ 64
   "The number of watchers that are notified before other threads get the lock for +PAUSE-SECONDS+.")
 
 (defconstant +pause-seconds+ 1/20000
-  "The length of a pause in which a loop that waits for the lock gets it, and loops send the
-messages to watchers.")
+  "The length of such a pause: a loop that waits for the lock gets it, and loops send the messages
+to watchers.")
 
 (defstruct (entry (:constructor make-entry (status)) (:copier nil))
-  "A name that a health service knows."
+  "A name that a health service knows, with its status and watchers."
   (status nil :type symbol)             ; :serving, :not-serving or :unknown
   (watchers (make-ring) :type ring :read-only t)) ; the head of the list of its watchers
 
@@ -48,7 +48,7 @@ messages to watchers.")
   (name "" :type string :read-only t)   ; the name of the watched service
   (entry nil :type (or null entry))     ; the entry of NAME; nil while NAME is not known
   (leaving nil :type boolean)           ; the watcher's call must end, since the server stops
-  (wanted 0 :type sb-ext:word)          ; how often TELL-WATCHER has been called; atomic
+  (wanted 0 :type sb-ext:word)          ; the number of calls of TELL-WATCHER; atomic
   (told nil :type symbol))              ; the last status sent to the watcher
 
 (defun make-watcher (&key call name)
@@ -57,12 +57,12 @@ messages to watchers.")
 (defclass health-service (health:health)
   (;; from name to ENTRY
    (entries :initform (make-hash-table :test 'equal) :reader service-entries)
-   ;; the status of "", which can be read without the lock
+   ;; the status of "", readable without the lock
    (overall :initform (make-entry :serving) :reader service-overall)
    (strangers :initform (make-ring) :reader service-strangers) ; watchers of names without ENTRY
    (served :initform '() :accessor service-served) ; the names of the services of its servers
    (servers :initform '() :accessor service-servers) ; the servers that run
-   (stopping :initform nil :accessor service-stopping) ; true once the last of these stops
+   (stopping :initform nil :accessor service-stopping) ; true once the last of these servers stops
    ;; the entries of all services
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
   (:documentation "The service grpc.health.v1.Health: give START-SERVER an instance beside your own
@@ -96,8 +96,8 @@ services. See SET-HEALTH-STATUS."))
 
 (defun health-status (service name)
   "Return the status of NAME in SERVICE, a health service: :serving, :not-serving or :unknown; nil
-if it does not know NAME. NAME is the full name of a service such as \"helloworld.Greeter\", or \"\"
-for the whole server. Signal MISUSE for a SERVICE or NAME of another type. From any thread."
+if SERVICE does not know NAME. NAME is the full name of a service such as \"helloworld.Greeter\", or
+\"\" for the whole server. Signal MISUSE for a SERVICE or NAME of another type. From any thread."
   (check-service service)
   (check-service-name name)
   (with-service (service) (status-of service name)))
@@ -106,9 +106,9 @@ for the whole server. Signal MISUSE for a SERVICE or NAME of another type. From 
   "Set the status of NAME in SERVICE, a health service, to STATUS: :serving, :not-serving or
 :unknown; return STATUS. NAME is the full name of a service, or \"\" for the whole server. Watchers
 get the new status. Once the last server of SERVICE stops, every status is :not-serving and cannot
-be changed, until another server starts with SERVICE. If the server does not serve NAME, that is
-logged once, in case it is misspelt. Signal MISUSE for another status, and for a SERVICE or NAME of
-another type. From any thread."
+be changed, until another server starts with SERVICE. If the server does not serve NAME, this is
+logged once, since NAME may be misspelt. Signal MISUSE for another status, and for a SERVICE or NAME
+of another type. From any thread."
   (check-service service)
   (check-service-name name)
   (unless (member status '(:serving :not-serving :unknown))
@@ -117,7 +117,7 @@ another type. From any thread."
   status)
 
 (defun note-unserved (service name)
-  "If NAME, which has a status, is not a service of SERVICE's servers, log that. NAME may belong to
+  "If NAME, which has a status, is not a service of SERVICE's servers, log this. NAME may belong to
 other software; if it is similar to a service's name, it is probably misspelt."
   (let ((names (service-served service)))
     (unless (or (null names) (string= "" name) (member name names :test #'string=))
@@ -126,8 +126,8 @@ other software; if it is similar to a service's name, it is probably misspelt."
                    :name name :likely-name likely)))))
 
 (defun change-status (service name status &key if-unknown)
-  "Set the status of NAME to STATUS, unless the server stops; with IF-UNKNOWN only if NAME has none.
-Notify its watchers."
+  "Set the status of NAME to STATUS, unless the server stops. If IF-UNKNOWN is true, do this only if
+NAME has no status yet. Notify its watchers."
   (let ((entry nil) (new nil))
     (with-service (service)
       (unless (or (service-stopping service)
@@ -154,7 +154,7 @@ Notify its watchers."
       (setf (service-served service) (union names (service-served service) :test #'string=)
             again (shiftf (service-stopping service) nil)))
     (dolist (name known) (note-unserved service name))
-    ;; the service was in a server that stopped, which set every status to :not-serving
+    ;; an earlier server with this service has stopped, and set every status to :not-serving
     (when again (dolist (name (adjoin "" names)) (change-status service name :serving)))
     (dolist (name names) (change-status service name :serving :if-unknown t))))
 
@@ -172,8 +172,8 @@ nil."
 
 (defmethod server:note-server-stopping ((service health-service) server)
   (let ((entries (leave-server service server)))
-    ;; the server waits for its calls to end, and these would not end by themselves; clients of
-    ;; another server call again
+    ;; the server waits until its calls end, and these would not end by themselves; the clients can
+    ;; call again if another server has the service
     (flet ((leave (watcher)
              (quit-ring watcher)
              (setf (watcher-leaving watcher) t)))
@@ -192,8 +192,8 @@ nil."
 
 (defun map-watchers (function service head)
   "Call FUNCTION, with the lock held, with each watcher in the list of HEAD, and perhaps with some
-that are added meanwhile. After every few watchers release the lock and call TELL-WATCHER with each
-watcher for which FUNCTION has returned true, so that others get the lock."
+that are added meanwhile. After every few watchers release the lock, so that other threads get it,
+and call TELL-WATCHER with each watcher for which FUNCTION has returned true."
   ;; PLACE, a link in the list, marks where to continue; RING-FIRST and ENTER-RING accept any link
   ;; as a head
   (let ((place (make-ring)))
@@ -223,7 +223,7 @@ watcher for which FUNCTION has returned true, so that others get the lock."
                   (when (string= name (watcher-name watcher))
                     (quit-ring watcher)
                     (join-list watcher entry service))
-                  nil)                  ; the watchers of ENTRY are notified afterwards
+                  nil)                  ; the caller notifies the watchers of ENTRY afterwards
                 service (service-strangers service)))
 
 (defun join-list (watcher entry service)
@@ -232,8 +232,8 @@ watcher for which FUNCTION has returned true, so that others get the lock."
   (enter-ring watcher (if entry (entry-watchers entry) (service-strangers service))))
 
 (defun tell-status (watcher)
-  "Send WATCHER the status that it waits for, unless it has got that status, and end WATCHER's call
-if WATCHER leaves."
+  "Send WATCHER the status for which it waits, unless it has received that status, and end WATCHER's
+call if WATCHER must leave."
   (let* ((entry (watcher-entry watcher))
          (status (if entry (entry-status entry) :service-unknown)))
     (unless (or (eq status (watcher-told watcher))
@@ -246,9 +246,9 @@ if WATCHER leaves."
     (when (watcher-leaving watcher) (dismiss watcher))))
 
 (defun tell-watcher (watcher)
-  "Call TELL-STATUS for WATCHER. If another call of this function is already doing that, perhaps on
-this thread in a callback of the client, let that call do it once more, so that the status that is
-sent last is the latest. Call this without the lock."
+  "Call TELL-STATUS for WATCHER. If another call of this function is already doing this, perhaps on
+this thread in a callback of the client, let that call do it once more, so that the last status sent
+is the latest. Call this without the lock."
   (sb-sys:without-interrupts
     (when (zerop (sb-ext:atomic-incf (watcher-wanted watcher)))
       (let ((wanted 0) (done nil))
@@ -258,7 +258,8 @@ sent last is the latest. Call this without the lock."
                (loop do (setf wanted (watcher-wanted watcher))
                         (sb-sys:with-local-interrupts (tell-status watcher))
                      until (setf done (done-p)))
-            ;; this thread is terminated, and other threads may rely on it to send their status
+            ;; this thread is being terminated, and other threads may rely on it to send their
+            ;; status
             (unless (or done (done-p))
               (setf (watcher-wanted watcher) 0)
               (tell-watcher watcher))))))))
@@ -267,9 +268,9 @@ sent last is the latest. Call this without the lock."
   (health:make-health-check-response :status status))
 
 (defun add-watcher (service watcher)
-  "Make WATCHER one of SERVICE's, and tell it the present status."
+  "Make WATCHER a watcher of SERVICE, and send it the present status."
   (with-service (service)
-    ;; a watcher whose call has ended may have been removed already
+    ;; WATCHER may have been removed already, if its call has ended
     (unless (rpc:call-status (watcher-call watcher))
       (let ((entry (find-entry service (watcher-name watcher))))
         (if (service-stopping service)
@@ -305,8 +306,8 @@ sent last is the latest. Call this without the lock."
       (status:fail :invalid-argument "the name of the service is too long"))
     (rpc:on-cancel call (lambda () (remove-watcher service watcher)))
     (add-watcher service watcher)
-    ;; this comes last: the function is called at once if there is room, and then the watcher must
-    ;; have its entry
+    ;; this comes last, since the function is called at once if there is room, and needs the
+    ;; watcher's entry
     (rpc:on-writable call (lambda () (tell-watcher watcher)))
     call))
 
@@ -324,8 +325,8 @@ sent last is the latest. Call this without the lock."
 (sb-ext:define-load-time-global **no-such-service** (health-answer 404 "the service is not known"))
 
 (defun tell-health (service query)
-  "The answer to a request with QUERY, a string or nil: the status in SERVICE of its parameter
-\"service\"."
+  "The answer to a request with QUERY, a string or nil: the status in SERVICE of the service that
+the parameter \"service\" of QUERY names."
   (let ((status (if query
                     (health-status service (or (exchange:query-parameter query "service") ""))
                     (entry-status (service-overall service)))))
@@ -338,11 +339,12 @@ sent last is the latest. Call this without the lock."
 
 (define-keyword-function health-handler (service &key (path "/healthz") (quiet t))
   "Return a handler for START-SERVER's :http that reports the status in SERVICE, a health service,
-over HTTP/1.1 and HTTP/2 at PATH, a string. The status is the whole server's, or that of the service
-that the query's parameter \"service\" names. The answer is 200 while the status is :serving, 503
-while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404 for a name that
-SERVICE does not know. The handler may also be given to a separate server, which answers while the
-other drains. Requests are in traces and, if they end well, in access logs only if QUIET is false.
-From any thread. Signal MISUSE if SERVICE is not a health service."
+over HTTP/1.1 and HTTP/2 at PATH, a string. The status is the whole server's, or the status of the
+service that the query's parameter \"service\" names. The answer is 200 while the status is
+:serving, 503 while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404
+for a name that SERVICE does not know. The handler may also be given to a separate server, which
+answers while the main server drains. Traces contain the requests, and access logs contain those
+that end well, only if QUIET is false. From any thread. Signal MISUSE if SERVICE is not a health
+service."
   (check-service service)
   (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

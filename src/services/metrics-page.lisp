@@ -1,5 +1,5 @@
 ;;;; GET /metrics over plain HTTP, for Prometheus and other scrapers: the text of a metrics object,
-;;;; in the format and the compression that the request asks for.
+;;;; in the format and with the compression for which the request asks.
 
 (in-package #:clgrpc.services)
 
@@ -12,8 +12,8 @@
         (prog1 (subseq-octets compressed 0 end) (give-octets-back compressed))))))
 
 (defun make-metrics-answer (metrics accept gzip)
-  "The answer with the present figures of METRICS, in the format that ACCEPT, the header, asks for;
-compressed if GZIP is true: an HTTP status, headers and octets."
+  "The answer with the present figures of METRICS: an HTTP status, headers and octets. The header
+ACCEPT determines the format; the octets are compressed if GZIP is true."
   (multiple-value-bind (text type) (metrics:metrics-text metrics :accept accept)
     (let ((compressed (and gzip (gzip text)))
           (headers `(("content-type" . ,type) ("cache-control" . "no-store")
@@ -22,8 +22,8 @@ compressed if GZIP is true: an HTTP status, headers and octets."
             (if compressed (acons "content-encoding" "gzip" headers) headers)
             (or compressed text)))))
 
-;;; To make an answer takes milliseconds, to ask for it some octets. So a handler makes a limited
-;;; number of answers; a client that asks more often gets the last answer again.
+;;; An answer takes milliseconds to make, and a request for it only a few octets. So a handler makes
+;;; a limited number of answers; a client that asks more often gets the last answer again.
 
 (defconstant +answers-at-once+ 50
   "The number of answers that are made at once, without a pause.")
@@ -34,15 +34,15 @@ compressed if GZIP is true: an HTTP status, headers and octets."
   "The answers of a handler of metrics."
   (lock (sb-thread:make-mutex :name "clgrpc scrapes") :read-only t) ; guards the other slots
   (left +answers-at-once+ :type real)   ; the number of answers that may be made
-  (since-ns 0 :type (unsigned-byte 62)) ; the time at which LEFT held
-  ;; the last answer of each kind: in Prometheus's format, OpenMetrics, and both with gzip
+  (since-ns 0 :type (unsigned-byte 62)) ; the time for which LEFT is valid
+  ;; the last answer of each kind: in Prometheus's format, in OpenMetrics, and in both with gzip
   (answers (make-array 4 :initial-element nil) :type simple-vector :read-only t))
 
 (define-printer (scrapes scrapes)
   "~D left" (floor (scrapes-left scrapes)))
 
 (defun answer-anew-p (scrapes now-ns)
-  "True if an answer may be made at NOW-NS, which is counted."
+  "True if a new answer may be made at NOW-NS; the answer is then counted."
   (sb-thread:with-mutex ((scrapes-lock scrapes))
     (let ((left (min +answers-at-once+
                      (+ (scrapes-left scrapes)
@@ -65,10 +65,10 @@ compressed if GZIP is true: an HTTP status, headers and octets."
 
 (define-keyword-function metrics-handler (metrics &key (path "/metrics") (quiet t))
   "Return a handler for START-SERVER's :http that answers over HTTP/1.1 and HTTP/2, at PATH, a
-string, with the figures of METRICS, of MAKE-METRICS. The request's accept header decides between
-OpenMetrics, with exemplars, and Prometheus's own format, and accept-encoding whether gzip is used.
-The handler may be given to any server, also to several, and also to one that METRICS do not
-observe. Requests beyond fifty at once, and five a second after that, get the last answer again.
+string, with the figures of METRICS, a value of MAKE-METRICS. The request's accept header decides
+between OpenMetrics, with exemplars, and Prometheus's own format; accept-encoding decides whether
+gzip is used. The handler may be given to any number of servers, even to a server that METRICS do
+not observe. Requests beyond fifty at once, and five a second after that, get the last answer again.
 Requests are in traces and, if they end well, in access logs only if QUIET is false. From any
 thread."
   (check-type metrics metrics:metrics)

@@ -1,5 +1,5 @@
 ;;;; Server reflection (gRPC document "GRPC Server Reflection Protocol"), versions v1 and v1alpha,
-;;;; which differ in their packages only. Answers are made from the descriptors of all loaded files;
+;;;; which differ only in their packages. Answers are made from the descriptors of all loaded files;
 ;;;; the services listed are those of the server.
 ;;;;
 ;;;; A stream occupies no thread: each request is answered on the thread that receives it, and while
@@ -11,7 +11,7 @@
   (;; maps each server that serves the service to the names of that server's services
    (names :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
           :reader service-names)
-   ;; maps a file to its octets, since making them takes a thousand times as long as the request for
+   ;; maps a file to its octets; to make the octets takes a thousand times as long as a request for
    ;; them
    (images :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
            :reader service-images))
@@ -34,8 +34,8 @@
         (setf (gethash file images) (protobuf:file-descriptor-octets file)))))
 
 (defun files-answer (service file sent)
-  "The answer of SERVICE with FILE, a descriptor, and the files that it imports, except for those in
-SENT, a table of names, to which the names of the included files are added."
+  "The answer of SERVICE with FILE, a descriptor, and the files that FILE imports, except for files
+named in the table SENT. Add the names of the included files to SENT."
   (let ((octets '()))
     (labels ((visit (file again)
                (let ((name (protobuf:descriptor-name file)))
@@ -139,8 +139,8 @@ SENT, a table of names, to which the names of the included files are added."
   "The service grpc.reflection.v1alpha.ServerReflection; see REFLECTION-SERVICES.")
 
 (defun reflection-services ()
-  "Return a list of the services grpc.reflection.v1.ServerReflection and its first version, v1alpha,
-which older clients ask: give them to START-SERVER beside your own, and tools such as grpcurl can
-call these without their .proto files. Any caller can read the declarations of all loaded files
-through them. From any thread."
+  "Return a list of two services: grpc.reflection.v1.ServerReflection, and its first version,
+v1alpha, for older clients. If START-SERVER gets them beside your services, tools such as grpcurl
+can call your services without their .proto files. Through them any caller can read the declarations
+of all loaded files. From any thread."
   (list (make-instance 'reflection-v1) (make-instance 'reflection-v1alpha)))

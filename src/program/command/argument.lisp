@@ -8,16 +8,16 @@
   (key :none :type keyword)             ; the key of the command's function
   (name "" :type string)                ; the name as users write it
   (aliases '() :type list)              ; other names of an option
-  (value "" :type string)               ; the name of its value; in brackets if it may be absent
+  (value "" :type string)               ; its value's name; in brackets if it may be absent
   ;; a function of the string that returns the value, or refuses the string
   (parser #'identity :type function)
   (default nil)                         ; the value if the argument is missing
-  (repeated nil :type boolean)          ; true if the option's values come as a list
-  ;; for the help text, or a function that returns it
+  (repeated nil :type boolean)          ; true if the option's values are given as a list
+  ;; the help text, or a function that returns it
   (documentation "" :type (or string function)))
 
 (defstruct (command (:copier nil))
-  "A command: a command line's first words, and the arguments that may follow them."
+  "A command: the first words of a command line, and the arguments that may follow them."
   (name "" :type string)                ; a word
   (invocation "" :type string)          ; the words that run the command, such as "clgrpc serve"
   (documentation "" :type string)       ; the text for the help
@@ -80,7 +80,7 @@ ALIASES, too."
                                          :documentation ,documentation))))
 
 (defun option-with-default (option default)
-  "An option as OPTION, with another DEFAULT."
+  "An option like OPTION, but with DEFAULT."
   (let ((copy (copy-argument option)))
     (setf (argument-default copy) default)
     copy))

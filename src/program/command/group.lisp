@@ -1,5 +1,6 @@
-;;;; Options of servers' command lines that other systems define: a loaded system adds a group; an
-;;;; option of a system that is not loaded is refused with the name of the system to load.
+;;;; Options of servers' command lines that other systems define. A loaded system adds a group of
+;;;; options; an option of a system that is not loaded is refused with the name of the system to
+;;;; load.
 
 (in-package #:clgrpc.command)
 
@@ -10,8 +11,8 @@
   ;; a function that is called before the server starts, with the plist of the command line, and
   ;; returns observers for the server
   (observers nil :type (or symbol function))
-  ;; called with a server, the plist of the command line and a function of a list of lines, which it
-  ;; calls while the server has the requested features
+  ;; a function of a server, the plist of the command line and a function of a list of lines, which
+  ;; it calls while the server has the requested features
   (around nil :type (or symbol function)))
 
 (defglobal **groups** '())              ; GROUPs; the list is replaced, never changed
@@ -39,8 +40,8 @@ OBSERVERS-OF-GROUPS. From any thread."
   (loop for group in **groups** append (group-options group)))
 
 (defun observers-of-groups (given)
-  "The observers that GIVEN, the plist of a command line, requests from the groups, preceded by
-those in its :OBSERVER, a list. The :CREDENTIALS of GIVEN are the server's, or nil."
+  "The observers that GIVEN, the plist of a command line, requests from the groups, after the
+observers in its :OBSERVER, a list. The :CREDENTIALS of GIVEN are the server's, or nil."
   (let ((observers (getf given :observer)))
     (dolist (group **groups** observers)
       (when (group-observers group)
@@ -56,8 +57,8 @@ those in its :OBSERVER, a list. The :CREDENTIALS of GIVEN are the server's, or n
 
 (defun call-with-groups (server given function)
   "Give SERVER the features that GIVEN requests from the groups, and call FUNCTION with a list of
-lines that describe them; they last until FUNCTION returns. GIVEN is the plist of a command line
-with SERVER's :OBSERVER, a list, and :CREDENTIALS."
+lines that describe the features; these last until FUNCTION returns. GIVEN is the plist of a command
+line with SERVER's :OBSERVER, a list, and :CREDENTIALS."
   (labels ((call-with (groups lines)
              (if groups
                  (funcall (group-around (first groups)) server given

@@ -26,7 +26,7 @@
       (terpri stream))))
 
 (defun default-text (argument)
-  "The default of the option ARGUMENT as a user would write it, or nil without one."
+  "The default of the option ARGUMENT as a user would write it, or nil if there is none."
   (let ((default (argument-default argument)))
     (cond ((null default) nil)
           ((keywordp default) (string-downcase default))

@@ -1,6 +1,6 @@
-;;;; From a command line to the plist that it means. An option is `--name VALUE` or `--name=VALUE`,
-;;;; anywhere; if its value is optional, it is `--name` or `--name=VALUE`. After `--` there are no
-;;;; more options. An option --config contains further arguments.
+;;;; Parses a command line to the plist that it means. An option is `--name VALUE` or
+;;;; `--name=VALUE`, at any place; an option whose value is optional is `--name` or `--name=VALUE`.
+;;;; After `--` there are no more options. An option --config contains further arguments.
 
 (in-package #:clgrpc.command)
 
@@ -88,7 +88,8 @@ USAGE-ERROR for a wrong argument."
                         collect (argument-default option)))))))
 
 (defun give (command given key value)
-  "The plist GIVEN with VALUE for KEY, after earlier ones if the option of COMMAND is repeated."
+  "The plist GIVEN with VALUE for KEY; if the option of COMMAND may be repeated, VALUE follows
+earlier values."
   (let ((option (find key (command-options command) :key #'argument-key)))
     (list* key (if (argument-repeated option) (append (getf given key) (list value)) value)
            given)))
@@ -109,7 +110,7 @@ USAGE-ERROR for a wrong argument."
                          (member "-d" (option-names command) :test #'string=))))))
 
 (defun takes-all-p (parameter)
-  "True if PARAMETER, the last, takes all remaining arguments; then its value is a list."
+  "True if PARAMETER, the last parameter, takes all remaining arguments; then its value is a list."
   (uiop:string-suffix-p (argument-value parameter) "…"))
 
 (defun optional-p (argument)

@@ -1,4 +1,5 @@
-;;;; Parsers of the values of arguments: functions of a string that return its value, or refuse it.
+;;;; Parsers of the values of arguments: functions of a string that return its value, or refuse the
+;;;; string.
 
 (in-package #:clgrpc.command)
 
@@ -19,7 +20,7 @@
         (t (refuse "true or false is expected, not ~S" string))))
 
 (defun parse-decimal (string what)
-  "The rational written in STRING, a decimal; if it is not one, refuse it and name WHAT as
+  "The rational that STRING, a decimal, represents; refuse another STRING, and name WHAT as
 expected."
   (let* ((dot (or (position #\. string) (length string)))
          (digits (remove #\. string :count 1))
@@ -87,8 +88,8 @@ plain number of seconds."
           (t (integer-parser (option-row-minimum row) (option-row-maximum row))))))
 
 (defun parse-limits (string)
-  "The plist of rows of the options table that STRING, a list of NAME=VALUE separated by commas,
-means."
+  "The plist of options that STRING, a list of NAME=VALUE separated by commas, means; the names are
+rows of the options table."
   (loop for word in (or (uiop:split-string string :separator ",") '(""))
         append (let* ((equals (or (position #\= word)
                                   (refuse "NAME=VALUE is expected, not ~S" word)))
