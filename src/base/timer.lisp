@@ -9,7 +9,7 @@
 ;;;; wheel's tick reaches a slot above level 0, the timers in it move down. A level-0 slot holds the
 ;;;; timers of one tick; they run once they are due, never before.
 ;;;;
-;;;; A slot holds the first timer of a circular list, which is linked through the timers.
+;;;; A slot holds the first timer of a circular list.
 ;;;; ADVANCE-WHEEL first moves the due timers to the last slot, +EXPIRED+, and then runs these:
 ;;;; functions may schedule and cancel at will, and if one signals an error the next call continues
 ;;;; with the rest.

@@ -1,6 +1,5 @@
-;;;; Running a handler: on the thread of the client that makes the call or consumes its messages; or
-;;;; elsewhere, on a reserve thread or a loop. The return of the handler has the same effects on any
-;;;; thread.
+;;;; Running a handler: on the thread of the client that makes the call or takes its messages; or on
+;;;; a reserve thread or a loop. The return of the handler has the same effects on any thread.
 
 (in-package #:clgrpc.inproc)
 

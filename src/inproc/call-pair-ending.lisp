@@ -106,8 +106,7 @@ non-local exit leaves one notification."
                  t))
 
 (defun expire (call-pair)
-  "End the call of CALL-PAIR, whose deadline has passed: at each end as if that end had found this
-out."
+  "End the call of CALL-PAIR, whose deadline has passed: at each end as if it had noticed this."
   (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
     (let ((how (list status :message text :ended-by :local)))
       (end-call-pair call-pair how how nil))))

@@ -13,8 +13,7 @@
         unless (cdr rest) return rest))
 
 (defmacro with-context ((&key handlers restarts (call nil call-p)) &body body)
-  "Evaluate BODY with HANDLERS as condition handlers, with RESTARTS, and with CALL as the current
-call."
+  "Evaluate BODY with the condition handlers HANDLERS, with RESTARTS, and with CALL as *CALL*."
   `(let ((sb-kernel:*handler-clusters* ,handlers)
          (sb-kernel:*restart-clusters* ,restarts)
          ,@(when call-p `((*call* ,call))))

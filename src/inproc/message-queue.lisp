@@ -4,8 +4,7 @@
 ;;;; goes into the MAILBOX, one word that the receiver polls as it spins. The sender uses the
 ;;;; mailbox only while it and INCOMING are both empty. So the message in the mailbox is older than
 ;;;; the messages in INCOMING, and newer than those that the receiver has taken from INCOMING
-;;;; (RECEIVED). A receiver that finds messages in INCOMING checks its mailbox before it takes the
-;;;; messages.
+;;;; (RECEIVED). A receiver that finds messages in INCOMING checks its mailbox before it takes them.
 
 (in-package #:clgrpc.inproc)
 

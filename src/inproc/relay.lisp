@@ -265,8 +265,7 @@ FAILED-ATTEMPTS; do nothing if only one attempt is possible."
                                  (/ (- (call-now attempt) (relay-began-ns relay)) 1d9))))))
 
 (defun relay-loop (relay)
-  "The loop for the timers of RELAY; nil if the relay's channel is closed, and so the call has
-ended."
+  "The loop for the timers of RELAY; nil if its channel is closed, so that the call has ended."
   (ensure-loop (call-inproc-core (relay-call relay))))
 
 ;;; The end of the call
@@ -278,8 +277,7 @@ ended."
     (end-call-pair (relay-call-pair relay) how how nil)))
 
 (defun end-relay (relay answer)
-  "End RELAY's call in the same way as its last attempt ended; ANSWER is the attempt's answer, if it
-has one."
+  "End RELAY's call as its last attempt ended; ANSWER is the attempt's answer, if it has one."
   (let* ((call-pair (relay-call-pair relay))
          (server (relay-call relay))
          (attempt (relay-attempt relay))

@@ -93,9 +93,8 @@ return false. From any thread."))
                     stream))))
 
 (defun make-future (&key on-cancel)
-  "Return a future, to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL is called while the
-future is not settled, it calls (ON-CANCEL), which should stop the work that produces the value.
-From any thread."
+  "Return a future, to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL ends the future, it
+calls (ON-CANCEL), which should stop the work for the value. From any thread."
   (make-promise on-cancel))
 
 (defgeneric future-done-p (future)
@@ -156,8 +155,7 @@ attached."
         finally (run-each-completion future (reverse old))))
 
 (defgeneric future-outcome (future)
-  (:documentation "Two values of FUTURE, which is settled: its value and nil, or nil and its
-condition.")
+  (:documentation "The value of FUTURE, which is settled, and nil; or nil and its condition.")
   (:method ((future future))
     (handler-case (values (future-values future nil) nil)
       ((or error storage-condition) (condition) (values nil condition))))

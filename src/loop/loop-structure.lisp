@@ -173,8 +173,7 @@ loop.")
   nil)
 
 ;;; Slow work: steps of handshakes, and the ends of connections with all their calls. Peers can
-;;; cause a thousand of these at once, so a turn does only some of them, and other work is done
-;;; between them.
+;;; cause a thousand of these at once, so a turn does only some of them, between other work.
 
 (defconstant +slow-ns+ 3000000
   "The time that a turn may spend on slow work before it leaves further work to the next turn.")

@@ -25,8 +25,7 @@
   (u16be address 2))
 
 (defun text-to-number (family text octets at)
-  "Write the numeric address in TEXT into OCTETS from AT on; return true if TEXT is a numeric
-address."
+  "Write the numeric address in TEXT into OCTETS from AT on; return true if TEXT is numeric."
   (with-pinned-objects (octets)
     (= 1 (alien-funcall (extern-alien "inet_pton" (function int int c-string system-area-pointer))
                         family text (sap+ (vector-sap octets) at)))))
@@ -69,7 +68,7 @@ MISUSE for any other text. An empty host means every IPv4 address."
     (number-to-text family address (if (= family +af-inet+) 4 8))))
 
 (defun address-network (address)
-  "The network that probably has the same owner as ADDRESS, an internet address, as text. For IPv4
+  "The network that probably has the owner of ADDRESS, an internet address, as text. For IPv4
 this is the address itself, even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 this
 is the network of 64 bits that one subscriber has (RFC 6177), or the address itself if the address
 is valid on one link only."

@@ -13,8 +13,7 @@
 encryption or without ephemeral keys, and suites with a separate MAC, that is, without AEAD.")
 (defparameter *tls-1.3-ciphers*
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
-  "The default suites of TLS 1.3. AES-128 is first: it is secure enough for decades, and costs
-least.")
+  "The default suites of TLS 1.3. AES-128 is first: secure enough for decades, and cheapest.")
 (defparameter *tls-1.3-names*
   '("TLS_AES_128_GCM_SHA256" "TLS_AES_256_GCM_SHA384" "TLS_CHACHA20_POLY1305_SHA256"
     "TLS_AES_128_CCM_SHA256" "TLS_AES_128_CCM_8_SHA256")

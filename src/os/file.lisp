@@ -87,8 +87,7 @@ pipe without a reader."
       descriptor)))
 
 (defun write-octets (descriptor octets start end)
-  "Write the octets START to END to DESCRIPTOR. Return the number of octets written, or a failed
-result."
+  "Write the octets START to END to DESCRIPTOR. Return the number written, or a failed result."
   (declare (type octets octets) (type index start end))
   (with-pinned-objects (octets)
     (retrying

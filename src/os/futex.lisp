@@ -29,8 +29,7 @@ no longer VALUE. The function may also return earlier, so check the octets again
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
 
 (defun wake-at-word (sap)
-  "Wake every thread that sleeps in WAIT-FOR-WORD for the octets at SAP, which the caller has
-changed."
+  "Wake every thread that sleeps in WAIT-FOR-WORD for the octets at SAP, which have been changed."
   (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
            (int +futex-wake-private+) (int #x7FFFFFFF)
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))

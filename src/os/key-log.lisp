@@ -1,7 +1,7 @@
 ;;;; The log of TLS secrets (RFC 9850), with which Wireshark and other programs decrypt recorded
 ;;;; connections. The file is opened for each line: lines are few, and the file may be moved between
-;;;; two of them. One call of writev writes a line and its newline, so lines of several threads do
-;;;; not mix.
+;;;; two of them. One writev writes a line and its newline, so that lines of several threads do not
+;;;; mix.
 
 (in-package #:clgrpc.os)
 

@@ -36,8 +36,7 @@
 (pushnew 'forget-libraries sb-ext:*save-hooks*)
 
 (defun find-function-address (handle names)
-  "The address of the function in the library HANDLE whose name is NAMES, or in the list NAMES; or
-0."
+  "The address of the function in the library HANDLE named NAMES, a name or a list of names; or 0."
   (loop for name in (uiop:ensure-list names)
         for address = (alien-funcall (extern-alien "dlsym" (function (unsigned 64) (unsigned 64)
                                                                      c-string))

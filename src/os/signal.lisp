@@ -155,8 +155,7 @@ Call it from one thread at a time, and not in the function of HANDLE-SIGNAL."
   nil)
 
 (defun forget-catchers ()
-  "A core can be saved only while no thread waits for a signal, and a started core must have no
-catchers."
+  "No thread may wait for a signal when a core is saved, and a started core must have no catchers."
   (loop for catcher in **catchers**
         when (catcher-thread catcher) do (reset-signal (catcher-signal catcher)))
   (setf **catchers** '()))

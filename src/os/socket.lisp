@@ -111,8 +111,7 @@ peer sends no more."
   "Make the kernel drop the segments that would begin connections to SOCKET, a listening TCP socket,
 as if the network had lost them: the sender repeats them, usually a second later. Connections that
 wait can still be accepted. Return a negated errno if the kernel refuses."
-  ;; a classic BPF program; each row is a struct sock_filter: code, jump if true, jump if false,
-  ;; operand
+  ;; a classic BPF program; each row is a struct sock_filter: code, two jumps (true, false), operand
   (with-alien ((program (array (unsigned 64) 4))
                (header (array (unsigned 64) 2))) ; struct sock_fprog: length, pointer
     (loop for (code if-true if-false operand) in '((#x30 0 0 13)          ; load octet 13, the flags
@@ -193,8 +192,7 @@ it as the process may. Return the number of descriptors that the process may hav
 (defun open-descriptors (&optional (process "self"))
   "The open descriptors of PROCESS, a process's number, by default this process; the empty list if
 the system does not list them."
-  ;; not by DIRECTORY, which looks up each entry and fails if the descriptor has been closed
-  ;; meanwhile
+  ;; not by DIRECTORY, which looks up each entry and fails if the descriptor is closed meanwhile
   (let ((listing (alien-funcall (extern-alien "opendir" (function system-area-pointer c-string))
                                 (format nil "/proc/~A/fd" process))))
     (unless (zerop (sap-int listing))

@@ -58,8 +58,7 @@ empty buffers.")
 
 ;;; OpenSSL's callbacks. The callbacks run inside SSL_do_handshake, on the loop; they neither
 ;;; allocate (except LOG-SECRET, see the file key-log) nor unwind, and do not examine a ClientHello:
-;;; the callback for a ClientHello first makes OpenSSL return, and SHAKE-HANDS decides; see its
-;;; argument CHOOSE.
+;;; the callback for a ClientHello first makes OpenSSL return; then SHAKE-HANDS decides by CHOOSE.
 
 (defun hello-extension (ssl kind)
   "The address and length of the extension KIND of the ClientHello that SSL has read, or 0 and 0."
@@ -216,8 +215,8 @@ time-outs in seconds."
 ;;; Contexts
 
 (defun add-certificate-chain (context text what)
-  "Make CONTEXT present the certificates of TEXT: its own certificate first, then the certificates
-that lead to a root."
+  "Make CONTEXT present the certificates of TEXT: its own first, then certificates that lead to a
+root."
   (call-with-certificates
    (lambda (certificate index)
      (unless (= 1 (if (zerop index)
@@ -238,8 +237,7 @@ in which WHAT names the text, if it cannot be read or does not match the certifi
    text what password))
 
 (defun add-roots (context text what client-names)
-  "Make CONTEXT trust the certificates of TEXT and, if CLIENT-NAMES is true, send their names to
-clients."
+  "Make CONTEXT trust the certificates of TEXT and, if CLIENT-NAMES, send clients their names."
   (let ((store (ssl-ctx-get-cert-store context)))
     (x509-store-set-flags store +x509-flag-partial-chain+)
     (call-with-certificates
@@ -546,8 +544,7 @@ CERTIFICATE is the certificate that the peer, a client, has shown, or NIL."
   (err-clear-error))
 
 (defun update-keys (ssl)
-  "Make SSL, a session of TLS 1.3, change its keys with its next output and ask the peer to do the
-same."
+  "Make SSL, a session of TLS 1.3, change its keys with its next output, and ask the peer to do so."
   (ssl-key-update ssl 1))
 
 (defun session-failure (ssl)

@@ -7,8 +7,7 @@
     (if path (file-namestring (sb-ext:parse-native-namestring path)) "server")))
 
 (defparameter *own-keywords* '(:arguments :exit :reload)
-  "The keyword arguments of RUN-SERVER that are neither options of the command line nor
-START-SERVER's.")
+  "RUN-SERVER's keyword arguments that are neither options of the command line nor START-SERVER's.")
 
 (defun server-command (defaults)
   "The command line of a program that serves. DEFAULTS, a plist, replace defaults of the options."
@@ -30,8 +29,7 @@ START-SERVER's.")
           append (list key value)))
 
 (defun log-default ()
-  "The level of the log; nil if the program has chosen a log itself, so that RUN-SERVER begins
-none."
+  "The level of the log; nil if the program has chosen a log itself: then begin no log."
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun without-program (arguments)

@@ -55,8 +55,7 @@ there are CREDENTIALS; with nil if ADDRESSES are nil."
 
 (defun make-tracing-as-asked (trace-sample otlp)
   "Tracing that records the share TRACE-SAMPLE of the traces that begin here, or all of them if only
-OTLP is given; nil if neither is given. Without OTLP no exporter takes the spans, so few spans are
-kept."
+OTLP is given; nil if neither is given. Without OTLP no exporter takes spans, so few are kept."
   (when (or trace-sample otlp)
     (apply #'trace:make-tracing :sampler `(:parent-based (:trace-id-ratio ,(or trace-sample 1)))
            (if otlp '() '(:max-queued-spans 1)))))

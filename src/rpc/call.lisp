@@ -445,8 +445,7 @@ may call this."
                  (through (inbound-filter inbound) (operate decode call item 0 0))))))))
 
 (define-hot (pop-taken :inline t) ((call call)) t
-  "As POP-INCOMING, but only from the messages that the receiving thread has taken out of the
-queue."
+  "As POP-INCOMING, but only from the messages that this thread has taken out of the queue."
   (let ((inbound (call-inbound call)))
     (and inbound (inbound-received inbound) (pop-incoming call))))
 

@@ -34,8 +34,7 @@ callbacks again when there is room."
 
 (define-hot due-callback ((call call) (callbacks callbacks) (over boolean)) (or null function)
   "The callback of CALL, other than the callback for messages, that must run next. If OVER is false,
-this is the callback for room, or nil: the other callbacks wait for the last message or for the end
-of CALL."
+this is the callback for room, or nil: the others wait for the last message or for CALL's end."
   (cond ((not over) (due-on-writable call callbacks))
         ((and (callbacks-on-half-close callbacks) (all-received-p call))
          (shiftf (callbacks-on-half-close callbacks) nil))

@@ -65,16 +65,14 @@ handler's thread. See *DEBUG-ON-ERROR*."
 
 (defun of-another-call-p (error call)
   "True if ERROR, an RPC-ERROR, comes from another call than CALL: it ended that call, or a channel
-could not make that call. The value is false if ERROR ended CALL, or if FAIL signalled it in CALL's
-handler."
+could not make that call. False if ERROR ended CALL, or if FAIL signalled it in CALL's handler."
   (if-let ((other (rpc-error-call error)))
     (not (same-call-p other call))
     (or (eq :transport (rpc-error-ended-by error))
         (not (rpc-error-sent-p error)))))
 
 (defun over-p (call)
-  "True if CALL has ended or is past its deadline, so that the calls that its handler made have
-ended too."
+  "True if CALL has ended or is past its deadline, so that its handler's calls have ended too."
   (or (call-status call) (overdue-p call)))
 
 (defun error-condition (call error)

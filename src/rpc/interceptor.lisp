@@ -40,8 +40,7 @@ method."
       (eq where (rpc-method-function-name method))))
 
 (defun interceptors-for (interceptors method)
-  "The functions for METHOD in INTERCEPTORS, which has the form that CHECK-INTERCEPTORS takes; the
-outermost first."
+  "The functions for METHOD in INTERCEPTORS, in CHECK-INTERCEPTORS's form; the outermost first."
   (if (every #'atom interceptors)
       interceptors
       (loop for item in interceptors

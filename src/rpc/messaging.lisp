@@ -154,7 +154,7 @@ from CALL."
 
 (defun cancelled-p (call)
   "True if CALL has ended with a status other than :ok: it was cancelled, is past its deadline, or
-lost its connection. A handler that computes for long should call this from time to time. From any
+lost its connection. A handler that computes for long should call this now and then. From any
 thread."
   (check-call call)
   (not (member (operate look call) '(nil :ok))))

@@ -1,9 +1,8 @@
 ;;;; The parts of a call that only some calls need, by subject. Each part is made when it is first
 ;;;; needed: its incoming messages (INBOUND), its outgoing messages (OUTBOUND), the callbacks of its
 ;;;; user (CALLBACKS), its end (ENDING), the settings of its user (OWN-OPTIONS). A transport may add
-;;;; slots to each part but ENDING: by DEFINE-OWN-PART it defines structures that include the parts,
-;;;; and its operations NEW-PARTS, NEW-INBOUND, NEW-OUTBOUND, NEW-CALLBACKS and NEW-OWN-OPTIONS make
-;;;; these.
+;;;; slots to each part but ENDING: DEFINE-OWN-PART defines structures that include them, and the
+;;;; operations NEW-PARTS, NEW-INBOUND, NEW-OUTBOUND, NEW-CALLBACKS and NEW-OWN-OPTIONS make these.
 
 (in-package #:clgrpc.rpc)
 

@@ -127,8 +127,8 @@ if the number is right. UNFINISHED is true if another message had begun."
           ((< 1 count) (if client-p :second-response :second-request)))))
 
 (defun add-trailers (call trailers)
-  "Add TRAILERS to the trailers that CALL, a running handler's call, will send, after the handler's
-own."
+  "Add TRAILERS after the handler's own trailers to those that CALL, a running handler's, will
+send."
   (when trailers
     (let ((ending (ensure-ending call)))
       (setf (ending-trailers ending) (append (ending-trailers ending) trailers)))))

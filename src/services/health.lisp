@@ -258,8 +258,7 @@ is the latest. Call this without the lock."
                (loop do (setf wanted (watcher-wanted watcher))
                         (sb-sys:with-local-interrupts (tell-status watcher))
                      until (setf done (done-p)))
-            ;; this thread is being terminated, and other threads may rely on it to send their
-            ;; status
+            ;; this thread is terminated, and other threads may rely on it to send their status
             (unless (or done (done-p))
               (setf (watcher-wanted watcher) 0)
               (tell-watcher watcher))))))))
@@ -343,8 +342,7 @@ over HTTP/1.1 and HTTP/2 at PATH, a string. The status is the whole server's, or
 service that the query's parameter \"service\" names. The answer is 200 while the status is
 :serving, 503 while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404
 for a name that SERVICE does not know. The handler may also be given to a separate server, which
-answers while the main server drains. Traces contain the requests, and access logs contain those
-that end well, only if QUIET is false. From any thread. Signal MISUSE if SERVICE is not a health
-service."
+answers while the main server drains. Traces have the requests, and access logs have those that end
+well, only if QUIET is false. From any thread. Signal MISUSE if SERVICE is not a health service."
   (check-service service)
   (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

@@ -198,14 +198,12 @@ In user code."
 (defstruct (compression (:copier nil))
   "The compression of a call: OUTGOING is the encoding of our messages, INCOMING the encoding of the
 peer's compressed messages. ARRIVING is true if the message being delivered is compressed, RECEIVED
-if the message decoded last was compressed. FAILURE is the reason for which a message could not be
-decompressed."
+if the message decoded last was compressed. FAILURE is the reason of a failed decompression."
   (outgoing nil :type (or null encoding)) ; the encoding of our messages, or nil
   (incoming nil :type (or null encoding)) ; the encoding of the peer's messages, or nil
   (arriving nil :type boolean)          ; the loop's
   (received nil :type boolean)          ; the receiving thread's
-  ;; the outcome of OS:INFLATE-OCTETS, other than :ok, because of which a message has ended the
-  ;; call; or nil
+  ;; nil, or the outcome of OS:INFLATE-OCTETS, not :ok, because of which the call was ended
   (failure nil :type symbol)
   ;; the value of TOLD-SIZE for the message reported to observers
   (told nil :type (or index boolean)))

@@ -33,8 +33,7 @@
   (setf (compression-outgoing (ensure-compression call)) encoding))
 
 (defun (setf incoming-encoding) (encoding call)
-  "Allow CALL's peer to send messages compressed by ENCODING; nil allows only uncompressed
-messages."
+  "Allow CALL's peer to send messages compressed by ENCODING; nil allows no compression."
   (setf (compression-incoming (ensure-compression call)) encoding))
 
 (defun inflation-failure (call)

@@ -10,8 +10,7 @@
 
 (defglobal **taps** (make-hash-table :test 'eq :weakness :key :synchronized t)
   "A table from a link to the number of octets of its output that still belong to a reported frame.
-If only a part of a frame's header was written, the value is a vector with the octets of that
-part.")
+If only a part of a frame's header was written, the value is a vector with its octets.")
 
 (defun tell-frame (link event plist)
   "Report EVENT, with the frame in PLIST, to the tracer of frames that is on and covers EVENT."

@@ -57,8 +57,7 @@ the part that has arrived. So only a small part of a long message is copied twic
 peer can make us keep this many times the octets that it sends; its link is charged for them.")
 
 (defstruct (partial (:copier nil))
-  "A message of which a part has arrived: first its five octets of prefix, then the message in
-BODY."
+  "A message of which a part has arrived: first the five octets of its prefix, then its BODY."
   (prefix (make-octets +prefix-octets+) :type octets) ; up to PREFIX-FILL
   (prefix-fill 0 :type (integer 0 5))   ; 5 once the prefix is whole
   (body (load-time-value (make-octets 0)) :type octets) ; a vector of BORROW-OCTETS

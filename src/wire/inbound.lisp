@@ -114,8 +114,7 @@ if it is compressed."
     at))
 
 (defconstant +little-octets+ 256
-  "The most octets of a compressed message that is decompressed on the loop although its length is
-not known.")
+  "The most octets of a compressed message of unknown length that the loop decompresses itself.")
 
 (defun long-message-p (byte-buffer encoding)
   "True if the data of BYTE-BUFFER, compressed by ENCODING, show that the decompressed message is
@@ -354,8 +353,7 @@ CALL ends while a message waits for its peer's turn, signal CALL's RPC-ERROR."
 empty messages of a type with 250 fields take 1 MB.")
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
-  "The operation DECODE for messages of gRPC: as DECODE-ITEM, but without a function call for short
-messages."
+  "The operation DECODE for messages of gRPC: as DECODE-ITEM, but quicker for short ones."
   (if (and (typep item 'octets) (<= (- end start) +roomless-octets+))
       (let ((message (values (decode-message call item start end nil))))
         (if (failure-p message) (end-undecodable call message) message))
@@ -493,8 +491,7 @@ keeps them."
             (finish outcome result length))))))
 
 (defun end-undecompressed (call outcome limit)
-  "Signal an RPC-ERROR for OUTCOME, of the decompression of a message of CALL, and end CALL with
-it."
+  "Signal an RPC-ERROR for OUTCOME of the decompression of CALL's message; end CALL with it."
   (multiple-value-bind (status text) (failed-inflation call outcome limit)
     (end-undecodable call (make-rpc-error status :message text :call call
                                           :peer (call-peer call)

@@ -86,8 +86,7 @@ long. For a long MESSAGE the function may wait until the heap has room. From any
           (t (make-byte-buffer octets end)))))
 
 (defun long-room (call size compress)
-  "The octets of the heap that CALL needs to encode a message of SIZE octets, and perhaps compress
-it."
+  "The octets of the heap for CALL to encode a message of SIZE octets, and perhaps compress it."
   (let ((octets (+ size (ash size -2))))  ; rounded up as the store's lengths
     (if (wants-compression-p call compress size (wire-call-options call))
         (* 2 octets)

@@ -17,5 +17,4 @@
   :unsent-octets #'wire-unsent-octets)
 
 (setf (documentation '**wire-operations** 'variable)
-      "The operations over HTTP/2 that are the same at both ends; the transports of the ends name
-this in :LIKE.")
+      "The operations over HTTP/2 that are the same at both ends; each end names them in :LIKE.")

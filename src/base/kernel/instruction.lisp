@@ -63,8 +63,7 @@
       (:vmovq-to :mr 1 #x66 1 #x7E 128)
       (:vptestmq :rvm 2 #x66 1 #x27) (:vpmovb2m :rm 2 #xF3 0 #x29)
       (:vpcmpub :rvm 3 #x66 0 #x3E) (:vpcmpb :rvm 3 #x66 0 #x3F))
-    "Rows of AVX-512 instructions: name, operands, map, prefix, W, operation, and a digit or a
-length other than 512.")
+    "Rows of AVX-512 instructions: name, operands, map, prefix, W, operation, a digit or length.")
 
   (defparameter *instructions-x*
     '((:bzhi :rmv 2 nil 1 #xF5)

@@ -11,7 +11,7 @@
 
 (declaim (inline avx2-p))
 (defun avx2-p ()
-  "True if kernels may be called: this is an x86-64 with AVX2 and all other features that kernels
+  "True if kernels may be called: this is an x86-64 with AVX2 and the other features that kernels
 use."
   **avx2-p**)
 

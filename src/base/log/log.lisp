@@ -65,8 +65,8 @@ reach no listener."
 the ids of its trace; the plist is added to each event.")
 
 (defun with-log-context (plist)
-  "PLIST of an event, with the plist that **LOG-CONTEXT** returns added unless PLIST already has the
-first key of that plist."
+  "PLIST of an event with the value of **LOG-CONTEXT** added, unless PLIST has its first key
+already."
   (let ((more (and **log-context** (funcall **log-context**))))
     (if (and more (not (getf plist (first more))))
         (append plist more)
@@ -129,8 +129,7 @@ the argument, so the log shows only the class."
         class)))
 
 (defun shown-function (name)
-  "NAME of a frame, as the log may show it. The name is shortened for a form of a file, whose name
-contains the whole form."
+  "NAME of a frame, as the log may show it. The name of a form in a file is cut."
   (if (and (consp name) (symbolp (first name)) (string= '#:top-level-form (first name))
            (not *backtrace-arguments*))
       (first name)

@@ -1,15 +1,15 @@
 ;;;; Accounts: the memory that is held for a peer, in octets. The account of a connection is part of
 ;;;; the account of its peer, this one of that of its server, and this one of that of the process.
-;;;; Code that begins to hold memory charges it to the connection, and code that releases it
-;;;; discharges it.
+;;;; Code that begins to hold memory charges the connection for it; code that releases it discharges
+;;;; it.
 ;;;;
 ;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
 ;;;; which take messages or send answers, charge and discharge it atomically (CHARGE-ACCOUNT,
 ;;;; DISCHARGE-ACCOUNT). The accounts above are updated in steps: TELL-WHOLE passes on a rise that
 ;;;; is larger than +ACCOUNT-STEP+, and a fall that is larger than an eighth of that. So calls that
 ;;;; begin and end between two steps cost the accounts above nothing. A connection may hold up to a
-;;;; step more than the accounts above count for it; when it is idle again, they count hardly more
-;;;; than it holds.
+;;;; step more than the accounts above count for it; when it is idle, they count hardly more than it
+;;;; holds.
 ;;;;
 ;;;; Invariant: HELD of an account with parts is the sum of TOLD of its parts. TOLD changes by
 ;;;; compare-and-swap from the sum that was last passed on to the sum just read. So each change is
@@ -41,8 +41,7 @@ size, is not passed to the accounts above.")
 (declaim (sb-ext:freeze-type account))
 
 (document-functions
-  make-account "Return an account, to which nothing is charged yet, that is part of WHOLE, an
-account or nil."
+  make-account "Return an account without charges that is part of WHOLE, an account or nil."
   account-whole "The account that ACCOUNT is part of, or nil.")
 
 (defun call-on-excess (account most function)

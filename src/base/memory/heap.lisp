@@ -112,8 +112,7 @@ in gencgc.c)."))
 
 (defmacro count-pages (used-pages generation)
   "Evaluate to three numbers for the pages below USED-PAGES: how many are free and in wide holes,
-how many are in use, and how many of the used ones a collection of GENERATION and of younger
-generations copies."
+how many are in use, and how many of these a collection of GENERATION and younger ones copies."
   (if (known-pages-p)
       `(let ((single-object 16)         ; a flag of gencgc-internal.h
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))

@@ -1,8 +1,7 @@
 ;;;; The store of the image: long octet vectors that are kept to be used again. SBCL zeroes a fresh
 ;;;; vector; for a message of megabytes this costs two to three times as much as writing the
 ;;;; message, and fills the nursery. Code that takes a vector from the store owns it. The last owner
-;;;; may put the vector back, once, with no reference left to it, or leave the vector to the
-;;;; collector.
+;;;; may put it back, once, with no reference left, or leave it to the collector.
 ;;;;
 ;;;; A shelf holds the vectors of one length. From each power of two to the next there are four
 ;;;; lengths, so that a message wastes at most a quarter of its vector, even if it is a little

@@ -176,8 +176,7 @@ three different numbers."
 (defmacro define-options-structure (name include constructor rows documentation)
   "Define the structure NAME with a slot for each of ROWS, plists that PARSE-OPTION-ROW has made."
   `(progn
-     ;; no constructor with a keyword for each slot, since that would take long to compile; see
-     ;; FILL-OPTIONS
+     ;; no constructor with all keywords, since it would take long to compile; see FILL-OPTIONS
      (defstruct (,name (:constructor ,constructor ()) (:conc-name options-)
                        (:copier ,(and (eq name 'options) 'copy-options))
                        ,@(and include `((:include ,include))))
@@ -226,8 +225,7 @@ call with :resource-exhausted.")
     "Largest message sent. gRPC sets no limit here.")
    (max-message-depth 100 1 1000 "levels"
     "How many levels of messages and groups may nest in a message that is decoded; other
-implementations of Protocol Buffers have this default, too. The limit keeps the decoder from
-exhausting the stack.")
+implementations of Protocol Buffers have this default, too. The limit bounds the stack.")
    (max-decoded-octets 33554432 0 1099511627776 "octets"
     "Memory that the messages inside one message may occupy when it is decoded, beyond eight times
 its serialized size. An empty message of two octets occupies forty and more: without this limit 4 MB
@@ -457,8 +455,7 @@ sixteenth for peers without one, and a sixteenth for handlers that begin on the 
 than 16 threads none is kept for these handlers, but one more may be started for them. One more
 thread may also run for each loop that a reserve thread has taken over for good.")
    (reserve-queue 10000 0 1000000 "calls"
-    "How many calls may wait for a reserve thread. A further call is refused with
-:resource-exhausted.")
+    "Calls that may wait for a reserve thread; a further one is refused with :resource-exhausted.")
    (reserve-wait-seconds 5 0.001 3600 "seconds"
     "How long a call may wait for a reserve thread before it is refused with :resource-exhausted.
 Without this limit, handlers that hold all threads and call this same server would wait for ever.")
@@ -507,16 +504,14 @@ configs. Within that time the query is sent three times.")
 sooner than this after the last look-up that had an answer.")
    (max-addresses 1000 1 1000000 "addresses"
     "How many addresses of its target a channel uses: the first ones that its resolver reports. A
-warning is logged if there are more: policies such as round_robin make a connection to each of
-them.")
+warning is logged if there are more: round_robin and some others connect to each of them.")
    (max-subchannels 4000 1 1000000 "subchannels"
     "How many servers all balancers of a channel together may have, including removed ones that
 finish their last calls: a service config may have many targets, each with all addresses. Further
 servers are ignored, with a warning.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
-(gRFC A2). Most names have no such record, and asking costs a query each time the name is looked
-up.")
+(gRFC A2). Most names have no such record, and each look-up of the name costs one more query.")
    (idle-seconds 1800 0 1000000000 "seconds"
     "A channel that has had no calls for this time becomes idle: its connections, its balancer and
 its resolver end; the next call starts them again. Surplus connections to one server (see

@@ -24,8 +24,8 @@ the power LEAST. If the quotient is too large, the bits are those of infinity or
            (power (if (> (integer-length (values (scaled #'floor power))) digits)
                       (1+ power)
                       power)))
-      ;; the highest bit of the significand, also if it comes from a carry of the rounding, adds to
-      ;; the exponent
+      ;; the highest bit of the significand, also one that rounding has carried, adds to the
+      ;; exponent
       (+ (values (scaled #'round power)) (ash (- power least) (1- digits))))))
 
 (defun bits-of-double (bits negative)
@@ -169,8 +169,8 @@ integer and the exponent E of the first digit: NUMBER is about d.ddd × 10^E."
 billionths, as most times in seconds are; else nil."
   (let ((magnitude (abs float)))
     (when (< 0d0 magnitude 1d6)
-      ;; Different decimals of at most 15 digits become different doubles, so this decimal is the
-      ;; shortest for FLOAT.
+      ;; Decimals of at most 15 digits become different doubles, so this is FLOAT's shortest
+      ;; decimal.
       (let ((nanos (truncate (+ 0.5d0 (* 1d9 magnitude)))))
         (declare (type (unsigned-byte 50) nanos))
         (when (= magnitude (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))

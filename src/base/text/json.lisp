@@ -134,8 +134,8 @@ that nest deeper than MAX-DEPTH."
 
 (define-hot scan-json-digits ((reader json-reader) (value unsigned-byte))
     (values unsigned-byte index)
-  "Skip one or more decimal digits. Return two values: Return two values: VALUE with these digits
-appended, and the number of digits."
+  "Skip one or more decimal digits. Return two values: VALUE with these digits appended, and their
+number."
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; numbers beyond a fixnum are rare
   (let ((small (if (typep value '(unsigned-byte 30)) value 0))
         (rest (if (typep value '(unsigned-byte 30)) nil value))

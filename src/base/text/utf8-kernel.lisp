@@ -75,9 +75,8 @@ ASCII, else 1."
 
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))
-    "Examine the COUNT 32-bit characters at FROM, except at most seven at the end. Return two
-numbers: the octets of UTF-8 that the examined characters take beyond one for each, and the count of
-these characters."
+    "Examine the COUNT 32-bit characters at FROM, except at most seven at the end. Return the octets
+of UTF-8 that the examined characters take beyond one for each, and their count."
   (inst xor here here)
   (inst pxor sums sums)
   LOOP

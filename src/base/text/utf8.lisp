@@ -4,8 +4,7 @@
 ;;;;
 ;;;; The fast paths work on eight octets at a time, or in kernels (utf8-kernel.lisp) on more: the
 ;;;; characters of a base string are octets in memory, those of a character string are 32-bit codes.
-;;;; The callers of the leaves (DEFINE-LEAF) have checked that all octets and characters exist that
-;;;; the leaves touch.
+;;;; Callers of leaves have checked that all octets and characters exist that the leaves touch.
 
 (in-package #:clgrpc.base)
 
@@ -65,8 +64,7 @@ octet of each character below its first.")
 
 (define-leaf %wide-utf8-length ((string wide-string)) index
   "The number of octets that the characters of STRING take. Two characters are counted at a time: a
-constant is added to each code, and the sum carries into the top bit if the character takes one
-octet more."
+constant is added to each code, and carries into the top bit if the character takes one octet more."
   (let ((count (length string)) (more 0))
     (declare (type index count) (type (unsigned-byte 64) more))
     (with-sap ((from string))
@@ -171,8 +169,7 @@ all are ASCII; return true if they are."
               (setf (sb-sys:sap-ref-8 base (+ start i)) code)))))))
 
 (defconstant +no-pair+ (pair-of #x10000)
-  "Two characters that are not encoded together; they replace a missing pair at the end of a
-string.")
+  "Two characters that are not encoded together, used for a missing pair at a string's end.")
 
 (define-leaf (%encode-run :inline t)
     ((string wide-string) (from index) (octets octets) (start index))
@@ -249,9 +246,8 @@ ASCII or both take two octets."
     at))
 
 (define-hot encode-utf8 ((string string) (octets octets) (start index)) index
-  "Write STRING as UTF-8 into OCTETS beginning at START; return the position after the last octet
-written. A lone surrogate is written as the replacement character U+FFFD. Signal an error if there
-is no room."
+  "Write STRING as UTF-8 into OCTETS beginning at START; return the position after the last octet. A
+lone surrogate is written as the replacement character U+FFFD. Signal an error if there is no room."
   (typecase string
     ((or simple-base-string wide-string)
      (unless (<= (+ start (length string)) (length octets))
@@ -292,8 +288,7 @@ surrogates, values above U+10FFFF and truncated sequences."
       (decode-wide-utf8 octets start end)))
 
 (define-leaf %count-characters ((octets octets) (start index) (end index)) index
-  "The number of octets from START to END that begin a character, which are those not of the form
-10xxxxxx."
+  "The number of octets from START to END that begin a character: those without the form 10xxxxxx."
   (let ((count 0) (at start))
     (declare (type index count at))
     (with-sap ((base octets))

@@ -58,9 +58,8 @@
   "The names of headers that only the server may set.")
 
 (defun sound-header (entry)
-  "ENTRY, one of a handler's headers, with its name in lower case and without blanks around its
-value. Signal an error if ENTRY cannot be a header; the error does not show ENTRY, which may be
-secret."
+  "ENTRY, a handler's header, with its name in lower case and without blanks around its value.
+Signal an error if ENTRY cannot be a header; the error does not show ENTRY, which may be secret."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
     (error "Headers are an alist from strings to strings; one entry is not."))
   (let ((name (coerce (string-downcase (car entry)) 'text))

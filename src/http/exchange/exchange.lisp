@@ -230,8 +230,8 @@ these may be escaped."
 without such a parameter."
   (when query
     (let ((query (coerce query 'simple-string)) (name (coerce name '(simple-array character (*)))))
-      ;; compiled for each type of string, since with a few octets a peer may cause a long query to
-      ;; be read
+      ;; compiled for each type of string: with a few octets a peer may cause a long query to be
+      ;; read
       (etypecase query
         (simple-base-string (find-parameter query name))
         ((simple-array character (*)) (find-parameter query name))))))

@@ -114,8 +114,8 @@
   (loop:start-timer (state-loop state) (state-timer state) due-ns))
 
 (defun await-due (state)
-  "Start STATE's timer for the time at which its phase exceeds its limit, unless the timer is due
-before that."
+  "Start STATE's timer for the time when its phase exceeds its limit, unless the timer is due
+before."
   (let ((due (phase-due-ns state)))
     (when (or (not (timer-pending-p (state-timer state))) (< due (state-timer-ns state)))
       (look-again state due))))
@@ -268,8 +268,7 @@ without a length."
 ;;; The answer to a request that is claimed
 
 (define-hot head-over-http1 ((request http1-request) (head answer-head) (more list) length) null
-  "The responder's HEAD. HTTP/1.0 has no chunks: there the end of the connection ends a body of
-unknown length."
+  "The responder's HEAD. In HTTP/1.0 the end of the connection ends a body of unknown length."
   (let* ((state (http1-request-connection request))
          (output (state-output state))
          (chunked (and (null length) (chunked-answer-p state))))
@@ -479,8 +478,7 @@ known head."
   nil)
 
 (defun note-begun-head (state)
-  "Note that all input was processed. If STATE's peer has begun a request, limit the time of its
-head."
+  "Note that all input was processed. If STATE's peer has begun a request, limit its head's time."
   (let ((began (http1:parser-begun-p (state-parser state))))
     (case (state-phase state)
       (:idle (when began

@@ -1,6 +1,6 @@
 ;;;; The choice of the HTTP handler for a request: the handler of the request's path, else the
-;;;; fallback. A ROUTER has the handlers of a server, each with a route: the server's object by
-;;;; which it calls the handler.
+;;;; fallback. A ROUTER has a server's handlers, each with a route: the object by which the server
+;;;; calls it.
 
 (in-package #:clgrpc.exchange)
 

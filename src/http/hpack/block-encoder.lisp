@@ -5,13 +5,13 @@
 ;;;; entry of each bucket, and LINKS has, for each slot of the ring, the number of the next older
 ;;;; entry in the same bucket. HEADS and LINKS each have two halves, both as long as the ring: one
 ;;;; for the hash of name and value, one for the hash of the name. Numbers only decrease along a
-;;;; chain, so a chain ends at the first number of an evicted entry, and evicting an entry changes
-;;;; nothing here. Hashes are stored in the field, so a constant field that is already in the table
-;;;; costs one probe of its bucket. A string is Huffman coded only if that is shorter.
-;;;; SET-ENCODER-LIMIT notes a change of the limit, which takes effect at both ends with the size
-;;;; updates that BEGIN-BLOCK writes (section 4.2). The encoding of a vector of constant fields
-;;;; remains valid while no entry is added or evicted and the limit is the same, so ENCODE-FIELDS
-;;;; copies it instead of searching again.
+;;;; chain, so a chain ends at the first number of an evicted entry, and an eviction changes nothing
+;;;; here. Hashes are stored in the field, so a constant field that is already in the table costs
+;;;; one probe of its bucket. A string is Huffman coded only if that is shorter. SET-ENCODER-LIMIT
+;;;; notes a change of the limit, which takes effect at both ends with the size updates that
+;;;; BEGIN-BLOCK writes (section 4.2). The encoding of a vector of constant fields remains valid
+;;;; while no entry is added or evicted and the limit is the same, so ENCODE-FIELDS copies it
+;;;; instead of searching again.
 
 (in-package #:clgrpc.hpack)
 
@@ -207,8 +207,7 @@ the fields of each block."
 (define-hot append-literal ((encoder encoder) (buffer buffer) (field field) (mask octet)
                             (pattern octet))
     null
-  "Append FIELD as a literal of the kind PATTERN, with an index for its name if a table has the
-name."
+  "Append FIELD as a literal of the kind PATTERN, with an index for a name that a table has."
   (let* ((static (logand (static-match field) (1- +static-name-only+)))
          (name-index (if (plusp static) static (find-dynamic-name encoder field))))
     (append-integer buffer name-index mask pattern)

@@ -73,7 +73,7 @@ it is ASCII."
       (setf (field-name-memo field) (latin-1-string (field-name field)))))
 
 (define-hot field-value-string ((field field)) simple-string
-  "The value of FIELD as a string, one character per octet; made once. It is a base string if it is
+  "The value of FIELD as a string, one character per octet; made once; a base string if it is
 ASCII."
   (or (field-value-memo field)
       (setf (field-value-memo field) (latin-1-string (field-value field)))))

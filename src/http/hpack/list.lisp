@@ -65,8 +65,7 @@ TRIM-FIELD-LIST."
     (setf (field-list-fields list) (replace new (field-list-fields list)))))
 
 (define-hot (add-field :inline t) ((list field-list) (field field) (limit index) (most index)) null
-  "Append FIELD to LIST unless the sum of sizes would exceed LIMIT, or LIST already has MOST
-fields."
+  "Append FIELD to LIST unless the sum of sizes would exceed LIMIT, or LIST has MOST fields."
   (let ((octets (+ (field-list-octets list) (field-size field)))
         (count (field-list-count list))
         (fields (field-list-fields list)))

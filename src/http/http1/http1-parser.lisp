@@ -205,7 +205,7 @@ request, unless MESSAGE is an interim response (RFC 9110 section 15.2)."
                :octets)))))
 
 (defun skip-empty-line (parser octets at)
-  "Skip an empty line before a message, which is allowed before a request (RFC 9112 section 2.2).
+  "Skip an empty line before a message, allowed before requests (RFC 9112 section 2.2).
 PARSER is before a message or within an empty line. Return the position at which to continue, AT or
 the next."
   (let ((octet (aref octets at)))
@@ -272,8 +272,7 @@ return nil if the line is incomplete."
   (setf (parser-state parser) :chunk-line))
 
 (defun forbidden-trailer-p (field)
-  "True if FIELD may not be a trailer, since it must be known before the body (RFC 9110 section
-6.5.1)."
+  "True if FIELD may not be a trailer: it must be known before the body (RFC 9110, 6.5.1)."
   (or (connection-field-p field)
       (named-p field "content-length")
       (named-p field "content-encoding")

@@ -1,12 +1,10 @@
 ;;;; The preferences of a peer in the fields accept and accept-encoding (RFC 9110 sections 12.4.2
-;;;; and 12.5): lists of names with parameters; the parameter q is a weight from 0, which means
-;;;; never, to 1.
+;;;; and 12.5): lists of names with parameters; the parameter q is a weight: 0 (never) to 1.
 
 (in-package #:clgrpc.http1)
 
 (defun parameters-weight (parameters)
-  "The weight, a rational, that the parameter q in PARAMETERS, texts, gives; 0 if it cannot be read,
-1 without q."
+  "The weight q, a rational, among PARAMETERS, texts; 0 if it cannot be read, 1 without q."
   (loop for parameter in parameters
         for text = (string-trim '(#\Space #\Tab) parameter)
         when (alexandria:starts-with-subseq "q=" text :test #'char-equal)

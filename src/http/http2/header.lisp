@@ -226,8 +226,7 @@ value. At most two host fields are compared, since a peer may send many short fi
         +malformed-message+)))
 
 (define-hot response-status ((list hpack:field-list)) (unsigned-byte 10)
-  "The status of the response LIST, which CHECK-RESPONSE has accepted, so that the status is its
-first field."
+  "The status of the response LIST: the first field, since CHECK-RESPONSE has accepted LIST."
   (let* ((field (svref (hpack:field-list-fields list) 0))
          (value (hpack:field-value (the hpack:field field))))
     (flet ((digit (i) (- (aref value i) 48)))

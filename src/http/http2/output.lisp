@@ -27,8 +27,7 @@ The owner calls this after it has filled the buffer by WRITE-QUEUED, and before 
   nil)
 
 (define-hot (output-buffer :inline t) ((connection connection)) buffer
-  "The buffer to which output is appended. A call also notifies the owner that there will be
-output."
+  "The buffer to which output is appended. A call tells the owner that output will follow."
   (or (connection-output connection) (borrow-output connection)))
 
 (define-hot (output-fill :inline t) ((connection connection)) index

@@ -1,7 +1,6 @@
 ;;;; HTTP/2 (RFC 9113) as a function of octets and time, for clients and servers. In: the peer's
 ;;;; octets, calls of the functions below, the present time. Out: octets in a buffer, and calls of a
-;;;; SINK, a structure of functions. No code here does I/O, reads a clock, takes a lock or depends
-;;;; on gRPC.
+;;;; SINK, a structure of functions. No code here does I/O, reads a clock or takes a lock.
 ;;;;
 ;;;; One thread at a time may be inside a connection; sink functions run inside it and may call back
 ;;;; into the same connection (but not RECEIVE-OCTETS).

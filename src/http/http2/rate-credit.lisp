@@ -7,8 +7,7 @@
 
 (define-hot (note-call-served :inline t) ((connection connection)) null
   "Note that a call on CONNECTION, a server's end, has got a useful answer. The client may then
-reset one more stream. The option max-reset-burst limits the number of resets that a client can save
-up."
+reset one more stream. The option max-reset-burst limits the resets that a client can save up."
   (incf (counters-calls-served (connection-counters connection)))
   nil)
 

@@ -68,8 +68,7 @@ BURST and PER-SECOND define the limit. End CONNECTION with TEXT if the limit is 
   nil)
 
 (defconstant +long-ping-interval-ns+ (* 2 60 60 1000000000)
-  "The shortest time between two PINGs that a client may send while no call is under way (gRFC
-A8).")
+  "The shortest time between two PINGs of a client while no call is under way (gRFC A8).")
 
 (defun shortest-ping-interval (connection)
   "The nanoseconds that a client must leave between two PINGs."

@@ -4,8 +4,7 @@
 ;;;; Identifiers up to HIGHEST-ID are closed. Identifiers in the newest gap below HIGHEST-ID were
 ;;;; never opened. The streams that we reset are recorded one by one in RESETS, the RESET-COUNT
 ;;;; highest of them, in order: the peer may not know of the reset yet, so its late frames are not
-;;;; errors. When the lowest of these is dropped from the record, all identifiers up to it count as
-;;;; reset.
+;;;; errors. When the lowest one is dropped from RESETS, all identifiers up to it count as reset.
 
 (in-package #:clgrpc.http2)
 

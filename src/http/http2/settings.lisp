@@ -111,8 +111,7 @@ sizes only the highest and the last are applied, however many there are."
           do (change-initial-window connection window))))
 
 (defun receive-settings (connection octets start end)
-  "Apply and acknowledge the peer's SETTINGS with parameters from START to END, and notify the
-owner."
+  "Apply and acknowledge the peer's SETTINGS, parameters from START to END; notify the owner."
   (when (= +awaiting-settings+ (connection-phase connection))
     (setf (connection-phase connection) +running+
           (connection-preface-deadline connection) 0

@@ -117,8 +117,7 @@ ended its side, since after that the rest of the client's side does not matter."
   (if (connection-server-p connection) (max 0 (connection-highest-id connection)) 0))
 
 (defun lower-goaway (connection last-stream-id)
-  "Return LAST-STREAM-ID, or a lower identifier that an earlier GOAWAY had (6.8), and record it as
-sent."
+  "Return LAST-STREAM-ID, or a lower one from an earlier GOAWAY (6.8), and record it as sent."
   (let ((before (connection-goaway-sent connection)))
     (setf (connection-goaway-sent connection)
           (if (= before +no-goaway+) last-stream-id (min before last-stream-id)))))

@@ -125,8 +125,7 @@ a finished connection do not go there, since they would keep the connection from
     nil))
 
 (defun leave-pool (connection)
-  "Remove the streams that belonged to CONNECTION from the pool, so that no reference keeps
-CONNECTION."
+  "Remove the streams that belonged to CONNECTION from the pool, so that they do not keep it."
   (let* ((pool (connection-pool connection))
          (stream (shiftf (pool-streams pool) nil)))
     (setf (pool-stream-count pool) 0)

@@ -23,9 +23,9 @@
       (append inet inet6)))
 
 (defun worse (one other)
-  "That of two answers without addresses, ONE and OTHER, which explains the failure better; each is
-a list of outcome and text. An unknown answer has priority over :no-such-name, and :no-such-name
-over :no-data."
+  "That one of ONE and OTHER, answers without addresses (lists of outcome and text), which explains
+the failure better. An unknown answer has priority over :no-such-name, and :no-such-name over
+:no-data."
   (flet ((rank (answer)
            (or (position (first answer) '(:no-data :no-such-name)) 2)))
     (if (< (rank one) (rank other)) other one)))

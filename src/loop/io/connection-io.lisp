@@ -8,8 +8,8 @@
 ;;;;
 ;;;; When a write fails, the peer may have sent octets that give the reason, such as an answer and
 ;;;; GOAWAY. These octets can still be read: a handler with a function BROKEN gets them before its
-;;;; connection is aborted. A server's handler needs no BROKEN, since its answers to such octets
-;;;; would not arrive.
+;;;; connection is aborted. A server's answers to such octets would not arrive, so its handler needs
+;;;; no BROKEN.
 
 (in-package #:clgrpc.loop)
 
@@ -206,8 +206,7 @@ flush phase."
     nil))
 
 (defun begin-handshake (connection)
-  "Begin the handshake of CONNECTION, a client's connection over TLS, even if it has nothing to send
-yet."
+  "Begin the handshake of CONNECTION, a client's over TLS, even if it has no output yet."
   (let ((result (byte-channel-write (connection-byte-channel connection) (make-octets 0) 0 0)))
     (cond ((member result '(0 #.+wants-read+)))
           ;; the reads that continue the handshake send the rest
@@ -250,8 +249,7 @@ yet."
   nil)
 
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
-  "Handle RESULT, the result of a read with room for ROOM octets. Return true if octets were
-received."
+  "Handle RESULT, of a read with room for ROOM octets. Return true if octets were received."
   (trace-event :tcp :octets-read :peer (connection-peer connection) :result result)
   (cond ((plusp result)
          (incf (event-loop-octets-received (connection-loop connection)) result)
@@ -275,8 +273,7 @@ received."
         (t (abort-connection connection (failure-reason connection result)) nil)))
 
 (defun end-broken (connection result)
-  "Handle RESULT, without octets, of a read of CONNECTION, which is broken: abort it unless more can
-be read."
+  "Handle RESULT, without octets, of a read of broken CONNECTION: abort it unless more can be read."
   (cond ((= result +broken+)            ; it may have read the reason
          (abort-connection connection (or (failure-reason connection result)
                                           (connection-reason connection))))

@@ -1,8 +1,7 @@
 ;;;; The part of a handshake that a client sends unencrypted (RFC 8446 sections 4 and 5.1), as far
 ;;;; as a server must examine it before OpenSSL does. OpenSSL allocates room for a whole message
 ;;;; when it has read the message's length: nine octets of a ClientHello make it allocate 170,000.
-;;;; So the lengths are checked first, and a message that is too long is refused before OpenSSL sees
-;;;; it.
+;;;; So the lengths are checked first, and OpenSSL does not get a message that is too long.
 ;;;;
 ;;;; Encrypted octets cannot be examined. A client of TLS 1.2 encrypts all that comes after its
 ;;;; ChangeCipherSpec; a client of TLS 1.3 may send ChangeCipherSpec, too, even before a second

@@ -37,8 +37,7 @@
   (wake nil :type function :read-only t)
   ;; (poller) ends it
   (close nil :type function :read-only t)
-  ;; (token) returns the events of TOKEN's descriptor that the loop does not know of; the loop sets
-  ;; the slot
+  ;; (token) returns the events of TOKEN's descriptor that are news for the loop, which sets this
   (interest (constantly 0) :type function)
   ;; the datum of the functions above
   (state nil)

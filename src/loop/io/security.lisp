@@ -47,8 +47,8 @@ read. The certificate may come from an attacker."
 
 (defun explain-failure (failure ssl server-name name-refused)
   "FAILURE, OpenSSL's text for a failed handshake of SSL, and its likely cause. SERVER-NAME is the
-name by which a client calls its server; NAME-REFUSED is true if a server has refused the name for
-which its client asks."
+name by which a client calls its server; NAME-REFUSED is true if a server has refused the name that
+its client asks for."
   (format nil "TLS handshake failed: ~A~A" failure
           (cond ((or (search "hostname mismatch" failure) (search "IP address mismatch" failure))
                  (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name sets the ~

@@ -16,7 +16,7 @@
 ;;;;
 ;;;; A handshake costs our end more than the peer, and a thousand may be due at once. So one read
 ;;;; takes only +SHAKING-OCTETS+ of a handshake; no peer may send more than +MAX-SHAKING-OCTETS+
-;;;; before its handshake is over; and handshakes are slow work, of which a turn does only a part
+;;;; before its handshake is over; and a turn does only a part of the slow work
 ;;;; (loop-structure.lisp).
 ;;;;
 ;;;; Records that the inner byte channel did not take wait in TAIL. The data of records that are not
@@ -27,8 +27,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +record-room+ os:+record-octets+
-  "The room reserved for the data of an incomplete record in the session, which the next octets may
-complete.")
+  "The room reserved for an incomplete record in the session, which the next octets may complete.")
 (defconstant +write-octets+ 65536
   "The most octets that are encrypted for one send.")
 (defconstant +max-answer-octets+ 65536
@@ -36,8 +35,7 @@ complete.")
 data, such as KeyUpdates.")
 (defconstant +max-idle-octets+ 32768
   "The most octets other than data, such as KeyUpdates, that a peer may send: as many as an
-incomplete record, and as many again for tickets. A KeyUpdate has 27 octets and costs our end 7
-µs.")
+incomplete record, and as many again for tickets. A KeyUpdate has 27 octets and costs us 7 µs.")
 (defconstant +max-shaking-octets+ 65536
   "The most octets that a peer may send until the handshake is over. A chain of five large
 certificates has 10,000.")
@@ -105,8 +103,7 @@ data has 23 more.")
   (byte-channel-handshaking-p (connection-byte-channel connection)))
 
 (defconstant +handshake-octets+ 40960
-  "The additional octets that a session keeps during a handshake, including a message of which only
-a part has arrived.")
+  "The additional octets that a session keeps during a handshake, with an incomplete message.")
 (defun byte-channel-kept-octets (byte-channel)
   "The octets of memory that BYTE-CHANNEL keeps beyond those of an idle one. On the loop."
   (let ((tls (byte-channel-state byte-channel)))

@@ -13,8 +13,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +tickets+ 256
-  "The most servers for which a client keeps tickets; when there is one more, all tickets are
-dropped.")
+  "The most servers for which a client keeps tickets; at one more, all tickets are dropped.")
 
 (defconstant +look-ns+ 100000000
   "The time that a loop waits for a check of files, which takes a millisecond.")
@@ -161,9 +160,8 @@ file that replaces the system's roots (gRPC's document \"environment variables\"
 use the same object; they share its sessions.
 
 CERTIFICATE          the chain that the own end shows, as PEM (RFC 7468): a string that holds it,
-                     or the name of a file; its own certificate first, then the certificates that
-                     lead to a root. A server needs a chain; a client needs one if the server asks
-                     for it
+                     or the name of a file; its own certificate first, then those that lead to a
+                     root. A server needs a chain; a client needs one if the server asks for it
 KEY                  the private key, as PEM likewise; without KEY it is read from CERTIFICATE
 PASSWORD             a string that decrypts the private key; nil, the default, for a key that is
                      not encrypted
@@ -186,9 +184,8 @@ OTHERS               a list of TLS credentials, each with a certificate, that a 
                      for all other clients its own certificate
 SPIFFE-BUNDLE        a file of bundles of SPIFFE trust domains (gRFC A87), in place of ROOTS: a peer
                      must have a SPIFFE identity, and a root of its trust domain must vouch for it.
-                     With such a file a client checks no host name, so the client needs a PEER-CHECK
-                     that accepts only the identities that its server may have. See
-                     CERTIFICATE-IDENTITY
+                     With such a file a client checks no host name, so it needs a PEER-CHECK that
+                     accepts only the identities that its server may have. See CERTIFICATE-IDENTITY
 PEER-CHECK           a function that is called with the CERTIFICATE of a peer that has passed all
                      these checks; it returns true to accept the peer, false to refuse the
                      connection. The function runs on the loop in every handshake, so it must not
@@ -246,8 +243,7 @@ channel or server is made, which signals TLS-ERROR if they cannot be used. From 
                          :check-seconds check-seconds :alpn (and alpn t)))
 
 (defun server-name-p (object)
-  "True if the argument is a string that can be a server's name: the name of a host, or a numeric
-address."
+  "True if the argument is a string that can be a server's name: a host's, or a numeric address."
   (and (stringp object)
        (or (os:host-name-p object) (and (os:make-address object 0) t))))
 

@@ -106,8 +106,7 @@ query if it is new and must be asked by a thread of RESERVE."
 
 (defun begin-address-query (address-query)
   "Called on a thread for ADDRESS-QUERY: return true if this thread is to ask the resolver.
-ADDRESS-QUERY is not asked if all its callers have stopped waiting, or if another thread asks the
-same question."
+It is not asked if all its callers have stopped waiting, or another thread asks the same."
   (sb-thread:with-mutex (**address-queries-lock**)
     (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
           (other (find-address-query address-query)))

@@ -30,10 +30,8 @@
 
 (document-functions
   target-text "The text from which TARGET was parsed."
-  target-addresses "The addresses of TARGET that are known without a look-up: octets in the kernel's
-form."
-  target-server "The address of the DNS server that TARGET names, octets in the kernel's form; or
-nil."
+  target-addresses "The addresses of TARGET known without a look-up: octets in the kernel's form."
+  target-server "The address of TARGET's DNS server, octets in the kernel's form; or nil."
   target-port "The port of TARGET; of a unix socket 0."
   target-host "The host of TARGET, a name or a numeric address; \"localhost\" for a unix socket."
   target-authority "The :authority that gRPC sends to TARGET.")

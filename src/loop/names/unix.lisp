@@ -6,8 +6,7 @@
 (in-package #:clgrpc.loop)
 
 (defun unix-file-path (address)
-  "The path, octets, of the file of ADDRESS if that is the address of a unix socket with a file;
-else nil."
+  "The path, octets, of the file of ADDRESS, if that is a unix socket's with a file; else nil."
   (when (= os:+af-unix+ (os:address-family address))
     (multiple-value-bind (name abstract) (os:unix-address-name address)
       (if abstract nil name))))

@@ -367,9 +367,8 @@ WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
 (defun prepare-to-wait (&optional wait)
   "Prepare for this thread's sleep in user code: if the thread runs a loop, make a reserve thread
 run that loop from now on. Return false if no reserve thread can; then this thread must not sleep.
-WAIT, if given, is a function that waits: call it after that, while all resources that
-CALL-RELEASING can release are released, and return its value, which is false if the wait was in
-vain."
+WAIT, if given, is a function that waits: call it after that, with all that CALL-RELEASING can
+release released, and return its value, which is false if the wait was in vain."
   (and (leave-loop)
        (or (null wait)
            (funcall (or *around-wait* #'funcall) wait))))
@@ -399,8 +398,7 @@ reserve thread will call."
                     (with-taken-loop (loop (if (= +waiting+ (baton-state baton))
                                                (overtake-sleeper loop baton)
                                                (overtake loop baton)))
-                      ;; from now on the runner is an ordinary reserve thread, for which no thread
-                      ;; waits
+                      ;; from now on the runner is a reserve thread for which no thread waits
                       (setf (event-loop-overtaken loop) t)
                       (trace-event :loop :overtaken :loop loop)
                       (when (= +lent+ (baton-state baton)) ; otherwise it ran no user code

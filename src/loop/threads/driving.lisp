@@ -185,8 +185,7 @@ it, and this thread, if it continues, waits in another way."
          (block driving
            (handler-bind ((sb-sys:interactive-interrupt
                             (lambda (interrupt)
-                              ;; while user code runs, the watchdog can make another thread take
-                              ;; over
+                              ;; in user code the watchdog can make a thread take over
                               (when (resume-wait loop)
                                 (enter-debugger loop interrupt)
                                 (return-from driving)))))

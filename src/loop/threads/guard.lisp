@@ -31,8 +31,7 @@ count may be lost."
   "~D logged, ~D not" (errors-logged errors) (errors-unlogged errors))
 
 (defun log-guarded (errors event condition plist)
-  "Log EVENT with CONDITION and PLIST, unless the place of ERRORS has logged +LOGGED-ERRORS+ in this
-second."
+  "Log EVENT with CONDITION and PLIST, unless the place of ERRORS has reached +LOGGED-ERRORS+."
   (flet ((note (plist) (apply #'log-condition :error event condition plist)))
     (let ((now (monotonic-ns)))
       (when (>= now (+ (errors-since-ns errors) +ns-per-second+))

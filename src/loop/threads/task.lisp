@@ -79,8 +79,7 @@ code, and must not call functions of the loop. Only the thread that holds the ba
 
 (define-hot call-before-flush ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT before output of any connection is sent next, or at the end of the
-turn if no output is sent. FUNCTION is as for CALL-LAST. Only the thread that holds the baton may
-call this."
+turn if no output is sent. FUNCTION and the thread are as for CALL-LAST."
   (queue-function (event-loop-early loop) function argument))
 
 (defconstant +again-ns+ +ns-per-second+

@@ -12,8 +12,7 @@
 ;;;; number that a quota may have among its children. An example with weight 1, nothing kept
 ;;;; and 240 threads: one user alone gets some 120 threads, since then 120 are free; two users get
 ;;;; 80 each, three get 60 each. So each user gets fewer threads as more users arrive, and the last
-;;;; user still finds free threads. No quota needs to know the number of quotas, and no thread is
-;;;; taken back.
+;;;; user still finds free threads. The rule ignores the number of quotas and takes no thread back.
 ;;;;
 ;;;; Waiting functions are served round robin at each level. A search for a function that may run
 ;;;; skips quotas that have too many threads; there are at most as many such quotas as threads.

@@ -220,8 +220,8 @@ value is so large that spinning does not appear useful."
         (note-source spin-state (if (= 1 count)
                                     (aref (poller-tokens (event-loop-poller loop)) 0)
                                     0)))
-      ;; after a wake-up by a post, other threads that are about to post get time to do so, and all
-      ;; share one send
+      ;; after a post has woken this thread, let others that are about to post do so and share the
+      ;; send
       (when (and (zerop count) (event-loop-driving loop)
                  (not (inbox-empty-p (event-loop-inbox loop))))
         (sb-thread:thread-yield))
@@ -413,8 +413,7 @@ that are deferred for them run next. Return the number of these functions."
       admitted)))
 
 (define-hot note-caused ((loop event-loop) (caused-at nanoseconds)) null
-  "Note that the functions that other functions have deferred have returned; they began at
-CAUSED-AT."
+  "Note that the functions deferred by functions, which began at CAUSED-AT, have returned."
   (let* ((now (funcall (event-loop-clock loop)))
          (taken (max 0 (- now caused-at))))
     (declare (type nanoseconds now taken))

@@ -130,8 +130,7 @@ overtaken: on a busy machine, a woken thread may have no processor yet.")
     (setf **next-look-ns** 0)))
 
 (defun asleep-p ()
-  "True if this thread is the watchdog and no baton has moved. The caller holds the watchdog's
-lock."
+  "True if this thread is the watchdog and no baton has moved. Called with the watchdog's lock."
   (and **watchdog-asleep** (eq **watchdog** sb-thread:*current-thread*)))
 
 (defun doze ()

@@ -1,6 +1,5 @@
 ;;;; Options of servers' command lines that other systems define. A loaded system adds a group of
-;;;; options; an option of a system that is not loaded is refused with the name of the system to
-;;;; load.
+;;;; options; an option of another system is refused with the name of the system to load.
 
 (in-package #:clgrpc.command)
 

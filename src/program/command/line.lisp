@@ -88,8 +88,7 @@ USAGE-ERROR for a wrong argument."
                         collect (argument-default option)))))))
 
 (defun give (command given key value)
-  "The plist GIVEN with VALUE for KEY; if the option of COMMAND may be repeated, VALUE follows
-earlier values."
+  "The plist GIVEN with VALUE for KEY; after earlier values if COMMAND allows several."
   (let ((option (find key (command-options command) :key #'argument-key)))
     (list* key (if (argument-repeated option) (append (getf given key) (list value)) value)
            given)))

@@ -1,5 +1,4 @@
-;;;; Parsers of the values of arguments: functions of a string that return its value, or refuse the
-;;;; string.
+;;;; Parsers of the values of arguments: functions of a string that return its value, or refuse it.
 
 (in-package #:clgrpc.command)
 

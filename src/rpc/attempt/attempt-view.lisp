@@ -140,8 +140,7 @@ with which the interceptors make the attempt fail."
 (defun close-attempt (attempt status &key call (message "") (trailer-fields #()))
   "End ATTEMPT with STATUS and call its functions of ON-ATTEMPT-END. The text and the trailing
 metadata are MESSAGE and TRAILER-FIELDS, in the form of the transport; or, if CALL is given and
-continued with ATTEMPT, the text and metadata of CALL. Called on the thread that intercepts
-attempts."
+continued with ATTEMPT, those of CALL. Called on the thread that intercepts attempts."
   (setf (attempt-begun attempt) t
         (attempt-message attempt) (if call (nth-value 1 (final-status call)) message)
         (attempt-fields attempt) (or (and call (call-fields call)) #())

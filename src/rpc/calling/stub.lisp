@@ -42,8 +42,7 @@ probably a time in seconds since 1900 or 1970, given by mistake.")
 
 (defun absolute-deadline (timeout deadline now)
   "The deadline of a new call: the earliest of TIMEOUT, seconds from NOW or nil, of DEADLINE,
-absolute nanoseconds or nil, and of the current call's deadline. NOW is used only if TIMEOUT is
-given."
+absolute nanoseconds or nil, and of the current call's deadline. NOW is used only with TIMEOUT."
   (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
   (unless (typep deadline '(or null deadline))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))

@@ -126,7 +126,7 @@ CONTROL-STATUS, if CAUSE is an RPC-ERROR; else STATUS."
   (refusal-error cause :unauthenticated "the call credentials have failed"))
 
 (defun fit-metadata (metadata)
-  "Two values: Two values: METADATA, from call credentials, and nil; or nil and the RPC-ERROR with
+  "Two values: METADATA, from call credentials, and nil; or nil and the RPC-ERROR with
 the reason for which METADATA cannot be sent."
   (handler-case (values (check-metadata metadata) nil)
     (error (error)

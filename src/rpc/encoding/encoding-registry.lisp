@@ -16,8 +16,7 @@
   (compressor #'identity :type function)
   ;; (octets start end limit): the values of OS:INFLATE-OCTETS
   (expander #'identity :type function)
-  ;; a function like EXPANDER that also returns the beginning of a result that is too long or
-  ;; damaged
+  ;; a function like EXPANDER that also returns the beginning of a too long or damaged result
   (beginner #'identity :type function))
 
 (declaim (sb-ext:freeze-type encoding))
@@ -77,8 +76,7 @@ result."
 ;;; Encodings of users
 
 (defun compress-by (function)
-  "The COMPRESSOR of an encoding for which the user has given FUNCTION, a function of octets and a
-level."
+  "The COMPRESSOR of an encoding whose user has given FUNCTION, a function of octets and a level."
   (declare (type function function))
   (lambda (level octets start end room)
     (let* ((result (funcall function (subseq-octets octets start end) level))

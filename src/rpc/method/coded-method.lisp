@@ -6,8 +6,7 @@
 
 (defun method-in-codec (method codec)
   "METHOD with its messages in CODEC; METHOD itself if its messages already are in CODEC, or if
-CODEC is nil. Each call of this function returns the same object, unless several threads make it at
-the same time."
+CODEC is nil. Each call returns the same object, unless several threads call at the same time."
   (cond ((or (null codec) (eq codec (rpc-method-codec method))) method)
         ((cdr (assoc codec (rpc-method-coded method))))
         (t (let ((coded (copy-structure method)))

@@ -1,6 +1,6 @@
 ;;;; Methods and services without generated code: a method given by its name and types, and a
-;;;; service whose handler is one function. Messages of an unknown type are raw, the octets that
-;;;; were received.
+;;;; service whose handler is one function. Messages of an unknown type are raw: the received
+;;;; octets.
 
 (in-package #:clgrpc.method)
 

@@ -419,8 +419,7 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
                      :request-type (protobuf:intern-message-type ,request)
                      :response-type (protobuf:intern-message-type ,response)
                      :function-name ',function)
-      ;; not when the file is loaded again, since redefining a method removes the method for a
-      ;; moment
+      ;; not when the file is loaded again, since redefinition removes a method for a moment
       (unless (method-for-p #',function 'channel)
         (note-stub
          #',function

@@ -1,5 +1,4 @@
-;;;; Calling handlers, and the status for the client if a handler fails or its answer cannot be
-;;;; sent.
+;;;; Calls of handlers, and the client's status if a handler fails or its answer cannot be sent.
 
 (in-package #:clgrpc.serving)
 

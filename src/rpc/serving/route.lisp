@@ -18,8 +18,7 @@
 (define-printer (route route)
   "~:[unknown~;~:*~A~]" (route-method route))
 
-;;; The methods that give long answers, see room.lisp: a hint that several threads set without a
-;;; lock
+;;; Methods with long answers, see room.lisp: a hint that several threads set without a lock
 
 (defun note-answer (route &optional (octets 0))
   "Note in ROUTE that a handler has a long message of OCTETS to send or, if OCTETS is 0, that it has

@@ -2,8 +2,7 @@
 ;;;; threads.
 ;;;;
 ;;;; An ACCEPTOR brings calls into a server besides its listeners: the in-process transport has one.
-;;;; A server that stops closes its acceptors, and waits for the end of their calls as it does for
-;;;; its connections.
+;;;; A server that stops closes its acceptors, and waits for their calls as for its connections.
 
 (in-package #:clgrpc.serving)
 

@@ -1,5 +1,4 @@
-;;;; Topics, which send each message to many streams; and streams that resume after they have
-;;;; broken.
+;;;; Topics, which send each message to many streams; and streams that resume after a break.
 
 (defpackage #:clgrpc.topic
   (:use #:cl #:clgrpc.base)

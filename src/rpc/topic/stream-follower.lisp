@@ -5,8 +5,7 @@
 
 (in-package #:clgrpc.topic)
 
-(defconstant +first-pause-seconds+ 1/4 "The time that a follower waits after one failure, in
-seconds.")
+(defconstant +first-pause-seconds+ 1/4 "A follower's wait after one failure, in seconds.")
 (defconstant +most-pause-seconds+ 5 "The longest wait, after many failures, in seconds.")
 
 (defparameter *passing-statuses* '(:unavailable :cancelled :resource-exhausted)

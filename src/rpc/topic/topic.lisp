@@ -1,7 +1,6 @@
 ;;;; Topics. A message that is broadcast to a topic is sent to every call that subscribes to the
 ;;;; topic; all these calls get the messages in the same order. The calls are handlers' streams, on
-;;;; any loop and over any protocol. The handlers have returned the calls, so no call holds a
-;;;; thread.
+;;;; any loop and over any protocol. Their handlers have returned, so no call holds a thread.
 ;;;;
 ;;;; Every subscription has a queue of its own, so a slow subscriber delays neither the others nor
 ;;;; the sender. A message is sent at once while its call has room (TRY-SEND), else when there is
