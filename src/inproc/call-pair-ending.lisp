@@ -185,7 +185,7 @@ now on the client's threads do not check the deadline."
 (defun take-call (callee call-pair route)
   "Give the call of CALL-PAIR, to ROUTE, to CALLEE. Return false if the call has ended."
   (let ((asking (call-pair-callee call-pair)))
-    (sb-sys:without-interrupts          ; a counted call must be left in the end
+    (sb-sys:without-interrupts          ; a counted call must also be left
       (sb-thread:with-mutex ((callee-lock asking))
         (unless (call-pair-claim call-pair)
           (remhash call-pair (callee-call-pairs asking))

@@ -1,9 +1,9 @@
 ;;;; The dynamic context of user code. Caller and handler share a thread, but not their dynamic
 ;;;; context. The condition handlers and restarts of the caller are not visible in a handler. The
-;;;; handler's are not visible in the body of the caller's DO-MESSAGES, although the handler runs
-;;;; that body when it sends. *CALL*, and with it the deadline that nested calls inherit, changes in
-;;;; the same way. The outermost restarts of a thread remain visible: they return to the top level,
-;;;; or end the thread.
+;;;; handler's bindings are not visible in the body of the caller's DO-MESSAGES, although the
+;;;; handler runs that body when it sends. *CALL*, and with it the deadline that nested calls
+;;;; inherit, changes in the same way. The outermost restarts of a thread remain visible: they
+;;;; return to the top level, or end the thread.
 
 (in-package #:clgrpc.inproc)
 

@@ -93,8 +93,8 @@ return false. From any thread."))
                     stream))))
 
 (defun make-future (&key on-cancel)
-  "Return a future, to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL ends the future, it
-calls (ON-CANCEL), which should stop the work for the value. From any thread."
+  "Return a future, to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL ends the future,
+CANCEL calls (ON-CANCEL), which should stop the work for its value. From any thread."
   (make-promise on-cancel))
 
 (defgeneric future-done-p (future)

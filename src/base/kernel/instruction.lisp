@@ -110,8 +110,8 @@ is memory, else of its number."
                 (complement-bit 3 (register-number place)))))
 
   (defun arranged (form operands digit)
-    "Four values from OPERANDS in FORM: the numbers of the register, the place, the number of the
-middle register, and the list of the octets that follow."
+    "Four values from OPERANDS in FORM: the register's number, the place, the middle register's
+number, and the list of the octets that follow."
     (destructuring-bind (a b &optional c &rest more) operands
       (ecase form
         (:rm (values (register-number a) b 0 (and c (cons c more))))

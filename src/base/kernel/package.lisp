@@ -1,7 +1,7 @@
 ;;;; Kernels: inner loops in machine code, for x86-64. A kernel is defined by DEFINE-KERNEL as a
 ;;;; function of addresses (SAPs, whose vectors the caller holds in place) and counts. A kernel does
 ;;;; as much of the work as it can, never touches memory outside the counts, and returns how far it
-;;;; came. A portable loop of the caller does the rest; on other processors it does all.
+;;;; came. A portable loop of the caller does the rest; on other processors it does all work.
 ;;;;
 ;;;; Only packages that define or call kernels use this one.
 

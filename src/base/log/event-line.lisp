@@ -145,7 +145,7 @@ DEPTH levels deep."
       (simple-string (plain value)))))
 
 (defun append-words (buffer list)
-  "As APPEND-WORD, for LIST, a cons of plain words; several words are put between quotes."
+  "As APPEND-WORD, for LIST, a cons, if all items are plain words; quotes enclose several words."
   (let ((start (buffer-end buffer)) (quoted (consp (rest list))))
     (when quoted (append-octet buffer (char-code #\")))
     (append-octet buffer (char-code #\())

@@ -129,7 +129,7 @@ the argument, so the log shows only the class."
         class)))
 
 (defun shown-function (name)
-  "NAME of a frame, as the log may show it. The name of a form in a file is cut."
+  "NAME of a frame, as the log may show it. The name of a form in a file is shortened."
   (if (and (consp name) (symbolp (first name)) (string= '#:top-level-form (first name))
            (not *backtrace-arguments*))
       (first name)
@@ -188,7 +188,7 @@ second."
 (defun log-condition (level event condition &rest plist)
   "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: within a
 HANDLER-BIND, that is the point where CONDITION was signalled. After +BACKTRACES+ backtraces of
-EVENT in a second, its :backtrace is nil for the rest of that second."
+EVENT in a second, :backtrace is nil for the rest of that second."
   (when (or *log-function* **log-listeners**)
     (apply #'log-event level event :condition condition
            :backtrace (and (backtrace-due-p event) (backtrace-text)) plist)))

@@ -1,5 +1,5 @@
 ;;;; Tracers: switches for detailed events, each for one part of the library, like the switches of
-;;;; gRPC's GRPC_TRACE. A tracer that gRPC has too has the same name here. The events go to the log
+;;;; gRPC's GRPC_TRACE. Tracers that gRPC has as well have its names. The events go to the log
 ;;;; (log.lisp) with the level :trace. A tracer that is off costs a load and a test of a bit.
 ;;;;
 ;;;; GRPC_TRACE and GRPC_VERBOSITY are read when the first channel or server of a process is made,

@@ -1,7 +1,6 @@
-;;;; Accounts: the memory that is held for a peer, in octets. The account of a connection is part of
-;;;; the account of its peer, this one of that of its server, and this one of that of the process.
-;;;; Code that begins to hold memory charges the connection for it; code that releases it discharges
-;;;; it.
+;;;; Accounts: the memory that is held for a peer, in octets. They form a tree: a connection's
+;;;; account is part of its peer's, a peer's of its server's, a server's of the process's. Code that
+;;;; begins to hold memory charges the connection for it; code that releases it discharges it.
 ;;;;
 ;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
 ;;;; which take messages or send answers, charge and discharge it atomically (CHARGE-ACCOUNT,

@@ -10,12 +10,12 @@
 ;;;; hundredth of the time.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
-;;;; functions). A process that conses little is QUIET; a process without work is idle. Either
-;;;; collects young objects and returns all free pages; then, if the gain is worth the time, it
-;;;; makes a full collection. A quiet process makes the full collection only if that takes at most
-;;;; 20 ms. Free pages are returned by STEPS of a few milliseconds, each with the world stopped, and
-;;;; between two steps other threads run. SBCL would return all free pages at the end of a
-;;;; collection; for a gigabyte of them the process would stop for 60 ms.
+;;;; functions). A process that conses little is QUIET; a process without work is idle. In both
+;;;; states it collects young objects and returns all free pages; then, if the gain is worth the
+;;;; time, it makes a full collection. A quiet process makes the full collection only if that takes
+;;;; at most 20 ms. Free pages are returned by STEPS of a few milliseconds, each with the world
+;;;; stopped, and between two steps other threads run. SBCL would return all free pages at the end
+;;;; of a collection; for a gigabyte of them the process would stop for 60 ms.
 ;;;;
 ;;;; A collection stops all threads while it copies the small objects that survive, which takes half
 ;;;; a second for each gigabyte; long vectors are not moved. Objects that are alive when the

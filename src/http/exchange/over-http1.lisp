@@ -409,8 +409,8 @@ answer that has begun is cut off."
     request))
 
 (define-hot prompt-answer ((state http1-connection) (known known-head)) (or null plain-answer)
-  "The answer to the request with the head KNOWN if its handler is a prompt one and no observer must
-see the request; else nil."
+  "The answer to the request with the head KNOWN if it has a prompt handler and no observer must see
+the request; else nil."
   (let ((prompt (known-head-prompt known)))
     (if (and prompt (funcall (sink-prompt-p (state-sink state)) (state-owner state)))
         (values (funcall prompt (known-head-query known)))

@@ -63,8 +63,8 @@ QUIET      true: traces have no spans of the requests, and access logs only thos
   (longest 0 :type index)               ; the length of the longest path of ENTRIES
   (trees '() :type list)                ; the entries whose paths end with a slash, longest first
   (fallback nil)                        ; the route of all other requests, or nil
-  ;; (http-method target fields): called first; FIELDS is a vector of HPACK's fields of the head. It
-  ;; returns the owner's route if the owner claims the request, or an answer, or nil
+  ;; (http-method target fields): called first; FIELDS is a vector of HPACK's fields of the head.
+  ;; CLAIM returns the owner's route if the owner claims the request, or an answer, or nil
   (claim nil :type (or null function))
   (epoch 0 :type fixnum))               ; incremented when results of CLAIM may change
 

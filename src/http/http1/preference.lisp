@@ -1,5 +1,5 @@
 ;;;; The preferences of a peer in the fields accept and accept-encoding (RFC 9110 sections 12.4.2
-;;;; and 12.5): lists of names with parameters; the parameter q is a weight: 0 (never) to 1.
+;;;; and 12.5): lists of names with parameters; the parameter q is a weight from 0 (never) to 1.
 
 (in-package #:clgrpc.http1)
 

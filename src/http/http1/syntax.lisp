@@ -26,8 +26,8 @@
         (find character "!#$%&'*+-.^_`|~")))
 
   (defun target-char-p (character)
-    "True if CHARACTER is visible ASCII and not one that occurs in no URI and that other programs
-have misread."
+    "True if CHARACTER is visible ASCII, except characters that occur in no URI and that other
+programs have misread."
     (and (char<= #\! character #\~)
          (not (find character "\"<>\\^`{|}#"))))
 

@@ -99,7 +99,7 @@ remains."
   (next-try query))
 
 (defun server-failed (query outcome text)
-  "As TRY-FAILED, if the server has answered: then it is not asked again if it is the only one."
+  "As TRY-FAILED, for a server that has answered: the only server of QUERY is not asked again."
   (when (null (rest (query-servers query))) (setf (query-tries query) 0))
   (try-failed query outcome text))
 

@@ -23,7 +23,7 @@
       (append inet inet6)))
 
 (defun worse (one other)
-  "That one of ONE and OTHER, answers without addresses (lists of outcome and text), which explains
+  "Of two answers without addresses, ONE and OTHER, lists of outcome and text, the one that explains
 the failure better. An unknown answer has priority over :no-such-name, and :no-such-name over
 :no-data."
   (flet ((rank (answer)

@@ -166,7 +166,7 @@ may come."
       (wake-throttled connection))))
 
 (define-hot wake-throttled ((connection connection)) null
-  "Read CONNECTION again if it was not read only because of its unsent output."
+  "Read CONNECTION again if its unsent output was the only reason not to read it."
   (when (and (connection-throttled connection)
              (<= (connection-unsent connection) (connection-max-unsent connection)))
     (setf (connection-throttled connection) nil)

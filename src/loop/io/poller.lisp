@@ -4,9 +4,9 @@
 ;;;; descriptor is any number on which a poller and its byte channels agree.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
-;;;; until the operation would block; only then it waits for another event. A level-triggered poller
-;;;; calls INTEREST, a function of the loop, before each wait: INTEREST returns the events of a
-;;;; descriptor that are not yet known to the loop. A token is never 0.
+;;;; until the operation would block; only then does it wait for another event. A level-triggered
+;;;; poller calls INTEREST, a function of the loop, before each wait: INTEREST returns the events of
+;;;; a descriptor that are not yet known to the loop. A token is never 0.
 
 (in-package #:clgrpc.loop)
 
@@ -37,7 +37,7 @@
   (wake nil :type function :read-only t)
   ;; (poller) ends it
   (close nil :type function :read-only t)
-  ;; (token) returns the events of TOKEN's descriptor that are news for the loop, which sets this
+  ;; (token) returns the events of TOKEN's descriptor that are new to the loop; set by the loop
   (interest (constantly 0) :type function)
   ;; the datum of the functions above
   (state nil)

@@ -367,8 +367,8 @@ WAIT was in vain, TAKE is called to take them again; TAKE may wait, too."
 (defun prepare-to-wait (&optional wait)
   "Prepare for this thread's sleep in user code: if the thread runs a loop, make a reserve thread
 run that loop from now on. Return false if no reserve thread can; then this thread must not sleep.
-WAIT, if given, is a function that waits: call it after that, with all that CALL-RELEASING can
-release released, and return its value, which is false if the wait was in vain."
+WAIT, if given, is a function that waits: call it after that, while the resources of CALL-RELEASING
+are released, and return its value, which is false if the wait was in vain."
   (and (leave-loop)
        (or (null wait)
            (funcall (or *around-wait* #'funcall) wait))))

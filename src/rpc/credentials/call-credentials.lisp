@@ -74,7 +74,7 @@ second value is true if CHANNEL sends call credentials even though it is not sec
   (:documentation "Several call credentials of one call."))
 
 (defun check-credentials (credentials &optional channel)
-  "Return two values: Two values: CREDENTIALS, and true if they include functions that may wait.
+  "Return two values: CREDENTIALS, and true if they include functions that may wait.
 Signal MISUSE if CREDENTIALS are not call credentials, and :unauthenticated if they must not be sent
 on CHANNEL: a channel, a core or nil."
   (unless (typep credentials '(or call-credentials function (and symbol (not null))))
