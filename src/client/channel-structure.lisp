@@ -87,7 +87,7 @@ number; see stream-queue.lisp."
   ;; if the user has dropped the channel, a function that is called when a link ends
   (dropped nil :type (or null function))
   (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; guards CHANGED
-  ;; STATE has, or FAILED-ATTEMPTS
+  ;; wakes threads that wait for a change of STATE or FAILED-ATTEMPTS
   (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t)
   ;; the credentials for TLS, or nil
   (credentials nil :type (or null loop:tls-credentials) :read-only t)
@@ -103,7 +103,7 @@ number; see stream-queue.lisp."
   (codec nil :type (or null encoding:message-codec) :read-only t) ; the codec of messages, or nil
   ;; encodings that no server with a known list accepts; changed by one store
   (refused '() :type list)
-  (resolution (make-resolution nil) :type resolution :read-only t) ; how its target is resolved
+  (resolution (make-resolution nil) :type resolution :read-only t) ; see RESOLUTION
   ;; the config in force, once the resolver has answered
   (config nil :type (or null config:service-config))
   ;; the config to use if the resolver has none
@@ -113,7 +113,7 @@ number; see stream-queue.lisp."
   (balancing nil :type (or null config:policy-config)) ; the user's policy, used instead of CONFIG's
   (balancer nil :type (or null balancer)) ; chooses among servers, a SWITCH
   (picker nil)                          ; see balancer.lisp; changed by one store
-  ;; makes the picker that calls use of the balancer's picker; see guarded-picker.lisp
+  ;; makes the picker for calls from the balancer's picker; see guarded-picker.lisp
   (picker-wrapper #'identity :type function)
   (idle-watch (make-idle-watch) :type idle-watch :read-only t) ; whether the channel may go idle
   (state :idle :type connectivity)      ; the state of the channel
@@ -192,9 +192,9 @@ plist."
   (loop:event-loop-random (core-loop (balancer-core balancer))))
 
 (defun enter-stage (core stage)
-  "Note that CORE, or one of its subchannels, has entered STAGE of getting a connection, or :queue
-with a connection. While CORE is :ready, other stages are ignored, since no call waits for a further
-connection."
+  "Note that CORE, or one of its subchannels, has entered STAGE of getting a connection. STAGE is
+:queue once there is a connection. While CORE is :ready, other stages are ignored, since no call
+waits for a further connection."
   (unless (and (eq :ready (core-state core)) (not (eq :queue stage)))
     (enter-clock-stage (core-clock core) stage (core-now core))))
 
@@ -226,7 +226,7 @@ not asked before its back-off has ended."
 
 (defun ask-resolver (core)
   "Ask the resolver of CORE for addresses again, because servers were lost or cannot be reached. A
-resolver that has just failed is asked later anyhow."
+resolver that has just failed is not asked now: it is asked after its back-off."
   (let ((resolution (core-resolution core)))
     (unless (back-off-timer (resolution-back-off resolution))
       (resolve-again (resolution-resolver resolution)))))
@@ -269,7 +269,7 @@ connection-set.lisp."
   ;; links that get no more calls, but still have calls under way
   (draining '() :type list)
   (proven nil :type boolean)            ; the last connection has worked
-  (useless 0 :type (integer 0 2))       ; connections in a row that were useless, 2 for more
+  (useless 0 :type (integer 0 2))       ; useless connections in a row, 2 at most
   (back-off (make-back-off) :type back-off :read-only t) ; the back-off between attempts to connect
   (failure nil :type (or null string))  ; the text of the last failed attempt
   (failed-connects 0 :type (unsigned-byte 62))) ; how often all addresses have failed
@@ -290,7 +290,7 @@ one."
   ;; the state of the subchannel's connection set, if the subchannel has asked that set to connect
   (link-state :idle :type connectivity)
   (open-calls 0 :type index)            ; attempts of calls that are under way, internal ones too
-  (picks 0 :type (unsigned-byte 62))    ; how many of users' calls the subchannel has had
+  (picks 0 :type (unsigned-byte 62))    ; how many calls of users it has had
   (key "" :type string :read-only t)    ; the key of the backend, if it has one
   ;; the backend's plist; with several backends, that of the one it was last connected to
   (attributes '() :type list)
@@ -298,13 +298,13 @@ one."
   (vetoes '() :type list)               ; the vetoes on the use of its connection, newest first
   ;; the state that follows from LINK-STATE and VETOES, which its balancer sees
   (state :idle :type connectivity)
-  (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
+  (watchers '() :type list)             ; called with it when LINK-STATE changes
   (listener nil :type (or null function)) ; the function that is called at each attempt's end, see
                                           ; ADD-LISTENER
   (breaker nil :type (or null breaker)) ; the circuit breaker, if the channel is guarded
   ;; the channel's own calls on its links, see internal-call.lisp
   (internal-calls '() :type list)
-  (waiting (make-ring) :type ring :read-only t) ; PLACEs of calls that wait for a stream of it
+  (waiting (make-ring) :type ring :read-only t) ; places of calls that wait for its streams
   ;; how many calls without a stream have this subchannel as their last pick
   (waiting-count 0 :type index)
   (note nil)                            ; the balancer's data about the subchannel

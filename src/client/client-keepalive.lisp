@@ -1,6 +1,6 @@
 ;;;; Keepalive of a channel's links: the silence after which they send a PING, and the wait for its
 ;;;; answer (gRFC A8). The options give both times; a server's complaint makes the first longer,
-;;;; LIMIT-CHANNEL-SILENCE makes both shorter. The PINGs themselves are of wire
+;;;; LIMIT-CHANNEL-SILENCE makes both shorter. The code of wire sends the PINGs
 ;;;; (link-keepalive.lisp).
 
 (in-package #:clgrpc.client)
@@ -28,8 +28,8 @@ default of gRPC's servers (gRFC A8).")
         ns)))
 
 (defun limit-silence (core byte-channel)
-  "If links of CORE send PINGs, make BYTE-CHANNEL fail as well if its server does not acknowledge
-data within the time for an answer (gRFC A18)."
+  "If links of CORE send PINGs, let BYTE-CHANNEL fail if its server does not acknowledge data within
+the time for the answer to a PING (gRFC A18)."
   (when (plusp (keepalive-ns core))
     (loop:limit-silence (core-loop core) byte-channel
                         (options-keepalive-timeout-seconds (core-options core)))))
@@ -46,7 +46,7 @@ server of LINK has complained of too many PINGs (gRFC A8)."
 
 (defun limit-link-silence (link limit-ns)
   "Let LINK send a PING after a silence of at most LIMIT-NS, and end if its server then stays silent
-for as long."
+for LIMIT-NS again, or for a shorter limit of its own."
   (setf (client-link-keepalive-timeout-ns link)
         (min limit-ns (client-link-keepalive-timeout-ns link)))
   (when (or (zerop (client-link-keepalive-ns link)) (< limit-ns (client-link-keepalive-ns link)))

@@ -15,8 +15,7 @@ links. A round that fails is not repeated."
           do (begin-connect-round connection-set))))
 
 (defun keep-links (connection-set)
-  "If CONNECTION-SET is ready, begin the links that it lacks to have connections-per-subchannel of
-them."
+  "If CONNECTION-SET is ready, begin links until it has connections-per-subchannel of them."
   (when (null (back-off-timer (connection-set-back-off connection-set)))
     (widen connection-set
            (options-connections-per-subchannel (connection-set-options connection-set)))))
@@ -165,8 +164,8 @@ connected, and say how many streams the peer allows."
     (keep-links connection-set)))
 
 (defun preface-failed (connect-round link text)
-  "Handle the end of LINK, a candidate of CONNECT-ROUND, because of TEXT before its peer's SETTINGS
-came."
+  "Handle the end of LINK, a candidate of CONNECT-ROUND, which has ended because of TEXT before its
+peer's SETTINGS came."
   (let ((core (connection-set-core (connect-round-connection-set connect-round))))
     (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
     (loop:candidate-failed (connect-round-connector connect-round) (client-link-peer link)

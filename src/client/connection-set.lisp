@@ -34,8 +34,8 @@
 ;;; Sharing between channels
 
 (defun pool-key (options credentials resolver authority observer)
-  "The key by which channels share connections, compared by EQUAL: OPTIONS, CREDENTIALS, the host of
-RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
+  "The key by which channels share connections, compared by EQUAL. It has OPTIONS, CREDENTIALS, the
+text AUTHORITY, OBSERVER, and RESOLVER's proxy and, for the certificate, host."
   (list* credentials (and credentials (resolver-host resolver)) authority observer
          (and (resolver-proxy resolver) (proxy:proxy-key (resolver-proxy resolver)))
          (mapcar #'rest (option-values options))))
@@ -127,7 +127,7 @@ subchannels there is passed once for each."
   (dolist (owner (engaged-owners connection-set)) (enter-stage (subchannel-core owner) stage)))
 
 (defun resolving-wanted-for-p (subchannel)
-  "True if no balancer above SUBCHANNEL's own forbids another look-up of the addresses."
+  "True unless a balancer above SUBCHANNEL's own forbids another look-up of the addresses."
   (loop for child = (subchannel-balancer subchannel) then parent
         for parent = (balancer-parent child)
         while (typep parent 'balancer)

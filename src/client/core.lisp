@@ -5,7 +5,7 @@
 ;;;; 1. A call that needs a connection wakes an idle channel. The channel's resolver begins, or is
 ;;;;    asked again; the channel waits for an answer that is certain to arrive soon (ANSWERS-P).
 ;;;; 2. The resolver publishes backends, then and whenever they change, to the balancer.
-;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
+;;;; 3. The balancer publishes a state and a picker, which picks servers for the calls that wait.
 ;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows
 ;;;;    more, or another picker is published. A function that was given with the call gets the
 ;;;;    stream, or the failure: this file does not know attempts (attempt.lisp).
@@ -158,8 +158,8 @@ that do not end with a failure wait for another picker."
                     (unless (failure-p picked) (return))))))
 
 (defun start-those-of (core subchannel)
-  "Start the calls for which a choosy picker has picked SUBCHANNEL, the oldest first, until no
-stream is free."
+  "Start the waiting calls for which a choosy picker has picked SUBCHANNEL, the oldest first, until
+no stream is free."
   (loop for queued-attempt = (ring-first (subchannel-waiting subchannel))
         for wanted = (and queued-attempt (wanted-p (queued-attempt-call queued-attempt)))
         while queued-attempt
@@ -254,11 +254,11 @@ any thread."
 (defun wake (core)
   "Connect the channel of CORE if it is idle."
   (cond ((not (eq :idle (core-state core))))
-        ((core-picker core) (exit-idle (core-balancer core))) ; the balancer decides call by call
+        ((core-picker core) (exit-idle (core-balancer core))) ; the balancer connects as calls come
         (t (leave-idle core))))
 
 (defun leave-idle (core)
-  "Resolve the servers of CORE, which is idle, again if needed, and connect to them."
+  "If needed, resolve the target of CORE, which is idle, again; connect to its servers."
   (dolist (call (waiting-calls core)) (begin-waiting core call))
   (begin-idle-watch core)
   (change-picker core :connecting nil)
@@ -278,7 +278,7 @@ any thread."
              (unless (resolution-awaited resolution) (exit-idle (core-balancer core)))))))
 
 (defun awaited-p (core)
-  "True if CORE waits for the resolver's answer in order to connect; the next call returns false."
+  "True if CORE waits for the resolver's answer in order to connect; true only once."
   (shiftf (resolution-awaited (core-resolution core)) nil))
 
 (defun end-resolver-wait (core)

@@ -2,7 +2,7 @@
 ;;;; link of a given subchannel: health (gRFC A17), load reports (gRFC A51). Internal calls bypass
 ;;;; the picker, are not retried, and have no method config. Internal calls do not count as calls of
 ;;;; the channel's users: observers do not see them, and they do not make a connection useful. An
-;;;; internal call ends when its link is left, so that it does not delay the end of the link.
+;;;; internal call ends when its link gets no more calls, so that it does not delay the link's end.
 ;;;;
 ;;;; The messages of internal calls are reports, and each report makes the earlier ones obsolete.
 ;;;; The loop gets the newest report; earlier reports that it has not handled yet are skipped, since

@@ -15,7 +15,7 @@
 (define-printer (channel wire-channel)
   "~A ~(~A~)" (channel-target channel) (channel-state channel))
 
-;;; Of cores as well, whose internal calls have call credentials
+;;; Security, of cores as well, since their internal calls have call credentials
 
 (defmethod channel-secure-p ((channel core))
   (let ((credentials (core-credentials channel)))
@@ -56,7 +56,7 @@ CALL-CREDENTIALS       the source of metadata that identify the caller, asked be
                        for further attempts in another thread. The :call-credentials of a stub are
                        sent in addition. On a channel without TLS, or with TLS that verifies
                        nothing, calls with credentials are refused with :unauthenticated
-PLAINTEXT-CREDENTIALS  true to send call credentials on such a channel too
+PLAINTEXT-CREDENTIALS  true to send call credentials on a channel that is not secure, too
 BALANCE                the balancing policy, in place of a service config's: :pick-first, the
                        default, uses the address to which the channel is connected; :round-robin
                        uses all that can be reached, in turn; doc/fleets.md has the others
@@ -83,8 +83,8 @@ OBSERVER               a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAK
 ATTEMPT-INTERCEPTORS   a list of functions of an ATTEMPT, called in order before each attempt of a
                        call is sent to its server, on the loop, so they must not wait. The
                        interceptors may change an attempt's metadata (ATTEMPT-REQUEST-METADATA),
-                       make it fail (FAIL), and get its end (ON-ATTEMPT-END). After another error in
-                       one the attempt fails with :internal
+                       make it fail (FAIL), and get its end (ON-ATTEMPT-END). If an interceptor
+                       signals another error, the attempt fails with :internal
 An element (WHERE . functions) of either list of interceptors is for some methods only: WHERE is the
 full name of a service, a string, or the symbol of one method. All other keywords are rows of the
 options table, see OPTION-TABLE. Signal MISUSE for a wrong target or option, TLS-ERROR if

@@ -11,7 +11,7 @@
       (server-finish call :ok "" nil '())))
 
 (define-hot reply-beside-grpc ((call server-call) value) boolean
-  "As REPLY-NOW, of a CALL that is not gRPC's."
+  "As REPLY-NOW, for a CALL of another protocol than gRPC."
   (cond ((call-claim call)
          (values (funcall (protocol-handler-reply (call-protocol-handler call)) call value)))
         (t (reply-plainly call value) t)))

@@ -78,7 +78,7 @@ of CALL, if it has one."
           (t (exchange:refuse-unrouted request)))))
 
 (defun end-other-request (call)
-  "Note that the request of CALL, which is not gRPC's, is whole."
+  "Note that the request of CALL, of a protocol other than gRPC, is whole."
   (cond ((call-claim call)
          (setf (exchange:http-request-whole (call-http-request call)) t)
          (unless (call-status call) (end-claimed-request call)))

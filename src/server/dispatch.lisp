@@ -146,7 +146,7 @@ body."
 (define-hot request-of ((server-loop server-loop) (list hpack:field-list) (link server-link))
             request
   "The REQUEST with the data of LIST, the headers of a request on LINK. If the peer repeats a header
-block, LIST remembers the REQUEST."
+block, the memo of LIST is the REQUEST."
   (let ((memo (hpack:field-list-memo list)))
     (if (and (request-p memo) (eq (request-table memo) (server-loop-routes server-loop)))
         memo
@@ -227,7 +227,7 @@ CALL and return false."
 (define-hot begin-served-call ((stream http2:stream) (list hpack:field-list) (link server-link)
                                (server-loop server-loop) (request request))
     null
-  "Begin the gRPC call on STREAM of LINK with the header LIST, whose data REQUEST has."
+  "Begin the gRPC call on STREAM of LINK. REQUEST has the data of the call's header LIST."
   (let* ((route (request-route request))
          (call (begin-server-call stream link server-loop request route)))
     (tell-of-call call server-loop list)
@@ -242,7 +242,7 @@ CALL and return false."
   nil)
 
 (defun begin-plain-on-stream (stream list link server-loop request)
-  "Begin the plain request on STREAM of LINK with the header LIST, whose data REQUEST has."
+  "Begin the plain request on STREAM of LINK. REQUEST has the data of its header LIST."
   (let* ((answer (request-claim request))
          (plain (if answer
                     (exchange:refused-http2-request stream **exchange-sink**
@@ -260,8 +260,7 @@ CALL and return false."
 (define-hot begin-claimed-on-stream ((stream http2:stream) (list hpack:field-list)
                                      (link server-link) (server-loop server-loop) (request request))
     null
-  "Begin the call of another protocol on STREAM of LINK with the header LIST, whose claim REQUEST
-has."
+  "Begin the call of another protocol on STREAM of LINK. REQUEST has the claim of its header LIST."
   (let* ((claim (the claim (request-claim request)))
          (now (loop:event-loop-now (server-link-loop link)))
          (call (make-claimed-call claim link server-loop now)))
@@ -306,7 +305,7 @@ request has been answered."
 (define-hot receive-other ((call server-call) (octets octets) (start index) (end index)
                            (ended boolean))
     null
-  "Handle a part of the body of CALL, which is not gRPC's, and return the window for that part."
+  "Handle a part of the body of CALL, of another protocol, and return the window for that part."
   (flet ((receive (call octets start end)
            (exchange:receive-body (call-http-request call) octets start end)))
     (if (call-claim call)

@@ -28,7 +28,7 @@ peer sends other frames first.")
         (drain-http2 link))))
 
 (defun drain-http2 (link)
-  "As DRAIN-LINK, of a LINK that speaks HTTP/2."
+  "As DRAIN-LINK, for a LINK that speaks HTTP/2."
   (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
     (http2:send-goaway (server-link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (server-link-http2 link) +drain-ping+)
@@ -50,7 +50,7 @@ peer sends other frames first.")
                      (server-link-http2 link)))
 
 (defun await-drain-ping (link wait now)
-  "Start the timer of WAIT for a look, a while after NOW, whether LINK's PING has been answered."
+  "Start the timer of WAIT, which checks a while after NOW whether LINK's PING was answered."
   (loop:start-timer (server-link-loop link) (drain-wait-timer wait) (+ now +drain-look-ns+)))
 
 (defun busy-p (link now)

@@ -130,7 +130,7 @@ the order of their arrival, also if they have waited before. On the loop."
     (when queue (remove-from-fifo call queue))))
 
 (defun output-left (link)
-  "If LINK has delayed calls, let them check whether its output was sent."
+  "If LINK has delayed calls, let these check whether the link's output was sent."
   ;; not now: output that is unsent now may be sent in this turn
   (loop:defer (server-link-loop link) #'start-held-up link))
 
@@ -158,7 +158,7 @@ cannot be decoded. In user code."
     (t call)))
 
 (defun tell-handler (call event &rest plist)
-  "Trace EVENT, of the handler of CALL on this thread; PLIST has more to say."
+  "Trace EVENT, of the handler of CALL on this thread; PLIST has further data."
   (apply #'log-event :trace event :tracer :server
          :method (rpc:call-path call) :peer (rpc:call-peer call)
          :thread (sb-thread:thread-name sb-thread:*current-thread*) plist))
@@ -345,8 +345,8 @@ the handler. On the loop."
   "A set of the methods that NOTE-NOT-SENT has logged.")
 
 (defun note-not-sent (call value)
-  "If VALUE, the value of CALL's handler, is a message or a list of messages, log once for the
-method that such values are not sent. The values are not sent, and nothing else was."
+  "If VALUE, the value of CALL's handler, is a message or a list of messages, log, once for the
+method, that such values are not sent. The handler has sent nothing else."
   (let ((message (if (consp value) (first value) value))
         (method (call-rpc-method call)))
     (when (and (protobuf:message-p message)

@@ -21,7 +21,7 @@ EXCHANGE:HTTP-VERSION-OF."
 ;;; HTTP/1.1
 
 (defun abandon-exchange (link status text)
-  "The ABANDON of the protocol HTTP/1.1."
+  "The function ABANDON of connections that speak HTTP/1.1: end the call under way."
   (let ((request (exchange:state-request (server-link-http1 link))))
     (when request
       (let ((call (exchange-call request))) (operate abort call status text :local)))))

@@ -48,7 +48,7 @@
           (t (start-claimed call claim) t))))
 
 (defun begin-plain-exchange (link request)
-  "As BEGIN-EXCHANGE, of a plain request."
+  "As BEGIN-EXCHANGE, for a plain request."
   (let* ((server-loop (server-link-owner link))
          (route (exchange:http-request-route request))
          (call (make-server-call :rpc-method (and route (route-method route)) :endpoint server-loop
@@ -74,7 +74,7 @@ answers."
        (not (output-waits-p link))))
 
 (defun measure-plain (link)
-  "The sink's MEASURE: also called when the peer has taken output."
+  "The sink's MEASURE. It is also called when the peer has taken output."
   (wire:measure-link link)
   (look-at-held-up link))
 

@@ -58,15 +58,15 @@ encoder and the buffer for further fields."
         own)))
 
 (defconstant +constant-octets+ 300
-  "The octets of a header list that are kept for :status, content-type, the two fields of
+  "How many octets of a header list are reserved for :status, content-type, the two fields of
 compression and grpc-status. Without registered compressions and a codec, these fields take fewer
 octets.")
 (defconstant +registered-octets+ 400
-  "The octets that are kept in addition to +CONSTANT-OCTETS+ if compressions are registered or the
-call has a codec.")
+  "How many octets are reserved in addition to +CONSTANT-OCTETS+ if compressions are registered or
+the call has a codec.")
 
 (defun constant-octets (call)
-  "The octets of a header list of CALL that are kept for the fields that all calls have."
+  "How many octets of a header list of CALL are reserved for the fields that all calls have."
   ;; gzip and deflate are always there
   (if (or (call-codec call) (cddr (encoding:encodings)))
       (+ +constant-octets+ +registered-octets+)
@@ -127,7 +127,7 @@ is truncated; details or trailers that do not fit are omitted. Return a list of 
         (setf trailers '())
         (when (eq :ok status)
           (setf status :resource-exhausted
-                text "the call's trailers are larger than its client takes")))
+                text "the call's trailers are larger than its client accepts")))
       (when details
         (unless (fits-p (+ 32 (length **grpc-status-details**) (ceiling (* 4 (length details)) 3)))
           (push :details left-out)

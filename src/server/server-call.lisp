@@ -1,6 +1,6 @@
 ;;;; The server's end of a call. The marks of the call have the time from which its handler could
-;;;; start (WIRE:+DUE+); BEGAN-NS is the time when it started. If the handler does not run on the
-;;;; loop at once, the call has a DEFERRED-START, which records where the call waits for its
+;;;; start (WIRE:+DUE+); BEGAN-NS is the time when the handler started. If the handler does not run
+;;;; on the loop at once, the call has a DEFERRED-START, which records where the call waits for its
 ;;;; handler. Few calls have a DEFERRED-START.
 
 (in-package #:clgrpc.server)
@@ -140,7 +140,7 @@ cost too much. On the loop."
 
 (define-hot server-elapsed-ns ((call server-call)) nanoseconds
   "The operation ELAPSED-NS. The clock is read, since the turn may have begun long before CALL's
-handler has returned."
+handler returned."
   (let ((loop (wire-call-loop call)))
     (loop:update-time loop)
     (max 0 (- (loop:event-loop-now loop) (server-call-born-ns call)))))

@@ -282,8 +282,8 @@ scheme's own, a port, in lower case."
   (unless (or (eq :any origins)
               (and (listp origins) (every #'origin-p origins)))
     (misuse ":origins is :any, or a list of origins such as \"https://app.example\", each in lower ~
-             case, without a path, without wildcards and without the port that its scheme has ~
-             anyway, not ~S." origins))
+             case, without a path, without wildcards and without the default port of ~
+             its scheme, not ~S." origins))
   origins)
 
 (defun add-server-loop (server routes number)
@@ -356,7 +356,7 @@ connections have not ended."
         (loop:close-byte-channel byte-channel))))
 
 (defun begin-link (server-loop permit byte-channel)
-  "Make a link of BYTE-CHANNEL, which SERVER-LOOP has admitted to PERMIT."
+  "Make a link of BYTE-CHANNEL, which SERVER-LOOP has admitted with PERMIT."
   (let* ((server (server-loop-server server-loop))
          (credentials (server-credentials server))
          (byte-channel (if credentials

@@ -17,8 +17,8 @@ another origin."
 ;;; A handler that sends nothing for a long time
 
 (defun head-wait-ns (call)
-  "The nanoseconds for which the handler of CALL, which has sent nothing, may still send nothing:
-the full time if it has not begun."
+  "For how many nanoseconds more the handler of CALL, which has sent nothing, may send nothing; the
+full time if the handler has not begun."
   (let ((began (server:handler-began-ns call)))
     (- (seconds-ns (options-stream-head-seconds (wire:wire-call-options call)))
        (if began (max 0 (- (operate now call) began)) 0))))
@@ -32,8 +32,8 @@ again later."
         (wire:ensure-headers call))))
 
 (defun await-head (call)
-  "The BEGUN of protocol handlers: if the handler of CALL, which answers with a stream, sends
-nothing for long, send the head of the answer. Pages and proxies wait for the head."
+  "The function BEGUN of protocol handlers: if the handler of CALL, which answers with a stream,
+sends nothing for long, send the head of the answer. Pages and proxies wait for the head."
   (unless (rpc:answers-once-p call)
     (operate after call (ns-seconds (head-wait-ns call)) (lambda () (head-due call)))))
 

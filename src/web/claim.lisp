@@ -4,7 +4,7 @@
 (in-package #:clgrpc.web)
 
 (defstruct (web-protocol-handler (:include server:protocol-handler) (:copier nil))
-  "The functions of one protocol for one form of its requests; MAKE-PROTOCOL-HANDLER makes it."
+  "The functions of one protocol for one form of its requests: see MAKE-PROTOCOL-HANDLER."
   ;; (call encoded): write a message of a streamed answer, whose head is written. On the loop
   (part nil :type function :read-only t))
 
@@ -12,7 +12,7 @@
 
 (defstruct (web-claim (:include server:claim (handler nil :type web-protocol-handler :read-only t))
                       (:copier nil))
-  "What the head of a request says."
+  "The contents of the head of a request."
   (codec nil :type codec :read-only t)  ; the codec of the messages of request and answer
   (heads nil :type heads :read-only t)  ; how its answer begins
   ;; the headers for pages of the request's origin, an alist; nil without a permitted origin
@@ -26,7 +26,7 @@
 ;;; Reading a head
 
 (define-hot header-named ((fields simple-vector) (name octets)) (or null hpack:field)
-  "As HEADER, with the octets of the name."
+  "As HEADER, with NAME as octets."
   (loop for field of-type hpack:field across fields
         when (octets-equal name (hpack:field-name field)) do (return field)))
 
@@ -177,7 +177,7 @@ rejected, or nil."
   "The most characters of a method's path.")
 
 (defun find-web-route (table target &optional (end (length target)))
-  "The route of TABLE for the path that TARGET, a string, is up to END, or nil. A method with a
+  "The route of TABLE for the path in TARGET, a string, which ends at END; or nil. A method with a
 codec of its own is gRPC's only."
   (let ((route (and (<= end +longest-path+)
                     (gethash (if (= end (length target)) target (subseq target 0 end))

@@ -12,7 +12,7 @@
   (decode nil :type function :read-only t)
   ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread
   (encode nil :type function :read-only t)
-  (text nil :type boolean :read-only t) ; decoding takes long: threads do it, not the loop
+  (text nil :type boolean :read-only t) ; decoding is slow: threads do it, not the loop
   ;; the words before the text of an error that DECODE signals
   (preface "the message cannot be parsed: " :type string :read-only t))
 
@@ -24,7 +24,7 @@
 (define-hot decode-proto ((call server:server-call) (octets octets) (start index) (end index)
                           &optional (most (or null index) nil) (beyond (or null function) nil))
     (values t fixnum)
-  "The message of CALL that OCTETS are from START to END. MOST, if not nil, replaces the option
+  "The message of CALL in OCTETS from START to END. MOST, if not nil, replaces the option
 max-decoded-octets, and BEYOND is as for PROTOBUF:PARSE-RECEIVED."
   (let ((options (wire:wire-call-options call)))
     (multiple-value-bind (message kept inside)
@@ -89,17 +89,17 @@ messages inside it."
                             :ignore-unknown t :max-octets (max 1 (- end start))
                             (reading-limits call)))))
 
-;;; Room in the heap. A message in JSON that its handler gives or takes decoded is bounded as one of
-;;; gRPC is. A raw message is decoded on the way, which may take hundreds of times its octets; so
-;;; the room for the decoding is promised (rpc/room.lisp), unless it is little.
+;;; Room in the heap. The limits of gRPC's messages bound a message in JSON that its handler gives
+;;; or takes decoded. A raw message is decoded on the way, which may take hundreds of times its
+;;; octets; so the room for the decoding is promised (rpc/room.lisp), unless it is little.
 
 (defconstant +unpromised-octets+ (* 6 rpc:+long-octets+)
   "The octets of text for which no room in the heap is promised: JSON of the longest message that
 needs no promise has as many.")
 
 (defun text-room (call type size)
-  "How many octets of the heap are needed to make JSON of a message of CALL of TYPE and SIZE, or the
-message from JSON of that size."
+  "How many octets of the heap are needed to make JSON from a message of CALL, of TYPE and SIZE
+octets, or to make the message from JSON of SIZE octets."
   (if (and (protobuf:raw-type-p type) (protobuf:raw-type-decoded type))
       (protobuf:decoded-room type size
                              (options-max-decoded-octets (wire:wire-call-options call)))
@@ -124,8 +124,8 @@ handler, and the memory of the messages inside it."
                             (wire:wire-call-options call) #'receive :long nil))))
 
 (defun encodes-at-once-p (call message size)
-  "True if MESSAGE, an answer of CALL, of SIZE octets, may become text without first reserving room
-in the heap."
+  "True if MESSAGE, an answer of CALL, of SIZE octets, may be made text without reserving room in
+the heap first."
   (<= (text-room call (protobuf:message-type-of message) size) +unpromised-octets+))
 
 (defun send-as-text (call message function)

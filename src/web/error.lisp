@@ -9,15 +9,15 @@
       (substitute #\_ #\- (string-downcase status))))
 
 (defun call-end (call)
-  "Five values about the end of CALL: its status, a text, details, octets of a google.rpc.Status or
-nil, and trailers, an alist."
+  "Four values about the end of CALL: its status; a text; details, octets of a google.rpc.Status or
+nil; and trailers, an alist."
   (multiple-value-bind (status text details trailers) (rpc:final-status call)
     (values status text details (append (notes-late (call-web-notes call)) trailers))))
 
 (defun call-end-in-head (call)
   "As CALL-END, for a call whose trailers are sent in the head of its answer: they are returned as
-headers, and omitted if they would exceed the limit for CALL's header lists. A body whose
-compression is not the announced one is the client's mistake in these protocols."
+headers, and omitted if they would exceed the limit for CALL's header lists. In these protocols a
+body with another compression than its head announces is the client's mistake."
   (multiple-value-bind (status text details trailers) (call-end call)
     (let ((size (+ (wire:metadata-octets (rpc:outgoing-metadata call))
                    (wire:metadata-octets trailers)
@@ -26,7 +26,7 @@ compression is not the announced one is the client's mistake in these protocols.
         (setf trailers '())
         (when (eq :ok status)
           (setf status :resource-exhausted
-                text "the call's trailers are larger than its client takes"
+                text "the call's trailers are larger than its client accepts"
                 details nil))))
     (values (if (and (eq :internal status)
                      (member (wire:inflation-failure call) '(:corrupt :truncated)))

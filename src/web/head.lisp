@@ -56,7 +56,7 @@ own."
       (string-trim " " value)
       (encode-base64 (coerce value 'octets))))
 
-(defparameter *trailer-prefix* "trailer-" "Before the names of trailers that are headers.")
+(defparameter *trailer-prefix* "trailer-" "The prefix of the names of trailers in headers.")
 
 (defun metadata-headers (metadata &optional (prefix ""))
   "METADATA, an alist that CHECK-METADATA has passed, as headers, with PREFIX before each name."

@@ -17,8 +17,8 @@
   (late '() :type list)                 ; metadata that was sent after the head: trailers
   ;; the only answer, encoded, until it is written
   (answer nil :type (or null octets wire:byte-buffer))
-  (sent 0 :type (unsigned-byte 62))     ; octets of messages, as observers are told
-  (received 0 :type (unsigned-byte 62))) ; the same for the peer's messages
+  (sent 0 :type (unsigned-byte 62))     ; octets of sent messages, for observers
+  (received 0 :type (unsigned-byte 62))) ; octets of the peer's messages
 
 (declaim (sb-ext:freeze-type notes))
 
@@ -60,7 +60,7 @@
     (values (notes-body notes) (notes-fill notes))))
 
 (define-hot deliver-body ((call server:server-call) (octets octets) (start index) (end index)) null
-  "OCTETS from START to END are the bare body of CALL."
+  "Deliver the bare body of CALL, OCTETS from START to END."
   (setf (notes-taken (call-web-notes call)) t)
   (wire:deliver-alone call
                       (and (< start end) ; an empty body is not compressed
@@ -72,7 +72,7 @@
 (define-hot receive-bare ((call server:server-call) (octets octets) (start index) (end index)
                           (last boolean))
     null
-  "The RECEIVE of protocol handlers whose requests have one message that is the body."
+  "The function RECEIVE of protocol handlers whose requests have one message, the body."
   (if (and last (zerop (notes-fill (call-web-notes call))))
       (if (<= (- end start) (the index (rpc:operate receive-limit call)))
           (deliver-body call octets start end)
@@ -81,7 +81,7 @@
   nil)
 
 (defun body-whole (call)
-  "The WHOLE of these protocol handlers."
+  "The function WHOLE of protocol handlers whose requests have one message, the body."
   (let ((notes (call-web-notes call)))
     (unless (notes-taken notes)
       (deliver-body call (notes-body notes) 0 (notes-fill notes)))))
@@ -91,7 +91,7 @@
 (define-hot receive-enveloped ((call server:server-call) (octets octets) (start index) (end index)
                                (last boolean))
     null
-  "The RECEIVE of protocol handlers whose messages are in envelopes."
+  "The function RECEIVE of protocol handlers whose messages are in envelopes."
   (declare (ignore last))
   (wire:receive-messages call octets start end))
 
@@ -110,7 +110,7 @@
          (and (string/= "" path) (printable-text path :limit 200)))))
 
 (defun undecodable (call error)
-  "The RPC-ERROR that ends CALL, since ERROR is wrong with the octets of a message."
+  "The RPC-ERROR that ends CALL, since a message cannot be decoded because of ERROR."
   (status:make-rpc-error :invalid-argument
                          :message (concatenate
                                    'string

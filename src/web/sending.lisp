@@ -31,7 +31,7 @@
   "The most octets of an answer that the loop encodes as text.")
 
 (define-hot web-reply ((call server:server-call) message) boolean
-  "The REPLY of a protocol handler."
+  "The function REPLY of a protocol handler."
   (let ((outcome
           (handler-case
               (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
@@ -50,7 +50,7 @@
           (t (keep-answer call outcome) t))))
 
 (defun web-post-reply (call message)
-  "The POST-REPLY of a protocol handler."
+  "The function POST-REPLY of a protocol handler."
   (server:post-reply-by call message #'encode #'keep-answer))
 
 ;;; Streams
@@ -74,8 +74,8 @@
   (when (and (null (call-status call)) (rpc:room-p call)) (wire:tell-writable call)))
 
 (defun web-writable (call)
-  "The WRITABLE of a protocol handler: the peer takes output, which is written just after this
-function returns."
+  "The function WRITABLE of a protocol handler: the peer takes output, which is written just after
+this function returns."
   (if (rpc:room-p call)
       (wire:tell-writable call)
       (loop:defer (wire:wire-call-loop call) #'tell-if-room call)))
@@ -109,7 +109,7 @@ function returns."
   nil)
 
 (define-hot write-octets ((call server:server-call) (octets octets) (last boolean)) null
-  "Write OCTETS, which are the connection's from now on."
+  "Write OCTETS, which belong to the connection from now on."
   (exchange:write-part (server:call-http-request call) octets 0 (length octets) nil last)
   nil)
 
@@ -125,7 +125,7 @@ function returns."
         (t encoded)))
 
 (defun write-enveloped (call encoded)
-  "The PART of protocol handlers whose messages are in envelopes."
+  "The function PART of protocol handlers whose messages are in envelopes."
   (write-encoded call (in-text call encoded) 0 nil))
 
 (defun envelope (flag octets)

@@ -8,12 +8,12 @@
 ;;;; 2. The first attempt whose answer begins commits the call: its stream is the call's from then
 ;;;;    on, and the streams of the other attempts are reset.
 ;;;; 3. If an attempt fails before the answer begins, the machine decides: the call continues with
-;;;;    another attempt, now or later, or ends, within its one deadline.
+;;;;    another attempt, now or later, or ends. All attempts have the call's deadline.
 ;;;; 4. When a stream is closed its attempt is over, and observers and interceptors are notified of
 ;;;;    the attempt's end.
 ;;;;
-;;;; A call without a policy has no RETRIES until an attempt of it has failed, so the possibility of
-;;;; a retry costs nothing. The channel's own calls (internal-call.lisp) are neither retried nor
+;;;; A call without a policy has no RETRIES until one of its attempts has failed, so the possibility
+;;;; of a retry costs nothing. The channel's own calls (internal-call.lisp) are neither retried nor
 ;;;; intercepted. All these functions run on the call's loop.
 
 (in-package #:clgrpc.client)
@@ -51,7 +51,7 @@ many attempts it allows; or nil."
   (loop:defer (wire-call-loop call) #'submit-again call))
 
 (defun reset-times (call)
-  "Forget the times that CALL, which continues, has waited so far, if it has no stream now."
+  "If CALL, which continues, has no stream now, forget the times of its waits and stages so far."
   (unless (client-call-stream call)
     (setf (client-parts-wait (ensure-client-parts call)) nil)
     (wire:reset-marks call)))
@@ -73,7 +73,7 @@ many attempts it allows; or nil."
         (loop:start-timer (core-loop core) timer (time-after delay-ns (core-now core))))))
 
 (defun begin-undelayed (call)
-  "As BEGIN-DUE, unless CALL awaits a later time now."
+  "As BEGIN-DUE, but do nothing if CALL meanwhile waits for a later time."
   (unless (client-retries-timer (call-retries call)) (begin-due call)))
 
 (define-load-time-global **retry-operations**
@@ -154,8 +154,8 @@ with ATTEMPT."
   nil)
 
 (defun change-over (call stream)
-  "Let CALL continue with another attempt, the one on STREAM. STREAM may have room for messages of a
-sender that the full stream of the previous attempt has stopped."
+  "Let CALL continue with another attempt, the one on STREAM. Wake a sender that waited because the
+previous attempt's stream was full, since STREAM may have room."
   (go-on-with call (stream-link stream) stream)
   (wire:tell-writable call))
 
@@ -172,8 +172,8 @@ sender that the full stream of the previous attempt has stopped."
     attempt))
 
 (defun refuse-long-request (call request)
-  "End CALL and return true if its only REQUEST, or, without one, its longest message to send, is
-longer than the service config allows, which is known by now."
+  "If CALL's only REQUEST or, without one, its longest message to send exceeds CALL's limit, end
+CALL and return true. By now the limit of the service config is known."
   (let ((limit (values (call-limits call)))
         (size (longest-outgoing call (or request (client-call-request call)))))
     (when (> size limit)
@@ -231,8 +231,8 @@ CALL has a stream, on which nothing was sent, and the channel's service config h
       (attempt:tell-begun **retry-operations** call))))
 
 (define-hot submit ((call client-call) request) t
-  "Begin an attempt of CALL, with its only REQUEST unless that is nil, when its credentials have
-returned metadata and it has a stream."
+  "Begin an attempt of CALL once its credentials have returned metadata and it has a stream. REQUEST
+is CALL's only request, or nil."
   (let* ((parts (call-client-parts call))
          (identity (and parts (client-parts-identity parts))))
     (cond ((not (and identity (not (shiftf (caller-identity-asked identity) nil))))
@@ -245,8 +245,8 @@ returned metadata and it has a stream."
 (defun submit-identified (call request error)
   "Continue the attempt of CALL, which is running, after CALL's credentials have answered. REQUEST
 is CALL's only request, or nil. If ERROR, an RPC-ERROR, is given, the attempt fails: at once if a
-service config is in force, else when the attempt gets a stream, since the config may have a policy
-for the failure."
+service config is in force, else when the attempt gets a stream, since the config that arrives may
+have a policy for the failure."
   (cond ((null error) (submit-now call request))
         ((core-config (client-call-core call))
          (fail-unbegun call (interceptor-failure call error)))
@@ -264,8 +264,8 @@ for the failure."
              (wait-for-stream (client-call-core call) call picked #'take-stream)))))
 
 (defun take-stream (call stream link failure)
-  "Begin the attempt of CALL on STREAM of LINK, for which it has waited; if STREAM is nil, the
-attempt fails with FAILURE."
+  "Begin the attempt of CALL, which has waited for a stream, on STREAM of LINK. If STREAM is nil,
+the attempt fails with FAILURE."
   (if stream
       (begin-attempt call link stream nil)
       (fail-unbegun call failure)))
@@ -273,14 +273,14 @@ attempt fails with FAILURE."
 ;;; An attempt fails
 
 (defun record-failure (call number link failure)
-  "Record FAILURE of an attempt of CALL for FAILED-ATTEMPTS. NUMBER other attempts came before this
-one. The attempt was on LINK or, if LINK is nil, had no stream."
+  "Record FAILURE of an attempt of CALL, for FAILED-ATTEMPTS to return. NUMBER other attempts came
+before this one. The attempt was on LINK or, if LINK is nil, had no stream."
   (rpc:note-failed-attempt call number (and link (client-link-peer link))
                            (client-failure-status failure) (client-failure-message failure)
                            (ns-seconds (since call (client-call-born-ns call)))))
 
 (defun follow-failure (call attempt number link failure)
-  "Perform the decision after the FAILURE of ATTEMPT, of CALL, which runs, on LINK. ATTEMPT and LINK
+  "Perform the decision that follows FAILURE of CALL's ATTEMPT on LINK; CALL runs. ATTEMPT and LINK
 are nil if the attempt had no stream. NUMBER other attempts came before it. Forget ATTEMPT, which
 CALL no longer uses."
   (guarding-call (call)
@@ -289,14 +289,14 @@ CALL no longer uses."
                          (and link (client-link-draining link) (client-link-born-ns link)))))
 
 (defun fail-attempt (attempt failure)
-  "Let the call of ATTEMPT, which is running and not committed, continue without ATTEMPT, which has
-failed with FAILURE."
+  "Let the call of ATTEMPT, which has failed with FAILURE, continue without ATTEMPT. The call runs
+and is not committed."
   (let* ((call (attempt-call attempt))
          (link (stream-link (attempt-stream attempt)))
          (number (attempt-number attempt))
          (retries (ensure-retries call)))
     (setf (attempt-cause attempt) failure
-          ;; now, since another attempt of CALL may get the structure, together with the stream
+          ;; removed now: another attempt of CALL may soon use the structure ATTEMPT and its stream
           (client-retries-running retries) (remove attempt (client-retries-running retries)))
     (when (eq (attempt-stream attempt) (client-call-stream call))
       (if-let ((other (first (client-retries-running retries))))
@@ -306,7 +306,7 @@ failed with FAILURE."
     (unless (call-status call) (follow-failure call attempt number link failure))))
 
 (defun fail-unbegun (call failure)
-  "Handle FAILURE of an attempt of CALL, which runs, that gets no stream."
+  "Handle FAILURE of an attempt that gets no stream; its CALL runs."
   (if (plain-p call)
       (end-with-failure call failure)
       (let* ((retries (call-retries call))
@@ -319,7 +319,7 @@ failed with FAILURE."
 ;;; An attempt is answered
 
 (defun tell-overtaken (call attempt)
-  "Note the attempts of CALL that began before ATTEMPT, which is answered first."
+  "Note which attempts of CALL were overtaken: they began before ATTEMPT, which is answered first."
   (dolist (other (client-retries-running (call-retries call)))
     (when (< (attempt-began-ns other) (attempt-began-ns attempt))
       (note-overtaken call (attempt-subchannel other)))))

@@ -11,8 +11,8 @@
 ;;;; An attempt sends the newest metadata that the credentials have given for its call. If the
 ;;;; credentials fail, the attempt counts as one for which no server was found, and the policy of
 ;;;; its method decides the next step. A call whose attempt waits for credentials is in the table
-;;;; ASKING of its core; it ends by its deadline, or with its channel. Credentials that have not
-;;;; answered by then forget the call. A function that has not returned holds an IDENTITY-WAIT,
+;;;; ASKING of its core; the call ends at its deadline, or with its channel. Credentials that have
+;;;; not answered by then forget the call. A function that has not returned holds an IDENTITY-WAIT,
 ;;;; which drops its reference to the call when the call ends; otherwise the requests of very many
 ;;;; ended calls would fill the heap. All functions but BEGIN-IDENTITY are called on the loop.
 
@@ -29,20 +29,20 @@
                                  deliver)))
 
 (defun take-identity (call identity metadata)
-  "Store METADATA, the answer that completes CALL's credentials."
+  "Add METADATA, the answer of CALL's credentials, to the metadata that CALL's next attempt sends."
   (setf (caller-identity-awaited identity) nil
         (rpc:outgoing-metadata call)
         (append (caller-identity-metadata identity) metadata)))
 
 (defun begin-identity (call channel credentials)
   "Give the attempts of CALL, a new call on CHANNEL, the metadata of CREDENTIALS. Signal
-:unauthenticated if CREDENTIALS must not be sent on CHANNEL. If a function is among CREDENTIALS,
-they are asked now: signal their error, or :deadline-exceeded. In the caller's thread."
+:unauthenticated if CREDENTIALS must not be sent on CHANNEL. If a function is among CREDENTIALS, ask
+them now, in the caller's thread, and signal their error, or :deadline-exceeded."
   (let ((waiting (nth-value 1 (credentials:check-credentials credentials channel)))
         (core (client-call-core call))
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
-      (when (zerop (client-call-born-ns call)) ; the time of functions counts
+      (when (zerop (client-call-born-ns call)) ; before the functions' time
         (setf (client-call-born-ns call) (loop:read-clock (core-loop core))))
       (when (core-methods core) (limit-time call))
       (take-identity call identity
@@ -62,8 +62,8 @@ they are asked now: signal their error, or :deadline-exceeded. In the caller's t
 
 (defun go-on-later (wait)
   "Continue the attempt of WAIT, an IDENTITY-WAIT that is over, as ASK-IDENTITY does, if its call
-still needs an attempt: another one may have been answered. The service config may have arrived
-meanwhile."
+still needs the attempt: another attempt may have been answered. The service config may have arrived
+meanwhile, with a timeout."
   (let ((call (identity-wait-call wait)) (error (identity-wait-error wait)))
     (when call                          ; else the call has ended
       (let ((asking (core-asking (client-call-core call))))

@@ -84,8 +84,8 @@ gets the code NO_ERROR (gRPC over HTTP/2, \"Early Server Closure\")."
                                      http2:+no-error+)))))
 
 (defun drop-replay (call)
-  "Release the kept messages of CALL. The octets are left to the collector, since some may still be
-queued."
+  "Release the kept messages of CALL. The garbage collector frees the octets, since some may still
+be queued."
   (when-let ((replay (call-replay call)))
     (release-replay replay)
     (setf (client-parts-replay (ensure-client-parts call)) nil)))

@@ -14,7 +14,7 @@ encoding."
 (defun client-change-encoding (call name)
   "The operation CHANGE-ENCODING."
   (declare (ignore name))
-  (misuse "~A has begun; its stub takes :compression." call))
+  (misuse "~A has begun, so its compression cannot change; give :compression to the stub." call))
 
 (defun review-refused (core)
   "Update the encodings that no server of CORE accepts, after new headers of a server."

@@ -150,7 +150,7 @@ NUMBER attempts came before this one."
            (large-headers call link number metadata))))
 
 (defun metadata-fields (metadata)
-  "METADATA, an alist that CHECK-METADATA has passed, as fields in the form of a peer's."
+  "METADATA, an alist that CHECK-METADATA has passed, as header fields like a peer's."
   (flet ((field (entry)
            (destructuring-bind (name . value) entry
              (hpack:string-field name (if (stringp value)

@@ -5,8 +5,8 @@
 ;;;; Sent messages are kept until the response begins, so that the call can be tried again, or on a
 ;;;; second stream. The only request is kept as the message itself while its caller waits in the
 ;;;; stub, else encoded. If the method has a policy for further attempts, all messages of a stream
-;;;; are kept; otherwise only the first few, for the case that the server has not seen the call
-;;;; (resend-octets and resend-messages). The messages are kept only while there is room for them
+;;;; are kept; otherwise only the first few (resend-octets and resend-messages), to be sent again if
+;;;; the server has not seen the call. The messages are kept only while there is room for them
 ;;;; (base/replay.lisp). A single request counts for that room only if it is kept because of a
 ;;;; policy.
 ;;;;
@@ -53,7 +53,7 @@ are not kept, drop all kept messages of CALL and return false."
         (and (call-replay call) t))))
 
 (defun encoded-request (call)
-  "The only request of CALL, encoded from now on."
+  "The only request of CALL in encoded form, which CALL keeps from now on."
   (let ((request (client-call-request call)))
     (if (typep request '(or octets wire:byte-buffer))
         request

@@ -9,8 +9,8 @@
     "the server's metadata has a name that ends in -bin and a value that is not base64")
 
 (defun client-headers (stream list ended)
-  "The sink's on-headers. A block that the server repeats remembers the metadata of a valid
-response."
+  "The sink's on-headers. If the server repeats a header block of a valid response, the memo of LIST
+is that response's metadata."
   (let ((memo (hpack:field-list-memo list)))
     (if (and (simple-vector-p memo) (not ended))
         (begin-answer stream list memo)
@@ -123,8 +123,8 @@ response."
     (when (and call (not (call-status call))) (end-with-trailers call list))))
 
 (defun end-with-trailers (call list)
-  "End CALL with the status in the trailers LIST. If these are a block that came before, and have
-only the status :ok, their memo is :ok."
+  "End CALL with the status in the trailers LIST. If the same block came before and has only the
+status :ok, the memo of LIST is :ok."
   (if (eq :ok (hpack:field-list-memo list))
       (end-well call)
       (read-trailers call list)))
@@ -191,8 +191,8 @@ with the verdict on that number."
             (t (fail-stream stream failure))))))
 
 (defun reset-failure (link error-code source)
-  "The failure of an attempt whose stream on LINK ends with ERROR-CODE because of SOURCE, the
-arguments of the sink's on-reset."
+  "The failure of an attempt whose stream on LINK was reset. ERROR-CODE and SOURCE are arguments of
+the sink's on-reset."
   (let ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
         (text (http2:connection-error-text (client-link-http2 link)))
         (refused (= error-code http2:+refused-stream+)))

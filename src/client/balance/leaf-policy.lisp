@@ -198,7 +198,7 @@ turn."
 
 (defmethod subchannel-changed ((leaf-policy leaf-policy) subchannel)
   (let ((note (subchannel-note subchannel)))
-    (when note                          ; without a note SUBCHANNEL is being made
+    (when note                          ; SUBCHANNEL has no note yet while it is being made
       (case (subchannel-state subchannel)
         (:idle (member-idle leaf-policy subchannel))
         (:ready (setf (note-failed note) nil))

@@ -1,6 +1,6 @@
-;;;; The policy outlier_detection (gRFC A50): a child policy balances. A server whose calls fail
-;;;; much more often than those of others, or than a threshold, is ejected: its subchannels count as
-;;;; failed for a while. Each further ejection of the server lasts longer.
+;;;; The policy outlier_detection (gRFC A50): a child policy balances. A server is ejected if its
+;;;; calls fail much more often than those of other servers, or more often than a threshold: its
+;;;; subchannels count as failed for a while. Each further ejection of the server lasts longer.
 ;;;;
 ;;;; After each interval one or both of these algorithms examine the calls that ended in it:
 ;;;;

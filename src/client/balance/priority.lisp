@@ -32,7 +32,7 @@
           for number from 0
           for name-path = (config:element-path order-path number)
           do (unless (and (stringp name) (assoc name children :test #'string=))
-               (config:config-error name-path "the name of one of the children is expected"))
+               (config:config-error name-path "must be the name of one of the children"))
              (when (member name rest :test #'equal)
                (config:config-error name-path "~A occurs twice" name)))
     (make-priorities :order order :children children :content content)))

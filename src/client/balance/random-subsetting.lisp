@@ -14,7 +14,8 @@
 (defun parse-subsetting (object path)
   (let ((size (config:integer-field object "subsetSize" path :minimum 1)))
     (unless size
-      (config:config-error (config:member-path path "subsetSize") "it is required, from 1"))
+      (config:config-error (config:member-path path "subsetSize")
+                           "must be given, an integer from 1"))
     (make-subsetting :size size :child (child-field object "childPolicy" path))))
 
 (defclass random-subsetting (wrapper)

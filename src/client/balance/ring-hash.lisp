@@ -36,7 +36,7 @@
            (header (config:string-field object "requestHashHeader" path :default "")))
       (when (> least most)
         (config:config-error (config:member-path path "minRingSize")
-                             "~D is more than maxRingSize, ~D" least most))
+                             "must not be ~D, more than maxRingSize, ~D" least most))
       (check-header header (config:member-path path "requestHashHeader"))
       (make-ring-config :least least :most most
                         :header (and (plusp (length header)) (string-downcase header))))))
@@ -48,9 +48,9 @@
                        (digit-char-p character)
                        (find character "-_.")))
                  name)
-    (config:config-error path "~S is not the name of a header" name))
+    (config:config-error path "must be the name of a header, not ~S" name))
   (when (and (>= (length name) 4) (string-equal "-bin" name :start2 (- (length name) 4)))
-    (config:config-error path "~S is a header with octets; one with text is expected" name)))
+    (config:config-error path "must be a header with text, not ~S, whose values are octets" name)))
 
 (config:register-policy :ring-hash '("ring_hash_experimental" "ring_hash") 'ring-hash
                         'parse-ring-config)
@@ -125,7 +125,7 @@ one for each."
     (multiple-value-call #'make-ring-entries (sort-by-hash hashes servers))))
 
 (define-hot sort-by-hash ((hashes hashes) (servers simple-vector)) (values hashes simple-vector)
-  "HASHES, ascending, and SERVERS in the same order: sorted by each octet in turn, the last first."
+  "HASHES in ascending order, and SERVERS in the order of their hashes. A radix sort, by octets."
   (let* ((count (length hashes))
          (other-hashes (make-array count :element-type 'word))
          (other-servers (make-array count))
@@ -229,8 +229,8 @@ START."
   (make-failure (last-error-text (svref (ring-servers ring) start))))
 
 (defun pick-by-key (leaf-policy ring start)
-  "The server of RING at the index START, or the first after it that has not failed: The value is a
-subchannel, or nil while that connects, or a failure if all have failed."
+  "The server of RING at the index START or, if it has failed, the first after it that has not. The
+value is its subchannel, nil while it connects, or a failure if all servers have failed."
   (loop with servers = (ring-servers ring)
         with count = (length servers)
         repeat count

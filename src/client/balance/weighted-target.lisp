@@ -24,11 +24,11 @@
                      :name name
                      :weight (or (config:integer-field object "weight" path :minimum 1)
                                  (config:config-error (config:member-path path "weight")
-                                                      "it is required, from 1"))
+                                                      "must be given, an integer from 1"))
                      :child (child-field object "childPolicy" path)))
             into list
           finally (when (> (reduce #'+ list :key #'target-config-weight) (1- (expt 2 32)))
-                    (config:config-error path "the sum of the weights is at most 2^32 - 1"))
+                    (config:config-error path "must have weights whose sum is at most 2^32 - 1"))
                   (return list))))
 
 (defclass weighted-target (tree)

@@ -49,7 +49,8 @@ for all methods."
         (method (string-field object "method" path :default "")))
     (cond ((string/= "" service) (format nil "/~A/~A" service method))
           ((string= "" method) "")
-          (t (config-error (member-path path "service") "must be given, since method is")))))
+          (t (config-error (member-path path "service")
+                           "must be given, since the field method is given")))))
 
 (defun parse-methods (object)
   "A table from the values of PARSE-NAME for the names in the field methodConfig of OBJECT to their

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.config)
 
 (deftype status-mask ()
-  "A set of statuses: the bit of each one's number."
+  "A set of statuses, an integer: bit N is 1 if the status of number N is in the set."
   '(unsigned-byte 17))
 
 (defstruct (attempt-policy (:constructor nil) (:copier nil))
@@ -98,8 +98,8 @@ is REQUIRED, it must exist and not be empty."
 ;;; Parsing
 
 (defconstant +most-multiplier+ 1000000
-  "The largest backoffMultiplier that counts: with it the longest wait follows the first. The
-smallest effective multiplier is the inverse of this, with which the second wait is almost 0.")
+  "The largest backoffMultiplier: a larger one counts as this one, with which the second wait is the
+longest. The smallest is the inverse of this, with which the second wait is almost 0.")
 
 (defun parse-retry-policy (object path)
   (make-retry-policy

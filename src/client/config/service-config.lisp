@@ -5,7 +5,7 @@
 
 (defstruct (throttling (:copier nil))
   "The limits by which calls are not retried while too many fail (gRFC A6)."
-  ;; in thousandths of a token
+  ;; in thousandths of a token:
   (max-tokens 1000 :type (integer 1000 1000000) :read-only t) ; the initial number of tokens
   ;; the thousandths of a token that a call that ends with :ok adds
   (token-ratio 1 :type (integer 1 1000000) :read-only t))
@@ -32,7 +32,7 @@
   service-config-max-connections "How many connections a subchannel may have, or nil."
   service-config-source "The text or the plist that CONFIG was made from. Configs of the same source
 are alike."
-  throttling-max-tokens "The count of tokens at first, and at most, in thousandths."
+  throttling-max-tokens "The number of tokens at first, which is also the most, in thousandths."
   throttling-token-ratio "The thousandths of a token that a call which ends with :ok adds.")
 
 (define-printer (config service-config)

@@ -309,8 +309,8 @@ RESOLVE-NOW later. Return false if the channel no longer uses RESOLVER. From any
 
 (defmacro define-resolver (name scheme (&rest slots) &body class-options)
   "Define the class NAME of resolvers with SLOTS and CLASS-OPTIONS as in DEFCLASS. MAKE-CHANNEL
-makes an instance for each target that begins with SCHEME, a string, and a colon. If SCHEME is nil
-only channels use the class that name it among their :resolvers. Define a method of START-RESOLVER
+makes an instance for each target that begins with SCHEME, a string, and a colon. If SCHEME is nil,
+only channels that name the class among their :resolvers use it. Define a method of START-RESOLVER
 for the class, which calls PUSH-ADDRESSES, and perhaps methods of RESOLVE-NOW and STOP-RESOLVER.
 RESOLVER-NAME is the name to resolve, and also the channel's :authority. A new class for a scheme
 replaces the old one; existing channels keep their resolvers. Evaluate the form at top level, from

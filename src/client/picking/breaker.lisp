@@ -1,11 +1,11 @@
 ;;;; A circuit breaker, which keeps calls away from a server of which too many calls fail. While a
-;;;; breaker is closed it counts calls and failures over a window of time. When too large a part of
-;;;; enough calls has failed it opens, and passes no calls for a while. After that time the breaker
-;;;; is half open and passes one call at a time, until a call has ended: after a success the breaker
-;;;; is closed, after a failure it is open again. A call counts as a success once its answer has
-;;;; begun, since a stream may last for days. If a trial has no answer within the time for which a
-;;;; breaker stays open, its later answer has no effect, and the next call becomes the trial. A call
-;;;; without a deadline at a server that hangs would last for ever.
+;;;; breaker is closed it counts calls and failures over a window of time. When it has counted
+;;;; enough calls and too many of them have failed, it opens, and passes no calls for a while. After
+;;;; that time the breaker is half open and passes one call at a time, until a call has ended: after
+;;;; a success the breaker is closed, after a failure it is open again. A call counts as a success
+;;;; once its answer has begun, since a stream may last for days. If a trial has no answer within
+;;;; the time for which a breaker stays open, its later answer has no effect, and the next call
+;;;; becomes the trial: a trial without a deadline, at a server that hangs, would last for ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts cover between nine tenths of a window's time and the whole of it.
@@ -65,7 +65,7 @@
         (+ now (seconds-ns (options-breaker-open-seconds (breaker-options breaker))))))
 
 (defun open-breaker (breaker now)
-  "Let no call through BREAKER from NOW on, for its time."
+  "Open BREAKER at NOW: no call passes until the time for which it stays open is over."
   (clear-window breaker)
   (keep-away breaker :open nil now))
 
@@ -89,7 +89,7 @@ trial. If the breaker refuses, return the reason, a text."
         (t (ecase (breaker-state breaker)
              (:closed (format nil "it has ~D calls (breaker-max-calls)" calls))
              (:open "too many of its calls have failed (breaker-failure-percent)")
-             (:half-open "too many of its calls have failed, and one is tried")))))
+             (:half-open "too many of its calls have failed, and a trial call is under way")))))
 
 (defun note-end (breaker call failed now)
   "Count an attempt of CALL on BREAKER's server that has ended at NOW. FAILED is true if that was

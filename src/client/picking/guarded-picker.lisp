@@ -88,7 +88,7 @@ because an attempt that began later has an answer."
 (defun decide-trial (breaker subchannel)
   "End the trial of BREAKER, SUBCHANNEL's breaker, for which TRIAL-DECIDED-P is true, although the
 trial's call still runs. If SUBCHANNEL has answered the call, the trial has succeeded; if another
-server has, it counts for nothing."
+server has, the trial has no result."
   (let ((trial (breaker-trial breaker)))
     (if (eq subchannel (answering-subchannel trial))
         (note-outcome breaker trial subchannel nil)
@@ -194,9 +194,9 @@ ends of calls as a further observer."
                    (core-observer core)))))))
 
 (defun refuse-to-wait (core queued-attempt)
-  "If too many calls wait for a stream of the same server as QUEUED-ATTEMPT, which has begun to
-wait, or, if no server is picked for it, too many such calls wait: remove QUEUED-ATTEMPT from its
-queue and return the FAILURE for its call. Else return nil."
+  "If QUEUED-ATTEMPT, which has begun to wait, is one too many, remove it from its queue and return
+the FAILURE for its call; else return nil. The limit applies to the calls that wait for one server,
+and to all calls without a picked server."
   (let ((most (options-breaker-max-waiting (core-options core)))
         (server (queued-attempt-server queued-attempt)))
     (when (and (plusp most)

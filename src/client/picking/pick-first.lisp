@@ -1,9 +1,9 @@
 ;;;; The policy pick_first: one subchannel, which has the addresses of all servers and is connected
 ;;;; to the first that answers (RFC 8305, gRFC A61). The policy's state is the subchannel's; but
-;;;; when all addresses have failed it stays in :transient-failure until it is ready, and tries
-;;;; again by itself (gRFC A62). The subchannel itself is the picker. The first list of addresses is
-;;;; connected to at once. With shuffleAddressList each list is shuffled first, by weight (gRFC
-;;;; A113). The subchannel has the attributes of the server to which it is connected.
+;;;; when all addresses have failed, it is :transient-failure until the subchannel, which connects
+;;;; again by itself, is ready (gRFC A62). The subchannel itself is the picker. The first list of
+;;;; addresses is connected to at once. With shuffleAddressList each list is shuffled first, by
+;;;; weight (gRFC A113). The subchannel has the attributes of the server to which it is connected.
 
 (in-package #:clgrpc.client)
 

@@ -4,8 +4,8 @@
 ;;;;   STREAM-QUEUE-WAITING  a stream of any server, if the picker is not choosy: the pick is for
 ;;;;                         the oldest; while that finds no stream, no pick is made for the others
 ;;;;   SUBCHANNEL-WAITING    a stream of the server that a choosy picker has picked for it
-;;;;   STREAM-QUEUE-PATIENT  another picker: the present one has no server for it, or a failure that
-;;;;                         does not end it
+;;;;   STREAM-QUEUE-PATIENT  another picker: the present one has no server for the call, or a
+;;;;                         failure that does not end it
 ;;;;
 ;;;; So when a stream ends, only as many calls are examined as can get a stream. Only a new picker
 ;;;; examines all calls, in the order in which they came.
@@ -49,7 +49,7 @@ independently of the others, or refused."
   (not (eq queued-attempt (queued-attempt-after queued-attempt))))
 
 (defun count-waiting (core server change)
-  "Change the number of calls of CORE that wait, with SERVER, or nil, as their pick, by CHANGE."
+  "Add CHANGE to the numbers of waiting calls: of CORE, and of SERVER, their pick, if not nil."
   (incf (stream-queue-count (core-stream-queue core)) change)
   (when (core-subchannel-pool core)
         (incf (subchannel-pool-waiting-count (core-subchannel-pool core)) change))

@@ -1,7 +1,7 @@
 ;;;; The states of subchannels, as their balancers see them: the state of a subchannel's links,
 ;;;; changed by vetoes. A veto makes a subchannel whose links are ready count as not ready: the
 ;;;; health service of its server reports that it does not serve, or outlier detection has ejected
-;;;; it. Vetoes are a channel's own, also on connections that channels share.
+;;;; it. Each channel has its own vetoes, even on connections that it shares with others.
 
 (in-package #:clgrpc.client)
 

@@ -66,8 +66,8 @@ socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if URL is 
           (when (and (eq :socks5 kind)
                      (some (lambda (text) (< +longest-socks-text+ (length (string-octets text))))
                            (list host (or user "") password)))
-            (misuse "~A cannot be used: SOCKS5 takes the name of a host, a user and a password of ~
-                     ~D octets at most." origin +longest-socks-text+))
+            (misuse "~A cannot be used: SOCKS5 allows at most ~D octets each for the host, ~
+                     the user and the password." origin +longest-socks-text+))
           (make-proxy :kind kind :host host :port port :user user :password password
                       :target (loop:parse-target
                                (host-and-port its-host (or its-port default-port)))))))))
@@ -165,8 +165,8 @@ invalid."
 
 (defun may-have-proxy-p (target asked)
   "True if the connections to TARGET may use a proxy: TARGET consists of a host and a port, perhaps
-with a scheme for such targets. If ASKED is true, the user names the proxy; then the host may also
-be a numeric address."
+after the scheme dns or passthrough. If ASKED is true, the user names the proxy; then the host may
+also be a numeric address."
   (let ((scheme (loop:find-scheme target)))
     (member (if scheme (loop:scheme-name scheme) "dns")
             (if asked '("dns" "passthrough" "ipv4" "ipv6") '("dns" "passthrough"))
@@ -174,7 +174,7 @@ be a numeric address."
 
 (defun find-proxy (target proxy)
   "The PROXY for a channel to TARGET, text, or nil. PROXY is as for MAKE-CHANNEL. Signal MISUSE if
-PLACE is wrong, or TARGET cannot be reached through a proxy."
+PROXY is wrong, or TARGET cannot be reached through a proxy."
   (unless (typep proxy '(or null string (eql :environment)))
     (misuse ":proxy must be a URL, :environment or NIL, not ~S." proxy))
   (let ((asked (stringp proxy)))

@@ -79,7 +79,7 @@ their number."
     count))
 
 (defun read-open (tunnel octets start end)
-  "As a read of TUNNEL, which is open."
+  "Read octets from TUNNEL, which is open."
   (let ((count (take-leftover tunnel octets start end)))
     (if (= count (- end start))
         count
@@ -89,7 +89,7 @@ their number."
                 (t count))))))          ; INNER will return any other result again
 
 (defun talk (byte-channel tunnel octets start end)
-  "As a read of TUNNEL: continue its dialogue until more octets are needed, or the tunnel is open."
+  "Read from TUNNEL by continuing its dialogue until more octets are needed, or TUNNEL is open."
   (when (eq :new (tunnel-state tunnel)) (go-on-talking byte-channel tunnel))
   (loop
     (case (tunnel-state tunnel)

@@ -195,7 +195,7 @@ Signal :unavailable if no answer comes in time, or it cannot be read. From any t
   (let* ((credentials (and (url-secure url) (or credentials (loop:tls-credentials :alpn nil))))
          (exchange (make-exchange :http-method http-method :most-octets most-octets
                                   :request (request-octets http-method url headers body))))
-    (sb-sys:without-interrupts          ; a loop that is acquired is released
+    (sb-sys:without-interrupts          ; an acquired loop must be released
       (let ((loop (calling:acquire-client-loop (option:make-channel-options))))
         (unwind-protect
              (sb-sys:with-local-interrupts

@@ -20,10 +20,10 @@
 (in-package #:clgrpc.token)
 
 (defconstant +least-life-seconds+ 30
-  "The number of seconds before its expiry in which a token is no longer sent, since clocks differ
-and servers take time.")
+  "In this many seconds before its expiry a token is no longer sent, since clocks differ and servers
+take time.")
 (defconstant +refresh-seconds+ 60
-  "How many seconds before the present token is sent for the last time the next one is fetched.")
+  "The next token is fetched this many seconds before the present one may no longer be sent.")
 (defconstant +most-token-octets+ 65536
   "A token of this many octets or more is refused: no server accepts such headers.")
 (defconstant +first-pause-seconds+ 1)
@@ -46,7 +46,7 @@ and servers take time.")
    (waiting :initform (make-hash-table :test 'eq) :accessor token-waiting)
    (fetching :initform nil :accessor token-fetching) ; true while a fetch is under way
    (failure :initform nil :accessor token-failure) ; the RPC-ERROR of the last fetch, if it failed
-   (retry-ns :initform 0 :accessor token-retry-ns) ; the next fetch, by WORLD-NOW
+   (retry-ns :initform 0 :accessor token-retry-ns) ; when, by WORLD-NOW, to fetch next
    ;; after failures
    (pauses :initform (loop:make-pauses +first-pause-seconds+ +most-pause-seconds+)
            :reader token-pauses))
@@ -99,7 +99,7 @@ lock of CREDENTIALS held."
   (alexandria:hash-table-keys (shiftf (token-waiting credentials) (make-hash-table :test 'eq))))
 
 (defmethod loop:leave-future ((credentials token-credentials) future attached)
-  (declare (ignore attached))           ; no other request has FUTURE
+  (declare (ignore attached))           ; only this request has FUTURE
   (sb-thread:with-mutex ((token-lock credentials))
     (remhash future (token-waiting credentials))))
 
@@ -139,7 +139,7 @@ Later attempts fail with the same failure until the back-off is over, unless a v
 (defun fetch (credentials)
   "Fetch a token of CREDENTIALS. This runs on the fetch's own thread."
   (let ((kept nil)
-        ;; the outcome where the thread is ended in FETCH-TOKEN
+        ;; the outcome if the thread is ended within FETCH-TOKEN
         (error (status:make-rpc-error :unavailable :ended-by :local :sent nil
                                       :message "the thread that fetched the token was ended")))
     (unwind-protect (setf (values kept error) (fetched-token credentials))

@@ -150,7 +150,7 @@ reserved for other peers, since it may be a load balancer and represent many cli
   (isolate-ring (%make-permit entry)))
 
 (defun note-permit-ready (admission permit)
-  "Count the connection of PERMIT as ready, because it is ready or ends."
+  "Count the connection of PERMIT among the ready ones, because it is ready or ends."
   (unless (shiftf (permit-ready permit) t)
     (change-owner-usage (admission-handshakes admission)
                         (peer-entry-handshakes (permit-entry permit)) -1)))

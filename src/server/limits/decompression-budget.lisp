@@ -104,7 +104,7 @@ a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends
       (rpc:refuse-to-wait call))))
 
 (defun await-payment (call budget percent)
-  "Wait until BUDGET's peer owes little enough; as AWAIT-TURN."
+  "Wait, as AWAIT-TURN does, until BUDGET's peer owes no more than +BURST-NS+."
   (await-turn call (lambda (seconds)
                      (let ((ns (wait-ns budget percent)))
                        (when (and (plusp ns) (plusp seconds))
@@ -131,7 +131,7 @@ charged."
 
 (defun call-charged (call budget percent earned-ns function)
   "Call FUNCTION, which decompresses and decodes a message of CALL, as soon as BUDGET's peer has a
-turn and owes little enough, and charge the time to BUDGET. Return its values. See AWAIT-TURN."
+turn and owes +BURST-NS+ at most, and charge the time to BUDGET. Return its values. See AWAIT-TURN."
   (flet ((take (semaphore turn)
            (await-turn call (lambda (seconds)
                               (if (plusp seconds)

@@ -1,11 +1,11 @@
 ;;;; Recognizes Connect's requests: POSTs for the path of a method with one of its content types,
-;;;; and GETs of unary methods declared NO_SIDE_EFFECTS. Other requests for such a path, except
-;;;; those of gRPC-Web, are answered with the error in them, since no other protocol accepts them.
+;;;; and GETs of unary methods declared NO_SIDE_EFFECTS. Any other request for such a path, unless
+;;;; it is gRPC-Web's, is answered with an error, since no other protocol accepts it.
 
 (in-package #:clgrpc.connect)
 
 (defun content-types ()
-  "Rows for WEB:PREPARER; the kind :stream is in envelopes."
+  "Rows for WEB:PREPARER; messages of the kind :stream are in envelopes."
   `(("application/proto" ,web:**proto** :plain "content-encoding")
     ("application/json" ,web:**json** :plain "content-encoding")
     ("application/connect+proto" ,web:**proto** :stream "connect-content-encoding")
@@ -33,7 +33,7 @@
 ;;; Errors in requests
 
 (defun wrong-type (streamed)
-  "The answer to a request with a content type that its method does not have; STREAMED or not."
+  "The 415 for a request whose method has other content types, of envelopes if STREAMED is true."
   (exchange:make-plain-answer
    415 `(("accept-post" . ,(if streamed
                                "application/connect+proto, application/connect+json"
@@ -175,7 +175,7 @@ ROUTE."
               (exchange:text-answer 415 "the parameter encoding is proto or json"))))))
 
 (defun claim-of (forms table origins http-method target fields)
-  "The result for the request, at a server with the routes of TABLE: a claim, an answer, or nil."
+  "The claim of a request to a server with the routes of TABLE, an answer to it, or nil."
   (let* ((mark (char-position #\? target))
          (route (web:find-web-route table target (or mark (length target)))))
     (cond ((null route) nil)
@@ -198,7 +198,7 @@ ROUTE."
                 (equal "v1" (get-query-version (read-get-query (subseq target (1+ query))))))))))
 
 (defun unrouted-answer (server http-method target fields)
-  "The UNROUTED of the protocol: the method does not exist here."
+  "The function UNROUTED of the protocol: answer that the method does not exist here."
   (let ((origins (server:server-origins server))
         (asked (web:header-value fields "access-control-request-method")))
     (cond ((and (string= "OPTIONS" http-method) (member asked '("GET" "POST") :test #'equal))

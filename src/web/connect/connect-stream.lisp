@@ -22,7 +22,7 @@
       ,@(and trailers `(("metadata" . ,(trailers-json trailers)))))))
 
 (defun finish-stream (call)
-  "The FINISH of streams."
+  "The function FINISH of the protocol handler of streams."
   (web:finish-enveloped call (web:envelope +end-of-stream+ (web:json-octets (end-json call)))))
 
 (define-load-time-global **stream**

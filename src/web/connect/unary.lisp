@@ -15,7 +15,7 @@
     (web:make-protocol-handler :name :connect :receive #'web:receive-bare :whole #'web:body-whole
                                :part #'web:write-enveloped :finish #'finish-unary))
 
-;;; GET, for methods that say NO_SIDE_EFFECTS: the message is in the query
+;;; GET, for methods declared NO_SIDE_EFFECTS: the message is in the query
 
 (defstruct (get-claim (:include web:web-claim) (:copier nil))
   "The parameters of a GET."
@@ -23,7 +23,7 @@
   (base64 nil :type boolean :read-only t)) ; MESSAGE is octets in base64
 
 (defun ignore-body (call octets start end last)
-  "The RECEIVE of GETs."
+  "The function RECEIVE of the protocol handler of GETs."
   (declare (ignore call octets start end last)))
 
 (defconstant +free-query-characters+ 128
@@ -33,7 +33,7 @@
   "A factor: a compressed message in a query may become at most this many times as long.")
 
 (defun may-decode-p (call octets)
-  "True if CALL may have a message of OCTETS decoded from its query; else it has been ended."
+  "Return true if a message of OCTETS in CALL's query may be decoded; else end CALL."
   (or (server:take-query-octets call octets)
       (progn (rpc:operate abort call :resource-exhausted
                           "too many long messages in the queries of one connection" :local)
@@ -61,7 +61,7 @@
                  (give-octets-back octets))))))
 
 (defun deliver-query (call)
-  "The WHOLE of GETs."
+  "The function WHOLE of the protocol handler of GETs."
   (let* ((claim (web:call-web-claim call))
          (length (length (get-claim-message claim)))
          (encoding (server:claim-incoming claim)))

@@ -1,9 +1,9 @@
-;;;; Which requests are gRPC's in JSON, and how their answers end: with gRPC's trailers.
+;;;; Recognizes gRPC's requests in JSON, and ends their answers with gRPC's trailers.
 
 (in-package #:clgrpc.grpc-json)
 
 (defun finish (call)
-  "The FINISH of the protocol handler."
+  "The function FINISH of the protocol handler."
   (let* ((claim (web:call-web-claim call))
          (answer (shiftf (web:notes-answer (web:call-web-notes call)) nil)))
     (when (or (web:mark-headers call) answer) ; the head of a single answer is sent together with it
@@ -22,7 +22,7 @@
     (web:make-forms `(("application/grpc+json" ,web:**json** :plain "grpc-encoding")) '()))
 
 (defun prepare (server table)
-  "The PREPARE of the protocol. Pages cannot call by gRPC with JSON: they read no trailers."
+  "The function PREPARE of the protocol. Pages cannot use the protocol: they read no trailers."
   (declare (ignore server))
   (lambda (http-method target fields)
     (let ((form (web:find-form **forms** (web:header-value fields "content-type"))))

@@ -1,5 +1,5 @@
-;;;; gRPC with messages in JSON: application/grpc+json, over HTTP/2 only. All but the messages is as
-;;;; in gRPC (grpc's repository, doc/PROTOCOL-HTTP2.md).
+;;;; gRPC with messages in JSON: application/grpc+json, over HTTP/2 only. Everything except the
+;;;; messages is as in gRPC (grpc's repository, doc/PROTOCOL-HTTP2.md).
 
 (defpackage #:clgrpc.grpc-json
   (:use #:cl #:clgrpc.base)

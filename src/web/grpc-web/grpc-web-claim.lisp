@@ -16,7 +16,7 @@
   (if (eq :text (web:form-kind form)) **text** **binary**))
 
 (defun claim-of (forms table origins http-method target fields)
-  "The result for the request, at a server with the routes of TABLE: a claim, an answer, or nil."
+  "The claim of a request to a server with the routes of TABLE, an answer to it, or nil."
   (let* ((type (web:header-value fields "content-type"))
          (form (web:find-form forms type))
          (route (web:find-web-route table target)))

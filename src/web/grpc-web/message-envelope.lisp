@@ -9,7 +9,7 @@
 (defconstant +text-octets+ 4096 "The longest status text that is sent.")
 
 (defun trailer-lines (call)
-  "Octets: lines with the status of CALL, which has ended, and its trailers."
+  "The octets of lines with the status and the trailers of CALL, which has ended."
   (multiple-value-bind (status text details trailers) (web:call-end call)
     (ascii-octets
      (format nil "grpc-status: ~D~C~C~:{~A: ~A~C~C~}" (status:sent-code status details)
@@ -27,7 +27,7 @@
                    collect (list name value #\Return #\Newline))))))
 
 (defun finish (call)
-  "The FINISH of both protocol handlers."
+  "The function FINISH of both protocol handlers."
   (web:finish-enveloped call (web:envelope +trailers-flag+ (trailer-lines call))))
 
 (define-load-time-global **binary**
@@ -58,7 +58,7 @@ short; and how many of them are valid. Padding may be at the end of each group."
     (values decoded fill)))
 
 (defun receive-text (call octets start end last)
-  "The RECEIVE of text: decode the complete groups, and carry the rest over."
+  "The function RECEIVE of text mode: decode the complete groups, and carry the rest over."
   (declare (ignore last))
   (let* ((notes (web:call-web-notes call))
          (digits (digits-of notes octets start end))
@@ -75,7 +75,7 @@ short; and how many of them are valid. Padding may be at the end of each group."
       (:no-error (decoded end) (web:receive-enveloped call decoded 0 end nil)))))
 
 (defun text-whole (call)
-  "The WHOLE of text: the last group may lack its padding."
+  "The function WHOLE of text mode: the last group may lack its padding."
   (let* ((notes (web:call-web-notes call))
          (rest (shiftf (web:notes-carry notes) '())))
     (when rest

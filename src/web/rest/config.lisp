@@ -32,7 +32,7 @@
           unless (member name '("rules" "fully_decode_reserved_expansion") :test #'string=)
             do (wrong-rule "\"http\" has no ~S" name))
     (when (eq :true (member-of http "fully_decode_reserved_expansion"))
-      (wrong-rule "fully_decode_reserved_expansion is not offered"))
+      (wrong-rule "fully_decode_reserved_expansion is not supported"))
     (let ((rules (or (member-of http "rules") #())))
       (unless (simple-vector-p rules) (wrong-rule "\"rules\" is a sequence"))
       (map 'list (lambda (rule)

@@ -11,14 +11,14 @@
                        collect (method-entry method descriptor))))
 
 (defun services-document (services title version connect)
-  "The OpenAPI document for SERVICES; if CONNECT is true, it also has their methods as the Connect
-protocol calls them."
+  "The OpenAPI document for SERVICES; if CONNECT is true, it also has their methods in the Connect
+protocol."
   (let ((methods (service-entries services)))
-    ;; a router is made, since its making finds routes that hide others
+    ;; make a router too, since this finds routes that hide others
     (openapi-document (router-routes (make-router (make-routes methods :rules (rules-for methods))))
                       :title title :version version :methods (and connect methods))))
 
-;;; To make a document takes milliseconds, to ask for it some octets
+;;; Making a document takes milliseconds, while a request for it has only some octets
 
 (defconstant +document-time+ internal-time-units-per-second
   "A document is made again when it is older than this: a second.")

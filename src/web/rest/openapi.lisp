@@ -14,8 +14,8 @@
 
 (defstruct (document (:copier nil))
   "A document that is being made."
-  (schemas (make-hash-table :test 'equal) :type hash-table) ; full name to schema, t while made
-  (paths '() :type list)                ; path to operations, the latest first
+  (schemas (make-hash-table :test 'equal) :type hash-table) ; from full name to schema, T while made
+  (paths '() :type list)                ; from path to operations, latest first
   (shapes (make-hash-table :test 'equal) :type hash-table) ; maps a shape to the path that has it
   (ids (make-hash-table :test 'equal) :type hash-table)) ; the operationIds that are taken
 

@@ -48,7 +48,7 @@
   (variables '() :type list))           ; the variables read so far, the last first
 
 (defun peek (scan &optional (ahead 0))
-  "The character of SCAN that comes AHEAD of the next, or nil."
+  "The character of SCAN that follows AHEAD characters after the next, or nil."
   (let ((at (+ ahead (scan-at scan))))
     (and (< at (length (scan-text scan))) (schar (scan-text scan) at))))
 
@@ -59,7 +59,7 @@
     t))
 
 (defun wrong-at (scan control &rest arguments)
-  "Signal that the template of SCAN is wrong where SCAN is."
+  "Signal that the template of SCAN is wrong at SCAN's position."
   (wrong-rule "~? at character ~D of its path" control arguments (1+ (scan-at scan))))
 
 (defun literal-char-p (char)
@@ -78,7 +78,7 @@ STOP."
     (when (= start end)
       (if (member (peek scan) '(nil #\/ #\: #\}))
           (wrong-at scan "~A is empty" what)
-          (wrong-at scan "~S cannot stand in ~A" (string (peek scan)) what)))
+          (wrong-at scan "~S is not allowed in ~A" (string (peek scan)) what)))
     (setf (scan-at scan) end)
     (handler-case (decode-text text start end)
       (request-error () (wrong-at scan "~A is not percent-encoded UTF-8" what)))))

@@ -105,12 +105,12 @@ parameters are wrong."
 ;;; Streams of clients
 
 (defun collect-part (call octets start end last)
-  "The RECEIVE of requests whose body has several messages."
+  "The function RECEIVE for requests whose body has several messages."
   (declare (ignore last))
   (web:collect-body call octets start end))
 
 (defun deliver-parts (call)
-  "The WHOLE of these requests."
+  "The function WHOLE for requests whose body has several messages."
   (multiple-value-bind (body end) (web:collected-body call)
     (handler-case (let ((claim (call-rest-claim call)))
                     (body-parts (rest-claim-rule claim) (rest-claim-match claim)
@@ -144,7 +144,7 @@ parameters are wrong."
                        (web:answer-headers call headers) length))
 
 (defun write-part (call encoded)
-  "The PART of calls by REST."
+  "The function PART of calls by REST."
   (let ((claim (call-rest-claim call)))
     (cond ((route-raw-answer (rest-claim-rule claim))
            (multiple-value-bind (type start) (raw-type encoded)
@@ -174,7 +174,7 @@ parameters are wrong."
        (protobuf:method-descriptor-server-streaming-p (route-method route))))
 
 (defun await-head (call)
-  "The BEGUN of calls by REST."
+  "The function BEGUN of calls by REST."
   (unless (raw-stream-p (rest-claim-rule (call-rest-claim call))) (web:await-head call)))
 
 (defun operations-of (route)
@@ -238,7 +238,7 @@ answer was written."
                                t))))))
 
 (defun finish-call (call)
-  "The FINISH of calls by REST."
+  "The function FINISH of calls by REST."
   (if (rpc:answers-once-p call)
       (web:finish-bare call #'write-answer #'write-status)
       (finish-stream call)))

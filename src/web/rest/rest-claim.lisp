@@ -122,7 +122,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
     (when (or rejection (and encoding (streamed-p route)))
       (error 'request-error :http-status 415 :status :invalid-argument
                             :headers '(("accept-encoding" . "gzip, deflate"))
-                            :text "the body cannot be compressed so"))
+                            :text "a body with this compression is not accepted"))
     encoding))
 
 (defun seconds-timeout (text)
@@ -161,7 +161,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
          (if accept (web:parse-header accept #'stream-form) (stream-form nil)))))
 
 (defun make-all-heads (origins)
-  "The heads of good answers of a server with ORIGINS, an alist from form to them."
+  "An alist from form to the heads of good answers, for a server with ORIGINS."
   (let ((headers (web:vary-headers origins)))
     (acons nil (web:make-heads "application/json" "content-encoding" headers)
            (loop for form in '(:array :lines :events)
@@ -196,13 +196,13 @@ Fetch standard, \"CORS-safelisted request-header\")."
        :rule route :match match :query query :content-type content-type :form form))))
 
 (defun claim-of (router heads origins limit http-method target fields)
-  "The result for a request: a claim, an answer, or nil."
+  "Return the claim of a request, or an answer to it, or nil."
   (let* ((mark (char-position #\? target))
          (path (subseq target 0 mark))
          (asked (and (string= "OPTIONS" http-method)
                      (web:header-value fields "access-control-request-method")))
          (cors (web:origin-headers origins fields))
-         (headers (append cors (web:vary-headers origins)))) ; of answers other than calls'
+         (headers (append cors (web:vary-headers origins)))) ; of answers without a call
     (handler-case
         (multiple-value-bind (route match) (find-route router http-method path)
           (or (and asked
@@ -214,7 +214,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
       (request-error (condition) (refusal condition headers)))))
 
 (defun prepare (server table)
-  "The PREPARE of the protocol."
+  "The function PREPARE of the protocol."
   (let* ((origins (server:server-origins server))
          (router (table-router table))
          (heads (make-all-heads origins))
@@ -223,8 +223,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
       (claim-of router heads origins limit http-method target fields))))
 
 (defun unrouted-answer (server http-method target fields)
-  "The UNROUTED of the protocol: a request that no other handler or protocol handles is treated as a
-REST request."
+  "The function UNROUTED of the protocol: a request that no other handler or protocol handles is
+treated as a REST request."
   (declare (ignore target))
   (let ((origins (server:server-origins server))
         (asked (web:header-value fields "access-control-request-method")))

@@ -13,7 +13,7 @@
 TEXT is the reason."))
 
 (document-functions
-  rule-error-rule "Which rule is wrong, as text: its method of HTTP, its template and its RPC."
+  rule-error-rule "The text of the wrong rule: its method of HTTP, its template and its RPC."
   rule-error-text "The fault of the rule, as text.")
 
 (defvar *rule* "(unnamed)"
@@ -43,7 +43,7 @@ the answer."))
   request-error-http-status "The status of HTTP for the answer to the request."
   request-error-status "The corresponding status of gRPC, a keyword."
   request-error-text "The fault of the request, as text."
-  request-error-field "The path of the field that has no right value, as text, or nil."
+  request-error-field "The path of the field whose value is wrong, as text, or nil."
   request-error-headers "The headers that belong to the answer, an alist.")
 
 (defun visible (text)

@@ -98,8 +98,8 @@ in errors."
   (first (strict-path type name what)))
 
 (defun check-variable (fields)
-  "Signal an error if FIELDS, of a variable of a path, lead to a field that no text is the value
-of."
+  "Signal an error if FIELDS, of a variable of a path, lead to a field whose value cannot be a
+text."
   (let* ((field (first (last fields)))
          (path (format nil "~{~A~^.~}" (mapcar #'protobuf:descriptor-name fields))))
     (when (repeated-p field)

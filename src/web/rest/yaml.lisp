@@ -195,7 +195,7 @@
                     (colon (or (key-end text) (wrong-yaml yaml "a key and a colon are expected")))
                     (key (if (plusp colon)
                              (read-key yaml (subseq text 0 colon))
-                             (wrong-yaml yaml "a colon stands without a key")))
+                             (wrong-yaml yaml "a colon has no key before it")))
                     (rest (string-left-trim " " (subseq text (1+ colon)))))
                (when (gethash key keys) (wrong-yaml yaml "the key ~A occurs twice" key))
                (setf (gethash key keys) t)
@@ -214,7 +214,7 @@
       (decf (yaml-depth yaml))
       (let ((next (next-line yaml)))
         (when (and next (> (line-indent next) indent))
-          (wrong-yaml yaml "its indentation belongs to nothing above"))))))
+          (wrong-yaml yaml "its indentation matches no line above"))))))
 
 (defun parse-yaml (text)
   "Parse TEXT, a string in the part of YAML that service configs use, and return the data. Signal

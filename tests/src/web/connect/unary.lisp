@@ -115,7 +115,7 @@
           (is (uiop:string-suffix-p text " 200")))
         (let ((text (ask 9)))
           (is (null (search "trailer-x-more" text)))
-          (is (search "the call's trailers are larger than its client takes" text))
+          (is (search "the call's trailers are larger than its client accepts" text))
           (is (uiop:string-suffix-p text " 429")))))))
 
 (test bodies-that-are-no-message
