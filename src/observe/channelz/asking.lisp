@@ -19,7 +19,7 @@ does not answer."
 
 (defun first-found (function owners)
   "The first value of FUNCTION, called with each of OWNERS, that is not nil. An owner whose loop
-does not answer is skipped; if nothing is found, its error is signalled."
+does not answer is skipped; if no value is found, that owner's error is signalled."
   (declare (type function function))
   (let ((silent nil))
     (dolist (owner owners (when silent (error silent)))

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.channelz)
 
 (defconstant +page+ 100
-  "The most channels or servers in an answer, and their number if the client gives none.")
+  "The most channels or servers in an answer; so many are sent if the client gives no number.")
 (defconstant +socket-page+ 1000
   "How many references of sockets one answer has, at most.")
 

@@ -23,7 +23,7 @@ address. The name of a unix socket may end like one."
          (multiple-value-bind (host port) (os:parse-address text) (os:make-address host port)))))
 
 (defun address-message (text)
-  "The Address that TEXT is; nil if it is empty."
+  "The Address that TEXT denotes; nil if TEXT is empty."
   (let ((internet (internet-address text)))
     (cond ((zerop (length text)) nil)
           (internet
@@ -72,7 +72,7 @@ and :LOOP."
   (v1:make-socket-option :name name :value value :additional (protobuf:any-pack additional)))
 
 (defun linger-option (socket)
-  "SO_LINGER of SOCKET: struct linger is two C ints, whether, and for how many seconds."
+  "SO_LINGER of SOCKET: struct linger is two C ints: whether to linger, and for how many seconds."
   (when-let ((octets (os:socket-option-octets socket os:+sol-socket+ os:+so-linger+ 8)))
     (let ((active (plusp (host-word octets 0 4)))
           (seconds (host-word octets 4 4)))
@@ -159,7 +159,7 @@ and :LOOP."
                      (particular link :stream-ns))))))
 
 (defun stamps (link &rest names-and-ns)
-  "A plist of the names in NAMES-AND-NS whose time, by the clock of LINK's loop, is not 0."
+  "A plist of those names in NAMES-AND-NS whose time is not 0, with the STAMPs of the times."
   (loop for (name ns) on names-and-ns by #'cddr
         when (plusp ns) append (list name (stamp ns (particular link :loop)))))
 

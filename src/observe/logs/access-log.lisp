@@ -2,10 +2,10 @@
 ;;;; of its own. An access log is a source of observers, which get only the ends of calls, so one
 ;;;; access log may be given to any number of servers and channels.
 ;;;;
-;;;; The choice of calls to log is made when they end, so that failures can be logged whatever the
-;;;; ratio is. A call that is not logged costs a test of its status and a random number. The random
-;;;; number comes from the call's loop; within the image, where threads share no loop, it is a hash
-;;;; of a shared count.
+;;;; The calls to log are chosen when they end, so that failures can be logged whatever the ratio
+;;;; is. A call that is not logged costs a test of its status and a random number. The random number
+;;;; comes from the call's loop; within the image, where threads share no loop, it is a hash of a
+;;;; shared count.
 ;;;;
 ;;;; A peer can make calls that fail at some millions a second, and each event costs more than such
 ;;;; a call. So a loop logs +FAILURES-PER-SECOND+ of each peer's failures that chance has not
@@ -202,7 +202,7 @@ nil; EXEMPLAR is the access log's."
               (list :stages (stages-plist stages))))))
 
 (defun quiet-p (call)
-  "True if CALL is not logged unless it fails."
+  "True if CALL is logged only if it fails."
   (let ((method (call-rpc-method call)))
     (and method (method:rpc-method-quiet method))))
 

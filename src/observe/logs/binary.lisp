@@ -143,7 +143,7 @@ failed. From any thread."
   (and (binary-log-file log) (entry-file-name (binary-log-file log))) (binary-log-dropped log))
 
 (defconstant +longest-entry+ (expt 2 26)
-  "The most octets of an entry; a file with a longer one is not taken for a binary log.")
+  "The most octets of an entry; a file with a longer entry is not accepted as a binary log.")
 
 (defun read-binary-log (stream)
   "Read the next entry of a binary log from STREAM, which gives octets, and return it, a
@@ -181,7 +181,7 @@ holds RECORD's lock."
   (add-to-journal (binary-log-journal (record-log record)) (entry-octets record type payload)))
 
 (defun peer-payload (record call)
-  "The keywords that describe the peer of CALL, once."
+  "The keywords that describe the peer of CALL; nil after the first time for its record."
   (let ((peer (rpc:call-peer call)))
     (when (and peer (not (shiftf (record-peer record) t)))
       (list :peer (log-address peer)))))

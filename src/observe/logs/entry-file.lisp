@@ -119,7 +119,7 @@ error as a text, or nil if the position is END."
         finally (return (values at nil))))
 
 (defun mend-file (file excess)
-  "Take away the last EXCESS octets of FILE, part of an entry."
+  "Truncate FILE by its last EXCESS octets, a part of an entry."
   (let* ((descriptor (entry-file-descriptor file))
          (size (os:file-size descriptor)))
     (when (or (os:failed-p size)
@@ -158,8 +158,8 @@ reason, a text or nil."
         (values lost why)))))
 
 (defun add-entry (file octets)
-  "Have the entry OCTETS be written to FILE, soon. Return as WRITE-GATHERED. Signal MISUSE if FILE
-must be begun again and cannot be; then OCTETS are lost."
+  "Gather the entry OCTETS, to be written to FILE soon. Return as WRITE-GATHERED. Signal MISUSE if
+FILE must be begun again and cannot be; then OCTETS are lost."
   (let ((size (+ 4 (length octets)))
         (lost 0)
         (why nil))

@@ -5,7 +5,7 @@
 ;;;;   pattern  "*" limits                            the default
 ;;;;            service "/*" limits                   for the methods of a service
 ;;;;            service "/" method limits             for one method
-;;;;            "-" service "/" method                that is not logged
+;;;;            "-" service "/" method                for a method that is not logged
 ;;;;   limits   nothing: all is logged
 ;;;;            "{h}" or "{h:N}"                      metadata, N octets of it; no messages
 ;;;;            "{m}" or "{m:N}"                      N octets of each message; no metadata

@@ -19,7 +19,7 @@
   ;; by the length in bits of a value: the index of the first bound that may be above the value
   (starts (make-array 65 :element-type '(unsigned-byte 8) :initial-element 0)
    :type (simple-array (unsigned-byte 8) (65)) :read-only t)
-  ;; the unit of a value in that of the instrument: 1/10^9 for ns
+  ;; the unit of values, in the instrument's unit: 1/10^9 for ns
   (unit 1 :type rational :read-only t))
 
 (declaim (sb-ext:freeze-type scale))
@@ -90,7 +90,7 @@ OpenTelemetry's).")
   "The number of unused cells at each end of CELLS, so that two shards never share a cache line.")
 
 (defun make-cells (count)
-  "COUNT cells of 0, the first with the number +PADDING+."
+  "COUNT cells of 0, the first of them at the index +PADDING+."
   (make-array (+ count (* 2 +padding+)) :element-type 'sb-ext:word :initial-element 0))
 
 (define-hot (count-plainly :inline t) ((cells cells) (at index) (value (unsigned-byte 62))) null
@@ -118,6 +118,6 @@ OpenTelemetry's).")
 (define-hot record-several ((cells cells) (at index) (scale scale) (value (unsigned-byte 62))
                             (times index))
     null
-  "As RECORD-PLAINLY, as many TIMES."
+  "Record VALUE TIMES times, as RECORD-PLAINLY does."
   (setf (aref cells at) (ldb (byte 64 0) (+ (aref cells at) (ldb (byte 64 0) (* value times)))))
   (count-plainly cells (+ at 1 (bucket-of scale value)) times))

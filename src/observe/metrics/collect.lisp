@@ -8,7 +8,7 @@
 ;;; Contents of cells
 
 (defun merge-cells (pairs)
-  "PAIRS of attributes and a list of numbers; pairs with the same attributes are added up."
+  "PAIRS of attributes and a list of numbers; the numbers for the same attributes are added up."
   (let ((table (make-hash-table :test 'equal))
         (order '()))
     (loop for (attributes . numbers) in pairs
@@ -127,7 +127,7 @@ EXEMPLARS is true."
                                                      (aref (the cells cells) +padding+))))))
 
 (defun less (points others)
-  "POINTS, from each of which the value in OTHERS for its attributes is subtracted."
+  "POINTS, each reduced by the value that OTHERS have for its attributes."
   (loop for point in points
         for other = (find (point-attributes point) others :key #'point-attributes :test #'equal)
         collect (make-point :attributes (point-attributes point)

@@ -1,4 +1,4 @@
-;;;; The rows of the table of instruments, each with how its points are read: see
+;;;; The rows of the table of instruments, each with a form that reads its points: see
 ;;;; instrument-table.lisp and collect.lisp.
 
 (in-package #:clgrpc.metrics)

@@ -30,7 +30,8 @@
 
 (defmacro define-instruments ((metrics scale) &body rows)
   "Declare the instruments. A row is (NAME KIND UNIT ATTRIBUTES (&key SCALE POINTS ALIAS DEFAULT
-OPTIONAL) TEXT). POINTS, a form, returns its points in METRICS; SCALE is that of the row."
+OPTIONAL) TEXT). POINTS, a form, returns the row's points in METRICS, with SCALE bound to the
+row's."
   `(setf **instruments**
          (list ,@(loop for (name kind unit attributes options text) in rows
                        collect (destructuring-bind

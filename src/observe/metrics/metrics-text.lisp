@@ -115,7 +115,7 @@ exponent if the exponent is less than -4 or more than 5."
   (write-number number stream))
 
 (defun bound-text (bound open)
-  "BOUND as the value of le: in OpenMetrics, if OPEN, always with a point."
+  "BOUND as the value of the label le: if OPEN, for OpenMetrics, always with a point."
   (let ((text (if (zerop bound)
                   "0"
                   (with-output-to-string (stream)

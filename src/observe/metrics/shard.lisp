@@ -78,11 +78,11 @@ them.")
 (defstruct (target-record (:constructor make-target-record (role target protocol shard))
                           (:copier nil))
   "The counts of servers, or of channels to one target."
-  ;; whose it is
+  ;; the side that counts
   (role :server :type (member :server :client) :read-only t)
-  ;; the target as grpc.target has it; nil of servers
+  ;; the value of grpc.target; nil for servers
   (target nil :type (or null string) :read-only t)
-  ;; beside gRPC, that its calls have come by, as clgrpc.protocol has it; nil of all others
+  ;; the value of clgrpc.protocol for its calls; nil for calls by gRPC
   (protocol nil :type (or null string) :read-only t)
   (shard nil :read-only t)              ; the record's shard
   ;; records of methods, by number of method

@@ -141,7 +141,7 @@ FUNCTION."
                            'simple-vector)))
 
 (define-hot (table-place :inline t) ((table simple-vector) (values list)) index
-  "Where in TABLE, of a custom, the row for VALUES is, strings."
+  "The index of the list in TABLE, a custom's, that has the row for VALUES, strings."
   (let ((hash 0))
     (declare (type (unsigned-byte 62) hash))
     (dolist (value values)
@@ -224,10 +224,9 @@ most rows that it may have."
     (misuse "~S is not a number for ~A." number (custom-name custom))))
 
 (defun add (counter number &rest values)
-  "Add NUMBER, a real, to COUNTER, a value of MAKE-COUNTER or MAKE-UP-DOWN-COUNTER; for
-MAKE-COUNTER's it must not be negative. VALUES are the values of its attributes, in their order:
-strings, or objects that are shown as strings. Signal MISUSE for invalid arguments. From any
-thread."
+  "Add NUMBER, a real, to COUNTER, a value of MAKE-COUNTER or MAKE-UP-DOWN-COUNTER; in the first
+case NUMBER must not be negative. VALUES are the values of its attributes, in their order: strings,
+or objects that are shown as strings. Signal MISUSE for invalid arguments. From any thread."
   (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
     (misuse "~S is not a counter." counter))
   (check-number counter number)

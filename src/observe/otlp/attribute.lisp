@@ -35,8 +35,8 @@ integer of more than 64 bits becomes a string, as does any other object."
             (ldb (byte 48 0) number))))
 
 (defun resource-attributes (given get-variable)
-  "The attributes of this process as the source of telemetry, an alist: first those of GIVEN, an
-alist, too, then those that the environment sets, then the defaults."
+  "The attributes of this process as the source of telemetry, an alist: first those of GIVEN, also
+an alist, then those that the environment sets, then the defaults."
   (let* ((service (variable-value "OTEL_SERVICE_NAME" get-variable))
          (others (read-pairs "OTEL_RESOURCE_ATTRIBUTES"
                              (variable-value "OTEL_RESOURCE_ATTRIBUTES" get-variable)))

@@ -27,7 +27,7 @@
         when value return (values value name)))
 
 (defun ignore-variable (name value why)
-  "Log that VALUE of the variable NAME is not used; WHY says what it should be. A VALUE that may be
+  "Log that VALUE of the variable NAME is not used; WHY names the valid values. A VALUE that may be
 an address with a password or a token is not shown."
   (log-event :warning :otlp-variable-ignored
              :name name :value (if (find-if (lambda (char) (find char "@?")) value)
@@ -37,8 +37,8 @@ an address with a password or a token is not shown."
   nil)
 
 (defun read-number (name value scale)
-  "The integer from 0 that VALUE, of the variable NAME, means, times SCALE; if VALUE is invalid,
-nil, and a line in the log."
+  "The integer, 0 or more, that VALUE of the variable NAME represents, times SCALE. If VALUE is
+invalid, log this and return nil."
   (if (and (<= 1 (length value) 12) (every #'digit-char-p value))
       (* scale (parse-integer value))
       (ignore-variable name value "must be an integer")))
@@ -56,8 +56,8 @@ nil, and a line in the log."
 ;;; Lists of keys and values: headers, attributes of the resource
 
 (defun parse-pairs (text)
-  "The alist that TEXT means, \"key=value,key=value\" with escapes as in URLs; :invalid if it has
-another form."
+  "The alist that TEXT represents, \"key=value,key=value\" with escapes as in URLs; :invalid if it
+has another form."
   (loop with space = '(#\Space #\Tab)
         for item in (uiop:split-string text :separator ",")
         for trimmed = (string-trim space item)
@@ -72,7 +72,7 @@ another form."
             do (return :invalid)))
 
 (defun read-pairs (name value)
-  "The alist in VALUE, of the variable NAME; nil, and a line in the log, if VALUE is invalid."
+  "The alist in VALUE, of the variable NAME. If VALUE is invalid, log this and return nil."
   (let ((pairs (and value (parse-pairs value))))
     (if (eq :invalid pairs)
         (ignore-variable name "not shown" "must be key=value pairs, separated by commas")
@@ -150,4 +150,4 @@ are the user's; without a TARGET both come from the environment."
   "If the environment requests a protocol other than ours, log this."
   (multiple-value-bind (value name) (signal-variable signal "PROTOCOL" get-variable)
     (when (and value (string-not-equal "grpc" value))
-      (ignore-variable name value "only grpc is spoken"))))
+      (ignore-variable name value "only grpc is supported"))))

@@ -48,8 +48,8 @@
   (take nil :type function :read-only t)
   ;; a function of a batch's contents that returns the message
   (request nil :type function :read-only t)
-  ;; of a batch's contents, a list, returns those items that can be encoded; nil if a batch cannot
-  ;; be divided
+  ;; a function of a batch's contents, a list, that returns the items that can be encoded; nil if a
+  ;; batch cannot be divided
   (sift nil :type (or null function) :read-only t)
   ;; a function of CHANNEL, a request and options of a stub that returns how many items were
   ;; rejected, and why
@@ -62,7 +62,7 @@
   (waiting '() :type list)              ; batches that are to be sent
   (failures 0 :type index)              ; how many exports have failed in a row
   (tally (make-tally) :type tally :read-only t) ; the outcomes of its items
-  ;; an alist from events of the log to when each may be logged again
+  ;; an alist from events of the log to the times when they may be logged again
   (told '() :type list)
   (random (loop:new-random-state) :type random-state :read-only t) ; a random state, for delays
   (thread nil)                          ; the thread that runs the pipeline
@@ -71,8 +71,8 @@
   (waitqueue (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t)
   (rung nil :type boolean)              ; a batch waits
   (stopping nil :type boolean)          ; the pipeline's thread is to end
-  (wanted 0 :type index)                ; the number of the last flush that was asked for
-  (done 0 :type index))                 ; the number of the last flush that came about
+  (wanted 0 :type index)                ; the number of the last requested flush
+  (done 0 :type index))                 ; the number of the last flush that is done
 
 (declaim (sb-ext:freeze-type batch tally pipeline))
 
@@ -282,7 +282,7 @@ requested flush; nil if the thread must end."
     (count-overflow pipeline)))
 
 (defun run-pipeline (pipeline)
-  "The function of PIPELINE's thread."
+  "Run PIPELINE: the function of its thread."
   (loop with interval-ns = (seconds-ns (pipeline-interval-seconds pipeline))
         with due-ns = (+ (loop:world-now) interval-ns)
         with tried = 0

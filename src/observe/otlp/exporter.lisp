@@ -62,8 +62,8 @@ changed atomically, is the list of pipelines that the gauge reads."
     board))
 
 (defun watch-pipelines (metrics pipelines watched)
-  "Let the gauge of METRICS read PIPELINES if WATCHED is true, and stop reading them otherwise; do
-nothing if METRICS is nil."
+  "Let the gauge of METRICS read PIPELINES if WATCHED is true, else let it stop that. If METRICS is
+nil, do nothing."
   (when-let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
     (sb-ext:atomic-update (car board)
                           (lambda (others)
@@ -202,7 +202,7 @@ later, it is tried again, after longer and longer pauses, or when the collector 
 is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
 MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that identify this process,
 such as ((\"service.name\" . \"shop\")). Missing arguments come from the environment, by
-OpenTelemetry's variables: OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME,
+OpenTelemetry's variables: OTEL_EXPORTER_OTLP_ENDPOINT and similar ones, OTEL_SERVICE_NAME,
 OTEL_RESOURCE_ATTRIBUTES, OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY,
 OTEL_BSP_MAX_EXPORT_BATCH_SIZE, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
 The exporter works on threads of its own, so calls do not wait for it; its own calls are neither

@@ -9,7 +9,7 @@
 (defconstant +first-delay-seconds+ 1
   "How long to wait after the first failure.")
 (defconstant +longest-delay-seconds+ 30
-  "How long to wait at most after many.")
+  "The longest wait after many failures in a row.")
 (defconstant +shortest-told-seconds+ 1/10
   "The shortest delay that a collector can ask for. Without a least pause we would send as fast as
 the collector refuses.")

@@ -12,7 +12,7 @@ messages of 4 MiB by default.")
 divided. A request of one point may be longer.")
 
 (defun hex-octets (text length)
-  "The LENGTH octets that TEXT, hexadecimal digits, means; no octets if TEXT is anything else."
+  "The LENGTH octets that TEXT, hexadecimal digits, represents; no octets if TEXT is anything else."
   (if (and (stringp text)
            (= (* 2 length) (length text))
            (every (lambda (char) (digit-char-p char 16)) text))

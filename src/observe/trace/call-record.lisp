@@ -1,6 +1,6 @@
 ;;;; The data of tracing about a call: its RECORD, a value on the call. A client's stub notes the
-;;;; span or call that is current on its thread, since the call may begin on another; that is the
-;;;; call's parent. A record has its ids as words and makes a context from them only when one is
+;;;; call's parent, the span or call that is current on its thread, since the call may begin on
+;;;; another. A record has its ids as words and makes a context from them only when one is
 ;;;; requested, so that a client's call that is not recorded costs little. A server's call on the
 ;;;; wire has no record before its context is requested: its metadata determine whether it is
 ;;;; recorded; without them its id does, which is chosen for that purpose.
@@ -10,7 +10,7 @@
 (declaim (inline make-record))          ; so that ids stay words
 (defstruct (record (:include span-context) (:copier nil))
   "The data of tracing about a call."
-  (tracing nil :type tracing :read-only t) ; the tracing of these calls
+  (tracing nil :type tracing :read-only t) ; the tracing of the call
   (queue nil :type queue :read-only t)  ; the queue of spans of the call's loop
   (parent nil :type (or null trace-context) :read-only t) ; the parent of the call's span
   (baggage "" :type simple-string :read-only t) ; the baggage that is passed on with the call

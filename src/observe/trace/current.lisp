@@ -1,7 +1,7 @@
 ;;;; The current span of a thread: the parent of the calls and spans that begin there. The current
 ;;;; span is that of the innermost WITH-SPAN, or that of the call whose user code runs. The call is
 ;;;; known without a binding of ours, since user code always runs with its call as the current one
-;;;; (CURRENT-CALL). A SCOPE of WITH-SPAN counts only while the call is current in which it began.
+;;;; (CURRENT-CALL). A SCOPE of WITH-SPAN counts only while the call in which it began is current.
 ;;;; So a span does not affect a handler that runs within its caller's WITH-SPAN, nor a handler that
 ;;;; a waiting handler's thread runs.
 ;;;;
@@ -101,7 +101,7 @@ perhaps on another thread."
   (finish-span tracing queue span))
 
 (defun call-with-recorded-span (record name kind attributes links function)
-  "CALL-WITH-SPAN, of a span that is recorded."
+  "As CALL-WITH-SPAN, for a span that is recorded."
   (let* ((tracing (record-tracing record))
          (queue (record-queue record))
          (span (begin-record-span record name kind))

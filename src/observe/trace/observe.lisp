@@ -131,14 +131,14 @@ return it."
                  (record-baggage record)))))))
 
 (defun begin-inner-attempt (call peer stream)
-  "An attempt of CALL, within the image, begins."
+  "Begin the span of an attempt of CALL within the image, if CALL is recorded."
   (declare (ignore stream))
   (let ((record (call-record call)))
     (when (and (record-p record) (record-span record))
       (begin-attempt-span record call peer (record-attempts record) nil))))
 
 (defun end-inner-attempt (call peer status stream sent received ns)
-  "The oldest attempt of CALL, within the image, to PEER has ended with STATUS."
+  "End the span of CALL's oldest attempt to PEER within the image, which has ended with STATUS."
   (declare (ignore stream sent received ns))
   (let* ((record (call-record call))
          (entry (and (record-p record)

@@ -1,8 +1,8 @@
-;;;; Which traces are recorded, in OpenTelemetry's terms: always_on, always_off, traceidratio, and
-;;;; parentbased, which follows the decision received with the parent, so that a trace is recorded
-;;;; completely or not at all. The ratio depends on the trace id alone, on the same bits as in
-;;;; OpenTelemetry's implementations: services with the same ratio choose the same traces. All code
-;;;; here is pure, except that errors in users' functions go to the log.
+;;;; The choice of traces to record, in OpenTelemetry's terms: always_on, always_off, traceidratio,
+;;;; and parentbased, which follows the decision received with the parent, so that a trace is
+;;;; recorded completely or not at all. The ratio depends on the trace id alone, on the same bits as
+;;;; in OpenTelemetry's implementations: services with the same ratio choose the same traces. All
+;;;; code here is pure, except that errors in users' functions go to the log.
 
 (in-package #:clgrpc.trace)
 

@@ -1,7 +1,8 @@
-;;;; Where finished spans wait for an exporter. Each loop has a queue of its own; threads that run
-;;;; no loop share one. A queue has the form of a stack. Items are pushed by compare-and-swap, and
-;;;; the stack is taken as a whole: only the exporter, now and then, contends with the loop for it.
-;;;; A node has the number of nodes below it, so the bound needs no separate count.
+;;;; Queues of finished spans, which wait for an exporter. Each loop has its own; threads
+;;;; that run no loop share one. A queue has the form of a stack. Items are pushed by
+;;;; compare-and-swap, and the stack is taken as a whole: only the exporter, now and then, contends
+;;;; with the loop for it. A node has the number of nodes below it, so the bound needs no separate
+;;;; count.
 
 (in-package #:clgrpc.trace)
 

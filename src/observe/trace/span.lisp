@@ -44,7 +44,7 @@
 
 (document-functions
   event-name "The name of EVENT, of a span."
-  event-ns "When EVENT, of a span, was, in nanoseconds since 1970."
+  event-ns "The time of EVENT, of a span, in nanoseconds since 1970."
   event-attributes "The alist of EVENT's attributes."
   span-link-context "The context of the span that LINK leads to."
   span-link-attributes "The alist of LINK's attributes."
@@ -179,7 +179,7 @@ are omitted."
   nil)
 
 (defun put-status (span status &optional (text ""))
-  "Say how the work of SPAN has ended. :ok, once set, remains (OpenTelemetry, Set Status)."
+  "Set the status of SPAN, how its work ended; :ok, once set, remains (OpenTelemetry, Set Status)."
   (unless (or (span-over-p span) (eq :ok (span-status span)))
     (setf (span-status-text span) (if (eq :error status) (short-text text (span-limits span)) "")
           (span-status span) status))

@@ -75,7 +75,7 @@ any thread."
   (context-sampled context) (context-remote context))
 
 (defun id-octets (&rest ids)
-  "IDS, each in eight octets, the first first."
+  "The octets of IDS, eight for each, in the order of IDS."
   (let ((octets (make-octets (* 8 (length ids)))))
     (loop for id in ids
           for at from 0 by 8

@@ -88,8 +88,8 @@ baggage in FIELDS."
       (cons (baggage)))))
 
 (define-hot kept-part ((text simple-base-string) (room index) (members index)) (values index index)
-  "Two values: where the first MEMBERS members of TEXT, a baggage, end, or as many of these as ROOM
-characters hold; and their number."
+  "Two values: the end of the longest beginning of TEXT, a baggage, that has at most MEMBERS members
+and ROOM characters; and the number of its members."
   (let ((end 0) (count 0))
     (declare (type index end count))
     (loop while (and (< count members) (< end (length text)))

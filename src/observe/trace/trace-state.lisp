@@ -67,7 +67,7 @@ with no blank at the end."
              always (and (char<= #\Space char #\~) (char/= char #\,) (char/= char #\=)))))
 
 (define-hot find-member ((text state-text) (start index) (end index)) (or null member-bounds)
-  "The place of the member, KEY=VALUE, that TEXT from START to END is; nil if it is not one."
+  "The bounds of TEXT from START to END as a member, KEY=VALUE; nil if the text is malformed."
   (let ((equals (position #\= text :start start :end end)))
     (and equals
          (key-p text start equals)

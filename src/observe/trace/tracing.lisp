@@ -37,9 +37,8 @@ calls.")
       (- (real-time-ns) (monotonic-ns))))
 
 (defun renew-offset (&optional (tracing **tracing**))
-  "Have the spans of TRACING, or nil, begin and end by the date that the machine has now. A saved
-image starts in another process, perhaps on another machine, where the clock of loops began at
-another time."
+  "Let the spans of TRACING, or nil, use the machine's present date. A saved image starts in another
+process, perhaps on another machine, where the clock of loops began at another time."
   (when (and tracing (not (loop:simulated-p)))
     (setf (tracing-offset-ns tracing) (clock-offset))))
 
@@ -119,7 +118,7 @@ an exporter. From any thread."
 ;;; The beginning and the end of spans
 
 (defun begin-span (tracing queue name kind context parent)
-  "A span of TRACING that begins now, with CONTEXT and its PARENT's, or nil, on QUEUE's loop."
+  "A span of TRACING that begins now on QUEUE's loop. PARENT is the parent's context, or nil."
   (make-span :name (short-text name (tracing-limits tracing)) :kind kind :context context
              :parent parent :limits (tracing-limits tracing) :clock (queue-clock queue)
              :start-ns (funcall (queue-clock queue))))

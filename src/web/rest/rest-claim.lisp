@@ -122,7 +122,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
     (when (or rejection (and encoding (streamed-p route)))
       (error 'request-error :http-status 415 :status :invalid-argument
                             :headers '(("accept-encoding" . "gzip, deflate"))
-                            :text "a body with this compression is not accepted"))
+                            :text "this compression is not accepted"))
     encoding))
 
 (defun seconds-timeout (text)
