@@ -78,7 +78,7 @@ requires. PATH is the field: \"parts[2].size\". With :PARTIAL true required fiel
 checked."))
 
 (document-functions
-  required-field-missing-path "The way from the message to the field that it lacks, as text.")
+  required-field-missing-path "The path from the message to the field that it lacks, as text.")
 
 (define-condition message-text-error (protobuf-error)
   ((format :initarg :format :reader message-text-error-format) ; the text's, :json or :text

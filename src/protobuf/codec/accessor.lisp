@@ -1,8 +1,8 @@
 ;;;; The functions on a message that users call: accessors, presence, oneof cases, the predicate
 ;;;; and, with :CODE-SIZE, the constructor. These functions are closures, made from a few templates
 ;;;; when a definition is loaded. A closure reads a place of the hidden structure as fast as a
-;;;; function compiled for it, while compiling the functions of seven fields took as long as
-;;;; compiling the coders.
+;;;; function compiled for it, while compiled functions of seven fields would take as long to
+;;;; compile as the coders.
 ;;;;
 ;;;; Every function checks the message's layout with one comparison and goes to
 ;;;; message-reflection.lisp for messages of other layouts. The compiler knows no types of these
@@ -229,7 +229,7 @@ ELSEWHERE."
      "Make every field of the oneof absent; return MESSAGE.")))
 
 (defun constructor-function (constructor plan maker)
-  "As the function that CONSTRUCTOR-FORM defines, for messages of PLAN, which MAKER makes."
+  "A constructor like that of CONSTRUCTOR-FORM, for messages of PLAN; MAKER makes empty ones."
   (declare (type function maker))
   (let ((rows (loop for slot in (plan-slots plan)
                     collect (list (slot-keyword slot) slot
@@ -238,7 +238,7 @@ ELSEWHERE."
       (declare (dynamic-extent arguments))
       (let ((message (funcall maker)) (oneofs '()) (given 0))
         (loop for (keyword slot setter) in rows
-              for value = (getf arguments keyword rows) ; ROWS if there is none
+              for value = (getf arguments keyword rows) ; ROWS if not given
               for oneof = (and (eq :oneof (slot-presence slot)) (slot-oneof slot))
               do (unless (eq rows value)
                    (incf given 2)

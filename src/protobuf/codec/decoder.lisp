@@ -282,7 +282,7 @@ packed values."
 ;;; The whole
 
 (defun finish-forms (plan variables)
-  "The forms after the last field."
+  "The forms that follow the reading of the last field."
   `(,@(loop for (slot vector count) in (reverse (variables-vectors variables))
             collect `(unless (zerop ,count)
                        (setf (,(slot-place slot) message)

@@ -15,7 +15,7 @@
 
 (defparameter *coder-policy*
   '(optimize (speed 1) (safety 1) (debug 0) (compilation-speed 2) (sb-ext:inhibit-warnings 3))
-  "How generated coders are compiled: checked; only the leaves they call are not.")
+  "The policy of generated coders, which are checked; only the leaves that they call are not.")
 
 (defun present-value-test (slot)
   "A form that is true if VALUE, the stored value of SLOT with implicit presence, must be written."
@@ -64,7 +64,7 @@ CALL."
          ,call)))
 
 (defun message-size-form (slot)
-  "The size of VALUE, a sub-message of SLOT, which keeps it for the write pass."
+  "A form for the size of VALUE, a sub-message of SLOT, which keeps the size for the write pass."
   (let ((call `(truly-the index (funcall (message-type-sizer ,(type-form slot)) value)))
         (plan (plan-in-line slot)))
     (if plan
@@ -77,7 +77,7 @@ CALL."
         call)))
 
 (defun message-put-form (slot)
-  "Write VALUE, a sub-message of SLOT, without tag and length."
+  "A form that writes VALUE, a sub-message of SLOT, without tag and length."
   (let ((call `(setf at (truly-the index (funcall (message-type-writer ,(type-form slot))
                                                   value octets at))))
         (plan (plan-in-line slot)))
@@ -105,14 +105,14 @@ CALL."
               (t `(progn (put-tag ,tag) ,put))))))
 
 (defun do-messages-form (slot body)
-  "Run BODY with VALUE bound to each sub-message of the repeated SLOT."
+  "A form that runs BODY with VALUE bound to each sub-message of the repeated SLOT."
   `(let ((vector (,(slot-place slot) message)))
      (dotimes (i (length vector))
        (let ((value (truly-the message (svref vector i))))
          ,body))))
 
 (defun with-map-form (slot body)
-  "Run BODY with MAP bound to the map of SLOT if there is one."
+  "A form that runs BODY with MAP bound to the map of SLOT, if there is one."
   `(let ((map (,(slot-place slot) message)))
      (when map ,body)))
 
@@ -154,7 +154,7 @@ CALL."
             form))))
 
 (defun packed-length-form (slot)
-  "The size of the packed elements of SLOT in the size pass, which keeps it for the write pass."
+  "A form for the size of SLOT's packed elements; the size pass keeps it for the write pass."
   (let ((width (fixed-size (slot-kind slot))) (place (slot-place slot)))
     (if width
         `(* ,width (length (,place message)))
@@ -255,7 +255,7 @@ one CASE, at the position of the lowest number."
      (declare ,*coder-policy*)
      (let ((extra (if (typep message ',(plan-structure plan))
                       (message-extra message)
-                      (the message message)))) ; or any object of a user
+                      (the message message)))) ; or another object, of a user
        (if (message-p extra)
            (size-other message ,(plan-full-name plan))
            (let ((message (truly-the ,(plan-structure plan) message))

@@ -244,7 +244,7 @@ and, the latest first, the ranges of octets that belong to none of these extensi
 by those of ITEMS. An item is a single element (for an enum, its number) or a vector of packed
 elements."
   (let* ((kind (slot-kind slot)) (type (slot-type-object slot))
-         (packed (not (member kind '(:string :bytes)))) ; whose elements are vectors
+         (packed (not (member kind '(:string :bytes)))) ; elements of these are vectors
          (vector (make-array (loop for item in items
                                    sum (if (and packed (vectorp item)) (length item) 1)
                                      into count
@@ -307,7 +307,7 @@ fields; nil if reading must be given up and repeated."
 
 (defun gather-extra (type octets ranges reading)
   "The EXTRA of a message of TYPE that was read from OCTETS; RANGES are the ranges of the unknown
-fields, the latest first. Nil to give up and read again."
+fields, the latest first. Nil if reading must be given up and repeated."
   (let ((unknown (gather-ranges octets ranges)))
     (if (message-type-extensions type)
         (absorb-extensions type unknown '() **epoch** reading)
@@ -328,7 +328,7 @@ decoded; nil if MESSAGE has none."
           (t (setf (message-extra message) (settle type extras epoch))))))
 
 (defun settle (type extras epoch)
-  "EXTRAS of a message of TYPE, with the definitions of EPOCH."
+  "EXTRAS of a message of TYPE, updated to the definitions of EPOCH."
   (let* ((table (message-type-extensions type))
          (unknown (or (extras-unknown extras) (make-octets 0)))
          (current (remove-if-not (lambda (entry)

@@ -182,8 +182,8 @@ inline."
           keywords))
 
 (defun construct-form (slot constructor)
-  "As WRITE-FORM, in CONSTRUCTOR, which takes one field of a oneof; no message counts as none
-given."
+  "As WRITE-FORM, in CONSTRUCTOR, which takes one field of a oneof at most; a nil message counts as
+not given."
   (if (eq :oneof (slot-presence slot))
       (let ((oneof (slot-oneof slot)))
         `(when ,(if (eq :message (slot-kind slot)) 'value t)

@@ -154,8 +154,8 @@ as in READING."
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 
 (defun intern-message-type (full-name)
-  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". The type exists for ever,
-and even before its definition is loaded; until then its coders signal MISUSE."
+  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". The type exists as long as
+the image, even before its definition is loaded; until then its coders signal MISUSE."
   (or (gethash full-name **message-types**)
       (sb-ext:with-locked-hash-table (**message-types**)
         (alexandria:ensure-gethash full-name **message-types** (fresh-message-type full-name)))))
@@ -284,7 +284,7 @@ such type is defined. From any thread."
 (defglobal **enum-types** (make-hash-table :test 'equal :synchronized t))
 
 (defun intern-enum-type (full-name)
-  "Return the enum type FULL-NAME, which exists for life."
+  "Return the enum type FULL-NAME, which exists as long as the image."
   (or (gethash full-name **enum-types**)
       (sb-ext:with-locked-hash-table (**enum-types**)
         (or (gethash full-name **enum-types**)
@@ -310,7 +310,7 @@ such type is defined. From any thread."
   "Give the enum TYPE the values of DESCRIPTOR. DESIGNATORS are the Lisp designators of the values,
 in order; TEST compares them."
   (let* ((values (enum-descriptor-values descriptor))
-         ;; no vector that is long for few
+         ;; not a long vector for few values
          (limit (min +dense-enum-limit+ (+ 16 (* 4 (length values)))))
          (dense (loop for value in values
                       for number = (enum-value-descriptor-number value)

@@ -1,12 +1,12 @@
 ;;;; Required fields (protobuf.dev, "Language Guide (proto 2)"): whether a message lacks one, itself
-;;;; or in a message inside it. **EPOCH** identifies a state of all definitions; for each state,
-;;;; this determines once which types must be checked.
+;;;; or in a message inside it. **EPOCH** identifies a state of all definitions; for each state, the
+;;;; types that must be checked are found once.
 
 (in-package #:clgrpc.protobuf)
 
 (defun find-requirement (type)
   "True if messages of TYPE may lack a required field, themselves or in a message inside. Types may
-come from peers and be nested deeply, so this does not recur."
+come from peers and be nested deeply, so the function does not recur."
   (let ((seen (make-hash-table :test 'eq)) (open (list type)))
     (flet ((see-slot (slot)
              (let ((slot (or (slot-entry-value slot) slot)))

@@ -70,7 +70,7 @@ VECTOR; the caller must write the rest."
              (incf at 8))
     (when (< at end)
       (if (<= 8 (- (length octets) at))
-          (let ((ends (ldb (byte 64 0)  ; of the octets before END, at the top
+          (let ((ends (ldb (byte 64 0)  ; of octets before END, shifted up
                            (ash (logandc2 #x8080808080808080 (%u64-at octets at))
                                 (the (integer 0 63) (- 64 (* 8 (- end at))))))))
             (incf count (ash (ldb (byte 64 0) (* (ash ends -7) #x0101010101010101)) -56)))
@@ -411,7 +411,7 @@ nil."
       ((:int64 :uint64 :sint64) 64)))
 
   (defun fixed-functions (scalar name)
-    "Both directions of packed values that have the same form in octets as in memory."
+    "The reader and the writer of packed values that have the same form in octets as in memory."
     (let ((vector (kind-vector scalar)) (width (scalar-width scalar)))
       `((define-hot ,(funcall name "READ-PACKED")
             ((octets octets) (at index) (end index) (vector ,vector) (count index) (type t))
@@ -444,8 +444,8 @@ already packed together."
               count (truly-the index (+ count ,count))))))
 
   (defun varint-functions (scalar name)
-    "Both directions of packed integers: a loop without checks while the next integer cannot reach
-the end, and one with checks for the rest."
+    "The reader and the writer of packed integers: each has a loop without checks, while the next
+integer cannot reach the end, and one with checks for the rest."
     (let ((vector (kind-vector scalar))
           (unpack (intern (format nil "%UNPACK-~A" (scalar-kind scalar)) '#:clgrpc.protobuf))
           (pack (intern (format nil "%PACK-~A" (scalar-kind scalar)) '#:clgrpc.protobuf)))
@@ -463,7 +463,7 @@ the end, and one with checks for the rest."
                             (setf count (truly-the index (+ count done))
                                   at (truly-the index (+ at here)))
                             here))))
-            (when (and (<= 256 (- end at)) (avx512-p)) ; worth getting ready for
+            (when (and (<= 256 (- end at)) (avx512-p)) ; worth its preparation
               (let ((ends (make-array 17 :element-type '(unsigned-byte 64))))
                 (declare (dynamic-extent ends))
                 (with-sap ((scratch ends))
@@ -553,7 +553,7 @@ the end, and one with checks for the rest."
                    at))))))
 
   (defun packed-functions (scalar name)
-    "For bools and enums."
+    "The reader and the writer of packed bools and enums."
     (let ((vector (kind-vector scalar)))
       `((define-hot ,(funcall name "READ-PACKED")
             ((octets octets) (at index) (end index) (vector ,vector) (count index) (type t))

@@ -78,7 +78,7 @@ number at the cost of an octet or two, and a thousand digits take long to read."
           (and digits (exact-integer digits exponent negative))))))
 
 (defun text-float (kind text)
-  "The float of KIND that TEXT means, or nil."
+  "The float of KIND that TEXT represents, or nil."
   (if-let ((named (find text *named-floats* :key #'first :test #'string=)))
     (if (eq kind :float) (second named) (third named))
     (multiple-value-bind (digits exponent negative) (bare-number text)
@@ -90,7 +90,7 @@ number at the cost of an octet or two, and a thousand digits take long to read."
     (invalid-base64 () nil)))
 
 (defun text-enum (slot text)
-  "The number of the value of SLOT, an enum's, that TEXT is the name or the number of, or nil."
+  "The number of the value of SLOT, an enum's, with the name or number TEXT; or nil."
   (let ((type (slot-type-object slot)))
     (or (enum-value-number type text)
         (let ((number (text-integer text)))

@@ -168,7 +168,7 @@ sign."
     (set-slot message slot (to-stored slot (nreverse items)))))
 
 (defun read-map-key (input kind text)
-  "The key of KIND that TEXT, the name of a member, means."
+  "The key of KIND that TEXT, the name of a member, represents."
   (flet ((wrong () (json-wrong input "~S is not a key of type ~(~A~)" text kind)))
     (case kind
       (:string text)
@@ -248,7 +248,7 @@ object belongs to an Any and also has the member @type."
                                  (message-type-name (message-type-of message)) name)))))))))
 
 (defun extension-named (message name)
-  "The slot of the extension of MESSAGE that NAME means, in brackets, or nil."
+  "The slot of the extension of MESSAGE with NAME, which is in brackets; or nil."
   (and (plusp (length name))
        (char= #\[ (char name 0))
        (extension-slot-of message name)))

@@ -198,7 +198,7 @@ type may have the name of a type with such a form, but other fields."
              (append-value output slot element))))
 
 (defun append-stored (output slot stored)
-  "Write STORED, all that SLOT holds."
+  "Write STORED, the value that SLOT stores."
   (ecase (slot-label slot)
     (:singular (append-value output slot stored))
     (:repeated (append-elements output slot stored))
@@ -231,7 +231,7 @@ type may have the name of a type with such a form, but other fields."
       (append-form output message (json-text-layout (message-layout message))))))
 
 (defun append-form (output message text-layout)
-  "Write MESSAGE, the view of whose layout is TEXT-LAYOUT, in the special form of its type in JSON."
+  "Write MESSAGE, whose layout has the view TEXT-LAYOUT, in the special form of its type in JSON."
   (ecase (text-layout-form text-layout)
     ((nil) (with-items (output #\{ #\}) (append-fields output message text-layout)))
     (:any (append-any output message))
@@ -289,7 +289,7 @@ type may have the name of a type with such a form, but other fields."
                     (t (append-fields output inner text-layout))))))))))
 
 (defun empty-message-p (message)
-  "True if MESSAGE has nothing, and in JSON is an object."
+  "True if MESSAGE has no fields present and its form in JSON is an object."
   (and (zerop (the index (serialized-size message)))
        (null (text-layout-form (json-text-layout (message-layout message))))))
 

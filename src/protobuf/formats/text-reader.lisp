@@ -346,8 +346,8 @@ its message."
   (items '() :type list))               ; items of repeated slots, the latest first, by slot
 
 (defun note-text-field (input partial-message slot)
-  "Note that the field of SLOT occurs; signal an error if it must not occur, or must not occur twice
-and does."
+  "Note that the field of SLOT occurs; signal an error if it must not occur, or occurs twice and
+must not."
   (unless (member slot (partial-message-slots partial-message) :test #'eq)
     (let ((oneof (slot-oneof slot)))
       (when (and oneof (/= 0 (oneof-case-of (partial-message-message partial-message) oneof)))

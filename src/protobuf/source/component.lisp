@@ -15,7 +15,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defclass proto-file (asdf:cl-source-file)
-  ((type :initform "proto")             ; of the file's name, as ASDF asks for it
+  ((type :initform "proto")             ; the file's extension, for ASDF
    ;; directories, relative to that of the system
    (import-paths :initarg :import-paths :initform '() :reader component-import-paths))
   (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is

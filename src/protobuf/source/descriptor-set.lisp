@@ -136,7 +136,7 @@ SCOPE the full name of the surrounding declaration, PATH the path of the declara
       "While a file is read: its fields whose name in JSON is given and empty.")
 
 (defun places-of-nameless ()
-  "The table of places that marks *NAMELESS* so, for the linker."
+  "The table of places by which the linker recognizes the fields of *NAMELESS*."
   (let ((places (make-hash-table :test 'eq)))
     (dolist (field *nameless* places)
       (setf (gethash field places) '((:json-name 1 1))))))

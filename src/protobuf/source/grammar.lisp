@@ -1,6 +1,7 @@
-;;;; .proto declarations to descriptors with names as written (protobuf language specification), one
-;;;; function per production: fields, messages, enums, services, files. An error that protoc's
-;;;; parser reports is reported here, at the same token; the linker reports all others.
+;;;; Parses .proto declarations into descriptors with names as written (protobuf language
+;;;; specification), one function per production: fields, messages, enums, services, files. An error
+;;;; that protoc's parser reports is reported here, at the same token; the linker reports the
+;;;; others.
 
 (in-package #:clgrpc.protobuf)
 

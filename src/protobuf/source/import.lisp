@@ -48,7 +48,7 @@ those that import them, find imports.")
     (mapcan #'component-places (copy-list (asdf:component-children component)))))
 
 (defun needed-name (dependency)
-  "The name of the system that DEPENDENCY, an element of a DEFSYSTEM's :DEPENDS-ON, means."
+  "The name of the system that DEPENDENCY, an element of a DEFSYSTEM's :DEPENDS-ON, denotes."
   (if (consp dependency)
       (ecase (first dependency)
         ((:version :require) (second dependency))

@@ -16,7 +16,7 @@
   (error 'wrong-value :text (format nil "~?" control arguments)))
 
 (defun options-type (descriptor)
-  "The full name of the message that the options of DESCRIPTOR are."
+  "The full name of the message type of DESCRIPTOR's options."
   (etypecase descriptor
     (file-descriptor "google.protobuf.FileOptions")
     (message-descriptor "google.protobuf.MessageOptions")
@@ -86,7 +86,7 @@ of its options' names, in the order in which protoc interprets them."
   (find-thing (field-descriptor-type-name field)))
 
 (defun extension-in-sight (name inside message)
-  "The extension of MESSAGE that NAME means inside the full name INSIDE, or nil."
+  "The extension of MESSAGE that NAME denotes inside the full name INSIDE, or nil."
   (let* ((declared (resolve-name name inside))
          (field (and declared (declared-thing declared))))
     (and (field-descriptor-p field)
@@ -179,7 +179,7 @@ of its options' names, in the order in which protoc interprets them."
 ;;; Values
 
 (defun word-of (value)
-  "The identifier that VALUE, a constant, is, or nil."
+  "The text of VALUE, a constant, if it is an identifier; else nil."
   (and (consp value) (eq :identifier (first value)) (second value)))
 
 (defun constant-value (field value)

@@ -17,14 +17,14 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (declared (:constructor make-declared (thing file &optional owner)) (:copier nil))
-  "A thing with a full name, in the form in which it is found by name."
+  "The result of looking up a full name: a descriptor or a package."
   (thing nil)                           ; a descriptor or :PACKAGE
   (file nil :type (or null file-descriptor)) ; the file that declares the name
   ;; of a field its message, of an enum value its enum, else nil
   (owner nil))
 
 (defconstant +longest-name+ 512
-  "The most characters of a full name in files read from octets. Limits names, since nested names
+  "The most characters of a full name in files read from octets. There is a limit since nested names
 repeat the names around them.")
 
 (defconstant +most-imports-in-sight+ 1000000
@@ -43,7 +43,7 @@ public imports: N of them can make N × N files visible.")
                    (:copier nil))
   "The state of linking one file."
   (file nil :type (or null file-descriptor)) ; the file
-  ;; shared with files that are linked along
+  ;; shared with the files that are linked together with FILE
   (symbol-table (make-symbol-table) :type symbol-table)
   (imports '() :type list)              ; the files in sight
   (option-imports '() :type list)       ; the files in sight for options only
@@ -250,7 +250,7 @@ KIND: T, or :OPTIONS for options only."
     (see-package (file-descriptor-package seen))))
 
 (defun see-package (package)
-  "Note that PACKAGE, and so its enclosing packages, are visible."
+  "Note that PACKAGE is visible, and so are its enclosing packages."
   (let ((packages (linker-packages *linker*)))
     (loop for end = (length package) then (position #\. package :end end :from-end t)
           while (and end (plusp end))
