@@ -292,7 +292,7 @@ one."
   (open-calls 0 :type index)            ; attempts of calls that are under way, internal ones too
   (picks 0 :type (unsigned-byte 62))    ; how many calls of users it has had
   (key "" :type string :read-only t)    ; the key of the backend, if it has one
-  ;; the backend's plist; with several backends, that of the one it was last connected to
+  ;; the backend's plist; of several backends, the plist of the last connected one
   (attributes '() :type list)
   (backends '() :type list)             ; the subchannel's backends, if there are several
   (vetoes '() :type list)               ; the vetoes on the use of its connection, newest first
@@ -344,7 +344,7 @@ the peer's SETTINGS arrive is used (gRFC A61)."
   (substitute #\_ #\- (string state)))
 
 (defun note-subchannel-event (subchannel severity text &rest arguments)
-  "As NOTE-CORE-EVENT, of SUBCHANNEL."
+  "As NOTE-CORE-EVENT, for an event of SUBCHANNEL."
   (note-channel-event (subchannel-channel-trace subchannel) (core-now (subchannel-core subchannel))
                       (apply #'format nil text arguments)
                       :severity severity))

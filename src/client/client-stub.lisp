@@ -117,7 +117,7 @@ since the channel was closed, end CALL."
       (declare (dynamic-extent #'begin-here))
       (when request (wire:mark-call call :closed))
       (setf (client-call-request call) encoded)
-      (sb-sys:without-interrupts        ; a call that is counted must be left
+      (sb-sys:without-interrupts        ; each ENTER-CALL needs its LEAVE
         (loop:enter-call loop (unattended-p call))
         (unless (unattended-p call) (rpc:note-opened call))
         (unwind-protect

@@ -90,7 +90,7 @@ ERROR, an RPC-ERROR or nil."
 ;;; Opening and closing
 
 (defun open-internal-call (subchannel method request &key on-message on-end)
-  "Call METHOD, one that streams responses, with REQUEST on a link of SUBCHANNEL, which is ready.
+  "Call METHOD, which streams responses, with REQUEST on a link of SUBCHANNEL, which is ready.
 ON-MESSAGE is called with messages, of which some may be skipped but never the last, and ON-END with
 the status; both on the loop. Return the call, or nil if no link has a stream now."
   (let ((call (make-internal-call subchannel method on-message on-end)))

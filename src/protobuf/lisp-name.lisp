@@ -69,7 +69,7 @@ keywords."
                              (return keyword)))))
 
 (defun service-package-name (service file)
-  "The name of the package with the methods of SERVICE, whose symbol is assigned, of FILE."
+  "The name of the package with the methods of FILE's SERVICE, whose symbol is assigned."
   (format nil "~A.~A" (file-lisp-package file) (symbol-name (service-descriptor-symbol service))))
 
 (defun shows-others-p (package)
@@ -99,7 +99,7 @@ if a package of that name exists that must not get them."
          (string/= (descriptor-name home) (descriptor-name file)))))
 
 (defun distinct-symbol (name package descriptor file taken)
-  "The symbol called NAME in PACKAGE for DESCRIPTOR, of FILE; or one with a number after NAME. The
+  "A symbol in PACKAGE for DESCRIPTOR of FILE, called NAME, or NAME followed by a number. The
 symbol names nothing else and is not among TAKEN, a table to which it is added."
   (loop for i from 1
         for symbol = (intern (if (= i 1) name (format nil "~A-~D" name i)) package)

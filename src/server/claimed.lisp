@@ -16,7 +16,7 @@
 (define-hot make-claimed-call
             ((claim claim) (link server-link) (server-loop server-loop) (now nanoseconds))
     server-call
-  "The call on LINK, of SERVER-LOOP, that begins NOW by CLAIM."
+  "A new call, made from CLAIM, which begins at NOW on LINK of SERVER-LOOP."
   (let ((route (claim-route claim)) (timeout (claim-timeout claim)))
     (make-server-call :rpc-method (and route (route-method route)) :endpoint server-loop :link link
                       :route route :born-ns now :operations (claim-operations claim)

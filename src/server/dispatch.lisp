@@ -90,8 +90,8 @@ Reject the request if the method's messages are raw or already have a codec."
                (or (setf (request-timeout request) (status:parse-timeout (hpack:field-value field)))
                    (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
               ((= kind http2:+kind-grpc-encoding+)
-               ;; the first unknown encoding decides: HPACK lets a peer repeat such a field at the
-               ;; cost of one octet, and the text for it is long
+               ;; the first unknown encoding decides: by HPACK a peer can repeat such a field at the
+               ;; cost of one octet, while the text that rejects it is long
                (unless (eq :unknown (request-incoming request)) (read-encoding request field)))
               ((= kind http2:+kind-grpc-accept-encoding+)
                (setf (request-accepted request) (wire:accepted-encodings field))))))

@@ -13,7 +13,7 @@
   "A protocol beside gRPC."
   (name nil :type keyword :read-only t) ; the protocol's name in :PROTOCOLS of START-SERVER
   ;; (server table): return a CLAIMER for SERVER, whose routes are those of TABLE; signal MISUSE if
-  ;; its services cannot be served so. Called when a server starts and when a service is redefined
+  ;; the protocol cannot serve them. Called when a server starts and when a service is redefined
   (prepare nil :type function :read-only t)
   ;; (server http-method target fields): return the PLAIN-ANSWER to a request of the protocol that
   ;; has no route and no handler; nil for a request of another protocol

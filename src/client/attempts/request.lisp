@@ -82,8 +82,8 @@ kept."
 ;;; Sending
 
 (defun write-first (call encoded last keep)
-  "Send ENCODED, of ENCODE-MESSAGE, on the stream with which CALL continues. If KEEP is true, CALL
-keeps the message, so its octets are not returned to the store."
+  "Send ENCODED, a value of ENCODE-MESSAGE, on the stream with which CALL continues. If KEEP is
+true, CALL keeps the message, so its octets are not returned to the store."
   (wire:write-encoded call encoded last
                       :plain (plain-only-p call (client-call-stream call)) :keep keep))
 
@@ -115,8 +115,8 @@ further attempts."
           (attempt:commit retries (http2:stream-user (client-call-stream call))))))
 
 (defun write-on-attempts (call encoded last)
-  "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages are
-kept."
+  "Send ENCODED, a value of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages
+are kept."
   (cond ((keep-for-replay call encoded)
          (write-first call encoded last t)
          (loop for attempt in (other-attempts call)
@@ -126,8 +126,8 @@ kept."
            (write-first call encoded last nil))))
 
 (defun send-on-attempts (call encoded)
-  "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL; without a stream put it into the
-outbox."
+  "Send ENCODED, a value of ENCODE-MESSAGE, on all streams of CALL; without a stream, put it into
+the outbox."
   (cond ((client-call-stream call) (write-on-attempts call encoded nil))
         (t (let ((outbound (ensure-client-outbound call)))
              (incf (client-outbound-outbox-octets outbound) (wire:encoded-length encoded))

@@ -152,7 +152,7 @@ waits for the answer.")
 ;;; Targets that are addresses
 
 (defclass fixed-resolver (resolver)
-  ((backends :initarg :backends :reader resolver-backends)) ; all backends that there will ever be
+  ((backends :initarg :backends :reader resolver-backends)) ; the backends, which never change
   (:documentation "A resolver for targets that are addresses themselves."))
 
 (defmethod begin-resolving ((resolver fixed-resolver))

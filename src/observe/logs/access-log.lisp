@@ -142,7 +142,7 @@ peers are counted together.")
   (substitute #\_ #\- (string status)))
 
 (defun attempt-count (call)
-  "The number of attempts, at least one, of CALL, a client's call that has just ended."
+  "The number of attempts of CALL, a client's call that has just ended; at least 1."
   (multiple-value-bind (retries hedges transparent) (operate repeats call)
     (max (+ 1 retries hedges transparent)
          ;; calls within the image do not count repeats

@@ -22,7 +22,7 @@
   (message most-positive-fixnum :type unsigned-byte)) ; octets of each message
 
 (defstruct (filter (:copier nil))
-  "A filter of the binary log, read."
+  "A parsed filter of the binary log."
   (default nil :type (or null limits))  ; the rule for all methods, or nil
   ;; maps "service/method", and "service" for all its methods, to LIMITS or :EXCLUDED
   (table (make-hash-table :test 'equal) :type hash-table :read-only t))

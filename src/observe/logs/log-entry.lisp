@@ -77,7 +77,7 @@ true if some are omitted."
   (cut nil :type boolean :read-only t)  ; OCTETS are only the beginning
   (encoding nil :type keyword :read-only t) ; the compression of OCTETS
   (limit 0 :type index :read-only t)    ; how many octets of the message are logged
-  (told 0 :type index :read-only t))    ; how long the peer says the message is, or 0
+  (told 0 :type index :read-only t))    ; the message's length, as the peer says, or 0
 
 (declaim (sb-ext:freeze-type dense))
 

@@ -50,7 +50,7 @@
     i))
 
 (defun scale-cells (scale)
-  "How many cells a histogram of SCALE has: its sum and the buckets."
+  "The number of cells of a histogram of SCALE: one for the sum, and one for each bucket."
   (+ 2 (length (scale-bounds scale))))
 
 (defun scale-values (scale)

@@ -21,7 +21,7 @@
   "~D ~S" (exemplar-value exemplar) (exemplar-labels exemplar))
 
 (defun labels-of (exemplar call)
-  "The labels of CALL's exemplar, from EXEMPLAR, of MAKE-METRICS; nil if there are none."
+  "The labels that EXEMPLAR, an argument of MAKE-METRICS, gives for CALL; nil if it gives none."
   (and exemplar (funcall (the function exemplar) call)))
 
 (defun keep-exemplar (series ns labels)

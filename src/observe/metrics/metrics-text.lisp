@@ -11,7 +11,7 @@
   "Words for units in names.")
 
 (defun clean-name (name)
-  "NAME with an underscore for each character that names in Prometheus cannot have."
+  "NAME, in which an underscore replaces each character that Prometheus does not allow in names."
   (let ((clean (map 'string (lambda (char)
                               (if (and (< (char-code char) 128)
                                        (or (alphanumericp char) (char= char #\_)))

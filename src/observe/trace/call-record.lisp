@@ -2,8 +2,8 @@
 ;;;; call's parent, the span or call that is current on its thread, since the call may begin on
 ;;;; another. A record has its ids as words and makes a context from them only when one is
 ;;;; requested, so that a client's call that is not recorded costs little. A server's call on the
-;;;; wire has no record before its context is requested: its metadata determine whether it is
-;;;; recorded; without them its id does, which is chosen for that purpose.
+;;;; wire has no record before its context is requested: its metadata or, without these, its id,
+;;;; which is chosen for that purpose, determine whether it is recorded.
 
 (in-package #:clgrpc.trace)
 

@@ -57,8 +57,8 @@ not digits."
   nil)
 
 (define-hot read-hex ((octets octets) (start index) (end index)) (or null id)
-  "The number that the octets from START to END, up to 16 hexadecimal digits, mean; nil if one of
-them is not such a digit."
+  "The number whose hexadecimal digits, 16 at most, are the octets from START to END; nil if one
+octet is not such a digit."
   (let ((n 0))
     (declare (type id n))
     (loop for i of-type index from start below end

@@ -195,8 +195,8 @@ record."
     (and method (method:rpc-method-quiet (the method:rpc-method method)))))
 
 (defun unrecorded-record (tracing call)
-  "The record of CALL, a server's call on the wire that TRACING does not record, for requests of its
-context. From any thread."
+  "A record for CALL, a server's call on the wire that TRACING does not record, made when its
+context is requested. From any thread."
   (let* ((queue (tracing-shared tracing))
          (parent (extract (tracing-propagators tracing) (rpc:call-fields call)))
          (low (id-beyond (next-id (queue-ids queue) t) (tracing-bound tracing))))

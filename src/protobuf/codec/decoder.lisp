@@ -78,8 +78,8 @@ the form gives up, too."
      ,@body))
 
 (defun with-content (wire body)
-  "BODY with AT after the field of the wire type WIRE, except for fixed width and groups; START and
-STOP are bound to the bounds of a value with a length."
+  "A form that moves AT to NEXT or, if the wire type WIRE is 2, past the value, whose bounds are
+START and STOP; then the form runs BODY."
   (if (= 2 wire)
       `(progn
          (when (> word (truly-the index (- end next))) (fail-length next))
@@ -92,7 +92,7 @@ STOP are bound to the bounds of a value with a length."
               ,body)))
 
 (defun with-sub-message (slot body)
-  "BODY with START and STOP bound to the bounds of the sub-message of SLOT."
+  "A form that runs BODY with START and STOP bound to the bounds of the sub-message of SLOT."
   (if (slot-delimited-p slot)
       `(multiple-value-bind (stop after) (group-end octets at end ,(slot-number slot))
          (let ((start at))

@@ -40,9 +40,9 @@
 
 (defun plan-in-line (slot)
   "The plan of the message of SLOT if it is compiled in the same definition and has only a few
-numbers, so that its code takes less than a call and is inlined. Such a plan serves messages of this
-definition that contain nothing else, such as unknown fields, and are not forwarders; for all others
-a function is called."
+fields, all numbers, so that its code takes less than a call and is inlined. Such a plan serves
+messages of this definition that contain nothing else, such as unknown fields, and are not
+forwarders; for all others a function is called."
   (let ((plan (gethash (slot-type-name slot) *plans-at-hand*)))
     (and plan
          (<= (length (plan-slots plan)) *most-slots-in-line*)

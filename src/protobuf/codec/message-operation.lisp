@@ -90,7 +90,7 @@ and MISUSE if there is no room in INTO. From any thread."
      (decoded-octets index) (consume boolean)
      &key (partial t nil) (beyond (or null function) nil))
     (values message boolean fixnum)
-  "As PARSE-OCTETS, of octets that were received. With CONSUME, if the second value is true, OCTETS
+  "As PARSE-OCTETS, for received octets. With CONSUME, if the second value is true, OCTETS
 are then part of the message, and the caller must not use them. The third value is the memory, in
 octets, that the messages inside the message take. BEYOND, if not nil, is called without arguments
 if these messages take more memory than they may; BEYOND exits non-locally."

@@ -247,7 +247,7 @@ READER."
          (truly-the (unsigned-byte 64) (logior low (ash high 32))))))
 
 (defmacro take-any-tag ()
-  "As TAKE-TAG, with tags of two octets in line, too."
+  "As TAKE-TAG, but read tags of two octets in line, too."
   `(let ((first (%octet-at octets at))
          (second (if (< (1+ at) end) (%octet-at octets (1+ at)) 255)))
      (cond ((< first 128) (step-by 1) first)

@@ -64,7 +64,7 @@ the path fails. All fields but the last are singular messages."
 number at the cost of an octet or two, and a thousand digits take long to read.")
 
 (defun bare-number (text)
-  "As TEXT-NUMBER, of a text that is not too long."
+  "As TEXT-NUMBER, but nil for a text that is too long."
   (and (<= (length text) +longest-number+) (text-number text)))
 
 (defun text-integer (text)

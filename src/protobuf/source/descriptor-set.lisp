@@ -289,7 +289,7 @@ number."
               (fail-read 0 "edition ~D is not known" edition)))))
 
 (defun read-file-descriptor (octets)
-  "The file descriptor, not linked, of OCTETS, a FileDescriptorProto. Signal PROTOBUF-ERROR."
+  "The file descriptor, not yet linked, in OCTETS, a FileDescriptorProto. Signal PROTOBUF-ERROR."
   (let* ((fields (wire-fields octets))
          (name (or (wire-text fields 1) ""))
          (package (or (wire-text fields 2) ""))

@@ -30,7 +30,7 @@ start."
 
 (defstruct (number-range (:constructor make-number-range (first last range place reach))
                          (:copier nil))
-  "One range of numbers of a list of ranges."
+  "A range in a list of ranges of numbers."
   (first 0 :type integer)               ; the range's lowest number
   (last 0 :type integer)                ; the range's highest number
   (range nil)                           ; the range that the element was made from

@@ -133,7 +133,7 @@ ROUTE."
         nil)))
 
 (defun query-version-rejection (query)
-  "As VERSION-REJECTION, of QUERY, which has \"v1\" for version 1."
+  "As VERSION-REJECTION, for QUERY, in which \"v1\" means version 1."
   (let ((version (get-query-version query)))
     (version-rejection (if (equal "v1" version) "1" version))))
 

@@ -41,7 +41,7 @@
            rules))))
 
 (defun list-data (rule)
-  "The object that RULE, a plist, means."
+  "The object that RULE, a plist, represents."
   (unless (and (listp rule) (evenp (length rule)))
     (wrong-rule "~S is not a plist such as (:selector \"a.B.C\" :get \"/v1/c\")" rule))
   (loop for (key value) on rule by #'cddr

@@ -319,8 +319,8 @@ shape."
 
 (defun openapi-document (routes &key (title "API") (version "1") methods
                                   (find-descriptor #'protobuf:find-descriptor))
-  "Return the OpenAPI 3.1 document of ROUTES, and of METHODS, unary ones, as the Connect protocol
-has them, as octets in JSON. METHODS is a list of lists as MAKE-ROUTES takes it. TITLE and VERSION
+  "Return the OpenAPI 3.1 document of ROUTES, and of METHODS, unary ones, in the form of the Connect
+protocol, as octets in JSON. METHODS is a list of lists as MAKE-ROUTES takes it. TITLE and VERSION
 are the document's; FIND-DESCRIPTOR maps the full name of a message or enum to its descriptor."
   (let ((document (make-document)) (*find-descriptor* find-descriptor))
     (dolist (route routes) (add-route document route))

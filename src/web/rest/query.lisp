@@ -69,7 +69,7 @@ name, or nil for both if the previous parameter has the same name; and those of 
         (setf start (1+ end))))))
 
 (defun set-text (message fields texts &optional replace)
-  "As SET-FIELD-TEXT, with a REQUEST-ERROR."
+  "As SET-FIELD-TEXT, but signal a REQUEST-ERROR."
   (handler-case (protobuf:set-field-text message fields texts :replace replace)
     (protobuf:field-text-error (condition)
       (refuse-field (protobuf:field-text-error-path condition) "~A"
@@ -137,7 +137,7 @@ the descriptors that lead to a field and the texts for that field."
           collect (cons fields (reverse texts)))))
 
 (defun bind-query (message parameters)
-  "Give MESSAGE the values of PARAMETERS, of QUERY-PARAMETERS."
+  "Give MESSAGE the values in PARAMETERS, a value of QUERY-PARAMETERS."
   (loop for (fields . texts) in parameters
         do (set-text message fields texts)))
 

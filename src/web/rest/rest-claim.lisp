@@ -40,7 +40,7 @@ thread."
         #'string< :key (lambda (entry) (protobuf:descriptor-full-name (first entry)))))
 
 (defun rules-for (methods)
-  "The rules that USE-HTTP-RULES was given for METHODS, of SERVED-METHODS."
+  "The rules that USE-HTTP-RULES was given for METHODS, a value of SERVED-METHODS."
   (remove-if-not (lambda (rule)
                    (find (google.api:http-rule-selector rule) methods :test #'string=
                          :key (lambda (entry) (protobuf:descriptor-full-name (first entry)))))
@@ -126,7 +126,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
     encoding))
 
 (defun seconds-timeout (text)
-  "The nanoseconds, at most 146 years, that TEXT, decimal seconds, means; or nil."
+  "The nanoseconds, at most 146 years, in TEXT, decimal seconds; nil if TEXT is invalid."
   (and (<= 1 (length text) 12)
        (every (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
        (<= (count #\. text) 1)

@@ -93,7 +93,7 @@ octets."
 (define-hot split-path ((path simple-string) (depth index))
     (values simple-vector simple-vector index)
   "Three values: the starts and the ends of the first DEPTH segments of PATH, which begins with a
-slash, and how many segments it has, at most one more."
+slash; and the number of its segments, but DEPTH + 1 at most."
   (let ((starts (make-array depth :initial-element 0))
         (ends (make-array depth :initial-element 0))
         (count 0) (slash 0))

@@ -152,7 +152,7 @@ itself is."
     (and (not (symbolp body)) (same-fields-p (list field) (list body)))))
 
 (defun body-of (rule verb type bindings)
-  "The part of the request, of TYPE, that is the body by RULE."
+  "The part of a request of TYPE that RULE makes the body."
   (let ((name (google.api:http-rule-body rule)))
     (when (and (string/= "" name) (member verb '("GET" "HEAD" "DELETE") :test #'string=))
       (wrong-rule "it has a body, which ~A requests do not have" verb))
@@ -164,7 +164,7 @@ itself is."
                field)))))
 
 (defun answer-field-of (rule type)
-  "The field of TYPE that is the whole answer by RULE, or nil."
+  "The field of TYPE that RULE makes the whole answer, or nil."
   (let ((name (google.api:http-rule-response-body rule)))
     (if (string= "" name) nil (top-field type name "its response_body"))))
 
