@@ -58,7 +58,7 @@ channel already has the most subchannels that it may have. On the channel's loop
         (t (loop:defer (connection-set-loop connection-set) #'catch-up subchannel))))))
 
 (defun catch-up (subchannel)
-  "Give SUBCHANNEL the state of its connection set, in which other subchannels had begun connections
+  "Give SUBCHANNEL the state of its connection set, which other subchannels have asked to connect
 before."
   (let ((state (connection-set-link-state (subchannel-connection-set subchannel))))
     (when (and (eq :connecting (subchannel-link-state subchannel))
@@ -75,9 +75,9 @@ before."
          (min (or wanted 1) (options-max-connections-per-subchannel options)))))
 
 (defun ask-for-link (subchannel)
-  "Begin another link of SUBCHANNEL, whose links have no stream for a call, unless SUBCHANNEL has as
-many links as it may, or a link is under way, or the last attempt to connect failed a short while
-ago. Return true if a link is under way now."
+  "Begin another link of SUBCHANNEL, whose links have no stream for a call, unless SUBCHANNEL
+already has all links that it may have, a link is under way, or the last attempt to connect failed a
+short while ago. Return true if a link is under way now."
   (let* ((connection-set (subchannel-connection-set subchannel))
          (count (length (connection-set-links connection-set))))
     (when (and (< count (most-links subchannel))
@@ -91,8 +91,8 @@ ago. Return true if a link is under way now."
        (< (http2:connection-last-receive-ns (client-link-http2 link)) since-ns)))
 
 (defun leave-spare-links (connection-set since-ns)
-  "Leave links of CONNECTION-SET that have been quiet since SINCE-NS, the newest first, but keep as
-many links as it always keeps."
+  "Leave links of CONNECTION-SET that have been quiet since SINCE-NS, the newest first, but keep the
+number of links that it always keeps."
   (let ((kept (options-connections-per-subchannel (connection-set-options connection-set))))
     (dolist (link (reverse (nthcdr kept (connection-set-links connection-set))))
       (when (quiet-p link since-ns)

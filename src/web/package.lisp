@@ -1,7 +1,7 @@
-;;;; Protocols of the web by which the services of a server are reached: what gRPC-Web, Connect and
-;;;; REST share. Each protocol has a folder here. A protocol makes a WEB-CLAIM of the head of a
-;;;; request that is its own; from there on the call is a server's call like any other, with
-;;;; operations of this package.
+;;;; Protocols of the web by which the services of a server are reached: the code that gRPC-Web,
+;;;; Connect and REST share. Each protocol has a folder here. A protocol makes a WEB-CLAIM of the
+;;;; head of a request that is its own; from there on the call is a server's call like any other,
+;;;; with operations of this package.
 ;;;;
 ;;;; The files in their order: codec (messages as Protocol Buffers or JSON); head (how answers
 ;;;; begin); claim (the data in the head of a request); cors (pages of other origins); content-type;

@@ -41,7 +41,7 @@ are MEMO unless that is nil."
     (and call (not (call-status call)) call)))
 
 (defun fail-stream (stream failure)
-  "Handle FAILURE of STREAM, of a call that runs, on which no frames except trailers were received."
+  "Handle FAILURE of STREAM, a running call's, on which no frames except trailers have arrived."
   (let ((call (stream-call stream)))
     (cond ((and call (plain-p call) (not (eq :server (client-failure-reach failure))))
            (forget-request call)
@@ -130,7 +130,7 @@ status :ok, the memo of LIST is :ok."
       (read-trailers call list)))
 
 (defun fail-late (call failure)
-  "End CALL, whose answer had begun, with FAILURE."
+  "End CALL, whose answer has begun, with FAILURE."
   (unless (plain-p call)
     (attempt:tell-failed-late **retry-operations** call failure))
   (end-with-failure call failure))

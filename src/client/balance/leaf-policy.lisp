@@ -3,10 +3,10 @@
 ;;;; of the ready ones. A policy is a subclass with a method of LEAF-POLICY-PICKER, and of MAKE-NOTE
 ;;;; if it remembers more data of a subchannel.
 ;;;;
-;;;; The state is :ready while one subchannel is ready; else :connecting while one that counts as
-;;;; not failed may become ready; else :transient-failure. A subchannel that has failed counts as
-;;;; failed until it is ready again, although it connects again by itself meanwhile (gRFC A62). A
-;;;; backend that the resolver repeats counts once.
+;;;; The state is :ready while one subchannel is ready; else :connecting while a subchannel that
+;;;; does not count as failed may become ready; else :transient-failure. A subchannel that has
+;;;; failed counts as failed until it is ready again, although it connects again by itself meanwhile
+;;;; (gRFC A62). A backend that the resolver repeats counts once.
 ;;;;
 ;;;; The cost of each step is proportional to the number of backends. So in a large fleet connecting
 ;;;; is spread over the turns of the loop, and all changes of a turn are published together, at its

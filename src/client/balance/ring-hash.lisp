@@ -12,7 +12,7 @@
 ;;;;
 ;;;; A server with the fraction F of all weight has ⌊S · F⌋ entries, but at least one; S is
 ;;;; ⌈Fmin · minRingSize⌉ / Fmin, but at most maxRingSize. With three servers of equal weight and
-;;;; minRingSize 1024 each has 342. The gRFC distributes the entries that rounding leaves over the
+;;;; minRingSize 1024 each has 342. The gRFC gives the entries that remain after rounding to the
 ;;;; next servers in turn; we do not, since then the entries of most servers would change when one
 ;;;; of many is removed.
 

@@ -41,7 +41,7 @@
         said)))
 
 (defun shorten-deadline (call deadline)
-  "Change CALL's deadline to DEADLINE, unless its own is earlier. Return true if the deadline has
+  "Change CALL's deadline to DEADLINE, unless CALL's own is earlier. Return true if the deadline has
 changed; the timer for the new deadline does not run yet."
   (let ((own (call-deadline call))
         (parts (call-client-parts call)))
@@ -62,7 +62,7 @@ if the deadline has changed; then call WIRE:START-DEADLINE."
 (defun call-limits (call)
   "Two values, the limits in octets of CALL's requests and of its responses. Each is the smaller of
 the user's limit and the service config's, if both exist, else the limit that exists. The user's
-limit is that of CALL, or else that of the channel."
+limit is CALL's or, without one, the channel's."
   (let* ((core (client-call-core call))
          (config (method-config-of call)))
     (multiple-value-bind (own-send own-receive) (rpc:own-limits call)

@@ -94,8 +94,8 @@ function."
 ;;; A look-up
 
 (defun limit-wait (resolver)
-  "Bound the wait of RESOLVER's channel for the present look-up: if it has had addresses it gets
-those after +LOOK-UP-WAIT-NS+."
+  "Bound the wait of RESOLVER's channel for the present look-up: a channel that has had addresses
+gets them again after +LOOK-UP-WAIT-NS+."
   (set-resolver-timer resolver
                       (when (resolver-addresses resolver) #'deliver-known)
                       (+ (resolver-now resolver) +look-up-wait-ns+)))

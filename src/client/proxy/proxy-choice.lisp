@@ -146,8 +146,8 @@ or address, each with or without :PORT, as a network ADDRESS/BITS, or as *."
   "The environment variables for the hosts that use no proxy; the first that is set is used.")
 
 (defun first-variable (names get-variable)
-  "Two values: the value of the first of NAMES for which GET-VARIABLE, a function like POSIX-GETENV,
-returns one; and that name."
+  "Two values: the value and the name of the first variable among NAMES that is set, according to
+GET-VARIABLE, a function like POSIX-GETENV."
   (declare (type function get-variable))
   (dolist (name names nil)
     (let ((value (funcall get-variable name)))

@@ -236,7 +236,7 @@ holds RECORD's lock."
       (rpc:outgoing-metadata call)))
 
 (defun log-answer (record call)
-  "Log the headers of CALL's handler, unless they are logged."
+  "Log the headers of CALL's handler, unless the log already has them."
   (unless (shiftf (record-answered record) t)
     (multiple-value-bind (metadata truncated)
         (log-metadata (answer-metadata call) (limits-header (record-limits record)))

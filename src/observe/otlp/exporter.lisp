@@ -27,7 +27,7 @@
 ;; Prometheus would not see an increase.
 
 (defun zeroed-counter (metrics name outcomes &rest options)
-  "A counter NAME of METRICS, by signal and one of OUTCOMES, at 0 for each."
+  "A counter NAME of METRICS, with a series that is 0 for each signal and each of OUTCOMES."
   (let ((counter (apply #'metrics:make-counter metrics name
                         :attributes '("signal" "outcome") options)))
     (dolist (signal '(:metrics :traces) counter)

@@ -3,8 +3,8 @@
 (in-package #:clgrpc.otlp)
 
 (defun span-flags (context remote)
-  "The field `flags` of a span or link: the flags of CONTEXT; the flag that we know whether the
-parent is in another process; and, if REMOTE is true, the flag that it is in another process."
+  "The field `flags` of a span or link: the flags of CONTEXT; the flag for knowing whether the
+parent is in another process; and, if REMOTE is true, the flag for a parent in another process."
   (logior (ldb (byte 8 0) (trace:context-flags context)) #x100 (if remote #x200 0)))
 
 (defun event-message (event)

@@ -49,7 +49,7 @@ any thread."
   (rpc:late-value call 'record))
 
 (define-hot seeded-ids ((queue queue)) ids
-  "The source of QUEUE's ids, initialized now unless it has been. On its loop."
+  "The source of QUEUE's ids, initialized now if that was not done before. On its loop."
   (let ((ids (queue-ids queue)))
     (when (zerop (ids-seed ids))
       (setf (ids-seed ids) (chance-seed (loop:event-loop-random (queue-loop queue)))))

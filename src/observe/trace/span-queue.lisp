@@ -35,8 +35,8 @@
     (if newest (node-depth newest) 0)))
 
 (defun push-span (queue span limit)
-  "Put SPAN, which has ended, into QUEUE. Return the number of spans in the queue; nil if it already
-had LIMIT, so that SPAN was dropped."
+  "Put SPAN, which has ended, into QUEUE. Return the number of spans in the queue; nil if the queue
+already had LIMIT spans, so that SPAN was dropped."
   (let ((node nil))
     (loop
       (let* ((old (queue-newest queue))

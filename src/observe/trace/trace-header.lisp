@@ -71,9 +71,9 @@ peer repeats in each request is parsed once."
 
 (define-hot extract ((propagators list) (fields (or null simple-vector)))
     (or null trace-context)
-  "The trace context in FIELDS, the metadata of a call; nil without one. The first of the forms
-PROPAGATORS that FIELDS have is read; if :baggage is one of PROPAGATORS, the context also has the
-baggage in FIELDS."
+  "The trace context in FIELDS, the metadata of a call; nil without one. The context is read in the
+first form of PROPAGATORS that FIELDS have; if :baggage is one of PROPAGATORS, the context also has
+the baggage in FIELDS."
   (when (and fields (plusp (length fields)))
     (let ((context (extract-place propagators fields)))
       (if (member :baggage propagators)

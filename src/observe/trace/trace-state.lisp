@@ -37,8 +37,8 @@ each request, is not read if it is longer than +MOST-STATE-OCTETS+.")
   (or (char<= #\a char #\z) (char<= #\0 char #\9)))
 
 (define-hot key-text-p ((text state-text) (start index) (end index) (most index)) boolean
-  "True if TEXT from START to END is valid as a key or one of its two parts, of at most MOST
-characters."
+  "True if TEXT from START to END is valid as a key, or as a part of a key, and has MOST characters
+at most."
   (and (< start end)
        (<= (- end start) most)
        (lower-or-digit-p (char text start))

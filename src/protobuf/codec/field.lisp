@@ -278,9 +278,9 @@ overwrites the octets that this writes beyond the varint."
 ;;; Packed fields with a few integers
 
 (defconstant +few-octets+ 16
-  "How many octets a packed field has at most that %READ-FEW reads.")
+  "The most octets of a packed field that %READ-FEW reads.")
 (defconstant +few+ 8
-  "The number of elements of a packed field up to which the size is computed without a call.")
+  "The most elements of a packed field whose size is computed without a call.")
 (defconstant +few-to-write+ 48
   "The most elements of a packed field that PUT-FEW writes: with more, the kernels of
 varint-kernel.lisp are faster in spite of their start.")

@@ -418,8 +418,8 @@ has errors."
 ;;; The whole
 
 (defvar *import-option* ":import-paths"
-  "The name in error texts of the option by which the user adds import directories. A command of the
-command line binds it to its own option.")
+  "The name, for error texts, of the option by which the user adds import directories. A command of
+the command line binds it to its own option.")
 
 (defun check-imports (file find roots)
   "Check that FIND finds every import of FILE and that no import occurs twice."

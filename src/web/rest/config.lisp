@@ -1,5 +1,5 @@
-;;;; Rules that are given apart from the .proto: as lists, or as the service config of a Google API
-;;;; (google.api.Service) in YAML, of which only http.rules is used.
+;;;; Rules that are given apart from the .proto file: as lists, or as the service config of a Google
+;;;; API (google.api.Service) in YAML, of which only http.rules is used.
 
 (in-package #:clgrpc.rest)
 
