@@ -7,8 +7,8 @@
 ;;;;
 ;;;; 1. Links, connect rounds and back-off belong to the connection set. Everything else belongs to
 ;;;;    the subchannel: vetoes, listeners, breakers, internal calls, counts of calls.
-;;;; 2. A subchannel is idle until CONNECT, in any state of its connection set. From then on the
-;;;;    subchannel's LINK-STATE follows the connection set's, until the connection set is idle;
+;;;; 2. Until CONNECT a subchannel is idle, whatever the state of its connection set. From then on
+;;;;    the subchannel's LINK-STATE follows the connection set's, until the connection set is idle;
 ;;;;    after that CONNECT is needed again.
 ;;;; 3. An attempt refers to the subchannel that was picked for it. The picked subchannel is
 ;;;;    informed of the end of the stream, even if it has left the connection set meanwhile.

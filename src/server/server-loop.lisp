@@ -54,7 +54,7 @@ last began, 0 if none has. On its loop."
   (setf (server-link-place link) (vector-push-extend link (server-loop-links server-loop))))
 
 (defun remove-link (server-loop link)
-  "Remove LINK from the links of SERVER-LOOP: the last one takes its place."
+  "Remove LINK from the links of SERVER-LOOP: the last link takes LINK's place."
   (let* ((links (server-loop-links server-loop))
          (place (server-link-place link)))
     ;; a link that could not be opened was never added

@@ -1,5 +1,5 @@
 ;;;; Messages as octets: Protocol Buffers, or JSON (protobuf.dev, "ProtoJSON format"). In JSON,
-;;;; unknown members are skipped, as the peers of these protocols do.
+;;;; unknown members are skipped, as by the peers of these protocols.
 
 (in-package #:clgrpc.web)
 

@@ -44,7 +44,7 @@ update."))
   (gethash name (tree-branches tree)))
 
 (defun ensure-branch (tree name)
-  "The branch of TREE called NAME, needed from now on; true as second value if it is new."
+  "The branch of TREE called NAME, needed from now on. The second value is true if it is new."
   (let ((branch (find-branch tree name)))
     (cond (branch
            (stop-policy-timer tree (shiftf (branch-timer branch) nil))

@@ -18,7 +18,7 @@
 (declaim (sb-ext:freeze-type proxy))
 
 (document-functions
-  proxy-target "The address of PROXY, a target of the loop's.")
+  proxy-target "The address of PROXY, a target for the loop.")
 
 (defmethod print-object ((proxy proxy) stream) ; never its password
   (print-unreadable-object (proxy stream :type t)

@@ -50,14 +50,14 @@ if it does not ask us to wait."
        (null (told-delay error))))
 
 (defun own-delay (failures random-state)
-  "How many seconds to wait after FAILURES in a row, from 1: a random part, from half to all, of a
-time that doubles with each."
+  "The seconds to wait after FAILURES, 1 or more, in a row: a random part, half or more, of a time
+that doubles with each failure."
   (let ((longest (min +longest-delay-seconds+
                       (* +first-delay-seconds+ (expt 2 (min 10 (1- failures)))))))
     (* longest (+ 0.5d0 (random 0.5d0 random-state)))))
 
 (defun delay-after (error failures random-state)
-  "How many seconds to wait after ERROR, the last of FAILURES in a row."
+  "The seconds to wait after ERROR, the last of FAILURES, a number, in a row."
   (let ((told (told-delay error)))
     (if (and told (plusp told))
         (max +shortest-told-seconds+ told)

@@ -64,7 +64,7 @@ CALL."
          ,call)))
 
 (defun message-size-form (slot)
-  "A form for the size of VALUE, a sub-message of SLOT, which keeps the size for the write pass."
+  "A form that measures VALUE, a sub-message of SLOT, and keeps its size for the write pass."
   (let ((call `(truly-the index (funcall (message-type-sizer ,(type-form slot)) value)))
         (plan (plan-in-line slot)))
     (if plan

@@ -74,8 +74,8 @@ it depends."
     (and system (system-places system))))
 
 (defun import-text (name places)
-  "Two values: the text of the file for an import of NAME, or nil if there is no such file or it is
-a built-in one that is defined; and its truename, if it was read."
+  "Two values: the text of the file for an import of NAME, and its truename if it was read. The text
+is nil if there is no such file, or if it is built in and already defined."
   (let ((built-in (built-in name)))
     (cond ((stringp built-in) built-in)
           (built-in nil)

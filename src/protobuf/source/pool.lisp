@@ -211,8 +211,8 @@ linked."
   (append (file-descriptor-dependencies file) (file-descriptor-option-dependencies file)))
 
 (defun map-import-closure (function names find select)
-  "Call FUNCTION with each of the files called NAMES; if that returns true, continue with those that
-SELECT names for the file. FIND maps a name to its file, or nil."
+  "Call FUNCTION with each of the files called NAMES; if FUNCTION returns true for a file, continue
+with the files that SELECT names for it. FIND maps a name to its file, or nil."
   (let ((waiting (list names)))         ; lists of names
     (loop while waiting
           do (let ((name (pop (first waiting))))
