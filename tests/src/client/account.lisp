@@ -1,5 +1,5 @@
-;;;; See account.lisp of src/rpc and src/wire: what became of a call, at both ends, in every stage
-;;;; that one can end in.
+;;;; See account.lisp of src/rpc and src/wire: the account of a call at both ends, in every stage in
+;;;; which a call can end.
 
 (in-package #:clgrpc.tests.client)
 
@@ -7,7 +7,7 @@
   '(:resolve :connect :handshake :back-off :queue :wait :receive :answer :send))
 
 (defun check-account (stages &key at (least 0))
-  "STAGES, a plist of CALL-STAGES, adds up; the call was AT a stage, which took LEAST seconds."
+  "Check that STAGES, of CALL-STAGES, adds up, and that the call was AT a stage for LEAST seconds."
   (let ((sum (loop for (name value) on stages by #'cddr
                    when (member name *stages*) sum value)))
     (is (< (abs (- (getf stages :total) sum)) 0.001) "~S adds up to ~F" stages sum)
@@ -16,7 +16,7 @@
       (is (<= least (getf stages at 0)) "~S: less than ~F s" stages least))))
 
 (defun check-error (error class stage least &rest texts)
-  "ERROR is of CLASS and says that its call was at STAGE for LEAST seconds, or more, with TEXTS."
+  "Check that ERROR is of CLASS and says, with TEXTS, that its call was LEAST seconds at STAGE."
   (is (typep error class) "~S is not of type ~S" error class)
   (check-account (grpc:rpc-error-stages error) :at stage :least least)
   (let ((reason (grpc:rpc-error-reason error)))
@@ -25,7 +25,7 @@
       (is (search text reason) "~S is not in ~S" text reason))))
 
 (test a-good-call-has-an-account
-  "At both ends; the first call had to connect, the second not."
+  "Both ends have the account; the first call had to connect, the second had not."
   (let ((accounts '()) (ended (make-signal)))
     ;; the time of a handler that keeps its loop is not taken
     (with-probe (channel :options '(:execution :blocking))
@@ -57,13 +57,13 @@
         (is (= 1 (getf stages :messages-sent) (getf stages :messages-received)))))))
 
 (defun compute (seconds)
-  "Hold the processor for SECONDS."
+  "Occupy the processor for SECONDS."
   (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
     (loop while (< (monotonic-ns) end))))
 
 (test handlers-on-the-loop-have-an-account
-  "Handlers that stay on the loop take time as well: they are so short that nobody takes it over,
-unless the system keeps a handler's thread from running. So at least eight of ten show it."
+  "Handlers that stay on the loop take time as well. Such a handler is so short that no thread takes
+the loop over, unless its thread is kept from running. So at least eight of ten show it."
   (let ((accounts '()) (ended (make-signal)))
     (flet ((tell (call)
              (grpc:on-end call (lambda ()
@@ -136,7 +136,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
                    :handshake 0.15 "waiting for the handshake" "messages sent: 0"))))
 
 (test channels-that-do-not-connect
-  "ENSURE-CONNECTED says what it has waited for."
+  "The error of ENSURE-CONNECTED names what the channel has waited for."
   (support:with-silent-listener (address)
     (grpc:with-channel (channel address)
       (let ((error (caught (grpc:ensure-connected channel :timeout 0.1))))
@@ -144,7 +144,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
         (is (search "waiting for the handshake" (grpc:rpc-error-message error)))))))
 
 (test servers-that-stop-half-way
-  "Before its headers, after them, after a message: what came is counted."
+  "It stops before its headers, after them, after a message: the messages received are counted."
   (with-raw-server (address :at :headers)
       (lambda (peer exchange)
         (let ((path (field-of ":path" (exchange-headers exchange))))
@@ -171,7 +171,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
                      "messages sent: 3, received: 1")))))
 
 (test servers-that-do-not-read
-  "What they have not taken is told."
+  "The error says how much of the requests the server has not taken."
   (let ((release (make-signal)))
     (with-raw-server (address :at :headers :options (:stream-window-octets 65535))
         (fn (_peer _exchange) (await-signal release))
@@ -200,7 +200,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
             (is (plusp (getf stages :queue)))))))))
 
 (test cancelled-and-refused-calls
-  "By the caller, by the handler, by the end of the server: all say what they were at."
+  "By the caller, by the handler, by the server's end: each error names the call's stage."
   (let ((running (make-signal)))
     (with-probe (channel :server server)
         (:ask (handling ()
@@ -224,7 +224,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
                    "waiting for a connection"))))
 
 (test handlers-know-what-became-of-their-calls
-  "The deadline passes in the handler; the request does not come; no thread is free."
+  "The deadline passes in the handler, the request does not arrive, or no thread is free."
   (let ((accounts '()) (begun (make-signal)) (ended (make-signal))
         (lock (sb-thread:make-mutex)) (error nil))
     (flet ((watch-end (call)

@@ -1,9 +1,9 @@
-;;;; What a call on the client says of itself while it waits.
+;;;; The reports about a client's call while it waits.
 
 (in-package #:clgrpc.tests.client)
 
 (test what-a-call-for-a-stream-waits-for
-  "The limits of all connections, if they are reached, and the first of them by name."
+  "If the limits of all connections are reached, the text has them, with the name of the first."
   (with-probe (channel :options '(:max-concurrent-streams 2)) (:chat #'echo)
     (grpc:ensure-connected channel)
     (let ((core (client::channel-core channel))

@@ -1,10 +1,10 @@
-;;;; Stubs: what they take and return, deadlines, limits, and what becomes of a call that is left.
+;;;; Stubs: arguments and values, deadlines, limits, and calls that are left by a non-local exit.
 
 (in-package #:clgrpc.tests.client)
 
 (test what-invoke-takes
-  "The text says what is wanted, and what was likely meant; over the network and within the image,
-with interceptors and without."
+  "The text names the valid arguments, and the one that was probably meant: over the network and
+within the image, with interceptors and without."
   (flet ((complaint (function &rest arguments)
            (handler-case (progn (apply function arguments) "")
              (grpc:misuse (error) (princ-to-string error)))))
@@ -25,8 +25,8 @@ with interceptors and without."
                 (complaint #'grpc:call-async nil nil 1)))))
 
 (test failing-generator
-  "Its error reaches the caller, and the call is cancelled; so it is if the generator is left
-otherwise."
+  "The generator's error reaches the caller, and the call is cancelled, as with any other exit from
+the generator."
   (let ((started (make-signal)) (seen (make-signal)))
     (flet ((handler (stream call)
              (declare (ignore call))
@@ -52,7 +52,7 @@ otherwise."
         (is (await-signal seen))))))
 
 (test deadlines
-  "Every way to give one, and what is none."
+  "Every way to give a deadline, and values that are not deadlines."
   (with-probe (channel :options '(:execution :blocking))
       (:ask (lambda (note call)
               (when (= 1 (number-of note))
@@ -95,7 +95,7 @@ otherwise."
         (is (await-signal seen))))))
 
 (test a-call-after-its-end
-  "Asking, cancelling and receiving again do no harm."
+  "Inspecting, cancelling and receiving again do no harm."
   (with-probe (channel) (:ask #'double :chat #'echo)
     (multiple-value-bind (reply call) (ask channel (note 1))
       (is (= 2 (number-of reply)))
@@ -127,8 +127,8 @@ otherwise."
       (is (equal '(4 2 0) seen)))))
 
 (test callbacks-do-not-overtake
-  "What a callback sends on the loop, a message or the half-close, comes behind what another thread
-has sent before."
+  "A message or half-close that a callback sends on the loop follows the messages that another
+thread has sent before."
   (with-probe (channel) (:chat #'echo)
     (loop for (rounds expected then)
             in `((50 (0 1 2) ,(lambda (call) (grpc:send call (note 2))))
@@ -151,7 +151,7 @@ has sent before."
                  (is (equal expected (reverse seen))))))))
 
 (test ends-are-told-to-each
-  "An error in one function that waits for a call's end keeps it from no other."
+  "An error in one function that waits for a call's end does not affect the others."
   (with-probe (channel :events (:handler-error)) (:chat #'echo)
     (let ((call (chat channel :open)) (seen '()) (done (make-signal)))
       (grpc:on-end call (lambda () (push 1 seen) (error "As asked.")))
@@ -162,8 +162,8 @@ has sent before."
       (is (equal '(3 2 1) seen)))))
 
 (test ends-are-told-behind-the-loop
-  "Whoever asks for the end of a call when its channel is closed, and the loop may have stopped, is
-told all the same."
+  "A function that is attached when the channel is closed, and the loop may have stopped, is called
+as well."
   (with-probe (channel) (:chat #'echo)
     (let ((call (chat channel :open)))
       (grpc:send call (note 1))
@@ -181,7 +181,7 @@ told all the same."
     (is (= 2 (number-of (ask channel (note 1) :deadline (+ (monotonic-ns) (seconds-ns 20))))))))
 
 (test printed-objects
-  "Whatever is public prints as one short line, at any time."
+  "Each public object prints as one short line, at any time."
   (let ((inside '()))
     (with-probe (channel :server server)
         (:ask (lambda (note call)

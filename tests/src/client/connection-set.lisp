@@ -3,8 +3,8 @@
 (in-package #:clgrpc.tests.client)
 
 (defmacro with-sharers ((channels server count &rest options) (&rest handlers) &body body)
-  "Evaluate BODY with CHANNELS bound to COUNT channels to SERVER, a server of a probe with HANDLERS,
-that share connections and have OPTIONS besides."
+  "Evaluate BODY with CHANNELS bound to COUNT channels that share connections and also have OPTIONS,
+to SERVER, a server of a probe with HANDLERS."
   `(with-probe (kept :server ,server) (,@handlers)
      (grpc:close-channel kept)
      (let ((,channels (loop repeat ,count
@@ -17,15 +17,15 @@ that share connections and have OPTIONS besides."
   (connection-set-of (the-subchannel channel)))
 
 (defun links-of (channel)
-  "The links that the only subchannel of CHANNEL has calls on."
+  "The links on which the only subchannel of CHANNEL has calls."
   (client::connection-set-links (connection-set-of-channel channel)))
 
 (defun fact (channel name)
-  "What CHANNEL-ADDRESSES says of NAME and the only server of CHANNEL."
+  "The value of NAME in CHANNEL-ADDRESSES for the only server of CHANNEL."
   (getf (first (grpc:channel-addresses channel)) name))
 
 (test alike-channels-have-one-connection
-  "Threads on three channels: each gets its answers, and the counts are each channel's own."
+  "Threads use three channels: each gets its own answers, and each channel has its own counts."
   (with-sharers (channels server 3) (:ask #'double)
     (let ((sums (with-threads (i 3)
                   (loop for n below 100 sum (number-of (ask (elt channels i) (note n)))))))
@@ -41,7 +41,7 @@ that share connections and have OPTIONS besides."
                                  (describe (first channels) stream))))))
 
 (test channels-that-differ-have-their-own
-  "And so have those that do not ask for it, which are on loops of their own as well."
+  "Channels without the option have their own connections too, and their own loops."
   (let ((observer (grpc:make-observer)))
     (with-probe (kept :server server) (:ask #'double)
       (let* ((address (grpc:server-address server))
@@ -66,7 +66,7 @@ that share connections and have OPTIONS besides."
           (mapc #'grpc:close-channel channels))))))
 
 (test a-channel-that-is-closed-ends-its-own-calls
-  "Those of others go on, over the same connection, which ends with the last channel."
+  "The calls of other channels continue over the same connection, which ends with the last channel."
   (with-sharers (channels server 2) (:ask #'double :chat #'echo)
     (destructuring-bind (first second) channels
       (let ((one (chat first :open)) (other (chat second :open)))
@@ -103,7 +103,7 @@ that share connections and have OPTIONS besides."
         (grpc:cancel call)))))
 
 (test channels-find-a-server-again-together
-  "Each sees that the connection has been lost, and one that they share comes in its place."
+  "Each channel sees that the connection was lost, and a new one that they share replaces it."
   (let ((address (free-address)) (server nil) (channels '()))
     (unwind-protect
          (progn
@@ -127,7 +127,7 @@ that share connections and have OPTIONS besides."
       (mapc #'grpc:close-channel channels))))
 
 (test a-server-that-goes-away-is-left-by-all
-  "GOAWAY: calls under way go on, later ones get another connection, which both have."
+  "After a GOAWAY calls under way continue, and later ones share another connection."
   (with-sharers (channels server 2) (:ask #'double :chat #'echo)
     (destructuring-bind (first second) channels
       (let ((calls (list (chat first :open) (chat second :open))))
@@ -147,7 +147,7 @@ that share connections and have OPTIONS besides."
                              (connection-set-of-channel first)))))))))
 
 (test back-off-is-seen-by-all
-  "A channel that comes to a server that could not be reached a moment ago does not try at once."
+  "A channel whose server could not be reached a moment ago does not connect at once."
   (let ((address (free-address)))
     (flet ((share () (grpc:make-channel address :share-connections t :backoff-initial-seconds 60)))
       (let ((first (share)) (second (share)))
@@ -167,8 +167,8 @@ that share connections and have OPTIONS besides."
           (grpc:close-channel second))))))
 
 (test calls-wait-for-streams-of-other-channels
-  "When all streams of a connection are open, a call of one channel starts as another's ends, and
-none is passed by for ever."
+  "When all streams of a connection are open, a call of one channel starts when a call of another
+channel ends, and no call waits for ever."
   (with-probe (kept :server server :options '(:max-concurrent-streams 1))
       (:ask #'double :chat #'echo)
     (grpc:close-channel kept)
@@ -195,7 +195,7 @@ none is passed by for ever."
         (mapc #'grpc:close-channel channels)))))
 
 (test failures-are-told-to-the-channel-that-had-them
-  "Listeners, breakers and vetoes are a channel's own."
+  "Each channel has its own listeners, breakers and vetoes."
   (with-sharers (channels server 2) (:ask (lambda (note call)
                                             (if (minusp (number-of note))
                                                 (grpc:fail :internal "")
@@ -248,7 +248,7 @@ none is passed by for ever."
           (is (equal links (links-of kept))))))))
 
 (test sharers-over-tls-have-the-same-credentials
-  "The same object: that is what tells that neither may do what the other may not."
+  "They have the same object, so no channel gets rights that it lacks by itself."
   (let ((server (start-probe (list :ask #'double) :credentials (credentials "server")))
         (mine (trusting nil)))
     (unwind-protect
@@ -301,8 +301,8 @@ and PUPPET and OTHER-PUPPET to their resolvers."
   (client::addresses-text (client::connection-set-addresses (core-connection-set core))))
 
 (test subchannels-with-other-addresses-have-other-connection-sets
-  "Whoever is not connected goes to the connection set for its addresses; one that nobody else has
-follows."
+  "A subchannel that is not connected moves to the connection set for its addresses; a connection
+set with one subchannel follows it."
   (with-sharing-cores (first second puppet other-puppet)
     (flet ((texts () (list (connection-set-text first) (connection-set-text second))))
       (mapc #'client::wake (list first second))
@@ -332,7 +332,7 @@ follows."
         (is (= 1 (length (client::connection-set-connect-rounds connection-set))))))))
 
 (test one-of-several-comes-late
-  "A subchannel that asks a connection set which has failed hears of that in the next turn."
+  "A subchannel that asks a failed connection set to connect is notified in the next turn."
   (with-sharing-cores (first second puppet other-puppet)
     (client::wake first)
     (tell-backends puppet "127.0.0.1:1")
@@ -351,8 +351,8 @@ follows."
 (defmethod grpc:start-resolver ((resolver told)) (push resolver **told**))
 
 (defmacro with-told-sharers ((first second first-server second-server) &body body)
-  "Evaluate BODY with FIRST and SECOND bound to channels that share connections, and that are told
-of the addresses of FIRST-SERVER and SECOND-SERVER, probes; their resolvers are in **TOLD**."
+  "Evaluate BODY with FIRST and SECOND bound to channels that share connections. Their resolvers,
+which are in **TOLD**, have pushed the addresses of FIRST-SERVER and SECOND-SERVER, probes."
   `(progn
      (setf **told** '())
      (with-probe (to-first :server ,first-server) (:ask #'double :chat #'echo)
@@ -370,14 +370,14 @@ of the addresses of FIRST-SERVER and SECOND-SERVER, probes; their resolvers are 
              ,@body))))))
 
 (defun tell-addresses (index &rest servers)
-  "Tell the channel that was made INDEX channels after the first of the addresses of SERVERS."
+  "Push the addresses of SERVERS to the channel that was made INDEX channels after the first."
   (grpc:push-addresses (elt (reverse **told**) index) (mapcar #'grpc:server-address servers)))
 
 (defun peers-of (channel)
   (mapcar #'client::client-link-peer (links-of channel)))
 
 (test a-misplaced-stays-until-its-connection-ends
-  "Who is told of other addresses, one of which it is connected to, keeps that connection."
+  "A subchannel with new addresses, one of which it is connected to, keeps that connection."
   (with-told-sharers (first second one other)
     (let ((links (links-of first)))
       (is (equal (list (grpc:server-address one)) (peers-of first)))
@@ -391,8 +391,8 @@ of the addresses of FIRST-SERVER and SECOND-SERVER, probes; their resolvers are 
       (is (= 1 (fact second :shared-by))))))
 
 (test whose-server-is-another-now-leaves
-  "Its calls go on where they are, also while the other channel is closed; then that connection is
-over."
+  "The calls of the subchannel that leaves continue where they are, even while the other channel is
+closed; then the connection ends."
   (with-told-sharers (first second one other)
     (let ((call (chat first :open)) (connection-set (connection-set-of-channel first)))
       (speak call 1)
@@ -419,7 +419,7 @@ over."
       (is (= 4 (number-of (ask second (note 2))))))))
 
 (test no-call-begins-on-a-broken-connection
-  "Its next write has failed, and it ends once it is read: a call waits for another connection."
+  "Its next write has failed, and it ends once it is read: a call uses another connection."
   (with-probe (channel) (:ask #'double)
     (is (= 2 (number-of (ask channel (note 1)))))
     (setf (client::client-link-broken (first (links-of channel))) t)

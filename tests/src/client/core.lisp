@@ -1,4 +1,4 @@
-;;;; What a channel does on its loop: when its resolver is asked, which calls wait, go or fail.
+;;;; A channel on its loop: when its resolver is asked, and which calls wait, start or fail.
 
 (in-package #:clgrpc.tests.client)
 
@@ -20,7 +20,7 @@
       (is (= 2 (length (client::waiting-calls core)))))))
 
 (test calls-fail-with-the-resolver
-  "Not those that wait for ready; each that comes later fails at once."
+  "Calls that wait for ready do not fail; each later call fails at once."
   (with-core (core puppet :pick-first)
     (let ((call (begin-ask core))
           (patient (begin-ask core :wait-for-ready t)))
@@ -36,8 +36,8 @@
       (is (= 2 (length (client::waiting-calls core)))))))
 
 (test who-has-failed-is-asked-again-after-a-while
-  "Without a call that needs it, and not sooner although servers are lost. The channel stays in
-:transient-failure, so that calls fail at once."
+  "The resolver is asked again even if no call needs it, but not sooner if servers are lost. The
+channel stays in :transient-failure, so that calls fail at once."
   (dolist (answers '(t nil))
     (with-core (core puppet :pick-first :answers answers :options (:backoff-initial-seconds 0.01))
       (client::wake core)
@@ -53,7 +53,7 @@
       (is (= 2 (puppet-asked puppet))))))
 
 (test who-tells-of-no-server-is-asked-again-after-a-while
-  "As one that has failed; each time it takes longer, until there is a server."
+  "It counts as failed; each back-off is longer, until there is a server."
   (with-core (core puppet :pick-first :options (:backoff-initial-seconds 0.01
                                                 :backoff-jitter 0))
     (let ((back-off (client::resolution-back-off (client::core-resolution core))))
@@ -75,8 +75,8 @@
       (is (zerop (loop:back-off-seconds back-off))))))
 
 (test servers-that-are-known-are-not-kept-waiting-for
-  "A resolver that has just failed is not asked before its back-off ends, so that no answer comes
-that could be waited for."
+  "A resolver that has just failed is not asked before its back-off ends, so connecting waits for no
+answer."
   (dolist (failed '(nil t))
     (with-core (core puppet :pick-first :answers t)
       (client::wake core)
@@ -106,8 +106,8 @@ that could be waited for."
       (is (eq subchannel (client::core-picker core))))))
 
 (test pickers-decide-for-each-call
-  "A policy's function may wait, fail or pick, call by call; those that wait are picked for when
-another picker is published."
+  "A policy's function may wait, fail or pick for each call; when another picker is published, it
+picks for the calls that wait."
   (with-core (core puppet :pick-first)
     (flet ((publish (function)
              (client::change-picker core :ready (client:make-picker function "of a test"))))
@@ -150,7 +150,7 @@ another picker is published."
     (is (equal '(:cancelled :cancelled) (mapcar #'grpc:call-status calls)))))
 
 (test so-many-addresses-are-used
-  "The first ones, whatever the policy; the channel tells that there are more."
+  "The channel uses the first addresses, whatever its policy, and reports that there are more."
   (dolist (policy '(:round-robin :pick-first))
     (with-core (core puppet policy :options (:max-addresses 3))
       (client::wake core)
@@ -168,8 +168,8 @@ another picker is published."
                    (used '(("127.0.0.1:4" "127.0.0.1:2")) '(("127.0.0.1:3" "127.0.0.1:1")))))))))
 
 (test so-many-subchannels-are-used
-  "A policy has no server if the channel has no room left for its subchannels. The warning comes
-once for each list of servers, however many are left out."
+  "A policy gets no further server if the channel has no room for its subchannels. There is one
+warning for each list of servers, however many servers are omitted."
   (flet ((target (policy)
            (format nil "\"~A\":{\"weight\":1,\"childPolicy\":[{\"~:*~A\":{}}]}" policy)))
     (with-core (core puppet nil

@@ -3,11 +3,11 @@
 (in-package #:clgrpc.tests.client)
 
 (defun facts-of (addresses key)
-  "What ADDRESSES, a list that CHANNEL-ADDRESSES returns, have for KEY."
+  "The values for KEY in ADDRESSES, a list that CHANNEL-ADDRESSES returns."
   (mapcar (lambda (facts) (getf facts key)) addresses))
 
 (test a-channel-tells-of-its-addresses
-  "States, calls under way, attempts it was picked for and those that failed."
+  "States, calls under way, and for each address the picks and the failed attempts."
   (with-started (server (start-probe (list :ask (lambda (note call)
                                                   (if (zerop (number-of note))
                                                       (grpc:fail :not-found "nothing")
@@ -37,7 +37,7 @@
         (is (search "ready, 1 connection, 0 calls, 7 picked" text) "~A" text)))))
 
 (test a-channel-tells-why-it-waits
-  "The reason, and when it tries again."
+  "The description has the reason, and the time of the next attempt."
   (grpc:with-channel (channel (format nil "ipv4:~A,~A" (free-address) (free-address))
                               :balance :round-robin :backoff-initial-seconds 30)
     (signals grpc:unavailable (ask channel (note 1) :timeout 10))
@@ -90,7 +90,7 @@
       (is (= 3 (tokens))))))
 
 (test a-policy-that-follows-is-told
-  "And what a policy has to say, in lines of its children's depth."
+  "It is shown with the facts of policies, in lines indented by the child's depth."
   (let ((text (with-output-to-string (stream)
                 (client::write-policy '(:policy "outlier_detection" :ejected 1
                                         :children ((:policy "round_robin"))
@@ -101,7 +101,7 @@
                  text))))
 
 (test an-address-is-described-in-one-line
-  "Whatever its attributes are, and whoever prints prettily."
+  "This holds whatever the attributes and the printer's settings are."
   (let ((*print-pretty* t) (*print-right-margin* 40))
     (is (null (find #\Newline (client::address-line
                                '(:address "127.0.0.1:50051" :state :ready :connections 1 :calls 0

@@ -1,4 +1,4 @@
-;;;; Details of a status, as handlers send and callers read them, and calls made again.
+;;;; Details of a status, as handlers send and callers read them, and repeated calls.
 
 (in-package #:clgrpc.tests.client)
 
@@ -34,7 +34,7 @@
     (is (= 9 (number-of (grpc:rpc-error-detail (caught (ask channel (note 2))) 'lab:note))))))
 
 (test details-share-what-one-message-may-take
-  "Two octets make a message of a hundred and more; a thousand details do not get 32 MB each."
+  "Two octets make a message of a hundred: a thousand details have one limit together."
   (let* ((crowd (make-array 10000 :element-type 'octet
                                   :initial-contents (loop repeat 5000 collect 18 collect 0)))
          (any (google.protobuf:make-any :type-url "a/google.protobuf.DescriptorProto"
@@ -52,7 +52,7 @@
         (is (< (- (sb-ext:get-bytes-consed) before) 120000000))))))
 
 (test details-of-others
-  "Types that are not loaded, octets that are no message, and a status passed on by a handler."
+  "Types that are not loaded, octets that are no message, a status that a handler passes on."
   (let ((unknown (google.protobuf:make-any :type-url "type.googleapis.com/no.Such"
                                            :value (octets-of 8 1)))
         (broken (google.protobuf:make-any :type-url "type.googleapis.com/lab.Note"

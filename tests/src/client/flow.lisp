@@ -1,4 +1,4 @@
-;;;; Back-pressure: who does not read stops who sends, nobody else, and nothing is lost.
+;;;; Back-pressure: an end that does not read stops its sender only, and nothing is lost.
 
 (in-package #:clgrpc.tests.client)
 
@@ -6,17 +6,17 @@
   "Options of a receiver that makes a sender stop soon.")
 
 (defparameter *bound-octets* (+ (* 2 65535) (* 4 65536))
-  "How much may be on its way to a reader with *SMALL-WINDOWS* that does not read: a window and as
-much in its queue; a send budget, and what the output and one more message hold.")
+  "The most octets on their way to a reader with *SMALL-WINDOWS* that does not read: a window, and
+as much in its queue; a send budget; and the contents of the output and of one more message.")
 
 (defun count-and-send (note call sent)
-  "Send on CALL as fast as it goes; count in the car of SENT."
+  "Send on CALL as fast as possible; count the messages in the car of SENT."
   (loop for i below (number-of note)
         do (grpc:send call (note i :body 5000))
            (incf (car sent))))
 
 (test a-client-that-does-not-read
-  "The handler's SEND waits, within bounds; when the client reads, all comes, in order."
+  "The handler's SEND waits, within bounds; when the client reads, all arrives in order."
   (dolist (execution '(:auto :blocking))
     (let ((sent (list 0)))
       (with-probe (channel :options (list :execution execution) :channel-options *small-windows*)
@@ -28,7 +28,7 @@ much in its queue; a send budget, and what the output and one more message hold.
           (is (= 1000 (car sent))))))))
 
 (test a-client-that-does-not-read-and-callbacks
-  "The reactive handler is told when there is room again."
+  "The reactive handler is notified when there is room again."
   (let ((sent 0))
     (with-probe (channel :options '(:execution :inline) :channel-options *small-windows*)
         (:watch (lambda (note call)
@@ -47,7 +47,7 @@ much in its queue; a send budget, and what the output and one more message hold.
         (is (equal (loop for i below 1000 collect i) (numbers call)))))))
 
 (test a-handler-that-does-not-read
-  "The client's SEND waits, and so does its generator; when the handler reads, all comes, in order."
+  "The client's SEND and its generator wait; when the handler reads, all arrives in order."
   (let ((go-on (make-signal)) (ok t) (asked 0) (sent 0))
     (flet ((handler (stream call)
              (await-signal go-on)
@@ -78,8 +78,8 @@ much in its queue; a send budget, and what the output and one more message hold.
           (is-true ok))))))
 
 (test many-that-do-not-read
-  "Streams nobody reads do not use up the connection as long as they hold less than half of
-max-held-octets, with 4 MB each: others go on while they last."
+  "Streams that nobody reads do not exhaust the connection while they hold less than half of
+max-held-octets, with 4 MB each: other calls continue meanwhile."
   (let ((sent (loop repeat 6 collect (list 0))) (begun (list -1)))
     (with-probe (channel) (:watch (lambda (note call)
                                     (count-and-send note call
@@ -95,7 +95,7 @@ max-held-octets, with 4 MB each: others go on while they last."
         (is (= 2 (number-of (ask channel (note 1)))))))))
 
 (test empty-messages-are-bounded
-  "Messages of no octets cannot pile up either."
+  "Empty messages cannot accumulate either."
   (let ((go-on (make-signal)) (count 0))
     (with-probe (channel :options *small-windows*)
         (:collect (handling (stream)
@@ -111,7 +111,7 @@ max-held-octets, with 4 MB each: others go on while they last."
           (is (= 200000 (sb-thread:join-thread thread :timeout 20 :default nil))))))))
 
 (test ten-thousand-each-way
-  "In order and complete, blocking and reactive, on one stream and at once."
+  "All arrive, in order, blocking and reactive, on one stream and on several at once."
   (dolist (handler (list #'echo
                          (lambda (stream call)
                            (grpc:on-message stream (lambda (note) (grpc:send call note)))
@@ -147,8 +147,7 @@ max-held-octets, with 4 MB each: others go on while they last."
         (is (null (grpc:receive call)))))))
 
 (test what-is-sent-leaves-by-itself
-  "One who sends some messages, in a row or not, and then does something else need not wait: they
-come at once."
+  "A sender of some messages, in a row or not, may do something else then: they are sent at once."
   (let ((came (make-signal)))
     (with-probe (channel)
         (:collect (handling (stream)

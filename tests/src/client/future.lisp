@@ -27,8 +27,7 @@ list or come from a generator."
         (loop repeat 2 do (is (typep (caught (grpc:await future)) 'grpc:internal)))))))
 
 (test attached-functions
-  "All run, on a thread that may wait, whether attached before or after the end, and not more than
-once."
+  "Each runs once, on a thread that may wait, whether it was attached before or after the end."
   (let ((go-on (make-signal)) (done (make-signal)) (seen '()) (lock (sb-thread:make-mutex)))
     (with-probe (channel :options '(:execution :blocking))
         (:ask (lambda (note call)
@@ -57,7 +56,7 @@ once."
                                       :test #'equal))))))))
 
 (test attached-functions-may-call
-  "They may make calls of their own, and an error in one harms nobody."
+  "They may make calls of their own, and an error in one does not affect the others."
   (let ((done (make-signal)) (sum 0) (lock (sb-thread:make-mutex)))
     (with-probe (channel :events (:reserve-function-error)) (:ask #'double)
       (loop for i below 50
@@ -88,7 +87,7 @@ once."
       (is (= 2 (number-of (ask channel (note 1))))))))
 
 (test future-and-call-are-one
-  "What CALL-ASYNC returns is a future and its own call; other calls are no futures to wait for."
+  "The value of CALL-ASYNC is a future and its own call; other calls cannot be awaited as futures."
   (with-probe (channel) (:ask #'double :chat #'echo)
     (let ((future (grpc:call-async #'lab.bench:ask channel (note 2) :timeout 20)))
       (is (typep future 'grpc:future))
@@ -113,7 +112,7 @@ once."
       (is (typep error 'grpc:misuse)))))
 
 (test calls-among-other-futures
-  "ALL and ANY take calls; to cancel what they return cancels the calls."
+  "ALL and ANY take calls; cancelling the future that they return cancels the calls."
   (let ((go-on (make-signal)))
     (with-probe (channel :options '(:execution :blocking))
         (:ask (lambda (note call)
@@ -131,7 +130,7 @@ once."
         (signal-it go-on)))))
 
 (test long-replies-of-futures
-  "One thread decodes a long reply, whoever asks for it; completions get the same one."
+  "One thread decodes a long reply, and all threads and completions get the same message."
   (with-probe (channel) (:ask (handling (note) note))
     (let ((done (make-signal)) (attached nil)
           (future (grpc:call-async #'lab.bench:ask channel (note 1 :body 100000) :timeout 20)))

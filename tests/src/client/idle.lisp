@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.client)
 
 (defun look-for-idleness (core seconds)
-  "What CORE does if its idle timer comes due SECONDS later."
+  "Run CORE's idle timer as if it came due SECONDS later."
   (incf (loop:event-loop-now (client:core-loop core)) (seconds-ns seconds))
   (client::watch-idleness core))
 

@@ -1,10 +1,9 @@
-;;;; Internal calls by themselves; health and load reports, which use them, have tests of their own.
+;;;; Internal calls alone; health and load reports, which use them, have tests of their own.
 
 (in-package #:clgrpc.tests.client)
 
 (test reports-that-come-faster-than-they-are-used-are-skipped
-  "A server that reports a thousand times at once: the loop gets the newest, and no other waits for
-it."
+  "A server reports a thousand times at once: the loop gets the newest report, and no other waits."
   (with-core (core puppet :pick-first)
     (let* ((told '())
            (subchannel (client::open-subchannel (client::core-balancer core)

@@ -1,9 +1,9 @@
-;;;; What a call costs and leaves behind: threads, descriptors, octets.
+;;;; Costs and remains of a call: threads, descriptors, octets.
 
 (in-package #:clgrpc.tests.client)
 
 (test connections-leave-nothing
-  "Two hundred times connect, call, disconnect."
+  "Connecting, calling and disconnecting two hundred times leaves nothing behind."
   (with-probe (kept :server server) (:ask #'double :chat #'echo)
     (flet ((cycle (i)
              (grpc:with-channel (channel (grpc:server-address server))
@@ -28,8 +28,8 @@
     (eventually (= descriptors (os:open-descriptor-count)))))
 
 (defun drop-channels (count address &rest options)
-  "Make COUNT channels to ADDRESS, connect them, and forget them. Another thread does so: what this
-one's stack still has is no garbage."
+  "Make COUNT channels to ADDRESS, connect them, and forget them. Another thread does this, since
+references on this thread's stack would keep them."
   (sb-thread:join-thread
    (in-thread
      (loop repeat count
@@ -44,7 +44,7 @@ one's stack still has is no garbage."
                     (await-signal (make-signal) :seconds 0.05)))))
 
 (test dropped-channels-are-closed
-  "Channels that nobody has closed, or refers to: the collector finds them."
+  "The collector finds channels that nobody has closed or refers to."
   (with-probe (kept :server server) (:ask #'double)
     (ask kept (note 1))
     (let ((descriptors (os:open-descriptor-count)) (count 50))
@@ -75,7 +75,7 @@ one's stack still has is no garbage."
           (is-true (collect-until (lambda () (<= (our-threads) threads)))))))))
 
 (test calls-outlive-the-channel-that-is-dropped
-  "While a call is open its channel is not closed, though nobody else has it; then it is."
+  "While a call is open its channel is not closed, though nobody refers to it; afterwards it is."
   (with-probe (kept :server server)
       (:chat (lambda (stream call) (grpc:do-messages (note stream) (grpc:send call note))))
     (let* ((descriptors (os:open-descriptor-count))
@@ -113,7 +113,7 @@ one's stack still has is no garbage."
         (is (< (- (churn) before) 1000000))))))
 
 (defun octets-per-call (channel count)
-  "What all threads allocate for one of COUNT unary calls."
+  "The octets that all threads allocate for one of COUNT unary calls."
   (let ((note (note 1)))
     (flet ((calls () (dotimes (i count) (lab.bench:ask channel note))))
       (calls)
@@ -122,8 +122,7 @@ one's stack still has is no garbage."
         (/ (- (sb-ext:get-bytes-consed) before) count 1.0)))))
 
 (test allocation-per-call
-  "Both ends of a unary call together stay under a sane bound; the exact figure is for the
-benchmarks."
+  "Both ends of a unary call together allocate less than a bound; benchmarks give the exact figure."
   (with-probe (channel :options '(:execution :inline)) (:ask (handling (note)
                                                                note))
     (is (< (octets-per-call channel 2000) 2000))))

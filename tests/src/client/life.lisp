@@ -1,4 +1,4 @@
-;;;; See src/wire/link-keepalive.lisp: peers that fall silent, connections without calls, old
+;;;; See src/wire/link-keepalive.lisp: peers that become silent, connections without calls, old
 ;;;; connections.
 
 (in-package #:clgrpc.tests.client)
@@ -12,8 +12,8 @@
   (getf (grpc:server-statistics server) :connections))
 
 (defun check-given-up (prepare &rest options)
-  "Check that a call on a channel with OPTIONS, given to PREPARE, ends long before its deadline when
-the server does not even answer PING."
+  "Check that a call on a channel with OPTIONS, given to PREPARE, ends long before its deadline if
+the server does not even answer PINGs."
   (let ((release (make-signal)))
     (with-log ()
       (with-raw-server (address) (fn (_peer _exchange) (await-signal release))
@@ -30,7 +30,7 @@ the server does not even answer PING."
                              :min-keepalive-seconds 0))
 
 (test a-limit-of-silence-holds-for-connections-that-there-are
-  "A server that hangs is given up though the channel's own keepalive is minutes."
+  "The connection to a server that hangs ends, though the channel's own keepalive is minutes."
   (check-given-up (lambda (channel)
                     (grpc:ensure-connected channel)
                     (client:limit-channel-silence channel 0.05))))
@@ -43,7 +43,7 @@ the server does not even answer PING."
     (is (= 1/2 (options-min-ping-interval-seconds options)))))
 
 (test answering-servers-are-kept
-  "A call that takes many times the keepalive, over a server that bears PINGs."
+  "A call lasts many times the keepalive, at a server that allows PINGs."
   (with-probe (channel :options '(:min-ping-interval-seconds 0)
                        :channel-options '(:keepalive-seconds 0.02 :keepalive-timeout-seconds 5
                                           :min-keepalive-seconds 0))
@@ -61,7 +61,7 @@ the server does not even answer PING."
       (eventually (zerop (connections server))))))
 
 (test pings-too-often-end-the-connection
-  "Client and server whose settings fight: the server says why, the whole channel asks less often."
+  "Settings that conflict: the server names the reason, and the whole channel sends fewer PINGs."
   (with-probe (channel :channel-options '(:keepalive-seconds 0.01 :min-keepalive-seconds 0)
                        :events (:goaway))
       (:ask (lambda (note call)
@@ -122,7 +122,7 @@ the server does not even answer PING."
              (is (= 2 (number-of (ask channel (note 2)))) "and opened again"))))
 
 (test quiet-connections-shrink
-  "What a connection has grown for a burst it gives up when it has been quiet for a while."
+  "A connection gives up the memory of a burst when it has been quiet for a while."
   (with-probe (channel :server server :options '(:max-connection-idle-seconds 4))
       (:ask (handling (note) note))
     (flet ((burst ()
@@ -139,13 +139,13 @@ the server does not even answer PING."
       (burst))))
 
 (test calls-keep-their-connection
-  "Idleness does not end a connection that has a call, however quiet it is."
+  "A connection that has a call does not end because it is quiet, however long."
   (with-probe (channel :server server :options '(:max-connection-idle-seconds 0.05))
       (:ask (handling (note) (sleep 0.5) note))
     (is (= 5 (number-of (ask channel (note 5)))))))
 
 (test old-connections-are-left
-  "Calls under way on an old connection end well; the next go over another."
+  "Calls under way on an old connection end well; later calls use another connection."
   (with-probe (channel :server server :options '(:max-connection-age-seconds 0.2))
       (:chat (lambda (stream call)
                (grpc:do-messages (note stream) (grpc:send call note))))
@@ -177,9 +177,9 @@ the server does not even answer PING."
         (is (search "too old" (grpc:rpc-error-message error)))))))
 
 (test callers-look-before-they-write
-  "A server ends each connection behind its answer, while nobody runs the loop; the next call is
-made on another connection, and not written on the one that has ended. On a busy machine somebody
-may run the loop just then, who writes what is posted before he reads."
+  "A server ends each connection after its answer, while no thread runs the loop; the next call is
+made on another connection and not written on the ended one. On a busy machine another thread may
+run the loop at that moment and write posted calls before it reads."
   (let ((ended (sb-thread:make-semaphore)) (lost 0))
     (with-raw-server (address) (lambda (peer exchange)
                                  (ok-response exchange (note-octets 7))

@@ -1,4 +1,4 @@
-;;;; Channels: what they take, their states, and their end with whatever is open.
+;;;; Channels: arguments, states, and their end while calls are open.
 
 (in-package #:clgrpc.tests.client)
 
@@ -23,11 +23,11 @@
     (is (= threads (our-threads)))))
 
 (defun loop-users ()
-  "How many channels have a loop."
+  "The number of channels that have a loop."
   (reduce #'+ (calling::client-loops) :key #'calling::client-loop-channels))
 
 (test timeouts-leave-no-half-of-a-channel
-  "A channel that has acquired a loop is made, so that the collector finds it and the loop ends."
+  "A channel that has a loop is completed, so that the collector finds it and the loop ends."
   (let ((users (loop-users)) (made '()))
     (with-replaced (('calling:acquire-client-loop
                      (lambda (function &rest arguments)
@@ -51,12 +51,12 @@
   (error "no observer"))
 
 (test errors-leave-no-loop-behind
-  "The last parts of a channel are made for its loop, and may fail."
+  "The last parts of a channel, which are made for its loop, may fail."
   (let ((users (loop-users)))
     (signals error (grpc:make-channel "127.0.0.1:80" :observer (make-instance 'failing-observer)))
     (is (= users (loop-users)))))
 
-(defvar *interrupts-seen* '() "Whether interrupts were on, each time that a WATCHFUL was made.")
+(defvar *interrupts-seen* '() "Whether interrupts were enabled, for each WATCHFUL that was made.")
 
 (grpc:define-resolver watchful nil ()
   (:documentation "Notes whether it is made with interrupts on."))
@@ -65,7 +65,7 @@
   (push sb-sys:*interrupts-enabled* *interrupts-seen*))
 
 (test interrupts-are-on-while-the-parts-of-a-channel-are-made
-  "That may take long: files are read, and the user's resolver is made."
+  "Making them may take long: files are read, and the user's resolver is made."
   (let ((*interrupts-seen* '()))
     (grpc:close-channel (grpc:make-channel "watchful:x" :resolvers '(("watchful" . watchful))))
     (is (equal '(t) *interrupts-seen*))))
@@ -102,7 +102,7 @@
       (grpc:close-channel channel))))
 
 (test ensure-connected-does-not-spin
-  "Once a channel has failed the outcome of its next attempt is waited for."
+  "Once a channel has failed, ENSURE-CONNECTED waits for the outcome of its next attempt."
   (let ((address (free-address)))
     (grpc:with-channel (channel address :backoff-initial-seconds 0.05 :backoff-jitter 0)
       (let ((start (monotonic-ns)))
@@ -117,7 +117,7 @@
         (grpc:stop-server server)))))
 
 (test ensure-connected-in-time
-  "An attempt that takes too long is not waited for."
+  "ENSURE-CONNECTED does not wait longer than its timeout for an attempt."
   (support:with-silent-listener (address)
     (grpc:with-channel (channel address)
       (let ((error (caught (grpc:ensure-connected channel :timeout 0.05))))
@@ -144,7 +144,7 @@
       (is (search "no-such-host.invalid" (grpc:rpc-error-message error))))))
 
 (test close-with-calls-open
-  "All open calls end with :cancelled, at both ends, wherever they were."
+  "All open calls end with :cancelled at both ends, in whatever stage they are."
   (let ((running (make-signal)) (seen (make-signal)))
     (with-probe (channel :server server :options '(:max-concurrent-streams 3))
         (:chat (handling (stream)
@@ -165,7 +165,7 @@
           (is (typep (caught (grpc:await future)) 'grpc:cancelled)))))))
 
 (test close-after-goaway
-  "Closing ends the calls of a connection that the server is draining, too."
+  "Closing also ends the calls of a connection that the server is draining."
   (let ((running (make-signal)) (seen (make-signal)))
     (with-probe (kept) ()
       (let ((server (start-probe (list :chat (handling (stream)
@@ -185,7 +185,7 @@
             (is-true (sb-thread:join-thread stopper :timeout 20 :default nil))))))))
 
 (test close-while-calling
-  "Threads that call while the channel is closed get an error, never a hang."
+  "Threads that call while the channel is closed get an error and never hang."
   (with-probe (kept :server server) (:ask #'double)
     (loop repeat 20
           do (let ((channel (grpc:make-channel (grpc:server-address server))))
@@ -203,7 +203,7 @@
                                '(:cancelled :unavailable :misuse)))))))))
 
 (test channels-share-threads
-  "Any number of channels has one loop; the last that is closed ends all threads."
+  "Any number of channels has one loop; the last channel that is closed ends all threads."
   (let ((threads (our-threads)))
     (with-probe (channel :server server :options '(:execution :inline)) (:ask #'double)
       (ask channel (note 1))
@@ -218,7 +218,7 @@
     (eventually (= threads (our-threads)))))
 
 (test close-from-several-threads
-  "Each returns, and the channel is closed when all have."
+  "Each call returns, and the channel is closed when all have returned."
   (with-probe (kept :server server) ()
     (let ((channel (grpc:make-channel (grpc:server-address server))))
       (grpc:ensure-connected channel)
@@ -226,7 +226,7 @@
       (is (eq :shutdown (grpc:channel-state channel))))))
 
 (test a-close-that-is-cut-short-gives-the-loop-up
-  "The thread that closes is terminated while the loop has other work."
+  "The thread that closes the channel is terminated while the loop has other work."
   (with-probe (channel) (:ask #'double)
     (ask channel (note 1))
     (let ((users (loop-users)) (begun (make-signal)) (over (make-signal)))
@@ -256,7 +256,7 @@
       (signals type-error (grpc:wait-for-state-change channel :asleep)))))
 
 (test states-are-told
-  "From the present one on, in their order, to :shutdown; an error in a function stops no other."
+  "In order, from the present one to :shutdown; an error in a function does not stop others."
   (with-log (:state-function-error)
     (let ((server (start-probe (list :ask #'double))) (states '()) (late '()))
       (let ((channel (grpc:make-channel (grpc:server-address server))))

@@ -1,10 +1,10 @@
-;;;; What observers of a channel and of a server are told (src/rpc/observer.lisp), whatever carries
-;;;; the calls.
+;;;; The events that observers of a channel and of a server get (src/rpc/observer.lisp), by any
+;;;; transport.
 
 (in-package #:clgrpc.tests.client)
 
 (defun recorder ()
-  "An observer that records what it is told, and the list whose car has that, newest first."
+  "Two values: an observer that records its events, and the list whose car has them, newest first."
   (let ((told (list '())))
     (flet ((note (what) (lambda (&rest arguments)
                           (sb-ext:atomic-push (cons what arguments) (car told)))))
@@ -20,12 +20,12 @@
   (mapcar #'first (reverse (car told))))
 
 (defun told-of (told what)
-  "The arguments of WHAT, oldest first."
+  "The arguments of the events WHAT, oldest first."
   (mapcar #'rest (remove what (reverse (car told)) :key #'first :test-not #'eq)))
 
 (defmacro with-observed ((channel client server &rest options) handlers &body body)
-  "Evaluate BODY with CHANNEL to a probe with HANDLERS, both observed, and what CLIENT and SERVER
-have been told."
+  "Evaluate BODY with CHANNEL bound to a channel to a probe with HANDLERS, both observed, and CLIENT
+and SERVER to the recorded events."
   (let ((one (gensym "CLIENT")) (other (gensym "SERVER")) (probe (gensym "PROBE")))
     `(multiple-value-bind (,one ,client) (recorder)
        (multiple-value-bind (,other ,server) (recorder)
@@ -63,7 +63,7 @@ have been told."
     (is (eq :ok (grpc:call-status (first (first (told-of server :call-ended))))))))
 
 (test observers-of-streams
-  "A message each, long or short, compressed or not, with what it takes on the wire."
+  "They get each message, long or short, compressed or not, with its size on the wire."
   (with-observed (channel client server) (:chat #'echo)
     (let ((call (chat channel (list (note 1) (note 2 :body 100000)) :compression :gzip)))
       (is (equal '(1 2) (numbers call))))
@@ -74,7 +74,7 @@ have been told."
       (is (equal (octets server :message-sent) (octets client :message-received))))))
 
 (test observers-of-attempts
-  "A call that is made again has two, the first of which is not its end."
+  "A repeated call has two attempts; the end of the first is not the call's end."
   (multiple-value-bind (observer told) (recorder)
     (let ((counter (list 0)))
       (with-raw-server (address :at :end) (refusing 1 counter)
@@ -87,7 +87,7 @@ have been told."
           (is (= 1 (length (told-of told :call-ended)))))))))
 
 (test observers-of-attempts-that-have-no-stream
-  "A call whose servers cannot be reached has one, which ends as the call does (gRFC A66)."
+  "A call whose servers cannot be reached has one attempt, which ends as the call does (gRFC A66)."
   (multiple-value-bind (observer told) (recorder)
     (let ((address (free-address)))
       (grpc:with-channel (channel address :observer observer)
@@ -131,7 +131,7 @@ have been told."
       (is-true (events-of :observer-error)))))
 
 (test observers-of-calls-within-the-image
-  "Both ends are told of unary calls and of streams."
+  "Observers at both ends see unary calls and streams."
   (multiple-value-bind (one client) (recorder)
     (multiple-value-bind (other server) (recorder)
       (with-started (probe (start-probe (list :ask #'double :chat #'echo) :observer other) :drain 0)

@@ -17,8 +17,8 @@
       (is (= 3 (length (client:core-subchannels core)))))))
 
 (test round-robin-states
-  "Ready if one is; connecting while one may become so; failed if all have failed, until one is
-ready again."
+  "Ready if a server is; connecting while one may become ready; failed if all have failed, until one
+is ready again."
   (with-core (core puppet :round-robin)
     (destructuring-bind (one two) (wake-with core puppet "127.0.0.1:1" "127.0.0.1:2")
       (client::wait-for-better-times (connection-set-of one) "one is down")
@@ -37,12 +37,12 @@ ready again."
       (is (plusp (puppet-asked puppet))))))
 
 (defun turns (core count)
-  "Whom the picker of CORE picks, COUNT times."
+  "The subchannels that CORE's picker picks, COUNT times."
   (loop repeat count
         collect (funcall (client:picker-function (client::core-picker core)) nil)))
 
 (test round-robin-takes-turns
-  "Among those that are ready, by the same picker until that changes."
+  "The ready servers get turns, by the same picker until they change."
   (with-core (core puppet :round-robin)
     (let ((subchannels (wake-with core puppet "127.0.0.1:1" "127.0.0.1:2" "127.0.0.1:3")))
       (dolist (subchannel subchannels) (client::change-state (connection-set-of subchannel) :ready))
@@ -79,8 +79,8 @@ ready again."
 ;;; With servers
 
 (defun call-with-named-servers (count function)
-  "Call FUNCTION with the addresses of COUNT servers, and the servers. ASK tells who has answered,
-CHAT as well."
+  "Call FUNCTION with the addresses of COUNT servers, and the servers. ASK and CHAT return the name
+of the server that answers."
   (let ((servers (loop for i below count
                        collect (let ((name (princ-to-string i)))
                                  (start-probe
@@ -99,7 +99,7 @@ CHAT as well."
                                      ,@body)))
 
 (defun who-answers (channel count)
-  "Who answers COUNT calls on CHANNEL, as a list of how many for \"0\", \"1\" and \"2\"."
+  "How many of COUNT calls on CHANNEL the servers \"0\", \"1\" and \"2\" answer, a list."
   (let ((names (loop repeat count
                      collect (lab:note-text (ask channel (note 1) :timeout 10
                                                                   :wait-for-ready t)))))
@@ -135,8 +135,8 @@ CHAT as well."
   (grpc:push-addresses shepherd (uiop:split-string (grpc:resolver-name shepherd) :separator ",")))
 
 (test updates-blame-no-server
-  "A connection that is left for another address soon after it was made does not count among those
-that its server has ended: the next one is made at once."
+  "A connection that ends soon because the server's address has changed does not count as ended by
+its server: the next connection is made at once."
   (with-named-servers (addresses servers 2)
     (grpc:with-channel (channel (format nil "shepherd:~A" (first addresses))
                                 :backoff-initial-seconds 100)
@@ -149,7 +149,7 @@ that its server has ended: the next one is made at once."
                    (eventually (equal (list address) (peers-of channel)) :seconds 10)))))))
 
 (test updates-drop-no-call
-  "Calls on servers that stay, and on those that are gone, go on; new ones find the new servers."
+  "Calls on servers that stay or are removed continue; new calls use the new servers."
   (dolist (policy '(:pick-first :round-robin))
     (with-named-servers (addresses servers 3)
       (destructuring-bind (first second third) addresses
@@ -182,7 +182,7 @@ that its server has ended: the next one is made at once."
                                          servers))))))))))
 
 (test a-full-server-holds-up-nobody
-  "Calls pass over a server that allows no more streams while another does, and wait if none does."
+  "Calls skip a server without a free stream while another has one, and wait if none has."
   (let ((servers (loop for limit in '(1 3)
                        collect (start-probe (list :chat #'echo)
                                             :max-concurrent-streams limit))))
@@ -204,7 +204,7 @@ that its server has ended: the next one is made at once."
       (dolist (server servers) (grpc:stop-server server :drain 0)))))
 
 (test no-call-is-lost-while-one-of-two-is-replaced
-  "Calls go by turns without a pause while each server in turn is replaced; nobody waits for ready."
+  "Calls without a pause, by turns, while each server is replaced; none waits for ready."
   (let* ((servers (list (start-next "127.0.0.1:0") (start-next "127.0.0.1:0")))
          (addresses (mapcar #'grpc:server-address servers))
          (target (format nil "ipv4:~{~A~^,~}" addresses)))

@@ -1,4 +1,4 @@
-;;;; Which loops channels have, and how long these live.
+;;;; The loops of channels, and their lifetimes.
 
 (in-package #:clgrpc.tests.client)
 
@@ -19,7 +19,7 @@
         (mapc #'grpc:close-channel channels)))))
 
 (test each-channel-has-a-loop-of-its-own
-  "While there are fewer loops than there may be."
+  "This holds while there are fewer loops than allowed."
   (call-with-channels
    4 '()
    (lambda (channels)
@@ -28,7 +28,7 @@
            do (is (= (* 2 i) (number-of (ask channel (note i)))))))))
 
 (test channels-share-loops-beyond-the-limit
-  "The loop that has the fewest subchannels is shared first."
+  "The loop with the fewest subchannels is shared first."
   (call-with-channels
    7 '(:max-client-loops 3)
    (lambda (channels)
@@ -63,7 +63,7 @@
                                                  (loops-of channels)))))))))
 
 (test a-loop-ends-with-its-last-channel
-  "The others go on, and take new channels."
+  "The other loops continue, and take new channels."
   (call-with-channels
    2 '()
    (lambda (channels)
@@ -84,7 +84,7 @@
   (is (null (calling::client-loops))))
 
 (test callers-drive-loops-of-their-own
-  "Two threads that wait for answers on two channels run their loops themselves, at once."
+  "Two threads that wait for answers on two channels run their loops themselves, at the same time."
   (let ((release (make-signal)) (begun (make-signal)))
     (with-probe (first :server server :options '(:execution :blocking))
         (:ask (handling (note)
@@ -112,7 +112,7 @@
           (is-true (loop repeat 20 thereis (both-drive-p))))))))
 
 (test timers-of-channels-within-the-image-take-no-loop
-  "They are on a loop that there is, which a network channel gets all the same."
+  "They use an existing loop, which a network channel can still get."
   (with-started (server (start-probe (list :chat #'echo)) :drain 0)
     (grpc:with-channel (within (grpc:server-address server))
       (declare (ignorable within))

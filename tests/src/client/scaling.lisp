@@ -9,7 +9,7 @@
   (list :connection-scaling (list :max-connections-per-subchannel count)))
 
 (defmacro with-chats ((calls channel count) &body body)
-  "Evaluate BODY with CALLS bound to COUNT calls of Chat on CHANNEL that have begun; cancel them."
+  "Evaluate BODY with CALLS bound to COUNT begun calls of Chat on CHANNEL; then cancel them."
   `(let ((,calls (loop repeat ,count collect (chat ,channel :open))))
      (unwind-protect (progn ,@body)
        (mapc #'grpc:cancel ,calls))))
@@ -37,7 +37,7 @@
       (is (= 1 (connections-of channel))))))
 
 (defun give-full-links (subchannel count)
-  "Give SUBCHANNEL, which has no socket, COUNT links that have no stream."
+  "Give SUBCHANNEL, which has no socket, COUNT links without a free stream."
   (let ((core (client:subchannel-core subchannel)))
     (flet ((full-link ()
              (let ((link (client::make-client-link (client:core-loop core)
@@ -52,7 +52,7 @@
       (client::change-state (connection-set-of subchannel) :ready))))
 
 (test the-server-that-may-have-another-connection-gets-it
-  "Whoever's turn it is when a call finds no stream."
+  "It gets one whichever server's turn it is when a call finds no stream."
   (dolist (turn '(0 1 2))
     (with-core (core puppet :round-robin :default (config-of-connections 2))
       (client::wake core)
@@ -117,7 +117,7 @@
       (is (= 1 (length (client::connection-set-connect-rounds (connection-set-of subchannel))))))))
 
 (test further-connections-end-when-they-are-not-needed
-  "While the channel has calls on the first."
+  "They end while the channel has calls on the first connection."
   (with-probe (channel :options '(:max-concurrent-streams 1)
                        :channel-options (list* :idle-seconds 1
                                                (list :service-config (config-of-connections 2))))

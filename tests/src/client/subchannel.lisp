@@ -1,9 +1,9 @@
-;;;; Connections that do not come about, break or are left, and the calls on them.
+;;;; Connections that fail, break or are left, and the calls on them.
 
 (in-package #:clgrpc.tests.client)
 
 (test refused
-  "Nobody listens: :unavailable, never sent, at once, also while waiting for the next attempt."
+  "Nobody listens: :unavailable, unsent, at once, even while the channel waits to connect."
   (let ((address (free-address)))
     (grpc:with-channel (channel address)
       (loop repeat 3
@@ -20,7 +20,7 @@
       (is (typep (caught (grpc:ensure-connected channel)) 'grpc:unavailable)))))
 
 (test wait-for-ready
-  "Such calls outlast failed attempts, within their deadline, and what they send is bounded."
+  "Such calls survive failed attempts until their deadline; what they send is bounded."
   (let ((address (free-address)) (asked 0))
     (grpc:with-channel (channel address :backoff-initial-seconds 0.02 :backoff-maximum-seconds 0.05)
       (is (typep (caught (ask channel (note 1) :wait-for-ready t :timeout 0.1))
@@ -44,7 +44,7 @@
           (is (typep (caught (grpc:receive cancelled)) 'grpc:cancelled)))))))
 
 (test reconnect
-  "A server that goes and comes back is found again, over and over."
+  "A server that stops and starts is found again, over and over."
   (let ((address (free-address)))
     (grpc:with-channel (channel address :backoff-initial-seconds 0.02 :backoff-maximum-seconds 0.05)
       (loop for i below 5
@@ -57,7 +57,7 @@
 
 (test whoever-calls-often-reconnects-as-well
   "Callers that fail at once, however often they call, find the server when the next attempt is due:
-the attempt is a timer's, and they are the only ones who run the loop."
+a timer begins the attempt, and only the callers run the loop."
   (let ((address (free-address)))
     (dolist (pause '(0 0.001 0.01))
       (grpc:with-channel (channel address :backoff-initial-seconds 0.2)
@@ -73,8 +73,8 @@ the attempt is a timer's, and they are the only ones who run the loop."
             (grpc:stop-server server)))))))
 
 (defun call-with-inhospitable-server (function greeting)
-  "Call FUNCTION with the address of a server that sends each connection GREETING, octets, and ends
-it; and with a function that returns how many it has had."
+  "Call FUNCTION with the address of a server that sends GREETING, octets, on each connection and
+ends it; and with a function that returns the number of its connections."
   (let ((count (list 0)) (greeting (coerce greeting 'octets)))
     (support:with-served-sockets (address socket)
         (progn (incf (car count))
@@ -82,7 +82,7 @@ it; and with a function that returns how many it has had."
       (funcall function address (lambda () (car count))))))
 
 (test who-greets-and-goes-is-not-hammered
-  "A server that sends SETTINGS and ends the connection counts as one that cannot be reached."
+  "A server that sends SETTINGS and then ends the connection counts as unreachable."
   (call-with-inhospitable-server
    (lambda (address count)
      (grpc:with-channel (channel address :backoff-initial-seconds 0.2)
@@ -95,7 +95,7 @@ it; and with a function that returns how many it has had."
    #(0 0 6 4 0 0 0 0 0 0 3 0 0 0 0)))
 
 (test who-sees-no-call-and-goes-is-not-hammered
-  "Nor is a server that lets a call begin, and says that it has seen none: its GOAWAY has stream 0."
+  "So does a server whose GOAWAY reports that it has seen no call: it has stream 0."
   (call-with-inhospitable-server
    (lambda (address count)
      (grpc:with-channel (channel address :backoff-initial-seconds 0.2)
@@ -107,7 +107,7 @@ it; and with a function that returns how many it has had."
      0 0 8 7 0 0 0 0 0 0 0 0 0 0 0 0 0)))
 
 (test attempts-are-spaced
-  "A channel in demand of a dead address does not hammer it."
+  "A channel that needs an unreachable address makes few attempts."
   (let* ((address (free-address)) (states 0))
     (grpc:with-channel (channel address :backoff-initial-seconds 0.05 :backoff-factor 1
                                         :backoff-jitter 0)
@@ -123,8 +123,8 @@ it; and with a function that returns how many it has had."
         (is (<= 1 states 32))))))
 
 (test server-killed
-  "The connection breaks in the middle of calls: each ends with :unavailable, none hangs, and the
-next call finds the server that has come in its place."
+  "The connection breaks during calls: each ends with :unavailable, none hangs, and the next call
+finds the new server."
   (let ((count 0))
     (with-raw-server (address :at :headers)
         (fn (peer _exchange)
@@ -145,7 +145,7 @@ next call finds the server that has come in its place."
             (is (typep (caught (grpc:await future)) 'grpc:unavailable))))))))
 
 (test goaway
-  "Calls the server will not process, and new ones, use a new connection; others end."
+  "Calls that the server will not process, and new calls, use a new connection; others end."
   (let ((first-peer nil) (held '()))
     (with-raw-server (address)
         (lambda (peer exchange)
@@ -167,7 +167,7 @@ next call finds the server that has come in its place."
           (is (= 7 (number-of (ask channel (note 1))))))))))
 
 (test reasons-of-goaways
-  "Calls that end with their connection say what its GOAWAY said, cut and printable."
+  "Calls that end with their connection have the text of its GOAWAY, truncated and printable."
   (loop for (code debug seen) in `((,http2:+enhance-your-calm+ "too_many_pings" "too_many_pings")
                                    (,http2:+internal-error+ ,(make-string 9000) "\\x00\"…")
                                    (,http2:+internal-error+ "" "INTERNAL_ERROR"))
@@ -187,7 +187,7 @@ next call finds the server that has come in its place."
                    (is (< (length text) 1000))))))))
 
 (test silent-peer
-  "One that takes connections and says nothing: the attempt fails in time, nothing was sent."
+  "A server accepts connections and sends nothing: the attempt fails in time, and nothing was sent."
   (support:with-silent-listener (address)
     (grpc:with-channel (channel address :preface-timeout-seconds 0.1 :settings-timeout-seconds 0.1)
       (let ((error (caught (ask channel (note 1)))))
@@ -196,7 +196,7 @@ next call finds the server that has come in its place."
       (is (eq :transient-failure (grpc:channel-state channel))))))
 
 (test peer-that-hangs-up
-  "One that closes every connection at once is not asked again at once."
+  "A server that closes every connection at once is not connected to again at once."
   (let ((count 0))
     (support:with-served-sockets (address socket) (progn socket (incf count))
       (grpc:with-channel (channel address :backoff-initial-seconds 0.05 :backoff-factor 1)
@@ -206,8 +206,7 @@ next call finds the server that has come in its place."
         (is (<= 1 count 12))))))
 
 (test used-up-identifiers
-  "When a connection has no stream identifiers left, calls go on over another; those it has end
-well."
+  "When a connection has no stream identifiers left, calls use another one; its own calls end well."
   (let ((go-on (make-signal)) (running (make-signal)))
     (with-probe (channel :server server)
         (:ask #'double
@@ -234,7 +233,7 @@ well."
         (eventually (= 1 (getf (grpc:server-statistics server) :connections)))))))
 
 (test stream-limit
-  "Calls past the server's limit of streams wait for one, in order, and can be cancelled meanwhile."
+  "Calls beyond the server's limit of streams wait in order, and can be cancelled meanwhile."
   (let ((go-on (make-signal)) (order '()) (lock (sb-thread:make-mutex)))
     (with-probe (channel :options '(:max-concurrent-streams 2 :execution :blocking))
         (:ask (lambda (note call)
@@ -256,7 +255,7 @@ well."
 ;;; Several links
 
 (test a-subchannel-may-have-several-links
-  "Calls go to the first that has a stream; one that is without a stream waits for any of them."
+  "A call uses the first link with a free stream; a call that finds no stream waits for any link."
   (with-probe (channel :server server :options '(:max-concurrent-streams 2)) (:chat #'echo)
     (grpc:ensure-connected channel)
     (let ((subchannel (give-links channel 3)))
@@ -280,7 +279,7 @@ well."
         (is (= 3 (getf (grpc:server-statistics server) :connections)) "it has them already")))))
 
 (test a-subchannel-is-ready-while-it-has-a-link
-  "One link that is left takes nothing from the others."
+  "A link that is left does not affect the others."
   (with-probe (channel :server server) (:ask #'double)
     (grpc:ensure-connected channel)
     (let* ((subchannel (give-links channel 2))
@@ -320,7 +319,7 @@ well."
 ;;; Several addresses (gRFC A61)
 
 (defun call-with-silent-server (function)
-  "Call FUNCTION with the address of a server that takes connections and never says a word."
+  "Call FUNCTION with the address of a server that accepts connections and sends nothing."
   (let ((listener (os:open-socket os:+af-inet+)))
     (os:bind-socket listener (os:make-address "127.0.0.1" 0))
     (os:listen-socket listener 16)
@@ -328,7 +327,7 @@ well."
       (os:close-descriptor listener))))
 
 (test silent-servers-are-passed-over
-  "An attempt counts until the peer's SETTINGS come; the next begins beside it after a while."
+  "An attempt is under way until the peer's SETTINGS come; after a while the next begins beside it."
   (call-with-silent-server
    (lambda (silent)
      (let ((server (start-probe (list :ask #'double))))
@@ -343,7 +342,7 @@ well."
        (grpc:stop-server server)))))
 
 (test the-whole-of-connecting-has-a-limit
-  "That of the handshake, too."
+  "The limit includes the handshake."
   (call-with-silent-server
    (lambda (silent)
      (grpc:with-channel (channel silent :connect-timeout-seconds 0.1)
@@ -365,7 +364,7 @@ well."
    #()))
 
 (test calls-do-not-begin-on-connections-that-have-ended
-  "Although nobody has looked at them since: who begins a call looks first."
+  "No thread has read them since: a thread that begins a call reads first."
   (dotimes (i 5)
     (let ((servers (loop repeat 2 collect (start-probe (list :ask #'double)))))
       (grpc:with-channel (channel (format nil "ipv4:~{~A~^,~}"
@@ -389,7 +388,7 @@ well."
     (grpc:close-subchannel subchannel)))
 
 (test what-is-given-up-meanwhile-does-not-go-on
-  "Neither does it connect, nor wait for the next attempt."
+  "The closed subchannel neither connects nor waits for the next attempt."
   (dolist (end '(:connecting :transient-failure))
     (with-core (core puppet :quitter)
       (client::wake core)

@@ -1,13 +1,13 @@
-;;;; Handlers that several files use, and what a test cannot be told but must watch.
+;;;; Handlers that several files use, and functions by which tests observe a channel.
 
 (in-package #:clgrpc.tests.client)
 
 (defun cycles ()
-  "How many connections the tests for leaks make; CLGRPC_TLS_CYCLES=10000 is what the promise says."
+  "How many connections the tests for leaks make; the promise is for CLGRPC_TLS_CYCLES=10000."
   (parse-integer (or (uiop:getenvp "CLGRPC_TLS_CYCLES") "100")))
 
 (defun free-address ()
-  "An address where nobody listens, as far as one can know."
+  "An address where nobody listens, as far as this can be known."
   (let ((server (start-probe '())))
     (prog1 (grpc:server-address server)
       (grpc:stop-server server :drain 0))))
@@ -20,12 +20,12 @@
   (client:subchannel-connection-set subchannel))
 
 (defun speak (call number)
-  "Send NUMBER on CALL, whose handler is ECHO, and hear it."
+  "Send NUMBER on CALL, whose handler is ECHO, and receive it."
   (grpc:send call (note number))
   (is (eql number (number-of (grpc:receive call)))))
 
 (defun give-links (channel count)
-  "Have the only subchannel of CHANNEL, which is ready, have COUNT links; return it."
+  "Give the only subchannel of CHANNEL, which is ready, COUNT links; return it."
   (let ((subchannel (the-subchannel channel)))
     (loop:post (client:core-loop (client:subchannel-core subchannel))
                (lambda () (client::widen (connection-set-of subchannel) count)))
@@ -33,8 +33,8 @@
                   (= count (length (client::connection-set-links (connection-set-of subchannel))))))
     subchannel))
 
-;;; Channels without sockets: a core on a loop that runs only when a test says so, and a resolver
-;;; that says what a test has it say.
+;;; Channels without sockets: a core on a loop that runs only when a test runs it, and a resolver
+;;; whose answers a test determines.
 
 (defclass puppet (client:resolver)
   ((answers :initarg :answers :initform nil :accessor puppet-answers)
@@ -75,27 +75,27 @@
       (loop:stop-event-loop loop))))
 
 (defmacro with-core ((core puppet policy &key answers options default) &body body)
-  "Evaluate BODY with CORE bound to that of a channel that balances by POLICY, if that is not nil,
-and has OPTIONS and the DEFAULT service config, and PUPPET to its resolver, which ANSWERS each
-question or pushes when it likes."
+  "Evaluate BODY with CORE and PUPPET bound. CORE is a channel's core that balances by POLICY, if
+that is not nil, and has OPTIONS and the DEFAULT service config. PUPPET is its resolver, which
+ANSWERS each question, or pushes at any time."
   `(call-with-core ,policy ,answers ,(if (symbolp options) options `(list ,@options)) ,default
                    (lambda (,core ,puppet)
                      (declare (ignorable ,puppet))
                      ,@body)))
 
 (defun tell-backends (puppet &rest items)
-  "Have PUPPET tell of the backends that ITEMS mean."
+  "Let PUPPET publish the backends that ITEMS represent."
   (client:deliver puppet (mapcar #'client::parse-backend items) nil))
 
 (defun run-loop-of (core)
-  "Have what was posted to CORE's loop run."
+  "Run the functions that were posted to CORE's loop."
   (let ((loop (client:core-loop core)))
     (loop::with-taken-loop (loop (loop::take loop))
       (unwind-protect (loop::run-turn loop)
         (loop::hand-over loop)))))
 
 (defun open-breaker-of (subchannel)
-  "Have the breaker of SUBCHANNEL, made now if it has none, open."
+  "Open the breaker of SUBCHANNEL; make it first if needed."
   (client::open-breaker (client::ensure-breaker subchannel)
                         (client::core-now (client:subchannel-core subchannel))))
 

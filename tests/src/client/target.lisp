@@ -1,5 +1,5 @@
-;;;; Targets of channels, and the addresses of servers that they are for: every form, several
-;;;; listeners at once, what :authority and the peer's address are, and what failures say.
+;;;; Targets of channels and the corresponding addresses of servers: every form, several listeners
+;;;; at once, the :authority, the peer's address, and the texts of failures.
 
 (in-package #:clgrpc.tests.client)
 
@@ -11,7 +11,7 @@
         (os:close-descriptor socket)))))
 
 (defun free-path ()
-  "A path that no file has."
+  "A path at which there is no file."
   (uiop:with-temporary-file (:pathname path :type "sock")
     (uiop:native-namestring path)))
 
@@ -43,7 +43,7 @@
     (eventually (= descriptors (os:open-descriptor-count)))))
 
 (test one-address-that-cannot-be-had
-  "Then the others are not kept either."
+  "If one address cannot be used, the server gives up the others, too."
   (let ((path (free-path)) (descriptors (os:open-descriptor-count)))
     (with-probe (channel :server server) ()
       (signals grpc:socket-error
@@ -99,7 +99,7 @@
           "~A" text))))
 
 (test a-unix-server-that-comes-back
-  "Its channel connects anew, after a back-off."
+  "Its channel connects again, after a back-off."
   (let* ((address (format nil "unix:~A" (free-path)))
          (server (start-probe (list :ask #'double) :listen address)))
     (grpc:with-channel (channel address :backoff-initial-seconds 0.01)

@@ -1,5 +1,5 @@
-;;;; Calls over TLS between our own ends: all four kinds, who the other is, what goes wrong and what
-;;;; is said of it, and certificates that are renewed under connections.
+;;;; Calls over TLS between our own ends: all four kinds, the peer's identity, failures and their
+;;;; texts, and certificates that are renewed while connections last.
 
 (in-package #:clgrpc.tests.client)
 
@@ -13,7 +13,7 @@
     (apply #'grpc:tls-credentials (append arguments (list :certificate certificate :key key)))))
 
 (defun trusting (name &rest arguments)
-  "Credentials as CREDENTIALS with the root of the tests."
+  "Credentials as by CREDENTIALS, with the root of the tests."
   (apply #'credentials name (append arguments
                                     (list :roots (support:certificate-file "ca.pem")))))
 
@@ -64,7 +64,7 @@
       (is (eq t (grpc:stop-server server :drain 9))))))
 
 (test tls-idle-connections-need-little-room
-  "A hundred connections stay although their sessions keep more than the account may hold."
+  "A hundred connections remain although their sessions keep more than the account may hold."
   (with-tls-probe (channel :server server :options '(:max-total-held-octets 1000000))
       (:ask #'double)
     (let ((channels (loop repeat 100
@@ -236,7 +236,7 @@
     (is (null (token-seen (credentials nil :verify nil))))))
 
 (test tls-certificates-by-name
-  "A server shows each client the certificate for the name it asks for, and renews each by itself."
+  "A server shows each client the certificate for the requested name, and renews each."
   (uiop:with-temporary-file (:pathname certificate)
     (uiop:with-temporary-file (:pathname key)
       (flet ((install (name) (support:install-certificate name certificate key)))
@@ -293,7 +293,7 @@
 ;;; Which name a server's certificate must have
 
 (test tls-names-may-end-with-a-dot
-  "As those do that no search list is for; certificates have none."
+  "No search list completes such a name; certificates have none."
   (dolist (name '("localhost." "A.test.example."))
     (with-tls-probe (channel :client-credentials (trusting nil :server-name name)) (:ask #'double)
       (is (= 2 (number-of (ask channel (note 1))))))))
@@ -317,7 +317,7 @@
   (grpc:push-addresses resolver *named-places*))
 
 (test tls-names-that-a-resolver-says
-  "Each address has its own, whatever the policy, and what is said is told."
+  "Each address has its own name, by any policy, and the error shows it."
   (with-tls-probe (kept :server server :server-credentials (credentials "elsewhere"))
       (:ask #'double)
     (let ((address (grpc:server-address server)))
@@ -339,7 +339,7 @@
 ;;; Names that requests say
 
 (test tls-proves-the-channels-authority
-  "With TLS the host of the channel's :authority is the name that the server must have."
+  "With TLS, the server's certificate must have the host of the channel's :authority."
   (with-tls-probe (channel :channel-options '(:authority "a.test.example:443")) (:ask #'double)
     (let ((call (nth-value 1 (ask channel (note 1)))))
       (is (equal "a.test.example" (grpc:security-server-name (grpc:call-security call))))))
@@ -354,8 +354,8 @@
     (is (= 2 (number-of (ask channel (note 1)))))))
 
 (test tls-proves-a-calls-authority
-  "With TLS a call with an :authority that the server's certificate is not for fails before it is
-sent, with :unavailable; where nothing is verified it does not."
+  "With TLS a call with an :authority that is not in the server's certificate fails with
+:unavailable before it is sent, unless nothing is verified."
   (with-tls-probe (channel) (:ask #'double)
     (dotimes (i 2)
       (dolist (authority '("a.test.example" "b.test.example:50051" "[::1]:80" "LOCALHOST"))
@@ -380,8 +380,8 @@ sent, with :unavailable; where nothing is verified it does not."
 ;;; What else may refuse a peer
 
 (test tls-peer-check
-  "A function of ours looks at each certificate that has passed, at both ends; its error is a
-refusal, and logged. A client without a certificate is not asked about."
+  "A function of ours gets each certificate that has passed, at both ends; its error is a refusal,
+and logged. It is not called for a client without a certificate."
   (let ((seen '()))
     (flet ((check (answer)
              (lambda (certificate)
@@ -411,7 +411,7 @@ refusal, and logged. A client without a certificate is not asked about."
       (is (null (car seen))))))
 
 (test tls-peer-check-of-resumed-sessions
-  "It is asked in each handshake, also in one that resumes a session."
+  "The function is called in each handshake, even if it resumes a session."
   (let ((allowed t) (asked (list 0)))
     (flet ((check (certificate)
              (declare (ignore certificate))
@@ -435,8 +435,8 @@ refusal, and logged. A client without a certificate is not asked about."
   (support:certificate-file (format nil "~A.crl" name)))
 
 (test tls-revoked-certificates
-  "What a list has is refused, at both ends, and whatever an expired list vouches for; not what no
-list is about. A list that is renewed counts for new connections."
+  "At both ends a certificate on a list is refused, whatever an expired list contains; one that no
+list is about is not. A renewed list counts for new connections."
   (flet ((works-p (server-credentials client-credentials)
            (with-tls-probe (channel :server-credentials server-credentials
                                     :client-credentials client-credentials)
@@ -488,7 +488,7 @@ list is about. A list that is renewed counts for new connections."
                                                (trusting nil :revoked wrong)))))
 
 (test tls-key-log
-  "The secrets of a connection are in the file, for its owner alone; none without it."
+  "A file that only its owner can read gets the secrets of a connection; without it none are kept."
   (uiop:with-temporary-file (:pathname path)
     (delete-file path)
     (with-tls-probe (channel :client-credentials (trusting nil :key-log path)) (:ask #'double)
@@ -521,7 +521,7 @@ list is about. A list that is renewed counts for new connections."
                                                       (pem-base64 name)))))))
 
 (defun client-identity-works-p (bundle name)
-  "Whether a server with BUNDLE takes a client with the certificate NAME."
+  "True if a server with BUNDLE accepts a client with the certificate NAME."
   (with-tls-probe (channel :server-credentials (credentials "server" :spiffe-bundle bundle)
                            :client-credentials (trusting name))
       (:ask #'double)
@@ -530,8 +530,7 @@ list is about. A list that is renewed counts for new connections."
             (t t)))))
 
 (test tls-spiffe-bundles
-  "A root vouches for the identities of its trust domain, and for no others, though OpenSSL trusts
-it."
+  "A root proves the identities of its trust domain, and no others, though OpenSSL trusts it."
   (let ((ours (bundle-json '("test.example" "ca.pem") '("other.example" "stranger.pem")))
         (crossed (bundle-json '("other.example" "ca.pem") '("test.example" "stranger.pem"))))
     (is-true (client-identity-works-p ours "client"))
@@ -544,7 +543,7 @@ it."
     (is-true (client-identity-works-p crossed "foreign"))))
 
 (test tls-spiffe-servers
-  "A client with bundles checks no host name, but an identity: a function of its own says which."
+  "A client with bundles checks an identity, not a host name: a function of its own chooses."
   (flet ((outcome (name identity &optional (domain "test.example"))
            (with-tls-probe (channel :server-credentials (credentials name)
                                     :client-credentials
@@ -568,7 +567,7 @@ it."
   (signals misuse (trusting nil :spiffe-bundle "bundle.json")))
 
 (test tls-spiffe-bundles-renewed
-  "The file is looked at again; a broken one leaves the old bundles, with a line in the log."
+  "The file is read again; a broken one leaves the old bundles, with a line in the log."
   (uiop:with-temporary-file (:pathname path)
     (flet ((write-bundles (text)
              (with-open-file (stream path :direction :output :if-exists :supersede)
@@ -592,7 +591,7 @@ it."
             (is (not (works-p)))))))))
 
 (test tls-spiffe-bundles-refused
-  "A file with an error anywhere is not used at all; whatever is in it, TLS-ERROR says so."
+  "A file with any error is not used at all, and TLS-ERROR names the error."
   (flet ((complaint (text)
            (handler-case (grpc:start-server (make-probe)
                                             :credentials (credentials "server" :spiffe-bundle text))

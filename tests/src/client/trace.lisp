@@ -1,5 +1,5 @@
-;;;; Every tracer (src/base/log/tracer.lisp) tells what it says it tells, at both ends of real
-;;;; connections, and only while it is on.
+;;;; Every tracer (src/base/log/tracer.lisp) logs its events, at both ends of real connections, and
+;;;; only while it is on.
 
 (in-package #:clgrpc.tests.client)
 
@@ -12,21 +12,21 @@
   `(call-with-tracers ,names (lambda () ,@body)))
 
 (defmacro with-traced-probe ((channel names &rest options) (&rest handlers) &body body)
-  "As WITH-PROBE, with the tracers NAMES on from before the server starts until BODY is left."
+  "As WITH-PROBE; the tracers NAMES are on from before the server's start until BODY is left."
   `(with-changed (((grpc:tracers)))
      (with-probe (,channel ,@options) ,handlers
        (setf (grpc:tracers) ,names)
        ,@body)))
 
 (defun traced (event &rest plist)
-  "What a tracer has told as EVENT with all of PLIST, oldest first."
+  "The events EVENT of a tracer that have all of PLIST, oldest first."
   (remove-if-not (lambda (event)
                    (loop for (key value) on plist by #'cddr
                          always (equal value (getf event key))))
                  (reverse (events-of event))))
 
 (defun traced-once (event &rest plist)
-  "True if EVENT comes to be told with PLIST, by the other end's thread maybe, just once."
+  "True if EVENT is logged with PLIST exactly once, perhaps by the other end's thread."
   (and (wait-until (lambda () (apply #'traced event plist)))
        (= 1 (length (apply #'traced event plist)))))
 
@@ -141,7 +141,7 @@
       (is (= before (length (traced :frame-sent)))))))
 
 (test tracer-http-large
-  "Output that the peer takes in parts is told frame by frame all the same."
+  "Output that the peer takes in parts is logged frame by frame as well."
   (with-traced-probe (channel "http") (:ask (handling (note) note))
     (is (= 3000000 (length (lab:note-body (ask channel (note 1 :body 3000000))))))
     (dolist (role '(:client :server))
@@ -211,8 +211,8 @@
     (is (some (lambda (plist) (plusp (getf plist :result))) (traced :octets-read)))))
 
 (defun writes-of (server function)
-  "The least number of writes to SERVER that FUNCTION, called several times, has taken; where many
-threads want a processor it may be overtaken."
+  "The least number of writes to SERVER in several calls of FUNCTION; if many threads need a
+processor, FUNCTION may be overtaken."
   (flet ((writes ()
            (length (traced :octets-written :peer (grpc:server-address server)))))
     (loop repeat 10
@@ -221,8 +221,8 @@ threads want a processor it may be overtaken."
                      (- (writes) before)))))
 
 (test messages-sent-in-a-row-leave-together
-  "A caller who sends one by one, and does not wait between, writes the first few alone; one who
-speaks by turns with a handler writes each at once, and nothing else."
+  "A caller who sends one message after another, without waiting, writes only the first few alone; a
+caller who takes turns with a handler writes each at once, and nothing else."
   (with-traced-probe (channel "tcp" :server server) (:collect #'add-up :chat #'echo)
     (flet ((send-many ()
              (let ((call (collect channel :open)))
@@ -240,7 +240,7 @@ speaks by turns with a handler writes each at once, and nothing else."
         (is (= 20 (writes-of server #'speak-by-turns)))))))
 
 (test sequences-leave-in-one-write
-  "A caller who drives the loop does not send one by one what is given as a sequence."
+  "A caller who drives the loop does not write each message of a sequence alone."
   (with-traced-probe (channel "tcp" :server server) (:collect #'add-up :ask #'double)
     (ask channel (note 1))
     (let ((least (writes-of server (lambda ()

@@ -1,9 +1,9 @@
-;;;; The clock of what calls wait for.
+;;;; The clock for the waits of calls.
 
 (in-package #:clgrpc.tests.client)
 
 (test wait-clock
-  "What a call has waited for is what the clock adds from when it began to when it stopped."
+  "The waits of a call are the increase of the clock's totals from its begin to its stop."
   (let ((clock (client::make-wait-clock)))
     (flet ((waited (before now)
              (multiple-value-bind (totals attempts) (client::clock-difference clock before now)

@@ -1,10 +1,10 @@
 ;;;; See src/client/attempts/attempt.lisp and src/client/attempts/request.lisp: two attempts of a
-;;;; call at once, whichever answers, and what has been sent, sent again.
+;;;; call at once, of which either may be answered, and messages that are sent again.
 
 (in-package #:clgrpc.tests.client)
 
 (defun try-beside (call)
-  "Have CALL tried on its link once more. Return the attempt, or nil."
+  "Begin another attempt of CALL on its link. Return the attempt, or nil."
   (let ((done (make-signal)) (attempt nil))
     (wire::wire-post call (lambda ()
                            (unless (grpc:call-status call)
@@ -20,7 +20,7 @@
     attempt))
 
 (defun at-rest-p (call)
-  "True if no stream and no octet of CALL is left on its link."
+  "True if CALL has no stream and no octets left on its link."
   (let ((link (wire::wire-call-link call)))
     (wait-until (lambda ()
                   (and (zerop (wire::link-calls link))
@@ -29,16 +29,16 @@
                                (client::core-replays (wire::wire-call-endpoint call)))))))))
 
 (defun answering (exchanges answer &optional (count 2))
-  "A script that keeps the exchanges in the car of EXCHANGES, newest first, and calls ANSWER with
-them, oldest first, once there are COUNT."
+  "A script that keeps the exchanges in the car of EXCHANGES, newest first. Once there are COUNT
+exchanges, the script calls ANSWER with them, oldest first."
   (fn (_peer exchange)
     (push exchange (car exchanges))
     (when (= count (length (car exchanges)))
       (apply answer (reverse (car exchanges))))))
 
 (defun with-two-attempts (answer &key (options '()))
-  "Ask a server, try that once more beside, and have ANSWER, a function of both exchanges, answer.
-Return what AWAIT returns, or the error it signals, the call, and the exchanges."
+  "Make a call, begin a second attempt of it, and let ANSWER, a function of both exchanges, answer.
+Return the value of AWAIT or the error that it signals, the call, and the exchanges."
   (let ((exchanges (list '())))
     (with-raw-server (address) (answering exchanges answer)
       (let ((channel (apply #'grpc:make-channel address options)))
@@ -99,7 +99,7 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
           (is (null (try-beside call))))))))
 
 (test a-stream-that-is-kept-is-tried-whole
-  "What was sent before the second attempt began and what is sent after it come on both."
+  "Messages sent before and after the second attempt's begin arrive on both attempts."
   (let ((exchanges (list '())))
     (with-raw-server (address)
         (answering exchanges (fn (_first second) (ok-response second (note-octets 9))))

@@ -1,5 +1,5 @@
-;;;; Call credentials and attempts: when they are asked, what for, in which thread, what becomes of
-;;;; answers that come late, never, wrong or not at all.
+;;;; Call credentials and attempts: when, for which attempt and in which thread credentials are
+;;;; asked, and the effect of answers that are late or wrong, or that never come.
 
 (in-package #:clgrpc.tests.client)
 
@@ -7,7 +7,7 @@
   ((answer :initarg :answer) ; a function of the request and how many came before it
    (requests :initform '() :accessor told-requests)
    (lock :initform (sb-thread:make-mutex)))
-  (:documentation "Call credentials that answer as a test says."))
+  (:documentation "Call credentials whose answers a test determines."))
 
 (defmethod grpc:get-request-metadata ((credentials told-credentials) request)
   (with-slots (answer requests lock) credentials
@@ -20,7 +20,7 @@
   (make-instance 'told-credentials :answer answer))
 
 (defun numbered-credentials ()
-  "Those whose tokens are t0, t1 and so on."
+  "Call credentials whose tokens are t0, t1 and so on."
   (told-credentials (fn (_request number) `(("authorization" . ,(format nil "t~D" number))))))
 
 (defun policy-config (policy)
@@ -37,7 +37,7 @@
      ,@body))
 
 (test credentials-are-asked-for-each-attempt
-  "Each retry has metadata of its own; what else the call sends goes with all."
+  "Each retry has metadata of its own; the call's other metadata go with all attempts."
   (let ((seen '()) (credentials (numbered-credentials)))
     (with-told-probe (channel :service-config *retry-unavailable* :call-credentials credentials)
         (:ask (lambda (note call)
@@ -65,7 +65,7 @@
       (is (not (eq sb-thread:*current-thread* (first threads)))))))
 
 (test functions-use-up-the-time-of-a-service-config
-  "A function among the credentials takes longer than the service config allows: nothing is sent."
+  "If a function among the credentials takes longer than the config allows, nothing is sent."
   (let ((calls 0))
     (with-told-probe (channel :service-config (policy-config "\"timeout\":\"0.05s\""))
         (:ask (lambda (note) (incf calls) note))
@@ -102,7 +102,7 @@
       (is (grpc:credentials-request-secure-p (first (told-requests credentials)))))))
 
 (test credentials-that-answer-later
-  "A call waits for its credentials, and no other call for it; all four kinds, and futures."
+  "A call waits for its credentials, and no other call with it; all four kinds, and futures."
   (let ((futures '()))
     (with-told-probe (channel) (:ask #'tell-token :watch #'count-up :collect #'add-up :chat #'echo)
       (let ((credentials (told-credentials (fn (_request _number)
@@ -130,8 +130,8 @@
                                                       :call-credentials credentials)))))))))))
 
 (test credentials-that-never-answer
-  "The deadline ends a call that waits for them, and so does the end of its channel; what they
-answer after that is dropped."
+  "The deadline ends a call that waits for its credentials, and so does its channel's end; later
+answers of the credentials are dropped."
   (let* ((futures '())
          (credentials (told-credentials (fn (_request _number)
                                           (first (push (grpc:make-future) futures))))))
@@ -152,7 +152,7 @@ answer after that is dropped."
           (is (not (client::busy-p core))))))))
 
 (test credentials-that-end-their-call
-  "A call that its own credentials cancel while they are asked: they keep nothing of it."
+  "If credentials cancel their own call while they are asked, they keep no reference to it."
   (let ((never (grpc:make-future)) (made nil))
     (with-told-probe (channel :observer (grpc:make-observer :call-made (lambda (call)
                                                                          (setf made call)))
@@ -167,8 +167,8 @@ answer after that is dropped."
       (eventually (null (loop:future-completions never))))))
 
 (test credentials-that-fail-where-attempts-begin
-  "With their status, but none that only applications give (gRFC A54); another error is
-:unauthenticated, metadata that cannot be sent :internal. At once or later, it is the same."
+  "The call gets their status, unless only applications may give it (gRFC A54). Another error gives
+:unauthenticated, metadata that cannot be sent :internal; at once or later alike."
   (flet ((failing (answer)
            (let ((error nil))
              (with-told-probe (channel :call-credentials (told-credentials answer)) (:ask #'double)
@@ -192,12 +192,12 @@ answer after that is dropped."
           "~S" bad))))
 
 (defun descend (depth)
-  "Run out of stack."
+  "Exhaust the stack."
   (if (minusp depth) depth (1+ (descend (1+ depth)))))
 
 (test credentials-that-fail-in-every-way
-  "An error that cannot be printed and a full stack are failures like others. So is the end of the
-thread on which a function is called for a retry, of which the call hears at once."
+  "An error that cannot be printed and a full stack count as failures. So does the end of the thread
+on which a function is called for a retry; the call gets that failure at once."
   (let ((*error-output* (make-broadcast-stream))) ; SBCL tells of the stack
     (loop for (expected fail)
             in `((:unauthenticated ,(lambda () (error 'support:unprintable)))
@@ -225,7 +225,7 @@ thread on which a function is called for a retry, of which the call hears at onc
                      (is (= 1 count)))))))))
 
 (test policies-judge-credentials-that-fail
-  "A retry policy has another attempt made, for which they are asked again."
+  "A retry policy begins another attempt, for which the credentials are asked again."
   (let ((credentials (told-credentials (fn (_request number)
                                          (if (< number 2)
                                              (grpc:fail :unavailable "no token yet")
@@ -259,7 +259,7 @@ thread on which a function is called for a retry, of which the call hears at onc
       (is (= 3 (length (told-requests credentials)))))))
 
 (test a-hedge-whose-credentials-answer-too-late-does-not-begin
-  "The first attempt has been answered by then: its stream goes on, whether they answer or fail."
+  "The first attempt has been answered before: its stream continues, whether they answer or fail."
   (dolist (settle (list (lambda (future) (grpc:resolve-future future '(("authorization" . "t1"))))
                         (lambda (future)
                           (grpc:reject-future future (make-condition 'simple-error
@@ -289,7 +289,7 @@ thread on which a function is called for a retry, of which the call hears at onc
           (is (= 1 (car count))))))))
 
 (test calls-that-a-channel-gets-when-it-has-ended-are-cancelled
-  "As those it had; their credentials, which might answer when its loop has ended, are not asked."
+  "They end as earlier calls do; their credentials, which may answer after its loop, are not asked."
   (dolist (credentials (list nil (told-credentials (fn (_request _number) (grpc:make-future)))))
     (with-core (core puppet :pick-first)
       (client::shut-down core)
@@ -302,7 +302,7 @@ thread on which a function is called for a retry, of which the call hears at onc
   '(("x-who" . "a")))
 
 (test credentials-of-channel-and-call
-  "Both are sent, the channel's first; a part that fails fails the attempt."
+  "The metadata of both are sent, the channel's first; if one part fails, the attempt fails."
   (flet ((fixed (name) (lambda (path) (declare (ignore path)) `(("x-who" . ,name))))
          (who (call) (loop for (name . value) in (grpc:call-metadata call)
                            when (string= "x-who" name) collect value)))
@@ -334,8 +334,8 @@ thread on which a function is called for a retry, of which the call hears at onc
       (is (null (told-requests credentials))))))
 
 (test credentials-do-not-keep-calls
-  "Calls that have ended, by their deadlines or by their callers, are collected with their requests,
-even while the credentials that they have waited for do not answer."
+  "Calls that have ended by their deadlines or were cancelled are collected with their requests,
+even while their credentials have not answered."
   (let* ((futures '()) (pointers '())
          (credentials (told-credentials (fn (_request _number)
                                           (first (push (grpc:make-future) futures))))))
@@ -356,7 +356,7 @@ even while the credentials that they have waited for do not answer."
         (eventually (not (client::busy-p (client::channel-core channel))))))))
 
 (test idle-channels-wait-for-credentials
-  "A channel does not go idle under a call whose credentials are fetched."
+  "A channel does not become idle while a call of it waits for its credentials."
   (let* ((future (grpc:make-future))
          (credentials (told-credentials (fn (_request number) (if (zerop number) future '())))))
     (with-told-probe (channel :call-credentials credentials) (:ask #'double)

@@ -1,11 +1,11 @@
-;;;; How calls end whose deadline has passed, whoever says so first.
+;;;; Calls whose deadline has passed end alike, whether the client or the server notices it first.
 
 (in-package #:clgrpc.tests.client)
 
 (defun end-after-deadline (ending timeout)
-  "The error that a call with TIMEOUT ends with whose server ends it as ENDING says when its deadline
-has passed, while the loop is held up so that it reads that before it sees to timers; nil if the
-machine was too slow for that."
+  "The error of a call with TIMEOUT that its server ends by ENDING after the deadline. The loop is
+blocked meanwhile, so that it reads the server's answer before it runs timers. Nil if the machine
+was too slow for this."
   (let ((due 0) (in-time nil) (asked (make-signal)) (answered (make-signal)))
     (with-raw-server (address)
         (lambda (peer exchange)
@@ -38,7 +38,7 @@ machine was too slow for that."
             (and in-time error)))))))
 
 (test the-deadline-is-heard-before-the-server
-  "What a server says of a call after its deadline is that of the deadline, whoever was first."
+  "If a server ends a call after its deadline, the deadline counts, whichever was noticed first."
   (dolist (ending '(:status :reset :close))
     (let ((error (loop for timeout in '(0.2 1 5 25)
                        thereis (end-after-deadline ending timeout))))
@@ -74,8 +74,8 @@ machine was too slow for that."
       (is (typep (caught (grpc:receive call)) 'grpc:internal)))))
 
 (test errors-of-listeners-tear-nothing
-  "What hears of the ends of attempts fails each time: the connection and its calls go on, and the
-next that is to hear does."
+  "A listener of the ends of attempts fails each time: the connection and its calls continue, and
+the next listener is called."
   (with-probe (channel :events (:balancer-failed)) (:ask #'double)
     (is (eql 2 (number-of (ask channel (note 1)))))
     (let* ((subchannel (the-subchannel channel))

@@ -1,5 +1,5 @@
 ;;;; See src/rpc/attempt/retry.lisp and src/client/attempts/attempt.lisp: a call is tried again
-;;;; while it runs, and one attempt has it.
+;;;; while it runs, and one attempt gets it.
 
 (in-package #:clgrpc.tests.client)
 
@@ -42,8 +42,8 @@
     (is (= 1 (length exchanges)))))
 
 (test a-call-that-goes-on-with-its-hedge-sends-the-rest
-  "The first attempt reads nothing, so its stream has no room any more; it fails when the hedge has
-read all that was sent."
+  "The first attempt reads nothing, so its stream has no more room. This attempt fails when the
+hedge has read all messages sent so far; then the call sends the rest."
   (let ((count (list 0)) (over (make-signal)))
     (with-probe (channel :options '(:stream-window-octets 65535)
                          :channel-options (list :service-config (hedging-config :attempts 2)))

@@ -4,11 +4,11 @@
 (in-package #:clgrpc.tests.client)
 
 (defun more (number)
-  "A function of a note that returns one that is greater by NUMBER."
+  "A function of a note that returns a note whose number is greater by NUMBER."
   (lambda (note) (note (+ number (number-of note)))))
 
 (test client-interceptors-of-all-kinds
-  "Retrying in an interceptor; streams and futures through interceptors."
+  "An interceptor retries a call; streams and futures pass through interceptors."
   (let ((failures 2) (ends (list 0)) (ended (make-signal)))
     (with-probe (channel
                  :channel-options
@@ -49,7 +49,7 @@
 ;;; transports
 
 (test transparent-retries-are-seen
-  "With the number of the attempt that they repeat, and metadata of their own."
+  "They have the number of the attempt that they repeat, and metadata of their own."
   (let ((counter (list 0)) (seen '()) (lock (sb-thread:make-mutex)))
     (with-raw-server (address) (refusing 1 counter)
       (grpc:with-channel (channel address
@@ -69,7 +69,7 @@
         (is (equal '((0 :first :unavailable) (0 :transparent :ok)) (reverse seen)))))))
 
 (test interceptors-of-attempts-may-use-the-call
-  "What one sends goes out behind the headers; a call that one ends leaves no stream."
+  "A message of an interceptor follows the headers; a call that one ends leaves no stream."
   (flet ((call-with-interceptor (interceptor function)
            (with-probe (channel :channel-options (list :attempt-interceptors (list interceptor)))
                (:chat #'echo :ask #'double)
@@ -113,7 +113,7 @@
                                      (lambda (path) (list (cons "authorization" path)))))))))
 
 (test credentials-that-fail-end-the-call
-  "With their status, but none that only applications give (gRFC A54)."
+  "The call ends with the credentials' status, unless only applications may give it (gRFC A54)."
   (with-probe (channel :channel-options '(:plaintext-credentials t)) (:ask #'tell-token)
     (flet ((failing (function)
              (let ((error (caught (ask channel (note 1) :call-credentials function))))

@@ -1,14 +1,14 @@
-;;;; Compression between our two ends, and what our client makes of servers that compress.
+;;;; Compression between our client and server, and our client with other servers that compress.
 
 (in-package #:clgrpc.tests.client)
 
 (defun tell (note call)
-  "A note that says whether NOTE came compressed, and its body, compressed."
+  "A note that says whether NOTE arrived compressed, with NOTE's body, compressed."
   (setf (grpc:call-compression call) (if (grpc:received-compressed-p call) :gzip :identity))
   (note (if (grpc:received-compressed-p call) 1 0) :body (lab:note-body note)))
 
 (defun told (note call)
-  "Whether the other end said that what it got was compressed, and whether this was."
+  "Two booleans: the peer reports a compressed message; its answer was compressed."
   (list (number-of note) (grpc:received-compressed-p call) (length (lab:note-body note))))
 
 (test compression-by-channel-and-call
@@ -63,7 +63,7 @@
                                  :compression :gzip))))))
 
 (test compression-under-load
-  "Many threads, whose messages must not mix."
+  "Many threads call at once; their messages must not mix."
   (with-probe (channel :options '(:compression :gzip :loops 2)
                        :channel-options '(:compression :gzip))
       (:ask (handling (note) note))
@@ -78,7 +78,7 @@
                      (error "another's message"))))))))
 
 (test compression-leaves-nothing
-  "No stream of libz is lost, also when calls end badly."
+  "No stream of libz leaks, even if calls end with errors."
   (os:open-zlib)
   (with-probe (channel :channel-options '(:compression :gzip) :options '(:max-receive-octets 10000))
       (:ask #'tell)
@@ -101,7 +101,7 @@
                              (lambda (stream) (send-fields stream '(("grpc-status" . "0")) t))))
 
 (test servers-say-what-they-accept
-  "What the server does not accept is not sent again, and each request says what we accept."
+  "An encoding that a server refuses is not used again, and each request lists our encodings."
   (let ((seen nil))
     (with-answer (channel :options '(:compression :gzip))
         (lambda (exchange)
@@ -132,7 +132,7 @@
     (is (eq :resource-exhausted (status "gzip" (packed-note :gzip 1 :body 20000000))))))
 
 (test answers-that-cannot-be-read-have-a-peer
-  "The error says whose they are, whether they cannot be decompressed or are no messages."
+  "The error names the peer, for compressed octets and for messages that cannot be read."
   (loop for (encoding octets) in `(("gzip" ,(framed (octets-of 1 2 3) :flag 1))
                                    (nil ,(framed (octets-of 255))))
         do (let ((encoding encoding) (octets octets))
@@ -143,8 +143,8 @@
                  (is (eq :local (grpc:rpc-error-ended-by error))))))))
 
 (defun call-with-plain-and-packing (function note)
-  "Call FUNCTION with a channel that compresses and takes turns between two servers, both of which
-it is connected to: one reads no compression. (NOTE accepted exchange) is called for each call."
+  "Call FUNCTION with a channel that compresses and takes turns between two connected servers, of
+which one reads no compressed messages. (NOTE accepted exchange) is called for each call."
   (flet ((answer (accepted)
            (fn (_peer exchange)
              (funcall note accepted exchange)
@@ -165,8 +165,8 @@ it is connected to: one reads no compression. (NOTE accepted exchange) is called
           (funcall function channel))))))
 
 (test a-server-that-reads-no-compression-gets-none
-  "Others of the channel do, and whoever has a call that was compressed for another can read it: one
-of a stub, a future, a stream, in one piece or kept for another attempt."
+  "The channel's other servers get compression, and the server can read a call that was compressed
+for another: of a stub, a future, a stream, in one piece or kept for another attempt."
   (let ((seen (list '())))
     (call-with-plain-and-packing
      (lambda (channel)
@@ -197,8 +197,8 @@ of a stub, a future, a stream, in one piece or kept for another attempt."
                            (car seen))))))
 
 (test no-memory-to-unpack-a-request
-  "A message that was compressed for another server may need memory that libz does not get: the
-call ends, and the channel goes on."
+  "A message that was compressed for another server may need memory that libz does not get: the call
+ends, and the channel continues."
   (call-with-plain-and-packing
    (lambda (channel)
      (flet ((outcomes ()
@@ -220,7 +220,7 @@ call ends, and the channel goes on."
    (constantly nil)))
 
 (test compression-by-zstd
-  "Both ways, short and long, and by servers and channels that have a smaller limit."
+  "In both directions, short and long, and by servers and channels with a smaller limit."
   (let ((before encoding::**encodings**))
     (unwind-protect
          (progn

@@ -1,4 +1,4 @@
-;;;; What a request's headers are on the wire.
+;;;; The headers of a request on the wire.
 
 (in-package #:clgrpc.tests.client)
 
@@ -43,7 +43,7 @@ function that returns the :authority of the last request."
       (funcall function channel (lambda () authority)))))
 
 (test the-authority-of-requests
-  "It is the target's host and port, else what the channel says, else what the call says."
+  "The :authority is the target's host and port, unless the channel or the call sets another."
   (call-with-authorities
    (lambda (channel authority)
      (ask channel (note 1))
@@ -68,7 +68,7 @@ function that returns the :authority of the last request."
       (signals grpc:misuse (ask channel (note 1) :authority bad)))))
 
 (test the-user-agent
-  "The application's stands before the library's."
+  "The application's name precedes the library's."
   (call-with-authorities
    (fn (channel _authority)
      (is (eql 0 (search "grpc-lisp-clgrpc/" (lab:note-text (ask channel (note 1))))))))

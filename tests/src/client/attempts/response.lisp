@@ -1,4 +1,4 @@
-;;;; What our client makes of a server's answers, good and bad, frame by frame.
+;;;; Our client with good and bad answers of a server, frame by frame.
 
 (in-package #:clgrpc.tests.client)
 
@@ -21,8 +21,8 @@ is whole, by SCRIPT, a function of the exchange."
 (defparameter *headers* '((":status" . "200") ("content-type" . "application/grpc")))
 
 (defun error-from (script &rest options)
-  "The RPC-ERROR of a unary call that SCRIPT answers; the connection must still be good for
-another."
+  "The RPC-ERROR of a unary call that SCRIPT answers; the connection must remain usable for another
+call."
   (let ((first t))
     (with-answer (channel :options options)
         (lambda (exchange)
@@ -38,7 +38,7 @@ another."
     (and error (grpc:rpc-error-status error))))
 
 (test not-a-grpc-response
-  "HTTP statuses stand for gRPC ones; anything but application/grpc is no gRPC."
+  "HTTP statuses are mapped to gRPC's; a content type other than application/grpc is not gRPC."
   (flet ((status (http-status &rest fields)
            (status-from (lambda (exchange)
                           (answer-fields exchange `((":status" . ,http-status) ,@fields) :end t)))))
@@ -59,7 +59,7 @@ another."
     (is (search "text/html" (grpc:rpc-error-message error)))))
 
 (test statuses-in-trailers
-  "What grpc-status may be, and what is made of the rest."
+  "Valid values of grpc-status, and the status for all other values."
   (flet ((end (&rest fields)
            (lambda (exchange)
              (answer-fields exchange *headers*)
@@ -96,7 +96,7 @@ another."
               '(:unknown :internal))))
 
 (test response-messages
-  "Cardinality, prefixes and messages that are wrong end that call only."
+  "A wrong number of messages, a wrong prefix or a malformed message ends its own call only."
   (flet ((status (&rest pieces)
            (status-from (lambda (exchange) (apply #'ok-response exchange pieces))
                         :max-receive-octets 1000)))
@@ -113,8 +113,7 @@ another."
     (is (null (status (framed (octets-of)))))))
 
 (test repeated-trailers
-  "Trailers that repeat those of a good call mean no more than they do: what went before still
-counts."
+  "Trailers that repeat those of a good call do not end a call whose messages were wrong with :ok."
   (let ((count 0))
     (with-answer (channel) (lambda (exchange)
                              (case (incf count)
@@ -130,7 +129,7 @@ counts."
         (is (null (grpc:receive call)))))))
 
 (test error-beats-what-came-before-it
-  "A status that is not :ok counts whatever messages came, whole or not."
+  "A status other than :ok counts, whatever messages came before, whole or not."
   (flet ((failing (&rest pieces)
            (lambda (exchange)
              (answer-fields exchange *headers*)
@@ -148,8 +147,8 @@ counts."
         (is (typep (caught (grpc:receive call)) 'grpc:failed-precondition))))))
 
 (test resets
-  "What the codes of RST_STREAM stand for, and whether the call may be repeated (one is, see
-attempts/attempt.lisp)."
+  "The statuses for the codes of RST_STREAM, and whether the call may be repeated (for repeated
+calls see attempts/attempt.lisp)."
   (loop for (code status sent) in `((,http2:+cancel+ :cancelled t)
                                     (,http2:+enhance-your-calm+ :resource-exhausted t)
                                     (,http2:+inadequate-security+ :permission-denied t)
@@ -166,7 +165,7 @@ attempts/attempt.lisp)."
            (is (search (http2:error-code-name code) (princ-to-string error)))))
 
 (test early-good-end
-  "A server may answer before it has read all, and then reset without an error."
+  "A server may answer before it has read everything, and reset the stream without an error."
   (with-raw-server (address :at :headers)
       (fn (_peer exchange)
         (ok-response exchange (note-octets 9))
@@ -176,8 +175,8 @@ attempts/attempt.lisp)."
       (is (equal '(9) (numbers (chat channel (lambda () (note 1 :body 1000)))))))))
 
 (test early-ends-let-the-stream-go
-  "A server has ended a call before it had all of the request, and says no more: the stream is reset
-as if all were well, which frees it at both ends. Calls that we end are cancelled."
+  "If a server ends a call before it has the whole request and sends no more, the stream is reset
+with NO_ERROR, which frees it at both ends. Calls that we end are reset with CANCEL."
   (let ((exchanges '()))
     (with-raw-server (address :at :headers)
         (fn (_peer exchange)
@@ -198,7 +197,7 @@ as if all were well, which frees it at both ends. Calls that we end are cancelle
             (is (= http2:+cancel+ (code)))))))))
 
 (test messages-in-pieces
-  "A message cut anywhere is put together."
+  "A message that arrives in pieces, cut at any place, is joined."
   (let ((octets (concatenate 'octets (note-octets 1 :body 100) (note-octets 2)
                              (framed (octets-of)))))
     (loop for cut from 0 to (length octets) by 5
@@ -209,7 +208,7 @@ as if all were well, which frees it at both ends. Calls that we end are cancelle
                  (is (equal '(1 2 0) (numbers (watch channel (note 1))))))))))
 
 (test metadata-waits-for-headers
-  "CALL-METADATA waits for the headers, or for the end without any."
+  "CALL-METADATA waits for the headers or, if none come, for the call's end."
   (with-answer (channel)
       (lambda (exchange)
         (if (equalp (note-octets 1) (exchange-data-octets exchange))
@@ -223,7 +222,7 @@ as if all were well, which frees it at both ends. Calls that we end are cancelle
       (is (equal '(("x-b" . "2")) (grpc:call-trailers call))))))
 
 (test broken-server
-  "Octets that are no HTTP/2 end the calls with a word about it, and the next call connects anew."
+  "Octets that are not HTTP/2 end the calls with that error; the next call connects again."
   (let ((first t))
     (with-raw-server (address)
         (lambda (peer exchange)

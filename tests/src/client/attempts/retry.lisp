@@ -1,5 +1,5 @@
 ;;;; See src/rpc/attempt/retry.lisp and src/client/attempts/attempt.lisp: calls that a server has
-;;;; not seen are made again, once; others as the service config says.
+;;;; not seen are repeated once, others as the service config allows.
 
 (in-package #:clgrpc.tests.client)
 
@@ -49,7 +49,7 @@ RPC-ERROR it signals, and how many requests the server got."
     (is (= 2 count))))
 
 (test refused-streams-are-made-again
-  "As long as they have sent no more messages than are kept."
+  "A refused stream is repeated as long as the call has sent no more messages than are kept."
   (with-attempts (value count 1 channel :at :headers)
       (let ((call (chat channel :open)))
         (prog1 (number-of (grpc:receive call))
@@ -75,13 +75,13 @@ RPC-ERROR it signals, and how many requests the server got."
     (is (= 2 count))))
 
 (defun send-away (peer exchange)
-  "Say to PEER that its connection takes no streams from that of EXCHANGE on."
+  "Send a GOAWAY to PEER that refuses the stream of EXCHANGE and later ones."
   (http2:send-goaway (peer-http2 peer) http2:+no-error+
                      :last-stream-id (max 0 (- (http2:stream-id (exchange-stream exchange)) 2))))
 
 (test goaways-that-may-have-been-under-way-do-not-count
-  "Three connections that there are end with the first call on each, which goes on to another, old
-or new."
+  "Three existing connections end with the first call on each; the call continues on another
+connection, old or new."
   (let ((counter (list 0)))
     (flet ((script ()
              (let ((first t))
@@ -103,7 +103,7 @@ or new."
               (is (<= 3 (car counter) 4)))))))))
 
 (test who-sends-away-again-means-it
-  "The second connection is made after the first GOAWAY."
+  "The second connection is made after the first GOAWAY, so its GOAWAY counts."
   (let ((counter (list 0)))
     (with-raw-server (address) (lambda (peer exchange)
                                  (sb-ext:atomic-incf (car counter))
@@ -142,8 +142,7 @@ or new."
           (is (typep (caught (grpc:await future)) 'grpc:cancelled)))))))
 
 (defun call-with-resets (count function)
-  "Call FUNCTION while the next COUNT connections that servers accept are closed as soon as they
-are."
+  "Call FUNCTION while the next COUNT connections that servers accept are closed at once."
   (let ((left (list count)))
     (with-replaced (('wire:open-link
                      (lambda (original owner loop transport role &rest more)
@@ -154,14 +153,14 @@ are."
       (funcall function))))
 
 (defun turn-away-all (server)
-  "Have the connections of SERVER end in order."
+  "Let the connections of SERVER end in order."
   (clgrpc.server::call-on-loops
    server
    (lambda (server-loop) (clgrpc.server::map-links #'clgrpc.server::drain-link server-loop))))
 
 (test a-connection-that-is-reset-after-a-good-one-is-tried-anew
-  "As happens when a server is replaced by another. Once: otherwise nobody is there. And only for
-calls that would fail for it: who waits for ready waits for the back-off."
+  "So it is when another process replaces a server. Once, since otherwise nobody listens, and only
+for calls that would fail: calls that wait for ready wait for the back-off."
   (with-probe (channel :server server :events (:accept-function-error)
                        :channel-options '(:backoff-initial-seconds 0.01))
       (:ask #'double)
@@ -194,8 +193,8 @@ calls that would fail for it: who waits for ready waits for the back-off."
     (assert (wait-until (lambda () (<= (+ start count) (car calls)))))))
 
 (defun call-meanwhile (function channels)
-  "Call FUNCTION with a cell that counts calls, while five threads, each with one of CHANNELS, make
-them without a pause and without waiting for ready. Return how many there were."
+  "Call FUNCTION with a cell that counts calls, while five threads call without a pause and without
+waiting for ready, each on one of CHANNELS. Return the number of calls."
   (let ((calls (list 0)) (done nil))
     (with-threads (thread 6)
       (if (= thread 0)
@@ -227,8 +226,8 @@ them without a pause and without waiting for ready. Return how many there were."
                                   (list one other)))))))
 
 (test no-call-is-lost-in-a-rolling-restart
-  "Clients call without a pause while the server at an address is replaced by another, again and
-again. Nobody waits for ready: the old server goes on until the new one listens."
+  "Clients call without a pause while another process replaces the server at an address, again and
+again. No call waits for ready: the old server continues until the new one listens."
   (let* ((server (start-next "127.0.0.1:0"))
          (address (grpc:server-address server)))
     (unwind-protect
@@ -240,7 +239,7 @@ again. Nobody waits for ready: the old server goes on until the new one listens.
       (grpc:stop-server server :drain 5))))
 
 (test no-call-is-lost-between-two-addresses
-  "Two servers at two addresses of one target, each replaced in turn while the other serves."
+  "Two servers at two addresses of one target are replaced in turn, while the other one serves."
   (let* ((servers (list (start-next "127.0.0.1:0") (start-next "127.0.0.1:0")))
          (addresses (mapcar #'grpc:server-address servers)))
     (unwind-protect
@@ -272,9 +271,9 @@ again. Nobody waits for ready: the old server goes on until the new one listens.
                t))
 
 (defun call-under-config (config script function &key (at :end) (options '()))
-  "Call FUNCTION with a channel that has CONFIG, JSON, and OPTIONS to a server that has SCRIPT, a
-function of an exchange and how many there were before. Return what FUNCTION does, or the RPC-ERROR
-that it signals, and the exchanges, the oldest first."
+  "Call FUNCTION with a channel that has CONFIG, JSON, and OPTIONS, to a server with SCRIPT, a
+function of an exchange and the number of exchanges before it. Return FUNCTION's value or the
+RPC-ERROR that it signals, and the exchanges, the oldest first."
   (let ((exchanges '()))
     (with-raw-server (address :at at)
         (fn (_peer exchange)
@@ -308,7 +307,7 @@ is the channel."
         (ok-response exchange (note-octets 7)))))
 
 (test streams-go-on-while-they-wait-to-be-retried
-  "What is sent meanwhile follows what is sent again."
+  "Messages sent meanwhile follow the messages that are sent again."
   (let ((count (list 0)))
     (with-probe (channel :channel-options (list :service-config
                                                 (retry-config :initial "0.1s" :maximum "0.1s")))
@@ -426,7 +425,7 @@ is the channel."
     (is (= 1 (length exchanges)))))
 
 (test servers-that-cannot-be-reached-are-tried-again
-  "A failure to connect is one of the attempt."
+  "A failure to connect counts as a failed attempt."
   (let ((channel (grpc:make-channel (free-address)
                                     :service-config (retry-config :attempts 3))))
     (unwind-protect
@@ -437,7 +436,7 @@ is the channel."
       (grpc:close-channel channel))))
 
 (test observers-of-retries
-  "Each attempt, with its own status; each message again."
+  "Observers see each attempt with its own status, and each repeated message again."
   (multiple-value-bind (observer told) (recorder)
     (under-config (value exchanges (retry-config) (failing-first 2 14)
                    :options (list :observer observer))

@@ -1,9 +1,9 @@
-;;;; The encoding of grpc-message, and what codes of HTTP mean.
+;;;; The encoding of grpc-message, and the statuses for codes of HTTP.
 
 (in-package #:clgrpc.tests.client)
 
 (test status-message-encoding
-  "Percent-encoding as gRPC over HTTP/2 has it, and decoding that never fails."
+  "Percent-encoding as gRPC over HTTP/2 specifies it, and decoding that never fails."
   (flet ((encoded (string) (map 'string #'code-char (server:encode-status-message string)))
          (decoded (string) (client::decode-status-message (ascii-octets string))))
     (is (string= "plain text, with ~ and !" (encoded "plain text, with ~ and !")))
@@ -19,7 +19,7 @@
                               (server:encode-status-message string)))))))
 
 (test long-status-messages-are-cut
-  "Never past the limit, never within a character or its escape; an ellipsis says so."
+  "Below the limit, between characters and escapes; an ellipsis marks the cut."
   (flet ((cut (string limit) (map 'string #'code-char (server:encode-status-message string limit))))
     (is (string= "short" (cut "short" 9)))
     (is (string= "01234567..." (cut "0123456789012345" 11)))

@@ -1,10 +1,10 @@
-;;;; Side calls that are kept up, on a subchannel whose links have no streams, and over sockets.
+;;;; Maintained internal calls, on a subchannel whose links have no streams, and over sockets.
 
 (in-package #:clgrpc.tests.balance)
 
 (defun call-with-backend-stream (core function)
-  "Call FUNCTION with a backend stream on the subchannel of the server 1, which is ready and has no
-stream for it, and a function that returns what has been told since it was called last."
+  "Call FUNCTION with two arguments: a backend stream on the subchannel of server 1, which is ready
+and has no stream for it; and a function that returns the events since its last call."
   (let* ((told '())
          (one (member-to core 1))
          (backend-stream (balance::start-backend-stream
@@ -79,7 +79,7 @@ stream for it, and a function that returns what has been told since it was calle
         (is (= 0 begun))))))
 
 (test backend-streams-that-nobody-implements-end
-  "Until there is another connection."
+  "They begin again when there is another connection."
   (with-backend-stream (core backend-stream told)
     (bring core :ready 1)
     (told)
@@ -115,8 +115,8 @@ stream for it, and a function that returns what has been told since it was calle
 
 (defclass moody-health (grpc:health-service)
   ((moods :initarg :moods :accessor moods
-          :documentation "For each of the first calls of Watch: the status that it ends with, and
-whether it says before that all is well.")
+          :documentation "A health service. For each of the first calls of Watch it has the status
+with which the call ends, and whether the call reports :serving before.")
    (watches :initform '() :accessor watches
             :documentation "When the calls were, in nanoseconds, newest first."))
   (:documentation "Health that is badly served."))
@@ -133,7 +133,7 @@ whether it says before that all is well.")
           (t (call-next-method)))))
 
 (defun call-with-moody-server (moods function)
-  "Call FUNCTION with a channel by round_robin whose only server's health has MOODS, and that."
+  "Call FUNCTION with a channel by round_robin, whose only server's health has MOODS, and that."
   (let* ((service (make-instance 'moody-health :moods moods))
          (server (grpc:start-server
                   (list (make-probe :ask (handling (note)
@@ -150,7 +150,7 @@ whether it says before that all is well.")
       (is-true (grpc:stop-server server :drain 5)))))
 
 (defun gaps (service)
-  "The seconds between the calls of Watch that SERVICE has had."
+  "The seconds between the calls of Watch that SERVICE has received."
   (let ((times (reverse (watches service))))
     (mapcar (lambda (one next) (/ (- next one) 1d9)) times (rest times))))
 

@@ -1,4 +1,4 @@
-;;;; Children with names: what makes, keeps and ends them, and whose backends are whose.
+;;;; Children with names: their beginning, retention and end, and the backends of each.
 
 (in-package #:clgrpc.tests.balance)
 

@@ -1,4 +1,4 @@
-;;;; Health checking: what a server says and what becomes of it, also over sockets.
+;;;; Health checking: the reports of a server and their effect, also over sockets.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -23,7 +23,7 @@
         (is (eq :ready (judge :unimplemented)))))))
 
 (test facts-about-health
-  "What channelz shows of a subchannel; nothing, if no health is checked."
+  "The facts that channelz shows about a subchannel's health; none if no health is checked."
   (with-core (core)
     (update core "[{\"round_robin\":{}}]" 1)
     (let ((one (member-to core 1)) (policy (policy-of core)))
@@ -40,7 +40,7 @@
         (is (equal '(:health :not-connected) (facts)))))))
 
 (test servers-that-do-not-serve-have-no-calls
-  "Over sockets: calls leave a server that says it does not serve, and come back."
+  "Over sockets: a server that reports not serving gets no calls until it serves again."
   (let* ((healths (list (make-instance 'grpc:health-service)
                         (make-instance 'grpc:health-service)))
          (servers (loop for health in healths
@@ -82,7 +82,7 @@
     (is (null (service :health-checking nil)))))
 
 (test ensure-connected-reports-servers-that-do-not-serve
-  "Although the channel has connected to them without an error."
+  "ENSURE-CONNECTED reports them although the channel has connected without an error."
   (let* ((health (make-instance 'grpc:health-service))
          (server (grpc:start-server (list (make-probe) health) :listen "127.0.0.1:0")))
     (grpc:set-health-status health "svc" :not-serving)

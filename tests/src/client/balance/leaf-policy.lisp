@@ -1,4 +1,4 @@
-;;;; What policies with a subchannel for each server have in common: members, states, large fleets.
+;;;; The common code of policies with a subchannel for each server: members, states, large fleets.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -37,14 +37,14 @@
   "The policies that a large fleet may have; ~D stands for nine tenths of its servers.")
 
 (defun milliseconds (function)
-  "The milliseconds of a processor that FUNCTION takes, whoever else takes it meanwhile."
+  "The milliseconds of processor time that FUNCTION takes, whatever else runs meanwhile."
   (let ((start (thread-time-ns)))
     (funcall function)
     (/ (- (thread-time-ns) start) 1d6)))
 
 (defun measure-large-leaf-policy (policy old new)
-  "The milliseconds that an update from nothing to the backends OLD takes by POLICY, one that changes
-nothing, one from all ready to NEW, and 1000 picks."
+  "Four times in milliseconds by POLICY: of an update from nothing to the backends OLD, of one that
+changes nothing, of one from all ready to NEW, and of 1000 picks."
   (with-core (core)
     (let ((config (parse (format nil "[{~@?}]" policy (* 9/10 (length old)))))
           (switch (switch-of core))
@@ -65,7 +65,7 @@ nothing, one from all ready to NEW, and 1000 picks."
                 (milliseconds (lambda () (loop repeat 1000 do (pick core call))))))))))
 
 (defun measure-leaf-policy-of (count policy)
-  "What MEASURE-LARGE-LEAF-POLICY says of COUNT servers."
+  "The values of MEASURE-LARGE-LEAF-POLICY for COUNT servers."
   (measure-large-leaf-policy policy
                              (loop for i below count collect (backend i))
                              (loop for i from count below (* 2 count) collect (backend i))))
@@ -77,7 +77,7 @@ nothing, one from all ready to NEW, and 1000 picks."
 as with 1,000.")
 
 (defun slow-figures (large small)
-  "Of *LEAF-POLICY-FIGURES* those that are too long, with their milliseconds in LARGE and SMALL."
+  "The *LEAF-POLICY-FIGURES* that are too long, with their milliseconds in LARGE and SMALL."
   (loop for (what times) in *leaf-policy-figures*
         for more in large
         for less in small
@@ -85,9 +85,9 @@ as with 1,000.")
           collect (list what more less)))
 
 (test large-leaf-policies-are-quick
-  "With 10,000 servers, all of them new or all the same, an update takes some ten times what it takes
-with 1,000, and a pick not much longer, by each policy. Where all are looked at for each, updates
-take a hundred times as long and picks ten times; processors' caches allow of no narrower bounds."
+  "By each policy an update with 10,000 servers, all new or all the same, takes some ten times as
+long as with 1,000, and a pick not much longer. If all servers were examined for each, updates would
+take a hundred times as long, picks ten times; caches allow no narrower bounds."
   (dolist (policy *large-leaf-policies*)
     ;; the best of three, one by one, since other programs take the processor's caches, too
     (loop repeat 3
@@ -127,8 +127,8 @@ take a hundred times as long and picks ten times; processors' caches allow of no
         (is (= 1 (length (live core))))))))
 
 (test a-channel-has-so-many-subchannels
-  "However many targets a config has with all addresses each: those that have servers are used. When
-servers go there is room for others."
+  "However many targets with all addresses a config has, those that have servers are used. When
+servers are removed, there is room for others."
   (tests:with-core (core puppet :pick-first :options (:max-subchannels 5))
     (let ((targets (parse (format nil "[{\"weighted_target_experimental\":~
                                          {\"targets\":{~{~A~^,~}}}}]"
@@ -162,8 +162,8 @@ servers go there is room for others."
           (is (zerop (client::core-subchannel-count core))))))))
 
 (test pickers-pass-over-servers-whose-breakers-refuse
-  "Also if the others have no stream now, for which calls wait. If all refuse one is picked, so that
-its breaker refuses the call."
+  "They do so even if the others have no stream now, for which calls then wait. If all breakers
+refuse, one server is picked, so that its breaker refuses the call."
   (dolist (policy '("round_robin" "weighted_round_robin" "least_request_experimental"))
     (with-core (core)
       (update core (format nil "[{~S:{}}]" policy) 1 2 3)

@@ -1,4 +1,4 @@
-;;;; Load reports of servers: how they are read, and the stream of them.
+;;;; Load reports of servers: reading them, and the stream of reports.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -60,20 +60,20 @@
   (list (sb-kernel:make-double-float #x7FF80000 0) (sb-kernel:make-double-float #x7FF00000 1)
         sb-ext:double-float-positive-infinity sb-ext:double-float-negative-infinity
         -1d0 -0d0 0d0 most-negative-double-float)
-  "What a report may have where it is to be ignored: NaNs, infinities, what is not above 0.")
+  "Numbers that are ignored in a report: NaNs, infinities, numbers that are not above 0.")
 
 (defparameter *wild-doubles*
   (list least-positive-double-float 1d-310 6d-209 1d-9 0.5d0 1d9 9d99 1d300
         most-positive-double-float)
-  "What a report may have that counts, whatever it means.")
+  "Numbers that count in a report although they are extreme.")
 
 (defun round-trip (report)
-  "REPORT as a server's trailers bring it."
+  "REPORT as it arrives in a server's trailers."
   (balance::trailers-report
    (report-trailers (encode-base64 (clgrpc.protobuf:serialize report)))))
 
 (test any-report-gives-a-weight-in-range-or-none
-  "Every mixture of doubles in the four fields that count; in the others they do not matter."
+  "Every mixture of doubles in the four fields that count is tried; the other fields do not matter."
   (let ((all (append *bad-doubles* *wild-doubles*)) (given 0))
     (dolist (application all)
       (dolist (cpu all)

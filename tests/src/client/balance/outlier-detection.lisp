@@ -1,4 +1,4 @@
-;;;; outlier_detection: who is ejected, for how long, configs.
+;;;; outlier_detection: the ejected servers, the time of an ejection, configs.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -51,7 +51,7 @@
       (is (= 0 (ejected core))))))
 
 (test a-percentage-is-to-be-exceeded
-  "At the threshold a server stays; at the volume of requests it is judged."
+  "A server at the threshold stays; a server at the request volume is judged."
   (loop for (good bad ejected) in '((5 5 0) (4 6 1) (499 501 1) (0 4 0) (0 5 1))
         do (with-core (core)
              (update core (outliers *failure-percentage*) 1 2 3)
@@ -90,7 +90,7 @@
     (is-true (client:subchannel-vetoes (member-to core 6)))))
 
 (test an-ejection-may-be-the-end
-  "When all are ejected another policy takes over that is about to; the old one looks no more."
+  "When all servers are ejected a waiting policy takes over; the old one examines no more."
   (with-core (core)
     (update core (outliers "\"maxEjectionPercent\":100,\"failurePercentageEjection\":
                             {\"minimumHosts\":1,\"requestVolume\":1},") 1)
@@ -160,7 +160,7 @@
     (is (= 1 (ejected core)))))
 
 (test servers-that-cancel-fail
-  "A call that its server ends with CANCELLED, unlike one that its client cancels."
+  "A call that its server ends with CANCELLED has failed; a call that its client cancels has not."
   (with-core (core)
     (update core (outliers *failure-percentage*) 1 2 3)
     (bring core :ready 1 2 3)

@@ -1,4 +1,4 @@
-;;;; Policies of users: one as doc/fleets.md has it, errors; and the change of policy.
+;;;; Policies of users: the one in doc/fleets.md, errors, and a change of policy.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -98,7 +98,7 @@
     (grpc:publish balancer :ready subchannel)))
 
 (test an-error-of-a-policy-about-a-state-ends-the-calls
-  "They would wait for ever, since it has published nothing. What it publishes later counts."
+  "They would wait for ever, since it has published nothing. Its later pickers count."
   (with-log (:balancer-failed)
     (with-core (core)
       (update core "[{\"shy\":{}}]" 1)

@@ -1,4 +1,4 @@
-;;;; priority: which child serves, configs.
+;;;; priority: the child that serves, configs.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -50,7 +50,7 @@
     (is (eq :ready (state core)))))
 
 (test a-priority-that-is-needed-again-stays
-  "The 15 minutes after which it would have ended do not count once it serves again."
+  "The 15 minutes after which the child would have ended no longer count once it serves again."
   (with-core (core)
     (update core (prioritized "high" "low")
             (backend 1 :path '("high")) (backend 2 :path '("low")))
@@ -64,7 +64,7 @@
     (is (eq (member-to core 2) (pick core)))))
 
 (test a-priority-that-ended-has-no-time-left
-  "The one of the same name that a later config brings does not end at its time."
+  "A later child of the same name does not end when the old child's time is over."
   (with-core (core)
     (flet ((prefer (&rest names)
              (update core (apply #'prioritized names)

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.balance)
 
 (test subsets
-  "Of the size that is wanted; one server that comes or goes changes one member; seeds differ."
+  "They have the wanted size; one server more or less changes one member; seeds differ."
   (let ((backends (loop for i below 50 collect (backend i))))
     (flet ((keys (backends seed)
              (mapcar #'client:backend-key (balance::subset backends 10 seed))))

@@ -1,4 +1,4 @@
-;;;; ring_hash: rings, which server a call goes to, states, configs.
+;;;; ring_hash: rings, the server for a call, states, configs.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -23,7 +23,7 @@
           (balance::ring-index ring (balance:xxh64 (string-octets (format nil "key ~D" key)))))))
 
 (test few-keys-move
-  "When one of 1,000 servers leaves only its own keys move, which are as many as its share."
+  "When one of 1,000 servers is removed, only its own keys move, as many as its share."
   (with-core (*core*)
     (let* ((*balancer* (switch-of *core*))
            (keys 200000)
@@ -158,7 +158,7 @@
       (is (eq :unavailable (clgrpc.rpc:call-status call)) "it does not wait"))))
 
 (defun entries-of (core number)
-  "How many entries of CORE's ring are of the server NUMBER."
+  "The number of entries of the server NUMBER in CORE's ring."
   (let ((ring (balance::ring-hash-ring (policy-of core))))
     (count (member-to core number) (balance::ring-servers ring))))
 
@@ -227,7 +227,7 @@
       (is (equal '("1 is down" "2 is down") (sort texts #'string<))))))
 
 (test calls-go-on-around-the-ring
-  "To the next entry of a server that has not failed; after the last comes the first."
+  "To the next entry of a server that has not failed; the first entry follows the last."
   (with-core (core)
     (update core *ring* 1 2 3)
     (dolist (number '(1 2 3)) (client:connect (member-to core number)))

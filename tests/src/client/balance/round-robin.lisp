@@ -16,7 +16,7 @@
       (is (= 0 (picks core 2 tally))))))
 
 (test turns-begin-by-chance
-  "So that many clients do not all begin with the same server."
+  "The first server is random, so that many clients do not all begin with the same one."
   (let ((firsts (make-hash-table :test #'equal)))
     (with-core (core)
       (update core "[{\"round_robin\":{}}]" 1 2 3)

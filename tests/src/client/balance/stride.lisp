@@ -22,7 +22,7 @@
   (is (every #'plusp (balance::scaled-weights (vector 1000000 1 1 1)))))
 
 (test weights-of-any-size-are-scaled
-  "Those of reports are from 1e-9 to 1e9, those that a resolver says integers up to 32 bits."
+  "Weights of reports are from 1e-9 to 1e9, weights of a resolver integers of up to 32 bits."
   (dolist (weights '(#(1d-9 1d9) #(1d9 1d9 1d9) #(1d-9 1d-9) #(1 4294967295)
                      #(4294967295 4294967295 1 0)))
     (let ((scaled (balance::scaled-weights weights)))

@@ -1,4 +1,4 @@
-;;;; A channel without sockets or threads, whose loop a test turns and whose time it tells.
+;;;; A channel without sockets or threads; the test runs its loop and sets its time.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -17,22 +17,22 @@
   (client::core-balancer core))
 
 (defun policy-of (core)
-  "The policy that is in force in CORE's channel."
+  "The policy in force in CORE's channel."
   (client::switch-child (switch-of core)))
 
 (defun update (core json &rest backends)
-  "Have CORE balance BACKENDS, numbers or backends, as JSON says."
+  "Let CORE balance BACKENDS, numbers or backends, by JSON, a config."
   (client:update-backends (switch-of core)
                           (mapcar (lambda (item) (if (integerp item) (backend item) item)) backends)
                           (parse json))
   (settle core))
 
 (defun settle (core)
-  "Do what is deferred."
+  "Run the deferred functions."
   (loop::deferred-phase (client:core-loop core)))
 
 (defun elapse (core seconds)
-  "SECONDS pass, a quarter at a time."
+  "Let SECONDS pass, a quarter of a second at a time."
   (let ((loop (client:core-loop core)))
     (loop repeat (ceiling seconds 1/4)
           do (incf (loop:event-loop-now loop) (seconds-ns 1/4))
@@ -40,7 +40,7 @@
              (settle core))))
 
 (defun member-to (core number)
-  "The subchannel in use to the server NUMBER."
+  "The subchannel in use for the server NUMBER."
   (find-if (lambda (subchannel)
              (and (string= (address number) (client:subchannel-key subchannel))
                   (not (eq :shutdown (client:subchannel-state subchannel)))))
@@ -51,11 +51,11 @@
   (remove :shutdown (client:core-subchannels core) :key #'client:subchannel-state))
 
 (defun come-to (state subchannel)
-  "Have the links of SUBCHANNEL come to STATE."
+  "Change the state of SUBCHANNEL's links to STATE."
   (client::change-state (client:subchannel-connection-set subchannel) state))
 
 (defun bring (core state &rest numbers)
-  "Have the links of the servers NUMBERS come to STATE."
+  "Change the state of the links of the servers NUMBERS to STATE."
   (dolist (number numbers)
     (let ((subchannel (member-to core number)))
       (if (eq state :transient-failure)
@@ -68,7 +68,7 @@
   (client:core-state core))
 
 (defun pick (core &optional call)
-  "What CORE's picker gives for CALL."
+  "The pick of CORE's picker for CALL."
   (let ((picker (client::core-picker core)))
     (if (client:picker-p picker)
         (funcall (client:picker-function picker) call)
@@ -86,7 +86,7 @@
               (list link))))))
 
 (defun remove-room (subchannel)
-  "SUBCHANNEL has no link any more."
+  "Remove the links of SUBCHANNEL."
   (setf (client::connection-set-links (client:subchannel-connection-set subchannel)) '()))
 
 (defun tally (core count &optional call)
@@ -105,7 +105,7 @@
   (or (cdr (assoc (address number) tally :test #'equal)) 0))
 
 (defun within-p (share whole part)
-  "True if PART of WHOLE is within 2 % of SHARE."
+  "True if PART is SHARE of WHOLE, within 2 %."
   (<= (* 0.98 share) (/ part whole) (* 1.02 share)))
 
 (defmacro with-core ((core) &body body)
@@ -116,7 +116,7 @@
        (mapc #'remove-room (client:core-subchannels ,core)))))
 
 (defun call-with-key (core &rest values)
-  "A call of CORE's that is sent with the headers x-key that VALUES are."
+  "A call of CORE's with a header x-key for each of VALUES."
   (let ((call (client::make-client-call :endpoint core
                                         :operations client::**single-operations**)))
     (setf (clgrpc.rpc:outgoing-metadata call)
@@ -127,7 +127,7 @@
                   &optional (call (client::make-client-call
                                    :endpoint (client:subchannel-core subchannel)
                                    :operations client::**single-operations**)))
-  "Tell of the end of COUNT attempts of CALL on SUBCHANNEL with STATUS."
+  "Report the end of COUNT attempts of CALL on SUBCHANNEL with STATUS."
   (loop repeat count
         do (funcall (client::subchannel-listener subchannel) call subchannel status nil)))
 

@@ -1,4 +1,4 @@
-;;;; weighted_round_robin: weights of reports, when they count, configs.
+;;;; weighted_round_robin: weights from reports, the times when they count, configs.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -9,7 +9,7 @@
   (client::core-now core))
 
 (defun note-loads (core &rest loads)
-  "Have the servers 1, 2 … report LOADS, each a utilization at 100 calls per second."
+  "Let the servers 1, 2, … report LOADS, a utilization for each, at 100 calls per second."
   (loop for load in loads
         for number from 1
         for subchannel = (member-to core number)
@@ -24,7 +24,7 @@
     (= 500 (picks core 1 tally) (picks core 2 tally))))
 
 (test weights-come-and-go
-  "Weights count from the end of the blackout until they expire; those of a new connection anew."
+  "Weights count from the blackout's end until they expire; after a new connection, again so."
   (with-core (core)
     (update core "[{\"weighted_round_robin\":{\"blackoutPeriod\":\"5s\",
                    \"weightExpirationPeriod\":\"60s\",\"weightUpdatePeriod\":\"1s\"}}]" 1 2)
@@ -75,8 +75,8 @@
                        (not (null (balance::note-last-ns (client:subchannel-note one))))))))))
 
 (test stale-weights-are-counted
-  "Those of ready servers whose last report is as old as a weight may be; one that has never sent a
-report is not among them."
+  "The count is of ready servers whose last report is as old as a weight may be; servers that have
+never sent a report are not among them."
   (with-core (core)
     (update core "[{\"weighted_round_robin\":{\"weightExpirationPeriod\":\"60s\"}}]" 1 2 3)
     (make-room core (live core))
@@ -93,7 +93,7 @@ report is not among them."
       (is (= 1 (stale))))))
 
 (test weights-that-a-resolver-says
-  "They count while fewer than two servers have reported a load, also when they change."
+  "They count while fewer than two servers have reported a load, even if they change."
   (with-core (core)
     (let ((config "[{\"weighted_round_robin\":{\"blackoutPeriod\":\"0s\"}}]"))
       (update core config (backend 1 :weight 3) (backend 2 :weight 1))
@@ -156,7 +156,7 @@ report is not among them."
       (is (not (even-p core)) "or with the next update"))))
 
 (test one-servers-report-stops-nothing
-  "Whatever it reports: the weights of the others go on, and servers come and go."
+  "Whatever a server reports, the weights of the others change as usual, and servers come and go."
   (dolist (wild (append *bad-doubles* *wild-doubles*))
     (with-core (core)
       (flet ((tell (&rest numbers)

@@ -39,13 +39,13 @@
                 collect (format nil "~S:{\"weight\":1,\"childPolicy\":[{~S:{}}]}" name policy))))
 
 (defun path-to (core path)
-  "The subchannel in use of the child PATH that balances by pick_first."
+  "The subchannel in use of the child PATH, which balances by pick_first."
   (find-if (lambda (subchannel)
              (string= path (client:server-text subchannel)))
            (live core)))
 
 (test targets-that-are-idle-connect
-  "Else they would have no calls again while others are ready."
+  "Otherwise they would get no calls while others are ready."
   (with-core (core)
     (update core (over-pick-first '("a" "pick_first") '("b" "pick_first"))
             (backend 1 :path '("a")) (backend 2 :path '("b")))
@@ -60,7 +60,7 @@
       (is (eq one (pick core))))))
 
 (test targets-whose-policy-ends-as-they-become-idle-are-left
-  "What it publishes makes another policy take over, which is to connect instead."
+  "The state that the target publishes makes another policy take over, which must connect instead."
   (with-log ()
     (with-core (core)
       (update core "[{\"weighted_target_experimental\":{\"targets\":{\"a\":{\"weight\":1,
@@ -79,7 +79,7 @@
         (is (equal (list (member-to core 2)) (live core)))))))
 
 (test targets-that-connect-for-calls
-  "A ring that is idle picks, and connects."
+  "An idle ring picks, and connects."
   (with-core (core)
     (update core "[{\"weighted_target_experimental\":{\"targets\":{\"a\":{\"weight\":1,
                    \"childPolicy\":[{\"ring_hash_experimental\":

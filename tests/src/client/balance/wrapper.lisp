@@ -1,4 +1,4 @@
-;;;; Policies with one child: what goes up and down between the two.
+;;;; Policies with one child: the backends they pass down, and the states they pass up.
 
 (in-package #:clgrpc.tests.balance)
 
@@ -41,7 +41,7 @@
       (is (= 1 (length (getf facts :children)))))))
 
 (test weights-are-required-and-have-a-sum
-  "The weights of weighted_target: one of each target, and no more than 2^32 - 1 together."
+  "Each target of weighted_target has a weight, and their sum is at most 2^32 - 1."
   (flet ((path (&rest weights)
            (config-error-path
             (format nil "[{\"weighted_target_experimental\":{\"targets\":{~{~A~^,~}}}}]"

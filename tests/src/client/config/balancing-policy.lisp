@@ -1,4 +1,4 @@
-;;;; The list of policies of which the first one known is taken.
+;;;; The list of policies, of which the first known one is used.
 
 (in-package #:clgrpc.tests.config)
 

@@ -1,9 +1,9 @@
-;;;; The JSON mapping of Protocol Buffers, field by field, and its like in Lisp data.
+;;;; The JSON mapping of Protocol Buffers, field by field, and the same fields in Lisp data.
 
 (in-package #:clgrpc.tests.config)
 
 (defun duration (text)
-  "The nanoseconds of a timeout that TEXT is, or :wrong."
+  "The nanoseconds of the timeout TEXT, or :wrong."
   (handler-case (config:duration-field (list (cons "timeout" text)) "timeout" "")
     (config:service-config-error () :wrong)))
 
@@ -85,7 +85,7 @@
   (signals config:service-config-error (config:string-field '(("s" . 1)) "s" "")))
 
 (test what-is-wrong-is-shown
-  "As JSON has it, and a key that is probably a misspelling."
+  "The text shows the value in JSON, and a key that is probably a misspelling."
   (flet ((complaint (object)
            (handler-case (config:string-field object "s" "")
              (config:service-config-error (condition) (princ-to-string condition)))))

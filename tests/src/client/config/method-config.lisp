@@ -1,4 +1,4 @@
-;;;; What a config says of methods: which entry is whose, and the policies of gRFC A6.
+;;;; The method configs of a config: the entry for a method, and the policies of gRFC A6.
 
 (in-package #:clgrpc.tests.config)
 
@@ -68,7 +68,7 @@
       "an entry without names is checked, too"))
 
 (defun policy-fields (all changes)
-  "The JSON object of the alist ALL, from names to JSON, with CHANGES, of which :none leaves out."
+  "The JSON object of the alist ALL, from names to JSON, with CHANGES; :none omits a field."
   (format nil "{~{~A~^,~}}"
           (loop for (name . value) in all
                 for change = (getf changes name value)

@@ -1,4 +1,4 @@
-;;;; The tests of service configs: what a text or a plist says, and what is wrong with it.
+;;;; The tests of service configs: the meaning and the errors of a text or a plist.
 
 (defpackage #:clgrpc.tests.config
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
@@ -13,7 +13,7 @@
   (config:integer-field object "share" path :required t :maximum 100))
 
 (defun call-with-policies (function)
-  "Call FUNCTION while there are the policies plain and mine, and no others."
+  "Call FUNCTION while only the policies plain and mine are registered."
   (with-changed ((config::**policies** '()))
     (config:register-policy :plain '("plain" "plain_experimental") 'plain)
     (config:register-policy :mine '("mine_alone") 'mine 'parse-mine)
@@ -23,7 +23,7 @@
   `(call-with-policies (lambda () ,@body)))
 
 (defun wrong (source)
-  "The path of what is wrong with the config SOURCE and the text about it, or nil if it is right."
+  "Two values: the path of the error in the config SOURCE and its text; nil if SOURCE is valid."
   (handler-case (progn (config:parse-service-config source) nil)
     (config:service-config-error (error)
       (values (config:service-config-error-path error)
@@ -33,6 +33,7 @@
   "A config whose only method has FIELDS, JSON."
   (format nil "{\"methodConfig\":[{\"name\":[{}],~A}]}" fields))
 
-(defun method-of (source &optional (path "/s/m"))
+(defun method-of (source &optional (path "The method config for the method PATH in the config
+SOURCE."))
   "What the config SOURCE says of the method PATH."
   (config:find-method-config (config:parse-service-config source) path))

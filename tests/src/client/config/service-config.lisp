@@ -113,7 +113,7 @@
                   (misuse (error) (princ-to-string error)))))))
 
 (test unknown-names-are-wrong-in-a-plist
-  "In JSON, which others write for other versions, they are ignored."
+  "In JSON, which others write for other versions, unknown names are ignored."
   (flet ((complaint (source)
            (multiple-value-bind (path text) (wrong source)
              (and path (list path text)))))
@@ -144,7 +144,7 @@
                "{\"methodConfigs\":[],\"methodConfig\":[{\"name\":[{}],\"odd\":1}]}")))))
 
 (test the-log-has-what-a-config-says-in-vain
-  "In JSON, fields that are probably misspelt, in either spelling; and a config for no method."
+  "In JSON: fields that are probably misspelt, in either form; and a config for no method."
   (flet ((events (source)
            (with-logged (logged :service-config-field-ignored :method-config-without-name)
              (config:parse-service-config source)

@@ -1,16 +1,16 @@
-;;;; Which service config a client takes of those in TXT records (gRFC A2).
+;;;; The service config that a client takes from TXT records (gRFC A2).
 
 (in-package #:clgrpc.tests.client)
 
 (defun chosen (number &rest texts)
-  "The full names of the methods that the config chosen by a client that has NUMBER has something to
-say of; nil if none is chosen. TEXTS are TXT records of one string each."
+  "The full names of the methods in the config that a client with NUMBER chooses; nil if it chooses
+none. TEXTS are TXT records of one string each."
   (let ((config (client::choose-config (mapcar (lambda (text) (list (string-octets text))) texts)
                                        number)))
     (and config
          (loop for key being the hash-keys of (config:service-config-methods config) collect key))))
 
-(defun choice (service &optional (criteria ""))
+(defun choice (service &optional (criteria "A choice in JSON whose config names SERVICE."))
   "A choice in JSON whose config is known by SERVICE."
   (format nil "{~@[~A,~]\"serviceConfig\":{\"methodConfig\":[{\"name\":[{\"service\":~S}],~
                \"waitForReady\":true}]}}"

@@ -1,5 +1,5 @@
-;;;; Service configs in the client: which one is in force, and what calls make of it. Without
-;;;; sockets where no message must travel.
+;;;; Service configs in the client: the config in force, and its effect on calls. Without sockets,
+;;;; unless a message must be sent.
 
 (in-package #:clgrpc.tests.client)
 
@@ -10,7 +10,7 @@
   (list :method-config (list (list* :name '((:service "lab.Bench" :method "Ask")) fields))))
 
 (defun push-config (puppet source)
-  "Have PUPPET tell of a server, with the service config SOURCE, as PUSH-ADDRESSES takes it."
+  "Let PUPPET push a server and the service config SOURCE, as PUSH-ADDRESSES takes it."
   (client:deliver puppet (list (client::parse-backend "127.0.0.1:1")) nil
                   (client::parse-pushed-config source)))
 
@@ -52,7 +52,7 @@
     (is (eq :connecting (client:core-state core)) "no config is a good one, too")))
 
 (test a-bad-first-config-fails-calls
-  "Until a good one comes, or none; those that wait for ready wait for that."
+  "They fail until a valid config or none is pushed; calls that wait for ready wait for that."
   (with-core (core puppet nil :options (:backoff-initial-seconds 0.01))
     (let ((call (begin-ask core))
           (patient (begin-ask core :wait-for-ready t)))
@@ -183,7 +183,7 @@
   `(status:rpc-error-status (caught ,form)))
 
 (test long-requests-are-refused-by-the-config
-  "Before the first answer of the resolver and after it; they are not sent."
+  "Before the resolver's first answer and after it, such requests are not sent."
   (with-probe (channel :channel-options '(:service-config (:method-config
                                                            ((:name (())
                                                              :max-request-message-bytes 20)))))

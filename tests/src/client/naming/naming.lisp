@@ -1,10 +1,10 @@
-;;;; Names that a DNS server of our own looks up: when, how often, and what becomes of answers.
+;;;; Names that a DNS server of our own looks up: the times of look-ups, and the effect of answers.
 
 (in-package #:clgrpc.tests.client)
 
 (defun call-with-name-resolver (function arguments)
-  "Call FUNCTION with a DNS server, a resolver of x.test:80 that asks it, has the options ARGUMENTS
-and notes in the journal what it tells, and its loop."
+  "Call FUNCTION with a DNS server; a resolver of x.test:80, which asks that server, has the options
+ARGUMENTS and notes in the journal what it publishes; and its loop."
   (dns-tests:with-name-server (server)
     (with-resolvers (loop)
       (let ((resolver (client:make-resolver
@@ -27,7 +27,7 @@ and notes in the journal what it tells, and its loop."
   (loop:post loop (lambda () (client:resolve-again resolver))))
 
 (defun answer-told (count)
-  "The deed number COUNT, from 1, once it is done."
+  "The entry of the journal with the number COUNT, from 1, once it exists."
   (eventually (<= count (length (deeds))))
   (nth (1- count) (deeds)))
 
@@ -41,7 +41,7 @@ and notes in the journal what it tells, and its loop."
                (sort (dns-tests:name-server-asked server) #'< :key #'second)))))
 
 (test names-are-not-looked-up-too-often
-  "What is asked for sooner is done when the time has come, once."
+  "A look-up that is requested too early is made once, when the time has come."
   (with-name-resolver (server resolver loop :resolve-interval-seconds 0.3)
     (dns-tests:set-records server "x.test" dns:+a+ "10.0.0.1")
     (resolve resolver loop)

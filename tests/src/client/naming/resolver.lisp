@@ -1,4 +1,4 @@
-;;;; Resolvers: those of the schemes that there are, and those of users.
+;;;; Resolvers: those of the predefined schemes, and those of users.
 
 (in-package #:clgrpc.tests.client)
 
@@ -47,13 +47,13 @@
     (dolist (item '("example.org:80" "10.0.0.1" "" 5 (()) ("") (5) (("10.0.0.1:80" "nobody:1"))))
       (signals grpc:misuse (client::parse-backend item)))))
 
-(defvar *journal* nil "What resolvers have done, newest first, in the car of a cons.")
+(defvar *journal* nil "The actions of resolvers, newest first, in the car of a cons.")
 
 (defun note-deed (&rest deed)
   (sb-ext:atomic-push deed (car *journal*)))
 
 (defun call-with-resolvers (function)
-  "Call FUNCTION with a loop that runs, a journal of its own, and such schemes as it defines."
+  "Call FUNCTION with a loop that runs, a journal of its own, and the schemes that it defines."
   (let ((schemes loop::**schemes**)
         (loop (loop:make-event-loop :name "resolvers"))
         (journal *journal*))
@@ -87,7 +87,7 @@
   (setf (flock-stopped flock) t))
 
 (defun run-flock (loop target)
-  "Run the resolver of TARGET on LOOP, telling the journal; return it."
+  "Run the resolver of TARGET on LOOP, with entries in the journal; return it."
   (let ((resolver (resolver-of target)))
     (loop:post loop (lambda ()
                       (client:run-resolver
@@ -101,8 +101,8 @@
   (reverse (car *journal*)))
 
 (test resolvers-of-users
-  "They are started, asked and stopped in turn, on threads that may block; what they push comes on
-the loop."
+  "They are started, asked and stopped in turn, on threads that may block; their pushes reach the
+loop."
   (with-resolvers (loop)
     (let ((resolver (run-flock loop "flock://pasture/meadow%20%31")))
       (is (string= "flock://pasture/meadow%20%31" (grpc:resolver-target resolver)))
@@ -121,7 +121,7 @@ the loop."
                  (deeds))))))
 
 (test resolvers-that-fail
-  "An error in one is logged, and told as a failure."
+  "An error in a method is logged, and reported as a failure."
   (with-resolvers (loop)
     (with-log (:resolver-error)
       (run-flock loop "flock:broken")
@@ -142,7 +142,7 @@ the loop."
   (grpc:push-addresses stray '("127.0.0.1:1")))
 
 (test resolvers-whose-methods-do-not-return
-  "Whether a method has ended its thread, or its error cannot be printed: the channel hears of the
+  "A method may end its thread, or signal an error that cannot be printed: the channel gets the
 failure, and the resolver's other methods are called."
   (loop for (name text) in '(("aborted" "a method of the resolver has not returned")
                              ("unprintable" "(cannot be printed)"))
@@ -172,7 +172,7 @@ failure, and the resolver's other methods are called."
   (note-deed :stop))
 
 (test questions-do-not-pile-up
-  "However often a resolver that is busy is asked, it looks once when it has time."
+  "However often a busy resolver is asked, it looks up once when it has time."
   (with-resolvers (loop)
     (let ((resolver (run-flock loop "sleeper:x")))
       (loop:post loop (lambda ()
@@ -210,7 +210,7 @@ failure, and the resolver's other methods are called."
   (grpc:push-addresses latecomer (list (grpc:resolver-name latecomer))))
 
 (test the-time-to-connect-begins-with-the-push
-  "However long a resolver takes: its calls have deadlines, connecting has its own limit."
+  "A resolver may take any time: calls have deadlines, and connecting has its own limit."
   (let ((server (start-probe (list :ask #'double))))
     (grpc:with-channel (channel (format nil "latecomer:~A" (grpc:server-address server))
                                 :connect-timeout-seconds 0.1)
@@ -232,7 +232,7 @@ failure, and the resolver's other methods are called."
   (grpc:push-addresses herd (list *herd-address*)))
 
 (test resolvers-of-one-channel
-  "They go before those of the image, and other channels do not have them."
+  "They replace those of the image, and other channels do not have them."
   (with-probe (channel :server server) (:ask #'double)
     (setf *herd-address* (grpc:server-address server))
     (unwind-protect

@@ -6,7 +6,7 @@
   (client::make-breaker (apply #'make-channel-options options)))
 
 (defun end-calls (breaker now &rest failed)
-  "Have calls of BREAKER end NOW, in seconds, each FAILED or not; return the last new state."
+  "End calls of BREAKER at NOW, in seconds, each FAILED or not; return the last new state."
   (let ((new nil))
     (dolist (fault failed new)
       (setf new (or (client::note-end breaker :a fault (seconds-ns now)) new)))))
@@ -46,7 +46,7 @@
 
 (test a-trial-without-an-answer-is-another-calls
   "A trial that hangs keeps a server's breaker half open for as long as a breaker is open, no
-longer; what becomes of it later decides nothing."
+longer; its later outcome has no effect."
   (let ((breaker (a-breaker :breaker-failure-percent 100 :breaker-min-calls 1
                             :breaker-open-seconds 5)))
     (is (eq :open (end-calls breaker 1 t)))
@@ -111,7 +111,7 @@ longer; what becomes of it later decides nothing."
     (is (admitted-p breaker :a 1 2))))
 
 (test to-ask-a-breaker-changes-nothing
-  "PASSES-P says what ADMIT-TO-BREAKER would, in each state."
+  "PASSES-P predicts the result of ADMIT-TO-BREAKER, in each state."
   (let ((breaker (a-breaker :breaker-failure-percent 100 :breaker-min-calls 1 :breaker-max-calls 3
                             :breaker-open-seconds 5)))
     (flet ((passes-p (call now &optional (calls 0))

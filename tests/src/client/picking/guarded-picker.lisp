@@ -1,4 +1,4 @@
-;;;; What guards refuse: calls beyond a channel's limit, and those of servers that fail too many.
+;;;; Refusals of guards: calls beyond a channel's limit, and calls to servers that fail too often.
 
 (in-package #:clgrpc.tests.client)
 
@@ -11,7 +11,7 @@
       (is (client:subchannel-p (client::core-picker core)) "the picker is the subchannel"))))
 
 (test so-many-calls-are-in-flight
-  "The next is refused at once, also if it waits for ready; a place is free when a call has ended."
+  "The next call is refused at once, even if it waits for ready; an ended call makes room."
   (with-probe (channel :channel-options '(:max-concurrent-requests 2)) (:ask #'double :chat #'echo)
     (let ((first (chat channel :open))
           (second (chat channel :open)))
@@ -56,7 +56,7 @@
         (grpc:cancel second)))))
 
 (test so-many-calls-may-wait-for-each-server
-  "Calls that wait for one server do not keep others from waiting for another."
+  "Calls that wait for one server do not prevent others from waiting for another server."
   (with-core (core puppet :round-robin :options (:breaker-max-waiting 1))
     (client::add-guard core)
     (client::wake core)
@@ -100,7 +100,7 @@
       (is (eq :closed (breaker))))))
 
 (test breakers-leave-calls-to-other-servers
-  "Also if the balancer picks servers in turn and looks at no breaker."
+  "This holds even if the balancer picks servers in turn, regardless of breakers."
   (with-core (core puppet :round-robin :options (:breaker-max-calls 1))
     (client::add-guard core)
     (client::wake core)
@@ -125,7 +125,7 @@
         (see-picks)))))
 
 (test a-call-that-another-server-is-picked-for-gives-the-trial-back
-  "Else the breaker of the first would wait for the end of that call for ever."
+  "Otherwise the first server's breaker would wait for the end of that call for ever."
   (with-core (core puppet :round-robin :options (:breaker-failure-percent 50))
     (client::add-guard core)
     (client::wake core)
@@ -147,8 +147,8 @@
           (is (null (client::breaker-trial breaker))))))))
 
 (test a-hedge-that-waits-gives-the-trial-back
-  "When its call ends, or is answered, by another server, of which it has a stream. Else the breaker
-would wait for the end of a stream that does not exist."
+  "This happens when its call ends, or is answered by another server, of which it has a stream.
+Otherwise the breaker would wait for the end of a stream that does not exist."
   (with-probe (channel :server server) (:chat #'echo)
     (grpc:with-channel (channel (format nil "ipv4:~A,~A" (grpc:server-address server)
                                         (free-address))
@@ -189,7 +189,7 @@ would wait for the end of a stream that does not exist."
         :key (lambda (subchannel) (client::connection-set-links (connection-set-of subchannel)))))
 
 (test a-trial-that-is-answered-closes-the-breaker
-  "Else a stream that is the trial would keep other calls away while it lives."
+  "Otherwise a stream that is the trial would keep other calls away while it lasts."
   (with-probe (channel :channel-options '(:breaker-failure-percent 50)) (:ask #'double :chat #'echo)
     (grpc:ensure-connected channel)
     (let* ((core (client::channel-core channel))

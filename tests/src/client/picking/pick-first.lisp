@@ -36,7 +36,7 @@
       (is (= 1 (length (client:core-subchannels core)))))))
 
 (test pick-first-waits-for-answers-that-come
-  "A name is looked up for each attempt; while that fails the addresses of before are used."
+  "A name is looked up for each attempt; while that fails, the previous addresses are used."
   (with-core (core puppet :pick-first :answers t)
     (client::wake core)
     (is (= 1 (puppet-asked puppet)))
@@ -69,7 +69,7 @@
       (is (eq :connecting (client:subchannel-state subchannel))))))
 
 (test pick-first-tries-other-addresses-at-once
-  "When a resolver pushes them while it waits between attempts."
+  "A resolver pushes them while the policy waits between attempts."
   (with-core (core puppet :pick-first)
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1")
@@ -89,7 +89,7 @@
       (is (eq :transient-failure (client:core-state core))))))
 
 (test pick-first-connects-anew-while-it-connects
-  "When addresses come or go; not when they come in another order."
+  "It connects again when addresses are added or removed, not when only their order changes."
   (with-core (core puppet :pick-first)
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
@@ -105,7 +105,7 @@
           (is (eq :connecting (client:core-state core))))))))
 
 (test lost-servers-are-asked-for
-  "When a connection ends, and when all addresses have failed."
+  "The resolver is asked when a connection ends, and when all addresses have failed."
   (with-core (core puppet :pick-first)
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1")
@@ -129,8 +129,8 @@
       (is (eq :transient-failure (client:core-state core))))))
 
 (test pick-first-tries-the-first-address-at-once-after-another
-  "It had failed, but then another was connected to, so it is held by no back-off when that goes
-away (gRFC A61: the other subchannels, and their back-off, end with the first that is ready)."
+  "The first address had failed, but then another was used, so no back-off delays it when that one
+is lost (gRFC A61: the other subchannels and their back-off end with the first that is ready)."
   (flet ((serve (address)
            (grpc:start-server (make-probe :ask (handling (note) note))
                               :listen address)))
@@ -153,7 +153,7 @@ away (gRFC A61: the other subchannels, and their back-off, end with the first th
         (grpc:stop-server second)))))
 
 (test pick-first-knows-what-is-said-of-its-server
-  "That which it is connected to, as the resolver has last said."
+  "It has the resolver's latest attributes of the server to which it is connected."
   (with-core (core puppet :pick-first)
     (client::wake core)
     (tell-backends puppet '("127.0.0.1:1" :hash-key "a") '("127.0.0.1:2" :hash-key "b" :weight 5))
@@ -171,7 +171,7 @@ away (gRFC A61: the other subchannels, and their back-off, end with the first th
         (is (null (attributes "127.0.0.1:3")))))))
 
 (test shuffling-minds-weights
-  "The first of the list is each server as often as its weight says."
+  "Each server is the first of the list as often as its weight requires."
   (let ((backends (mapcar #'client::parse-backend
                           '(("127.0.0.1:1" :weight 6) "127.0.0.1:2" ("127.0.0.1:3" :weight 3)
                             ("127.0.0.1:4" :weight "none"))))

@@ -1,10 +1,10 @@
-;;;; Calls that wait for a stream: what each waits for, in which order they go, and that those that
-;;;; have ended are gone.
+;;;; Calls that wait for a stream: the event that each waits for, their order, and the removal of
+;;;; ended calls.
 
 (in-package #:clgrpc.tests.client)
 
 (defun call-with-full-servers (function)
-  "Call FUNCTION with a core and two servers of it that are ready and have no stream."
+  "Call FUNCTION with a core and two of its servers, which are ready and have no stream."
   (with-core (core puppet :round-robin)
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
@@ -19,7 +19,7 @@
                              ,@body)))
 
 (defun have-picked (core choosy &rest picked)
-  "Have the next calls of CORE be picked for as PICKED says, in turn, over and over."
+  "Let CORE's picker return the values PICKED for its next calls, in turn, over and over."
   (let ((left '()))
     (client::change-picker core :ready
                            (client:make-picker (fn (_call)
@@ -28,14 +28,14 @@
                                                "a test's" :choosy choosy))))
 
 (defun places-left (core)
-  "How many places there are in all queues of CORE, as they are and as they are counted."
+  "The numbers of places in all queues of CORE, as found and as counted."
   (list (length (client::waiting-calls core))
         (client::stream-queue-count (client::core-stream-queue core))
         (+ (client::stream-queue-unpicked-count (client::core-stream-queue core))
            (reduce #'+ (client:core-subchannels core) :key #'client::subchannel-waiting-count))))
 
 (test calls-that-end-leave-the-queue
-  "Whatever they wait for, and wherever they stand; a call that waits twice leaves twice."
+  "A call leaves all its places, in any queue and at any position, even if it waits twice."
   (dolist (choosy '(nil t))
     (with-full-servers (core first second)
       (have-picked core choosy first second nil)
@@ -82,8 +82,8 @@
       (is (notany #'grpc:call-status calls)))))
 
 (defun count-picks (channel count choosy)
-  "Make COUNT calls on CHANNEL at a time; return how many picks that takes, by a picker that is
-CHOOSY or not and always picks the only server."
+  "Make COUNT calls on CHANNEL at a time; return the number of picks by a picker that is CHOOSY or
+not and always picks the only server."
   (grpc:ensure-connected channel)
   (let ((picks 0) (subchannel (the-subchannel channel)) (core (client::channel-core channel)))
     (client::look-at core
@@ -100,8 +100,8 @@ CHOOSY or not and always picks the only server."
     picks))
 
 (test the-end-of-a-stream-concerns-as-many-calls-as-it-frees-streams-for
-  "Picks are as many as calls, not as calls times calls that wait, be the picker choosy or the
-channel guarded."
+  "The number of picks is proportional to the number of calls, not to its square, with a choosy
+picker or not and with a guard or not."
   (loop for (choosy . options) in '((nil)
                                     (t)
                                     (nil :max-concurrent-requests 100000)
@@ -114,7 +114,7 @@ channel guarded."
                (is (<= 400 picks 1700) "~D picks, choosy ~A, ~S" picks choosy options)))))
 
 (test a-stream-goes-to-a-call-that-its-server-was-picked-for
-  "Those that wait for another server are left alone."
+  "Calls that wait for another server are not examined."
   (with-full-servers (core first second)
     (have-picked core t first second)
     (let ((calls (loop repeat 6 collect (begin-ask core)))

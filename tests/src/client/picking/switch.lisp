@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.client)
 
 (defun change-policy (core puppet policy &rest addresses)
-  "Have CORE balance by POLICY, a keyword, from the next answer of PUPPET, ADDRESSES, on."
+  "Let CORE balance by POLICY, a keyword, from PUPPET's next answer, ADDRESSES, on."
   (setf (client::core-balancing core) (clgrpc.config:default-policy-config policy))
   (apply #'tell-backends puppet addresses))
 

@@ -1,12 +1,12 @@
-;;;; Channels by proxies: which proxy a channel has, what is said to it and what it may answer, and
-;;;; calls by proxies of other people's, by HTTP's CONNECT and by SOCKS5.
+;;;; Channels through proxies: the choice of the proxy, the dialogue with it, and calls through
+;;;; proxies of other projects, by HTTP's CONNECT and by SOCKS5.
 
 (in-package #:clgrpc.tests.client)
 
 ;;; Which proxy
 
 (defun environment (&rest names-and-values)
-  "A function as POSIX-GETENV that knows NAMES-AND-VALUES only."
+  "A function like POSIX-GETENV, which knows NAMES-AND-VALUES only."
   (lambda (name)
     (second (member name names-and-values :test #'string=))))
 
@@ -66,7 +66,7 @@ none in any case."
                                                     "no_proxy" "b.example"))))))
 
 (test proxies-that-are-none
-  "What is wrong is said when the channel is made, without the password."
+  "The error is signalled when the channel is made, and does not show the password."
   (flet ((text (&rest arguments)
            (handler-case (grpc:close-channel (apply #'grpc:make-channel arguments))
              (grpc:misuse (error) (princ-to-string error))
@@ -92,12 +92,12 @@ none in any case."
 ;;; What is said
 
 (defun dialogue-proxy (url)
-  "The PROXY to greeters.example:50051 that URL is."
+  "The PROXY to greeters.example:50051 with URL."
   (proxy::parse-proxy url "The :proxy" "greeters.example" 50051))
 
 (defun hold-dialogue (proxy answer step)
-  "Talk with PROXY, which answers ANSWER, octets, STEP octets at a time. Return what was said to it,
-octets, the outcome, and what of ANSWER was not consumed."
+  "Talk with PROXY, which answers ANSWER, octets, STEP octets at a time. Return the octets sent to
+it, the outcome, and the rest of ANSWER that was not consumed."
   (let ((dialogue (proxy::make-dialogue proxy))
         (input (make-octets (length answer)))
         (start 0) (end 0) (said '()))
@@ -129,8 +129,8 @@ octets, the outcome, and what of ANSWER was not consumed."
                                        parts)))
 
 (defun puppet-byte-channel (say hear)
-  "A byte channel that writes as SAY returns for the octets, and reads as HEAR does, which is given
-their start and end, too."
+  "A byte channel whose writes return the value of SAY for the octets, and whose reads that of HEAR,
+which also gets their start and end."
   (loop:make-byte-channel
    (loop:make-byte-channel-kind
     :name "puppet" :shutdown #'identity :close #'identity
@@ -139,7 +139,7 @@ their start and end, too."
    -1 "puppet"))
 
 (test a-dialogue-needs-several-writes-and-reads
-  "What the connection to the proxy answers, the tunnel's user hears; each octet is written once."
+  "The tunnel's user gets the results of the proxy's connection; each octet is written once."
   (let* ((say '()) (hear '()) (said (make-octets 0)) (octets (make-octets 100))
          (tunnel (proxy:make-tunnel-byte-channel
                   (puppet-byte-channel
@@ -174,7 +174,7 @@ their start and end, too."
       (is (equalp (joined-octets whole (subseq octets 0 10)) said)))))
 
 (test an-answer-of-a-proxy-has-a-longest-length
-  "It is as long as the tunnel has room for, or longer."
+  "The answer is as long as the tunnel has room for, or longer."
   (loop for (length result failure) in (list (list 16384 0 nil)
                                              (list 16385 loop:+broken+ "too long"))
         do (let* ((empty (length (http-answer "HTTP/1.1 200" "X: " "")))
@@ -200,7 +200,7 @@ their start and end, too."
                                      "too long"))))))
 
 (test what-connect-says
-  "The request of CONNECT, and each answer to it, however it arrives."
+  "The request of CONNECT, and each possible answer, in pieces of any size."
   (let ((proxy (dialogue-proxy "http://me:p%40ss@p:1")))
     (loop for (answer expected)
             in `((,(http-answer "HTTP/1.1 200 Connection established" "X: y" "rest") t)
@@ -239,7 +239,7 @@ their start and end, too."
                                                     (make-octets 0) 1)))))))
 
 (test what-socks-says
-  "The requests of SOCKS5, with a password and without, and each answer, however it arrives."
+  "The requests of SOCKS5, with and without a password, and each answer, in pieces of any size."
   (let ((connect (joined-octets 5 1 0 3 16 "greeters.example" 195 131))
         (plain (joined-octets 5 1 0))
         (with-user (joined-octets 5 2 0 2))
@@ -288,8 +288,8 @@ their start and end, too."
                                             :buffering :full))
 
 (defun pass-on-octets (from to socket)
-  "Write to the stream TO, that of SOCKET, what comes from the stream FROM, until either ends; then
-no more comes to SOCKET."
+  "Write the octets from the stream FROM to the stream TO, SOCKET's, until either ends; then end
+SOCKET's output."
   (ignore-errors
    (loop for octet = (read-byte from nil)
          while octet
@@ -298,8 +298,8 @@ no more comes to SOCKET."
   (ignore-errors (sb-bsd-sockets:socket-shutdown socket :direction :io)))
 
 (defun serve-as-proxy (socket address answer)
-  "Answer the request that comes by SOCKET with what ANSWER, a function of its head, returns, octets
-or nil. Where those say 200 the rest is for the server at ADDRESS."
+  "Answer the request on SOCKET with the value of ANSWER, a function of its head: octets or nil. If
+these say 200, the rest is for the server at ADDRESS."
   (ignore-errors
    (with-open-stream (client (socket-stream socket))
      (let ((octets (funcall answer (read-head client))))
@@ -321,7 +321,7 @@ or nil. Where those say 200 the rest is for the server at ADDRESS."
    :together t))
 
 (defmacro with-proxy ((url address answer) &body body)
-  "Evaluate BODY with URL bound to that of a proxy to ADDRESS that answers as SERVE-AS-PROXY says."
+  "Evaluate BODY with URL bound to the URL of a proxy to ADDRESS that answers by SERVE-AS-PROXY."
   `(call-with-proxy (lambda (,url) ,@body) ,address ,answer))
 
 (defmacro with-environment ((&rest variables) &body body)
@@ -334,8 +334,8 @@ or nil. Where those say 200 the rest is for the server at ADDRESS."
 (defparameter *established* (http-answer "HTTP/1.1 200 Connection established" ""))
 
 (test calls-by-a-proxy
-  "The proxy hears the target as it was written, which is not looked up here; messages longer than
-any buffer pass both ways."
+  "The proxy gets the target as it was written, which is not looked up here; messages longer than
+any buffer pass in both directions."
   (let ((server (start-probe (list :ask (handling (note)
                                           note))))
         (heads '()))
@@ -359,7 +359,7 @@ any buffer pass both ways."
       (grpc:stop-server server))))
 
 (test tls-by-a-proxy
-  "TLS is spoken with the server, whose certificate must have the name of the target."
+  "The channel speaks TLS with the server, whose certificate must have the target's name."
   (with-started (server (start-probe (list :ask #'double) :credentials (credentials "server")))
     (with-proxy (url (grpc:server-address server) (constantly *established*))
       (grpc:with-channel (channel "localhost:50051" :proxy url :credentials (trusting nil))
@@ -370,8 +370,8 @@ any buffer pass both ways."
                     (grpc:rpc-error-message (caught (ask channel (note 21))))))))))
 
 (defun scripted-byte-channel (reads written)
-  "A byte channel that reads the octets of READS, a list, one after another, and at its end nothing
-more; WRITTEN is a function of what is written, of which it takes three octets at a time."
+  "A byte channel whose reads return the octets in READS, a list, one element after another, and
+then nothing more. WRITTEN is a function that gets the written octets, three at a time."
   (loop:make-byte-channel
    (loop:make-byte-channel-kind
     :name "scripted"
@@ -388,8 +388,8 @@ more; WRITTEN is a function of what is written, of which it takes three octets a
    0 "scripted"))
 
 (test what-comes-behind-the-answer-is-read
-  "A server may speak at once: its octets may come with the proxy's answer, and are read before
-those that come later, in as many pieces as there is room for."
+  "A server may send at once: its octets may come with the proxy's answer, and are read before later
+ones, in as many pieces as there is room for."
   (dolist (room '(1 4 100))
     (let* ((written (make-octets 0))
            (byte-channel (proxy:make-tunnel-byte-channel
@@ -413,7 +413,7 @@ those that come later, in as many pieces as there is room for."
       (is (= 3 (loop:byte-channel-write byte-channel (joined-octets "hello") 0 5))))))
 
 (test proxies-that-do-not-do-it
-  "Calls end with :unavailable and say what the proxy has said, in time."
+  "Calls end in time with :unavailable and the proxy's answer."
   (flet ((failure (answer &rest options)
            (with-proxy (url "127.0.0.1:1" answer)
              (grpc:with-channel (channel "greeters.example:50051" :proxy url)
@@ -440,7 +440,7 @@ those that come later, in as many pieces as there is room for."
                                      :timeout 0.2))))))
 
 (test channels-share-no-connection-to-different-targets
-  "By one proxy two targets are two connections, though the kernel's address is the same."
+  "Two targets through one proxy have two connections, though the kernel's address is the same."
   (let ((server (start-probe (list :ask #'double))) (heads '()))
     (unwind-protect
          (with-proxy (url (grpc:server-address server) (lambda (head)
@@ -458,7 +458,7 @@ those that come later, in as many pieces as there is room for."
 ;;; Proxies of others
 
 (defun call-by-program (url server wrong-url)
-  "Calls on SERVER by the program whose URL is given succeed; with WRONG-URL they do not."
+  "Calls on SERVER through the program at the given URL succeed; with WRONG-URL they fail."
   (let ((address (grpc:server-address server)))
     (grpc:with-channel (channel address :proxy url)
       (is (= 1000000 (length (lab:note-body

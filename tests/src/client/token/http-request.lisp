@@ -1,5 +1,5 @@
-;;;; Requests of HTTP, most of them for tokens: what is sent, and peers that are absent, slow,
-;;;; endless, or speak something else.
+;;;; Requests of HTTP, most of them for tokens: their octets, and peers that are absent, slow,
+;;;; endless, or speak another protocol.
 
 (in-package #:clgrpc.tests.token)
 
@@ -49,7 +49,7 @@
         (signals grpc:unavailable (get-url :most-octets 299999))))))
 
 (test answers-in-other-forms
-  "Chunked, until the end of the connection, after an interim answer, an octet at a time."
+  "In chunks, until the connection's end, after an interim answer, an octet at a time."
   (flet ((check (&rest texts)
            (with-socket (url (lambda (stream)
                                (read-request stream)
@@ -66,7 +66,7 @@
                                                (length *good-body*) *good-body*)))))
 
 (test endpoints-that-misbehave
-  "Whatever they do, the attempt fails with :unavailable, soon."
+  "The attempt fails with :unavailable, soon, whatever the endpoint does."
   (flet ((check (text manner &rest arguments)
            (with-socket (url manner)
              (multiple-value-bind (status said)

@@ -1,13 +1,14 @@
-;;;; Token endpoints for tests: one that answers as a test says, and sockets that misbehave.
+;;;; Token endpoints for tests: one whose answers a test determines, and sockets that misbehave.
 
 (in-package #:clgrpc.tests.token)
 
 (defparameter *request*
-  (credentials::make-credentials-request "/shop.Shop/Buy" "shop.example:443" t)
+  (credentials::make-credentials-request "The request for which credentials are
+asked." "shop.example:443" t)
   "What credentials are asked for.")
 
 (defun ask-token (credentials &key (request *request*) (timeout 10))
-  "What CREDENTIALS send for REQUEST, without \"Bearer \", or the RPC-ERROR they fail with."
+  "The token that CREDENTIALS send for REQUEST, without \"Bearer \", or their RPC-ERROR."
   (handler-case
       (let* ((answer (grpc:get-request-metadata credentials request))
              (metadata (if (typep answer 'grpc:future)
@@ -19,7 +20,7 @@
     (grpc:rpc-error (error) error)))
 
 (defun status-of-token (credentials)
-  "The status that CREDENTIALS fail with, and its text; or :ok."
+  "The status with which CREDENTIALS fail, and its text; or :ok."
   (let ((token (ask-token credentials)))
     (if (stringp token)
         :ok
@@ -29,7 +30,7 @@
   (setf (token::token-retry-ns credentials) 0))
 
 (defun age-token (credentials &key (refresh -1) (end 60))
-  "The token that CREDENTIALS keep is to be fetched again in REFRESH seconds, and expires in END."
+  "Let CREDENTIALS fetch another token in REFRESH seconds, and let the kept one expire in END."
   (let ((now (token::wall-now)))
     (setf (token::token-kept credentials)
           (token::make-kept-token (token::kept-token-text (token::token-kept credentials))
@@ -93,7 +94,7 @@ octets, serves, one after the other, on a thread of its own."
   `(with-log () (call-with-socket ,manner (lambda (,url) ,@body))))
 
 (defun read-request (stream)
-  "Read from STREAM until a request is whole, or its sender has gone."
+  "Read from STREAM until a request is whole, or its sender has closed the stream."
   (let ((text (make-array 0 :element-type 'character :adjustable t :fill-pointer t)) (end nil))
     (loop for octet = (read-byte stream nil)
           while octet
@@ -111,7 +112,7 @@ octets, serves, one after the other, on a thread of its own."
     (coerce text 'string)))
 
 (defun say (stream control &rest arguments)
-  "Send what CONTROL formats, a | as CR LF."
+  "Send the text that CONTROL formats, with each | as CR LF."
   (loop for character across (apply #'format nil control arguments)
         do (if (char= #\| character)
                (progn (write-byte 13 stream) (write-byte 10 stream))

@@ -5,7 +5,7 @@
 (defclass test-credentials (grpc:token-credentials)
   ((answer :initarg :answer :accessor test-answer) ; a function of how many came before
    (count :initform (list 0) :reader test-count))
-  (:documentation "Tokens as a test says."))
+  (:documentation "Tokens that a test determines."))
 
 (defmethod grpc:fetch-token ((credentials test-credentials))
   (funcall (test-answer credentials)
@@ -23,7 +23,7 @@
     (is (= 1 (fetches credentials)))))
 
 (test one-fetch-at-a-time
-  "However many wait, they have the token of one."
+  "However many attempts wait, all get the token of one fetch."
   (let* ((gate (sb-thread:make-semaphore))
          (credentials (test-credentials (fn (_number)
                                           (sb-thread:wait-on-semaphore gate :timeout 10)
@@ -48,8 +48,8 @@
     (is (= 3 (fetches credentials)))))
 
 (test lives-of-tokens
-  "A token that lives an hour is fetched again 90 seconds before its end and sent until 30 seconds
-before; of a short life both are parts."
+  "A token of one hour is fetched again 90 seconds before its end and sent until 30 seconds before;
+for a short life both times are fractions of it."
   (loop for (life refresh end) in '((3600 3510 3570) (360 270 330) (120 90 110) (12 9 11))
         do (let* ((now (token::wall-now)) (kept (token::keep-token "x" life)))
              (flet ((near-p (seconds ns)
@@ -59,7 +59,8 @@ before; of a short life both are parts."
                (is (< (token::kept-token-refresh-ns kept) (token::kept-token-end-ns kept)))))))
 
 (test failures-are-kept-for-a-while
-  "All that wait fail alike; others fail at once until the back-off is over. Then one tries again."
+  "All waiting attempts fail alike; others fail at once until the back-off is over. Then one attempt
+fetches again."
   (with-log ()
     (let* ((working nil)
            (credentials (test-credentials (fn (_number)
@@ -75,8 +76,8 @@ before; of a short life both are parts."
       (is (= 2 (fetches credentials))))))
 
 (test a-failure-keeps-the-token-that-there-is
-  "While the old token is good nobody hears of the failure to fetch another, which is tried again
-after a back-off only."
+  "While the old token is valid, attempts do not see the failure to fetch another, which is repeated
+only after a back-off."
   (with-log ()
     (let ((credentials (test-credentials (lambda (number)
                                            (if (zerop number)
@@ -106,8 +107,8 @@ after a back-off only."
       (is (< (first (last waits)) (* 2 1000000000))))))
 
 (test what-is-no-token
-  "Empty, long, or with octets that no header has: the attempt fails, and nothing of it is sent or
-said."
+  "Empty, long, or with octets that no header has: the attempt fails, and the text is neither sent
+nor shown."
   (with-log ()
     (dolist (bad (list "" "a b" (format nil "a~Cb" #\Newline) (string (code-char 233)) 5 nil
                        (make-string 65536 :initial-element #\a)))
@@ -127,7 +128,7 @@ said."
       (is (not (search "secret" (princ-to-string object)))))))
 
 (test tokens-of-calls
-  "A channel sends the token that it waits for, and a new one once that is fetched."
+  "A channel sends the token for which it has waited, and a new one once that is fetched."
   (let ((credentials (test-credentials (lambda (number) (values (format nil "t~D" number) 3600)))))
     (with-probe (channel :channel-options (list :call-credentials credentials
                                                 :plaintext-credentials t))
@@ -143,8 +144,8 @@ said."
       (is (= 2 (fetches credentials))))))
 
 (test calls-that-have-ended-are-forgotten
-  "While a fetch hangs, nothing is kept of a call whose deadline has passed, over the network and
-within the image; one that still waits gets the token."
+  "While a fetch hangs, nothing refers to a call whose deadline has passed, over the network and
+within the image; a call that still waits gets the token."
   (let* ((gate (sb-thread:make-semaphore))
          (credentials (test-credentials (fn (_number)
                                           (sb-thread:wait-on-semaphore gate :timeout 20)
@@ -172,8 +173,8 @@ within the image; one that still waits gets the token."
           (grpc:close-channel inner))))))
 
 (test fetches-that-do-not-return
-  "A thread that is ended, or an error that cannot be printed, fails those that wait; the next fetch
-begins after the back-off as after any failure."
+  "If the thread is ended, or its error cannot be printed, the waiting attempts fail; the next fetch
+begins after the usual back-off."
   (with-log (:token-not-fetched)
     (loop for (end expected said) in `((sb-thread:abort-thread :unavailable "was ended")
                                        (,(lambda () (error 'support:unprintable)) :unauthenticated

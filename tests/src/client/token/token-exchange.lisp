@@ -1,4 +1,4 @@
-;;;; Tokens from an authorization server: what it is asked, what it may answer, how it misbehaves.
+;;;; Tokens from an authorization server: its requests, its answers, its misbehaviour.
 
 (in-package #:clgrpc.tests.token)
 
@@ -50,7 +50,7 @@
                                              url :subject-token #p"/nonexistent/token")))))))
 
 (test tokens-over-tls
-  "The endpoint must prove its name; it speaks HTTP/1.1."
+  "The endpoint must prove its name, and speaks HTTP/1.1."
   (flet ((trusting (root)
            (grpc:tls-credentials :roots (support:certificate-file root) :alpn nil)))
     (with-endpoint (url (fn (_form _request) (token-answer "secure"))
@@ -68,7 +68,7 @@
       (signals grpc:misuse (client-of "http://x/" :credentials (trusting "ca.pem"))))))
 
 (test answers-that-give-no-token
-  "What the server says becomes the status of gRFC A83; nothing secret is in its text."
+  "The answer determines a status by gRFC A83; its text has no secret."
   (loop for (expected text . answer)
           in `((:unavailable "answers 503" 503 () "")
                (:unavailable "answers 429" 429 () "{}")

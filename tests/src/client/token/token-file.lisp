@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.tests.token)
 
-(defun web-token (seconds &optional (name "t"))
+(defun web-token (seconds &optional (name "An unsigned JSON Web Token that expires in SECONDS."))
   "A JSON Web Token, signed by nobody, that expires in SECONDS."
   (format nil "e30.~A.~A"
           (token::base64-url
@@ -19,7 +19,7 @@
      (with-log () ,@body)))
 
 (test tokens-from-files
-  "The file is read once; again before its token expires, or as often as is said."
+  "The file is read once, and again before its token expires or at the given interval."
   (let ((first (web-token 3600 "one")) (second (web-token 3600 "two")))
     (with-token-file (path (format nil "  ~A~%" first))
       (let ((credentials (grpc:token-file (uiop:native-namestring path))))

@@ -1,10 +1,11 @@
-;;;; Tokens that a client signs itself: what is in them, that their signatures hold (as the program
-;;;; openssl judges), which keys sign.
+;;;; Tokens that a client signs itself: their contents, their signatures (which the program openssl
+;;;; verifies), and the keys.
 
 (in-package #:clgrpc.tests.token)
 
 (defun generated-key (directory name &rest arguments)
-  "The file of a new private key that openssl makes with ARGUMENTS, and that of its public half."
+  "The file of a new private key that openssl makes with ARGUMENTS, and the file of its public
+half."
   (let ((key (uiop:native-namestring (merge-pathnames (format nil "~A.key" name) directory)))
         (public (uiop:native-namestring (merge-pathnames (format nil "~A.pub" name) directory))))
     (uiop:run-program `("openssl" "genpkey" ,@arguments "-out" ,key))
@@ -13,7 +14,7 @@
     (values key public)))
 
 (defun token-parts (token)
-  "The header and the claims of TOKEN, alists, what is signed, and the signature."
+  "The header and the claims of TOKEN, alists, the signed text, and the signature."
   (destructuring-bind (head claims signature) (uiop:split-string token :separator ".")
     (values (parse-json (token::base64-url-octets head))
             (parse-json (token::base64-url-octets claims))
@@ -35,8 +36,7 @@
       (coerce (list* 48 (length body) body) 'octets))))
 
 (defun verified-p (directory public signed signature)
-  "True if openssl finds that SIGNATURE is that of SIGNED, text, by the key whose public half is in
-PUBLIC."
+  "True if openssl accepts SIGNATURE for SIGNED, text, by the public key in PUBLIC."
   (zerop (nth-value 2 (uiop:run-program
                        (list "openssl" "dgst" "-sha256" "-verify" public "-signature"
                              (write-octets-to (merge-pathnames "signature" directory) signature)
@@ -45,7 +45,8 @@ PUBLIC."
                        :ignore-error-status t))))
 
 (test self-signed-tokens
-  "RS256 and ES256, by keys that openssl has made; each signature holds, and not for other octets."
+  "RS256 and ES256, by keys that openssl has made; each signature is valid, but not for other
+octets."
   (support:with-folder (directory)
     (loop for (algorithm . arguments)
             in '(("RS256" "-algorithm" "RSA" "-pkeyopt" "rsa_keygen_bits:2048")
@@ -80,7 +81,7 @@ PUBLIC."
                 (grpc:tls-error (error) (princ-to-string error))))))
 
 (test self-signed-tokens-are-kept
-  "One for each audience, until it is late; a bounded number of them."
+  "There is one token for each audience, until it is old; their number is bounded."
   (support:with-folder (directory)
     (let* ((key (generated-key directory "k" "-algorithm" "EC" "-pkeyopt"
                                "ec_paramgen_curve:P-256"))
@@ -124,7 +125,7 @@ PUBLIC."
     (is (stringp (ask-token (grpc:self-signed-token :key key :password "open" :issuer "me"))))))
 
 (test expiry-of-web-tokens
-  "What cannot be read has none, whatever it is."
+  "A token that cannot be read has no expiry."
   (flet ((token (claims)
            (format nil "e30.~A.c2ln" (token::base64-url (string-octets claims)))))
     (is (= 1700000000 (token::web-token-expiry (token "{\"exp\":1700000000}"))))
