@@ -1,5 +1,5 @@
-;;;; What a peer makes a server keep is charged to its connection, from where it begins to where it
-;;;; ends; and who gives way when all hold too much.
+;;;; Octets that a server keeps for a peer are charged to its connection, from their arrival to
+;;;; their end; and a connection gives way when all hold too much.
 
 (in-package #:clgrpc.tests.server)
 
@@ -11,23 +11,23 @@
   (account-sum (server::server-link-account link)))
 
 (defun fat-fields (count)
-  "So many headers that a peer has never indexed."
+  "COUNT headers that a peer has never indexed."
   (loop for i below count collect (list (format nil "a~D" i) "b")))
 
 (defun begins-to-ask (id &key (method "Ask") (fields '()))
-  "The peer begins to call METHOD with FIELDS besides on stream ID, and sends no request."
+  "The peer begins a call of METHOD on stream ID, also with FIELDS, and sends no request."
   (memory:hears `(:headers ,id ((":method" "POST") (":scheme" "http")
                                 (":path" ,(format nil "/lab.Bench/~A" method))
                                 ("content-type" "application/grpc") ("te" "trailers")
                                 ,@fields))))
 
 (defun gets-plainly (id fields)
-  "The peer begins a plain request with FIELDS besides on stream ID, and does not end it."
+  "The peer begins a plain request on stream ID, with FIELDS in addition, and does not end it."
   (memory:hears `(:headers ,id ((":method" "GET") (":scheme" "http") (":path" "/") ,@fields))))
 
 (test header-lists-of-open-calls-are-charged
-  "With 150 octets a field beside what RFC 9113 counts, twice for plain requests, until the call
-ends."
+  "Until the call ends, the charge is what RFC 9113 counts and 150 octets a field, twice for plain
+requests."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
     (let* ((link (link-of memory:*end* server-loop))
@@ -47,7 +47,7 @@ ends."
         (is (zerop (charged)))))))
 
 (test header-lists-have-so-many-fields
-  "One more is as a list that is too large."
+  "A list with one more field is treated as too large."
   (with-server-loop (server-loop :options '(:max-header-fields 20)) (:ask #'double)
     (comes server-loop)
     (begins-to-ask 1 :fields (fat-fields 15))
@@ -56,7 +56,7 @@ ends."
     (is (equal '((:rst-stream 3 :enhance-your-calm)) (memory:said)))))
 
 (test calls-that-hold-too-much-are-refused
-  "The connection that has little is served while another holds all that there is."
+  "A connection that holds little is served while another holds everything that all may hold."
   (with-server-loop (server-loop :options '(:max-total-held-octets 4000000 :max-receive-octets 10000
                                             :max-held-octets 100000000))
       (:ask #'double)
@@ -72,8 +72,8 @@ ends."
       (is (null (failure-of link))))))
 
 (test requests-that-do-not-end-stay-as-they-came
-  "A whole message of a request without its end is charged as the octets that it has, and decoded
-when the end comes."
+  "A whole message of a request without an end is charged as the octets that it has; it is decoded
+when the end arrives."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
     (let* ((link (link-of memory:*end* server-loop))
@@ -94,8 +94,8 @@ when the end comes."
     streams))
 
 (test the-largest-user-gives-way
-  "Above an eighth more than all may hold, the connection that holds most of the peer that holds
-most is ended, and no other."
+  "If all hold an eighth more than allowed, one connection ends: of the peer that holds most, the
+connection that holds most."
   (with-server-loop (server-loop :options '(:max-total-held-octets 1000000)) (:ask #'double)
     (let ((links '()))
       (flet ((comes-with (peer octets)
@@ -116,8 +116,8 @@ most is ended, and no other."
           (is (equal '(nil nil nil nil) (mapcar #'failure-of (list a b1 b3 c)))))))))
 
 (defmacro with-heap-of ((live) &body body)
-  "Do BODY while the heap seems to have the fraction LIVE alive, in small objects, and it is not yet
-time to collect all garbage."
+  "Evaluate BODY while the part LIVE of the heap seems to be live, in small objects, and it is not
+yet time to collect all garbage."
   `(call-with-heap-of ,live (lambda () ,@body)))
 
 (defun call-with-heap-of (live function)
@@ -128,7 +128,7 @@ time to collect all garbage."
         (funcall function)))))
 
 (test no-calls-begin-while-the-heap-is-full
-  "Each call that comes then has a look, so the next one begins once the heap is not full."
+  "Each new call examines the heap, so the next call begins once the heap is not full."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
     (setf server::**looked** (collection-epoch)
@@ -141,8 +141,8 @@ time to collect all garbage."
     (is (not server::**pressure**))))
 
 (test a-full-heap-ends-no-connection-that-holds-little
-  "Where next to nothing is left of the heap, and connections hold next to nothing of it, to end
-them would help nobody."
+  "If almost no heap is left, and connections hold almost nothing of it, ending them would not
+help."
   (with-server-loop (server-loop) (:ask #'double)
     (let ((server (server::server-loop-server server-loop)) (link nil))
       (flet ((look-with (octets)
@@ -166,9 +166,9 @@ them would help nobody."
           (quit-registry server server:**servers**))))))
 
 (test connections-do-not-keep-up-the-memory-pressure
-  "Peers that hold no more than they may, in a heap that the program has half filled, would keep out
-all others. If they hold enough, the largest user gives way once two looks found memory pressure;
-else no connection does."
+  "Peers that hold no more than allowed, in a heap that the program has half filled, would keep out
+all others. If they hold enough, the largest user gives way once two looks have found memory
+pressure; else no connection does."
   (with-server-loop (server-loop) (:ask #'double)
     (let ((server (server::server-loop-server server-loop)) (links '()))
       (flet ((comes-with (octets)
@@ -198,7 +198,7 @@ else no connection does."
           (quit-registry server server:**servers**))))))
 
 (test a-peer-that-holds-little-is-not-refused-for-the-sake-of-others
-  "What others hold may be measured only, and so be more than all may hold without a refusal."
+  "The octets of others may be measured only later, and so exceed the limit without a refusal."
   (with-server-loop (server-loop :options '(:max-total-held-octets 6400000
                                             :max-receive-octets 100000))
       (:ask #'double)

@@ -1,4 +1,4 @@
-;;;; What our server makes of compressed requests, and when it compresses, frame by frame.
+;;;; Our server with compressed requests, and its compression of answers, frame by frame.
 
 (in-package #:clgrpc.tests.server)
 
@@ -10,7 +10,7 @@
          ,@body))))
 
 (defun packed-octets (format octets)
-  "OCTETS compressed in FORMAT, with a prefix that says so."
+  "OCTETS compressed in FORMAT, after a prefix with the flag for compression."
   (os:open-zlib)
   (multiple-value-bind (result end) (os:deflate-octets format 6 octets 0 (length octets) 0)
     (framed (subseq-octets result 0 end) :flag 1)))
@@ -46,7 +46,7 @@
     ,@(when accepted `(("grpc-accept-encoding" . ,accepted)))))
 
 (test compressed-requests
-  "Both formats, in one piece and in many, decoded on the loop's thread and elsewhere."
+  "Both formats, in one piece and in many, decoded on the loop's thread and on others."
   (dolist (execution '(:inline :blocking))
     (with-raw-calls (peer :execution execution)
         (:ask (lambda (note call)
@@ -71,14 +71,14 @@
                                             :data (packed-note :deflate 1))))))))
 
 (defun keeps-loop-p ()
-  "True in a handler that runs on a loop which no other thread has been asked to run."
+  "True in a handler that runs on a loop that no other thread has been asked to run."
   (let* ((loop loop:*event-loop*)
          (baton (and loop (loop::own-lending loop))))
     (and baton (/= baton (loop::event-loop-asked loop)))))
 
 (test long-messages-are-decompressed-off-the-loop
-  "A handler that began on the loop gives it up before a message of its request is decompressed that
-is long, whatever that has said of its length; not for a short one."
+  "A handler that began on the loop gives up the loop before it decompresses a message that is long,
+whatever length the message announces; not for a short one."
   (with-raw-calls (peer :execution :inline)
       (:ask (handling ()
               (note (if (keeps-loop-p) 1 2))))
@@ -95,7 +95,7 @@ is long, whatever that has said of its length; not for a short one."
                                         :flag 1))))))))
 
 (test plain-answers-know-nothing-of-compression
-  "Headers stay as short as they were for clients that do not compress."
+  "Headers for clients that do not compress stay short."
   (with-raw-calls (peer) (:ask #'echo-note)
     (let ((exchange (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields nil "gzip")
                              :data (note-octets 1))))
@@ -201,8 +201,8 @@ is long, whatever that has said of its length; not for a short one."
       (is (= 0 (first (first (unpacked exchange))))))))
 
 (test compressed-noise
-  "A compressed message that stays as it was is read, or is too long; whatever another is made into,
-its call ends with a status, mostly :internal, and the server goes on."
+  "A random compressed message is read or is too long; a changed one ends its call with a status,
+mostly :internal, and the server continues."
   (let* ((seed (random 1000000 (make-random-state t)))
          (random (sb-ext:seed-random-state seed))
          (statuses '()))
@@ -228,13 +228,13 @@ its call ends with a status, mostly :internal, and the server goes on."
 ;;; Compressions that users register
 
 (defun call-with-compressor (name compress decompress function)
-  "Call FUNCTION while there is the compression NAME with these functions, besides our own."
+  "Call FUNCTION while the compression NAME is registered with these functions."
   (with-changed (encoding::**encodings**)
     (grpc:register-compressor name :compress compress :decompress decompress)
     (funcall function)))
 
 (defun turned (octets &optional level)
-  "OCTETS, each exclusive-or 255: a compression for tests, which gains nothing."
+  "OCTETS, each exclusive-or 255: a compression for tests that saves nothing."
   (declare (ignore level))
   (map 'octets (lambda (octet) (logxor 255 octet)) octets))
 
@@ -242,8 +242,8 @@ its call ends with a status, mostly :internal, and the server goes on."
   (framed (turned (grpc:serialize (apply #'note number arguments))) :flag 1))
 
 (test a-compressor-that-is-registered-later
-  "Its name was seen before on the connection, in a header block that came again and again: once it
-is registered it is known there."
+  "The connection has seen its name before, in a header block that is repeated: after the
+registration the name is known there."
   (with-raw-calls (peer) (:ask #'echo-note)
     (flet ((answer ()
              (ask-raw peer "/lab.Bench/Ask" :data (turned-note 7)
@@ -255,8 +255,8 @@ is registered it is known there."
          (loop repeat 3 do (is (eq :ok (status-of (answer))))))))))
 
 (test registered-compressors-at-the-server
-  "Their names go out, what they have compressed is read, and answers go so to clients that accept
-that. What is too long, or broken, ends the call, and no more than that."
+  "The server announces their names, reads what they have compressed, and compresses answers for
+clients that accept this. A message that is too long or broken ends its call only."
   (call-with-compressor
    :turned #'turned
    (lambda (octets write)

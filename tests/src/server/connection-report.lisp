@@ -1,4 +1,4 @@
-;;;; What a server reports of its connections.
+;;;; A server's report of its connections.
 
 (in-package #:clgrpc.tests.server)
 

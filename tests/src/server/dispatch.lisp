@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tests.server)
 
 (defmacro with-raw-probe ((peer channel &rest options) (&rest handlers) &body body)
-  "WITH-PROBE with a raw client besides. After BODY both must still be served."
+  "WITH-PROBE with a raw client in addition. After BODY the server must still serve both."
   (let ((server (gensym "SERVER")))
     `(with-probe (,channel :server ,server ,@options) (:ask #'double :chat #'echo ,@handlers)
        (with-raw-client (,peer (grpc:server-address ,server))
@@ -15,7 +15,7 @@
        (is (= 42 (number-of (ask ,channel (note 21))))))))
 
 (test unimplemented
-  "Methods and services that are not there, and methods without a handler."
+  "Methods and services that do not exist, and methods without a handler."
   (with-raw-probe (peer channel) ()
     (is (typep (caught (lab.absent:ask channel (note 1) :timeout 5)) 'grpc:unimplemented))
     (is (typep (caught (numbers (watch channel (note 1)))) 'grpc:unimplemented))
@@ -27,7 +27,7 @@
     (is (eq :unimplemented (status-of (ask-raw peer "/lab.Bench/Nothing" :end nil))))))
 
 (test not-grpc
-  "What is no gRPC is told so by HTTP status and a short text."
+  "A request that is not gRPC gets an HTTP status and a short text."
   (with-raw-probe (peer channel) ()
     (flet ((check (status &rest arguments)
              (let ((exchange (apply #'ask-raw peer "/lab.Bench/Ask" arguments)))
@@ -49,7 +49,7 @@
                                                             :data (note-octets 1))))))))
 
 (test request-fields
-  "Malformed time-outs and encodings that are not had end the call alone."
+  "A malformed time-out or an unknown encoding ends its call only."
   (with-raw-probe (peer channel) ()
     (flet ((status (&rest fields)
              (status-of (ask-raw peer "/lab.Bench/Ask" :fields fields :data (note-octets 1)))))
@@ -66,8 +66,8 @@
         (is (eq :ok (status '("x-odd-bin" . "AQ==,AgM"))))))))
 
 (test deadlines-that-have-passed
-  "A call that comes too late, or whose deadline passes before its handler could run, ends without
-that, however handlers run."
+  "A call that arrives too late, or whose deadline passes before its handler could run, ends without
+its handler, by every execution."
   (dolist (execution '(:inline :blocking))
     (let ((ran 0))
       (flet ((handle (request call)
@@ -93,7 +93,7 @@ that, however handlers run."
 
 
 (test request-messages
-  "Cardinality, prefixes and messages that are wrong."
+  "Wrong numbers of messages, wrong prefixes and malformed messages."
   (with-raw-probe (peer channel :options '(:max-receive-octets 1000)) ()
     (flet ((status (&rest pieces)
              (status-of (ask-raw peer "/lab.Bench/Ask"
@@ -114,7 +114,7 @@ that, however handlers run."
       (is (eq :ok (status (framed (octets-of))))))))
 
 (test messages-in-pieces
-  "A message cut anywhere is put together; several in one frame are told apart."
+  "A message cut at any place is joined; several in one frame are separated."
   (with-raw-probe (peer channel) ()
     (let* ((octets (concatenate 'octets (note-octets 1) (note-octets 2 :body 300) (note-octets 3)
                                 (framed (octets-of))))
@@ -177,7 +177,7 @@ that, however handlers run."
       (is (await-signal ended :count 20)))))
 
 (test connection-lost-while-running
-  "All calls of a connection that is gone are cancelled."
+  "All calls of a lost connection are cancelled."
   (let ((started (make-signal)) (ended (make-signal)))
     (with-probe (channel :server server)
         (:chat (handling (stream)
@@ -234,7 +234,7 @@ that, however handlers run."
           (is (= 4 (number-of (grpc:await second)))))))))
 
 (test calls-that-have-waited-for-a-thread-leave-no-timer
-  "The time that a call may wait for a thread ends with the call."
+  "The timer of a call's wait for a thread ends with the call."
   (let ((go-on (make-signal)) (running (make-signal)))
     (with-probe (channel :server server
                          :options '(:reserve-threads 1 :execution :blocking
@@ -259,7 +259,7 @@ that, however handlers run."
             (eventually (<= (timers) before))))))))
 
 (test places-of-calls-that-have-ended-are-free
-  "A call that is cancelled while it waits for a thread leaves its place in the queue to another."
+  "A call that is cancelled while it waits for a thread frees its place in the queue."
   (let ((go-on (make-signal)) (running (make-signal)))
     (with-probe (channel :options '(:reserve-threads 1 :reserve-queue 1 :execution :blocking))
         (:ask (double-when running go-on))
@@ -276,7 +276,7 @@ that, however handlers run."
             (is (= 6 (number-of (grpc:await last))))))))))
 
 (test answers-unread
-  "A peer that asks and asks and does not read holds up nobody; when it reads it gets every answer."
+  "A peer that sends requests and does not read delays no other; later it gets every answer."
   (with-raw-probe (peer channel :options '(:max-unsent-octets 16384)) ()
     (let ((exchanges (loop repeat 3000
                            collect (progn (setf (http2:connection-peer-max-streams
@@ -290,8 +290,8 @@ that, however handlers run."
                  exchanges)))))
 
 (test long-turns-take-little-of-each-connection
-  "A peer may have a thousand connections that all send: in a turn that has taken long already, each
-gets a few frames, and has its rest in the next one."
+  "A peer may have a thousand connections that all send: in a turn that has taken long already, only
+a few frames of each are read, and the rest in the next turn."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
     (let* ((socket (wire::link-socket (link-of memory:*end* server-loop)))

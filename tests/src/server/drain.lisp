@@ -3,14 +3,14 @@
 (in-package #:clgrpc.tests.server)
 
 (defun drain (server-loop)
-  "Have the links of SERVER-LOOP drain."
+  "Drain the links of SERVER-LOOP."
   (memory:call-in-world memory:*world*
                         (lambda () (server::map-links #'server::drain-link server-loop))))
 
 (defparameter *all-streams* #x7FFFFFFF)
 
 (test drain-of-a-connection-without-calls
-  "GOAWAY for no stream and a PING; once that is answered GOAWAY for the last, and the end."
+  "GOAWAY for no stream, and a PING; after its answer, GOAWAY for the last stream, and the end."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
     (asks 1 "Ask" 21)
@@ -23,7 +23,7 @@
     (is (zerop (server::server-loop-link-count server-loop)))))
 
 (test drain-lets-calls-begin-until-the-ping-is-answered
-  "A call that was on its way is served, and the connection ends with the last."
+  "A call that was on its way is served, and the connection ends with the last call."
   (let ((kept nil))
     (with-server-loop (server-loop)
                       (:ask #'double :watch (fn (_note call) (setf kept call)))
@@ -39,7 +39,7 @@
       (is-true (memory:end-shut memory:*end*)))))
 
 (test drain-of-a-peer-that-answers-no-ping
-  "It has a second, and a quarter of one until that is looked at."
+  "The peer has a second, and a quarter of a second until that is checked."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
     (drain server-loop)
@@ -51,7 +51,7 @@
     (is-true (memory:end-shut memory:*end*))))
 
 (test a-draining-peer-has-its-second-after-the-last-call
-  "While a call ran there was no hurry: its PING may have waited behind what the call had to say."
+  "While a call ran the time did not count: the PING may have waited behind the call's output."
   (let ((kept nil))
     (with-server-loop (server-loop)
                       (:watch (lambda (note call) (declare (ignore note)) (setf kept call)))
@@ -78,8 +78,8 @@
                (remove :window-update (mapcar #'first (memory:said)))))))
 
 (test old-connections-drain
-  "With max-connection-age-seconds, give or take a tenth; and calls that do not end are ended after
-the grace."
+  "They drain after max-connection-age-seconds, give or take a tenth; calls that do not end are
+ended after the grace."
   (with-server-loop (server-loop :options '(:max-connection-age-seconds 100
                                             :max-connection-age-grace-seconds 10))
       (:ask #'keep-open)
@@ -98,7 +98,7 @@ the grace."
 ;;; What is done before and after
 
 (test functions-for-the-stop-may-come-during-it
-  "One that is given while others run is called as well; after that none is taken."
+  "A function that is added while others run is called as well; later ones are refused."
   (let ((begun (make-signal)) (go-on (make-signal)) (called '()))
     (with-probe (channel :server server) (:ask #'double)
       (grpc:call-before-stop server (fn (_drain)

@@ -18,7 +18,7 @@
                           (lambda () (make-instance 'door))))
 
 (test acceptors-are-made-once
-  "From any number of threads, and are part of the server from then on."
+  "Any number of threads may ask; from then on the acceptor is part of the server."
   (let* ((server (start-probe (list :ask #'double)))
          (doors (with-threads (i 4) (door-of server))))
     (is (= 1 (length (remove-duplicates doors))))
@@ -28,7 +28,7 @@
     (is (equal '(:close) (door-told (first doors))))))
 
 (test acceptors-are-waited-for
-  "Until they say that the last call has ended; those that do not are abandoned."
+  "The server waits until they report the end of the last call; then it abandons them."
   (with-log ()
     (let* ((server (start-probe (list :ask #'double)))
            (door (door-of server)))

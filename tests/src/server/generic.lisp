@@ -1,4 +1,4 @@
-;;;; Services whose handler is one function, and calls of methods that no code was made for.
+;;;; Services whose handler is one function, and calls of methods without generated code.
 
 (in-package #:clgrpc.tests.server)
 
@@ -11,7 +11,7 @@
          (funcall function channel server))))))
 
 (defun echo-raw (method stream call)
-  "Send each message back, behind the path of METHOD."
+  "Send each message back, after the path of METHOD."
   (grpc:send call (grpc:raw-message (string-octets (grpc:rpc-method-path method))))
   (grpc:do-messages (message stream) (grpc:send call message)))
 
@@ -19,7 +19,7 @@
   (octets-string (grpc:raw-message-octets message)))
 
 (test unknown-methods-have-a-handler
-  "What no service of the server has goes to the service that takes everything; the others stay."
+  "A method of no service of the server goes to the service that takes all; the others keep theirs."
   (call-with-generic
    (lambda (channel server)
      (is (= 42 (number-of (ask channel (note 21)))) "known ones are served as before")
@@ -45,8 +45,8 @@
                       (note (* 2 (number-of request)))))))
 
 (test generic-methods-are-called-and-served
-  "A service with methods of its own, raw or of a type; a unary one gets its request and answers with
-what it returns."
+  "A service with methods of its own, raw or typed; the handler of a unary one gets its request and
+returns the answer."
   (call-with-generic
    (fn (channel _server)
      (let ((ask (grpc:generic-method "a.B/Ask" :request-type "lab.Note" :response-type "lab.Note")))
@@ -95,8 +95,8 @@ what it returns."
 ;;; Codecs
 
 (defun register-lines ()
-  "Register the codec \"lab-lines\": lists of strings, a line each. Of a type of ours, a Note, the
-first line is its text. There is no message \"broken\", and \"nothing\" is nil."
+  "Register the codec \"lab-lines\" for lists of strings, one a line. Of a type of ours, a Note, the
+first line is its text. \"broken\" is not a message, and \"nothing\" is nil."
   (grpc:register-codec
    "lab-lines"
    :serialize (lambda (message type)
@@ -113,8 +113,8 @@ first line is its text. There is no message \"broken\", and \"nothing\" is nil."
                           (t lines))))))
 
 (test methods-with-codecs-are-called-and-served
-  "A service of no type, of each kind; its messages are lists. What cannot be decoded ends the call,
-and no more than that."
+  "An untyped service with a method of each kind; its messages are lists. A message that cannot be
+decoded ends its call only."
   (register-lines)
   (flet ((coded (name kind) (grpc:generic-method name :kind kind :codec "lab-lines")))
     (let ((methods (list (coded "a.B/Ask" :unary) (coded "a.B/Watch" :server-streaming)
@@ -163,8 +163,8 @@ and no more than that."
         :methods methods)))))
 
 (test channels-with-a-codec
-  "Stubs of a service with types, by a channel that has a codec: the server takes it as the request
-says, for handlers that know nothing of it, with an interceptor around them."
+  "Stubs of a typed service use a channel with a codec: the server decodes requests by it, for
+handlers that do not know it, with an interceptor around them."
   (register-lines)
   (with-probe (channel :server server
                        :options (list :interceptors
@@ -190,8 +190,8 @@ says, for handlers that know nothing of it, with an interceptor around them."
     (signals misuse (grpc:make-channel "127.0.0.1:1" :codec "lab-other"))))
 
 (test a-codec-that-is-registered-later
-  "Its name was seen before on the connection, in a header block that came again and again: once it
-is registered it is known there."
+  "The connection has seen its name before, in a header block that is repeated: after the
+registration the name is known there."
   (with-raw-calls (peer)
       (:ask (handling (note) note))
     (let ((name (format nil "lab-later-~D" (random (expt 10 9))))) ; it stays registered
@@ -207,8 +207,8 @@ is registered it is known there."
         (loop repeat 3 do (is (eq :ok (status-of (answer)))))))))
 
 (test codecs-on-the-wire
-  "The content type of the request is that of the answer; one of no codec is refused. A message that
-is no such thing, too long, or cut short ends its call; the server goes on."
+  "The answer has the content type of the request; an unknown one is refused. A message that is
+invalid, too long or cut short ends its call only."
   (register-lines)
   (with-raw-calls (peer :max-receive-octets 1000)
       (:ask (handling (note) note))

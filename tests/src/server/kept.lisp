@@ -1,6 +1,6 @@
-;;;; All that hangs on a connection is charged to its account. A walk from the connection's
-;;;; structures through slots, vectors, lists and tables adds up what is there, whatever it is; what
-;;;; is charged must be as much, but for a factor.
+;;;; All memory that a connection refers to is charged to its account. A walk from the connection's
+;;;; structures through slots, vectors, lists and tables adds up all objects; the charge must be as
+;;;; much, but for a factor.
 
 (in-package #:clgrpc.tests.server)
 
@@ -13,7 +13,7 @@
     method:rpc-method server::server-route wire::connection-protocol
     rpc:observer loop:tls-credentials sb-thread:mutex rpc:operations server::route-table
     exchange:http-loop loop:byte-channel)
-  "What is not a connection's, or is charged with it in any case: a walk passes it by.")
+  "Objects that a walk skips, since they are not a connection's, or are charged to it in any case.")
 
 (defun other-p (object)
   (or (typep object '(or number character null))
@@ -22,8 +22,8 @@
       (find object hpack::**static-fields**)))
 
 (defun check-kept (link what)
-  "What LINK leads to is charged to it: no more is there. Less may be, since calls may share
-their fields."
+  "Check that the memory to which LINK refers is no more than its charge. It may be less, since
+calls may share their fields."
   (multiple-value-bind (octets found) (support:walk-octets link #'other-p)
     (let ((charged (octets-charged link)))
       (is (<= octets (+ 4096 (* 5/4 charged))) "~A: ~D octets, ~D charged: ~S" what octets charged
@@ -37,7 +37,7 @@ their fields."
                  block)))
 
 (defun repeat-dropped-fields ()
-  "Repeat blocks whose path the table drops soon after."
+  "Repeat blocks whose path the table drops soon afterwards."
   (let ((type (concatenate 'octets '(#x0f #x10 16) (ascii-octets "application/grpc"))) (id 1))
     (flet ((request (&rest parts)
              (memory:say memory:*world* memory:*end*
@@ -59,7 +59,7 @@ their fields."
                                                    append (list #x0f #x04 1 j)))))))
 
 (test all-that-a-connection-keeps-is-charged
-  "Whatever its peer has stuffed it with."
+  "This holds whatever its peer has sent."
   (flet ((stuffed (what function &rest options)
            (with-server-loop (server-loop :options options)
                (:ask #'double :collect (fn (_stream call) call))
@@ -120,8 +120,8 @@ their fields."
     (stuffed "blocks with fields of their own" #'repeat-literals)))
 
 (defun http1-head (method &key (headers 0) (body 0))
-  "The octets of the head of a request over HTTP/1.1 with so many HEADERS and a BODY of so many
-octets to come."
+  "The octets of the head of an HTTP/1.1 request with HEADERS headers and a body of BODY octets to
+come."
   (ascii-octets (format nil "~{~A~C~C~}"
                         (loop for line in `(,(format nil "~A /path HTTP/1.1" method)
                                             "Host: a"
@@ -132,8 +132,8 @@ octets to come."
                               append (list line #\Return #\Newline)))))
 
 (test all-that-a-connection-of-http1-keeps-is-charged
-  "As over HTTP/2: before it is known what it speaks, in the midst of a head, of a body, of a
-pipeline, and with answers that are not taken."
+  "As over HTTP/2: before its protocol is known, within a head, a body or a pipeline, and with
+answers that are not taken."
   (flet ((stuffed (what parts &key full (answer (constantly 204)))
            (with-server-loop (server-loop) (:ask #'double)
              (answer-http server-loop answer)

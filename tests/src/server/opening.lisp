@@ -1,5 +1,5 @@
-;;;; What becomes of connections that do not speak HTTP/2 at a server that does not speak HTTP/1.1;
-;;;; of one that does see http/http1.lisp.
+;;;; Connections that do not speak HTTP/2, at a server that does not speak HTTP/1.1; for one that
+;;;; does see http/http1.lisp.
 
 (in-package #:clgrpc.tests.server)
 
@@ -14,7 +14,7 @@
     (sb-bsd-sockets:socket-send socket octets (length octets))))
 
 (defun hear-octets (socket count &key (seconds +patience+))
-  "COUNT octets from SOCKET, or fewer if it ends before or they do not come in time."
+  "COUNT octets from SOCKET, or fewer if it ends before or they do not arrive in time."
   (let ((heard (make-octets 0)) (area (make-octets 4096)))
     (loop while (and (< (length heard) count)
                      (sb-sys:wait-until-fd-usable
@@ -25,8 +25,8 @@
     heard))
 
 (test connections-that-nobody-knows
-  "A connection that begins otherwise, or stops in the middle, is told so by HTTP/2:
-SETTINGS, and a GOAWAY with the reason."
+  "A connection that begins otherwise, or stops in the middle, gets HTTP/2's answer: SETTINGS, and a
+GOAWAY with the reason."
   (with-log ()
     (let ((server (start-probe (list :ask #'double) :preface-timeout-seconds 0.3)))
       (unwind-protect
@@ -45,7 +45,7 @@ SETTINGS, and a GOAWAY with the reason."
         (is (eq t (grpc:stop-server server :drain 5)))))))
 
 (test servers-that-stop-before-anything-was-said
-  "A connection that has not said what it speaks is told of the end by HTTP/2."
+  "A connection whose protocol is not known gets the server's end by HTTP/2."
   (let ((server (start-probe (list :ask #'double))))
     (with-plain-socket (socket (grpc:server-address server))
       (wait-until (lambda () (= 1 (getf (grpc:server-statistics server) :connections))))
@@ -56,7 +56,7 @@ SETTINGS, and a GOAWAY with the reason."
 ;;; In memory
 
 (defun answer-http (server-loop &optional (function (fn (&rest _request) 204)))
-  "Have FUNCTION answer all plain requests of SERVER-LOOP."
+  "Let FUNCTION answer all plain requests of SERVER-LOOP."
   (let ((server (server::server-loop-server server-loop)))
     (setf (server::server-loop-http server-loop)
           (server::make-server-loop-http server
@@ -64,14 +64,13 @@ SETTINGS, and a GOAWAY with the reason."
                                                                      :inline)))))
 
 (defun connects (server-loop)
-  "A peer of SERVER-LOOP has connected and said nothing. Return the link."
+  "A peer of SERVER-LOOP connects and sends nothing. Return the link."
   (link-of (memory:connects (lambda (transport) (server::accept-link server-loop transport)))
            server-loop))
 
 (test connections-of-mute-peers
-  "A peer that says nothing where it may speak something else than HTTP/2 hears nothing, and its
-connection is closed in time; one that has said a part of anything, or can only speak HTTP/2, hears
-from HTTP/2."
+  "A peer that sends nothing, and need not speak HTTP/2, gets nothing, and its connection is closed
+in time; a peer that has sent a part of anything, or can only speak HTTP/2, gets HTTP/2's answer."
   (loop for (octets http1 silent) in '((0 t t) (1 t nil) (0 nil nil))
         do (with-server-loop (server-loop :options '(:preface-timeout-seconds 5)) (:ask #'double)
              (when http1 (answer-http server-loop))
@@ -95,8 +94,8 @@ from HTTP/2."
                (is (zerop (server::server-loop-link-count server-loop)))))))
 
 (test connections-that-have-yet-to-speak
-  "A connection begins nothing before it is known what it speaks, and its time counts from when it
-was accepted."
+  "A connection begins nothing before its protocol is known, and its time counts from its
+acceptance."
   (with-server-loop (server-loop :options '(:preface-timeout-seconds 5)) (:ask #'double)
     (answer-http server-loop)
     (let ((link (connects server-loop)))

@@ -1,6 +1,6 @@
-;;;; The tests of the server, and what those of the client need too: a service whose handlers a test
-;;;; gives as functions, waiting without sleeping, and a raw HTTP/2 peer. Loaded after bench.lisp,
-;;;; which makes the packages LAB and LAB.BENCH.
+;;;; The tests of the server, and the code that the client's tests need too: a service whose
+;;;; handlers a test gives as functions, waiting without sleeping, and a raw HTTP/2 peer. Loaded
+;;;; after bench.lisp, which makes the packages LAB and LAB.BENCH.
 
 (defpackage #:clgrpc.tests.server
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)

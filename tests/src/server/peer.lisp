@@ -1,6 +1,6 @@
 ;;;; A peer whose every frame a test controls: the http2 core over a blocking socket, driven by the
 ;;;; thread that uses it. As a client it sends any header fields and octets; as a server it answers
-;;;; what a script says.
+;;;; by a script.
 
 (in-package #:clgrpc.tests.server)
 
@@ -44,13 +44,13 @@ has been reached on."
   (cdr (assoc name alist :test #'string=)))
 
 (defun framed (octets &key (flag 0) (length (length octets)))
-  "OCTETS as a length-prefixed message whose prefix says FLAG and LENGTH."
+  "OCTETS as a length-prefixed message whose prefix has FLAG and LENGTH."
   (concatenate 'octets (list flag)
                (loop for shift in '(24 16 8 0) collect (ldb (byte 8 shift) length))
                octets))
 
 (defun note-octets (number &rest arguments)
-  "A note with its prefix."
+  "The octets of a note, with its prefix."
   (framed (grpc:serialize (apply #'note number arguments))))
 
 ;;; The sink
@@ -99,7 +99,7 @@ has been reached on."
 ;;; Octets in and out
 
 (defun flush-peer (peer)
-  "Send what PEER has written."
+  "Send the octets that PEER has written."
   (let ((output (peer-output peer)))
     (http2:write-queued (peer-http2 peer) (ash 1 40))
     (handler-case
@@ -113,13 +113,13 @@ has been reached on."
     (clear-buffer output)))
 
 (defun send-octets (peer octets)
-  "Send OCTETS as they are, outside of what the core does."
+  "Send OCTETS unchanged, without the core."
   (flush-peer peer)
   (append-octets (peer-output peer) octets)
   (flush-peer peer))
 
 (defun read-peer (peer seconds)
-  "Read once from PEER's socket and have the core take it; false if nothing came in SECONDS."
+  "Read once from PEER's socket and pass the octets to the core; false if none came in SECONDS."
   (let ((socket (peer-socket peer))
         (area (make-octets 65536)))
     (when (sb-sys:wait-until-fd-usable (sb-bsd-sockets:socket-file-descriptor socket) :input seconds
@@ -179,8 +179,8 @@ core."
 
 (defun send-request (peer path &key (method "POST") (content-type "application/grpc") fields
                                  (data nil) (end t))
-  "Send a request to PATH with FIELDS beside the usual ones, and DATA; END says whether to end it.
-Return the exchange."
+  "Send a request to PATH with FIELDS in addition to the usual ones, and DATA; end it if END is
+true. Return the exchange."
   (let* ((stream (http2:open-stream (peer-http2 peer)))
          (exchange (make-exchange :stream stream)))
     (setf (http2:stream-user stream) exchange)
@@ -223,8 +223,8 @@ Return the exchange."
    function (lambda (socket) (serve-connection socket script at options))))
 
 (defmacro with-raw-server ((address &key (at :end) options) script &body body)
-  "Evaluate BODY with ADDRESS bound to that of a raw server, one connection at a time, which calls
-the function SCRIPT with the peer and each exchange whose request has come AT its :headers or :end."
+  "Evaluate BODY with ADDRESS bound to that of a raw server. For one connection at a time, it calls
+the function SCRIPT with the peer and each exchange that has reached AT, :headers or :end."
   `(call-with-raw-server (lambda (,address) ,@body) ,script ,at (list ,@options)))
 
 (defun ok-response (exchange &rest messages)

@@ -3,8 +3,8 @@
 (in-package #:clgrpc.tests.server)
 
 (test calls-wait-for-room
-  "Where answers would be longer than the heap has room for, one call begins all the same; the next
-waits, and ends when it has waited long enough, or with its caller."
+  "If answers would be longer than the heap has room for, one call begins nevertheless; the next
+waits, and ends after the limit or with its caller."
   (with-server-loop (server-loop :options '(:room-wait-seconds 2)) (:ask #'keep-open)
     (comes server-loop)
     (let ((route (route-named (server::server-loop-server server-loop) 'lab.bench:ask)))
@@ -32,8 +32,8 @@ waits, and ends when it has waited long enough, or with its caller."
       (is (zerop (server::server-loop-open server-loop))))))
 
 (defun call-with-room-short (function)
-  "Call FUNCTION with a function that frees the heap again, while so much of the heap is promised
-that an answer still gets a promise, but a message that is to be decoded does not."
+  "Call FUNCTION with a function that frees the heap again. Meanwhile so much of the heap is
+promised that an answer gets a promise, but not a message to decode."
   (let ((octets (floor (* 2 (heap-size)) 5)) (freed nil))
     (flet ((free () (unless (shiftf freed t) (settle-octets octets))))
       (is-true (promise-octets octets))
@@ -48,7 +48,7 @@ that an answer still gets a promise, but a message that is to be decoded does no
   (and (sb-thread:mutex-owner rpc::**room-turn**) t))
 
 (test handlers-that-wait-for-room-hold-none
-  "A handler that waits for room to decode its long request gives the room for its answer back
+  "A handler that waits for room to decode its long request releases the room for its answer
 meanwhile: handlers that hold room do not wait for each other."
   (with-probe (channel :server server :options '(:execution :blocking))
       (:ask (fn (note _call) note))
@@ -65,8 +65,8 @@ meanwhile: handlers that hold room do not wait for each other."
       (eventually (= before (promised-octets))))))
 
 (test messages-that-wait-for-room-have-the-turn-of-their-peer-only
-  "A compressed message that waits for room keeps none of other peers from being decompressed. Its
-own peer gets no more turns meanwhile, and owes the time that the message has used."
+  "A compressed message that waits for room does not delay the decompression of other peers'
+messages. Its own peer gets no more turns meanwhile, and owes the time that the message has used."
   (let* ((budget (server::make-decompression-budget)) (turns (server::budget-turns budget))
          (peers (sb-thread:semaphore-count turns))
          (all (sb-thread:semaphore-count (server::timed-turns))) (inside nil) (thread nil))
@@ -97,8 +97,8 @@ own peer gets no more turns meanwhile, and owes the time that the message has us
       (is (= all (sb-thread:semaphore-count (server::timed-turns)))))))
 
 (test handlers-that-wait-for-a-turn-hold-no-room
-  "A handler whose method gives long answers and that waits for a turn to decompress gives the room
-for its answer back meanwhile: one with a turn may wait for that room."
+  "A handler whose method gives long answers, and that waits for a turn to decompress, releases the
+room for its answer meanwhile: a handler with a turn may wait for that room."
   (let* ((budget (server::make-decompression-budget)) (turns (server::budget-turns budget))
          (peers (sb-thread:semaphore-count turns)) (thread nil) (entered nil)
          (before (promised-octets)))
@@ -132,20 +132,20 @@ service Taker { rpc Take(stream Wide) returns (Wide); }"
       (incf count (length (wide:wide-parts wide))))))
 
 (defun call-with-taker (options function)
-  "Call FUNCTION with a server of a taker, with OPTIONS, that waits for no room."
+  "Call FUNCTION with a server of a taker, with OPTIONS, where no call waits for room."
   (with-started (server (apply #'grpc:start-server (make-instance 'taker)
                                :listen "127.0.0.1:0" :room-wait-seconds 0 options)
                  :drain 5)
     (funcall function server)))
 
 (defun wide (parts &optional (more 0))
-  "A message with PARTS empty ones inside it, and MORE octets of text."
+  "A message with PARTS empty messages inside it, and MORE octets of text."
   (wide:make-wide :parts (loop repeat parts collect (wide:make-wide))
                   :f3 (make-string more :initial-element #\x)))
 
 (defun call-with-outcomes (options function)
-  "Call FUNCTION with a function that tells what becomes of a message at a server with OPTIONS: how
-many messages are inside it, or why its call ends."
+  "Call FUNCTION with a function that returns the outcome of a message at a server with OPTIONS: the
+number of messages inside it, or the reason why its call ends."
   (call-with-taker
    options
    (lambda (server)
@@ -157,8 +157,8 @@ many messages are inside it, or why its call ends."
                     (grpc:rpc-error (error) (grpc:rpc-error-status error)))))))))
 
 (test short-messages-that-grow-need-room
-  "A message of less than 16 KB whose messages inside take more than 1 MB is decoded in room
-promised for it; one that takes little is decoded without."
+  "A message of less than 16 KB whose messages inside take more than 1 MB is decoded in promised
+room; a message that takes little needs no promise."
   (call-with-outcomes
    '()
    (lambda (outcome)
@@ -171,7 +171,7 @@ promised for it; one that takes little is decoded without."
      (is (eql 8000 (funcall outcome (wide 8000)))))))
 
 (test short-messages-need-no-room-under-a-low-limit
-  "Where :MAX-DECODED-OCTETS is low a message of less than 16 KB takes little; it needs no promise."
+  "If :MAX-DECODED-OCTETS is low a message of less than 16 KB takes little, and needs no promise."
   (call-with-outcomes
    '(:max-decoded-octets 0)
    (lambda (outcome)
@@ -182,7 +182,7 @@ promised for it; one that takes little is decoded without."
         (funcall free))))))
 
 (test limits-just-below-the-usual-hold
-  "A message that takes more than :MAX-DECODED-OCTETS is refused, though most may take that much."
+  "A message that takes more than :MAX-DECODED-OCTETS is refused, even near the usual limit."
   (call-with-outcomes
    '(:max-decoded-octets 900000)
    (lambda (outcome)

@@ -1,5 +1,5 @@
-;;;; What a server writes, as our client and as a raw peer see it: metadata both ways, trailers,
-;;;; trailers-only, statuses.
+;;;; The output of a server, as our client and a raw peer see it: metadata in both directions,
+;;;; trailers, trailers-only, statuses.
 
 (in-package #:clgrpc.tests.server)
 
@@ -22,7 +22,7 @@
       (is (equal '(("x-reply" . "two words")) (grpc:call-trailers call))))))
 
 (test large-metadata
-  "What takes several frames, and what is past the limit of the peer's header list."
+  "Metadata that take several frames, and metadata beyond the limit of the peer's header list."
   (with-probe (channel :options '(:max-header-list-octets 40000)
                        :channel-options '(:max-header-list-octets 40000))
       (:ask (fn (_note call)
@@ -41,7 +41,7 @@
       (is (= 0 (number-of (ask channel (note 1) :metadata '(("x-large" . "")))))))))
 
 (test wrong-metadata-is-misuse
-  "At both ends, before anything is sent, and only once."
+  "At both ends, MISUSE is signalled once, before anything is sent."
   (let ((conditions '()))
     (with-probe (channel)
         (:ask (lambda (note call)
@@ -78,7 +78,7 @@
 ;;; Frame by frame
 
 (test good-answer-on-the-wire
-  "Headers, one message, trailers; metadata where it belongs."
+  "Headers, one message, trailers; metadata in headers and trailers."
   (with-probe (channel :server server)
       (:ask (lambda (note call)
               (grpc:send-metadata call '(("x-head" . "1")))
@@ -96,7 +96,7 @@
                (is (null (exchange-reset exchange)))))))
 
 (test trailers-only
-  "A call that fails before it sent anything is one header block; its metadata are trailers."
+  "A call that fails before it sent anything has one header block; its metadata are trailers."
   (with-probe (channel :server server)
       (:ask (fn (_note call)
               (setf (grpc:call-trailers call) '(("x-tail" . "1")))
@@ -119,7 +119,7 @@
       (is (null (grpc:call-metadata call))))))
 
 (test early-end-resets-the-request
-  "An answer before the request has ended lets go of the rest without an error."
+  "An answer before the request's end resets the rest without an error."
   (with-probe (channel :server server)
       (:chat (lambda (stream call) (grpc:send call (grpc:receive stream)) nil))
     (with-raw-client (peer (grpc:server-address server))
@@ -129,8 +129,8 @@
         (is (eql http2:+no-error+ (exchange-reset exchange)))))))
 
 (test finish-from-anywhere
-  "The reactive end of a call, with everything it can say; a second one has no effect, and a second
-reply is misuse."
+  "The reactive end of a call, with all arguments; a second end has no effect, and a second reply is
+misuse."
   (with-probe (channel)
       (:watch (lambda (note call)
                 (setf (grpc:call-trailers call) '(("x-a" . "1")))
@@ -172,7 +172,7 @@ reply is misuse."
       (is (equal '(grpc:misuse grpc:misuse grpc:misuse grpc:misuse) conditions)))))
 
 (test a-reply-that-repeats
-  "Once the peer's table holds them, reply headers are two octets and trailers one: 9 + 2 for
+  "Once the fields are in the peer's table, reply headers are two octets and trailers one: 9 + 2 for
 HEADERS, 9 and the message for DATA, 9 + 1 for the trailers."
   (with-probe (channel :server server) (:ask (handling (note) note))
     (declare (ignorable channel))
@@ -192,7 +192,7 @@ HEADERS, 9 and the message for DATA, 9 + 1 for the trailers."
         sum (+ 32 (length name) (length value))))
 
 (defun fail-at-length (note call)
-  "Fail with text, details and trailers as long as the number, the text and the body of NOTE say."
+  "Fail with a text, details and trailers of the lengths that NOTE has."
   (setf (grpc:call-trailers call)
         (and (plusp (length (lab:note-text note)))
              `(("x-tail" . ,(make-string (parse-integer (lab:note-text note))
@@ -205,8 +205,8 @@ HEADERS, 9 and the message for DATA, 9 + 1 for the trailers."
               :details (and (plusp (length (lab:note-body note))) (lab:note-body note))))))
 
 (test ends-that-fit-into-what-the-client-takes
-  "Whatever a handler says, its status arrives: within SETTINGS_MAX_HEADER_LIST_SIZE of the client,
-and our own limit where that names none."
+  "Every status arrives: within SETTINGS_MAX_HEADER_LIST_SIZE of the client, and our own limit if
+the client has none."
   (with-log ()
     (dolist (limit '(1024 4096 16384 1000000))
       (with-probe (channel :server server) (:ask #'fail-at-length)
@@ -239,8 +239,8 @@ and our own limit where that names none."
                                           :data (note-octets -1 :text "100"))))))))))
 
 (test a-function-for-the-log-may-send
-  "That details or trailers were left out is reported when the end has been written: a function for
-the log may send the report on another call of the connection."
+  "The omission of details or trailers is logged after the end has been written: a function for the
+log may send the report on another call of the connection."
   (let* ((kept nil)
          (listener (fn (_level event &rest _plist)
                      (when (eq :status-cut event) (grpc:try-send kept (note 5))))))
@@ -261,7 +261,7 @@ the log may send the report on another call of the connection."
       (answered '(5 :ok)))))
 
 (test metadata-that-the-client-does-not-take
-  "SEND-METADATA says so in the handler."
+  "SEND-METADATA signals an error in the handler."
   (with-log ()
     (with-probe (channel :channel-options '(:max-header-list-octets 4096))
         (:ask (lambda (note call)

@@ -1,5 +1,5 @@
-;;;; A server loop without a socket: its loop is in memory, its peers speak in the words of
-;;;; tests/support/world, and time passes when a test says so.
+;;;; A server loop without a socket: its loop is in memory, its peers use the forms of
+;;;; tests/support/world, and a test lets time pass.
 
 (in-package #:clgrpc.tests.server)
 
@@ -36,11 +36,11 @@ OPTIONS."
 
 (defmacro with-server-loop ((server-loop &key options events) (&rest handlers) &body body)
   "Evaluate BODY with SERVER-LOOP bound to one in memory, of a server with HANDLERS, a plist of
-forms, and OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
+forms, and OPTIONS, a form. The test fails if an error other than EVENTS is logged."
   `(call-with-server-loop (lambda (,server-loop) ,@body) (list ,@handlers) ,options ',events))
 
 (defun comes (server-loop &key (peer "memory"))
-  "A new peer of SERVER-LOOP, called PEER, has connected and shaken hands."
+  "A new peer of SERVER-LOOP, called PEER, connects and shakes hands."
   (prog1 (memory:connects (lambda (transport) (server::accept-link server-loop transport))
                           :peer peer)
     (memory:say memory:*world* memory:*end* dialogue:*preface*)
@@ -61,13 +61,13 @@ forms, and OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
                 `(:data ,id ,(coerce (apply #'note-octets arguments) 'octets) :end-stream)))
 
 (defun statuses ()
-  "What has been answered since the last look: a list of stream and status."
+  "The statuses since the last call: a list of stream and status."
   (loop for (kind id fields) in (memory:said)
         for code = (and (eq kind :headers) (second (assoc "grpc-status" fields :test #'string=)))
         when code collect (list id (status:code-status (parse-integer code)))))
 
 (defun answered (&rest statuses)
-  "Exactly these streams and STATUSES were answered since the last look."
+  "Check that exactly these streams and STATUSES were answered since the last call."
   (is (equal statuses (statuses))))
 
 (defun keep-open (note call)

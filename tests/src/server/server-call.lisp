@@ -1,5 +1,5 @@
-;;;; Calls as handlers have them: the four kinds in both styles and every execution, cancellation
-;;;; and deadlines as a handler learns of them, errors in handlers.
+;;;; Calls as handlers see them: the four kinds in both styles and every execution, cancellation and
+;;;; deadlines in a handler, errors in handlers.
 
 (in-package #:clgrpc.tests.server)
 
@@ -76,14 +76,14 @@
   "An execution for each method but one.")
 
 (test blocking-handlers
-  "All kinds, handlers that wait, wherever such may run."
+  "All kinds, with handlers that wait, by every execution that allows this."
   (dolist (execution (list :auto :blocking *by-method*))
     (with-probe (channel :options (list :execution execution))
         (:ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
       (check-four-kinds channel))))
 
 (test reactive-handlers
-  "All kinds, handlers that hold no thread, on the loop and elsewhere."
+  "All kinds, with handlers that occupy no thread, on the loop and elsewhere."
   (dolist (execution (list :inline :blocking *by-method*))
     (with-probe (channel :options (list :execution execution))
         (:ask #'double-later :watch #'count-up-reactively :collect #'add-up-reactively
@@ -91,18 +91,18 @@
       (check-four-kinds channel))))
 
 (test inline-handlers
-  "Handlers on the loop that answer at once, among them one that only sends."
+  "Handlers on the loop that answer at once; one of them only sends."
   (with-probe (channel :options '(:execution :inline))
       (:ask #'double :watch #'count-up :collect #'add-up-reactively :chat #'echo-reactively)
     (check-four-kinds channel)))
 
 (defmacro elsewhere (&body body)
-  "Evaluate BODY in another thread, and wait for it."
+  "Evaluate BODY in another thread, and wait until it has ended."
   `(sb-thread:join-thread (in-thread ,@body)))
 
 (test ends-do-not-overtake
-  "What ends a stream on the loop comes behind what another thread has sent before: the return of
-its handler, FINISH, and an error."
+  "A stream's end on the loop follows the messages that another thread has sent before: the return
+of the handler, FINISH, and an error."
   (flet ((check (handler status)
            (with-probe (channel :options '(:execution :inline)) (:watch handler)
              (loop repeat 20
@@ -127,8 +127,8 @@ its handler, FINISH, and an error."
            :aborted)))
 
 (test headers-are-not-overtaken
-  "The metadata that another thread has sent before go out in front of what the loop sends: a message
-of a stream, the only answer, and the end."
+  "Metadata that another thread has sent before precede the loop's output: a message of a stream,
+the only answer, and the end."
   (flet ((say (call)
            (elsewhere (grpc:send-metadata call '(("said" . "before")))))
          (said (call)
@@ -170,13 +170,13 @@ of a stream, the only answer, and the end."
                (is (string= expected (lab:note-text (ask channel (note 1)))))))))
 
 (defun speak (call number)
-  "Speak once by turns with the handler of CALL, which echoes."
+  "Exchange one message with the handler of CALL, which echoes."
   (grpc:send call (note number))
   (is (= number (number-of (grpc:receive call)))))
 
 (defun call-with-echoes (execution function)
-  "Call FUNCTION with a channel, the server's route for echoes that run by EXECUTION, and a function
-that tells whether all echoes of a call ran on the loop."
+  "Call FUNCTION with a channel, the server's route for echoes by EXECUTION, and a function that
+returns true if all echoes of a call ran on the loop."
   (let ((elsewhere (list 0)))
     (flet ((echo (stream call)
              (grpc:do-messages (note stream)
@@ -195,7 +195,7 @@ that tells whether all echoes of a call ran on the loop."
                      (zerop (car elsewhere)))))))))
 
 (test waiting-handlers-run-the-loop
-  "A handler that waits for its peer goes on running the loop, as long as no other is due."
+  "A handler that waits for its peer runs the loop meanwhile, as long as no other is due."
   (call-with-echoes
    :inline
    (fn (channel _route on-the-loop-p)
@@ -211,7 +211,7 @@ that tells whether all echoes of a call ran on the loop."
        (speak first 6)))))
 
 (test handlers-that-waited-beside-others
-  "They run on reserve threads, but on the loop when they are alone; those that overstayed do not."
+  "They run on reserve threads, but on the loop if alone; those that have overstayed do not."
   (call-with-echoes
    :auto
    (lambda (channel route on-the-loop-p)
@@ -241,7 +241,7 @@ that tells whether all echoes of a call ran on the loop."
         (mapc #'grpc:close-channel channels)))))
 
 (test client-streaming-starts-at-the-first-message
-  "A bidi handler starts at the headers and may speak first; a client-streaming one at a message."
+  "A bidi handler starts at the headers and may send first; a client-streaming one at a message."
   (let ((started (make-signal)))
     (with-probe (channel)
         (:collect (lambda (stream call) (signal-it started) (add-up stream call))
@@ -261,7 +261,7 @@ that tells whether all echoes of a call ran on the loop."
 ;;; Cancellation
 
 (test on-cancel-after-the-end
-  "A callback that comes late is called at once."
+  "A callback that is set late is called at once."
   (let ((started (make-signal)) (seen (make-signal)))
     (with-probe (channel)
         (:watch (fn (_note call)
@@ -275,7 +275,7 @@ that tells whether all echoes of a call ran on the loop."
         (is (await-signal seen))))))
 
 (test cancelled-before-it-began
-  "A call that is cancelled while it waits for a thread never reaches its handler."
+  "The handler of a call that is cancelled while it waits for a thread never runs."
   (let ((running (make-signal)) (go-on (make-signal)) (count 0))
     (with-probe (channel :options '(:reserve-threads 1 :execution ((lab.bench:ask . :blocking)
                                                                    (lab.bench:watch . :inline))))
@@ -302,7 +302,7 @@ that tells whether all echoes of a call ran on the loop."
 ;;; Deadlines
 
 (test server-ends-a-call-at-its-deadline
-  "The server's own timer does, when the peer does not."
+  "The server's own timer ends it if the peer does not."
   (let ((seen (make-signal)))
     (with-probe (channel :server server)
         (:watch (fn (_note call)
@@ -315,7 +315,7 @@ that tells whether all echoes of a call ran on the loop."
           (is (await-signal seen)))))))
 
 (test deadlines-are-passed-on-by-hand
-  "To another thread, which inherits nothing."
+  "A handler passes its deadline to another thread, which inherits nothing."
   (let ((inner nil))
     (with-probe (back)
         (:ask (lambda (note call)
@@ -347,7 +347,7 @@ that tells whether all echoes of a call ran on the loop."
         (is (search "HANDLER-ERROR" (string-upcase (getf (first logged) :backtrace))))))))
 
 (test handler-returns-nothing
-  "The log says which method it was, and what it should have returned."
+  "The log has the method, and the value that the handler should have returned."
   (with-probe (channel :events (:handler-error)) (:ask (constantly nil))
     (is (typep (caught (ask channel (note 1))) 'grpc:internal))
     (let ((logged (events-of :handler-error)))
@@ -358,7 +358,7 @@ that tells whether all echoes of a call ran on the loop."
                                 (princ-to-string (getf (first logged) :condition)))))))))
 
 (test handler-returns-octets
-  "Octets are no message, whichever thread would send them."
+  "Octets are not a message, whichever thread would send them."
   (dolist (execution '(:inline :blocking))
     (with-probe (channel :options (list :execution execution) :events (:handler-error))
         (:ask (constantly (note-octets 7)))
@@ -366,8 +366,8 @@ that tells whether all echoes of a call ran on the loop."
       (is (= 1 (length (events-of :handler-error)))))))
 
 (test handlers-of-streams-that-return-messages
-  "They are not sent; the log says so once for a method. A handler that has sent something may
-return what it likes, and so may one that returns other things."
+  "The messages are not sent, which is logged once for a method. A handler that has sent a message
+may return anything, and so may one that returns no message."
   (flet ((watched (answer sent)
            (clrhash server::**methods-not-sent**)
            (with-probe (channel :events (:messages-not-sent))
@@ -388,7 +388,7 @@ return what it likes, and so may one that returns other things."
       (is (null (watched answer 0))))))
 
 (test handler-runs-out-of-stack
-  "Even that ends the call and not the server."
+  "Even an exhausted stack ends only the call, not the server."
   (support:exhausting-a-stack
     (with-probe (channel :events (:handler-error))
         (:ask (lambda (note call)
@@ -398,8 +398,8 @@ return what it likes, and so may one that returns other things."
       (is (= 4 (number-of (ask channel (note 2))))))))
 
 (test handler-thread-aborted
-  "A handler whose thread is ended by force, as from the debugger, ends its call all the same, even
-if it was the loop's thread."
+  "If a handler's thread is ended by force, as from the debugger, its call ends, even if the thread
+ran the loop."
   (dolist (execution '(:inline :blocking))
     (with-probe (channel :options (list :execution execution) :events (:handler-error))
         (:ask (lambda (note call)
@@ -409,7 +409,7 @@ if it was the loop's thread."
                (is (= 4 (number-of (ask channel (note 2)))))))))
 
 (test handler-fails
-  "Without a message, with any message, and with details that are octets."
+  "An error without a message, with any message, and with details that are octets."
   (let ((details (octets-of 0 1 254 255)))
     (with-probe (channel)
         (:ask (handling (note)
@@ -431,7 +431,7 @@ if it was the loop's thread."
           (is (null (grpc:rpc-error-details error)) "not a google.rpc.Status"))))))
 
 (test handler-fails-oddly
-  "What cannot be sent as it is does not stay without an answer."
+  "A status that cannot be sent unchanged is sent in another form."
   (let ((odd nil))
     (with-probe (channel :events (:handler-error))
         (:ask (handling () (funcall odd)))
@@ -467,7 +467,7 @@ condition."
 
 (test debug-on-error
   "With *DEBUG-ON-ERROR* the debugger opens in the handler's thread, while others are served, and
-its user chooses what becomes of the call."
+its user chooses the end of the call."
   (let ((seen '()) (good nil) (script nil) (other nil))
     (dolist (execution '(:inline :auto :blocking))
       (with-probe (channel :options (list :execution execution) :events (:handler-error))
@@ -499,7 +499,7 @@ its user chooses what becomes of the call."
     (signals control-error (grpc:return-status :aborted))))
 
 (test callback-left-by-force
-  "A callback whose thread is ended by force ends its call."
+  "If a callback's thread is ended by force, its call ends."
   (with-probe (channel :options '(:execution :inline))
       (:chat (lambda (stream call)
                (grpc:on-message stream (fn (_note) (sb-thread:abort-thread)))
@@ -523,7 +523,7 @@ its user chooses what becomes of the call."
 ;;; Cardinality and misuse
 
 (test inline-handlers-may-wait
-  "An inline handler, or a callback, that waits in our API has another thread run the loop."
+  "If an inline handler or a callback waits in our API, another thread runs the loop."
   (let ((waiting (make-signal)) (other nil))
     (with-probe (channel :options '(:execution :inline))
         (:chat (lambda (stream call)
@@ -552,7 +552,7 @@ its user chooses what becomes of the call."
         (grpc:cancel other)))))
 
 (test callbacks-may-replace-callbacks
-  "A callback sets others while it runs; an error in one ends the call."
+  "A callback sets other callbacks while it runs; an error in one ends the call."
   (with-probe (channel :options '(:execution :inline) :events (:handler-error))
       (:collect (lambda (stream call)
                   (let ((sum 0))
@@ -573,7 +573,7 @@ its user chooses what becomes of the call."
     (is (typep (caught (numbers (chat channel (list (note 1))))) 'grpc:internal))))
 
 (test callbacks-in-order
-  "Messages that came before the callback come first, then the others, then the half-close."
+  "Messages that arrived before it was set come first, then others, then the half-close."
   (let ((go-on (make-signal)))
     (with-probe (channel)
         (:collect (lambda (stream call)
@@ -594,8 +594,8 @@ its user chooses what becomes of the call."
         (is (= 1 (number-of (grpc:receive call))))))))
 
 (test callbacks-run-after-what-after-has-called
-  "A function given to AFTER is one of the call's callbacks: those that it sets run, as do others
-when it has returned."
+  "A function given to AFTER is one of the call's callbacks: callbacks that it sets run when it has
+returned, as do others."
   (with-probe (channel)
       (:watch (lambda (note call)
                 (grpc:after call 0.001
@@ -618,7 +618,7 @@ when it has returned."
       (is (null (grpc:receive call))))))
 
 (test after-and-errors
-  "AFTER calls on the loop while the call is open, and not once it has ended."
+  "AFTER calls its function on the loop while the call is open, and not once it has ended."
   (let ((late 0) (seen (make-signal)))
     (with-probe (channel :events (:handler-error))
         (:ask (lambda (note call)
@@ -633,7 +633,7 @@ when it has returned."
       (is (= 0 late)))))
 
 (test stages-of-a-call
-  "Times add up, by the clock of the loop."
+  "The times add up, by the clock of the loop."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
     (begins-to-ask 1)

@@ -1,9 +1,9 @@
-;;;; The links of a server loop, and what it counts of them.
+;;;; The links of a server loop, and its counts.
 
 (in-package #:clgrpc.tests.server)
 
 (test links-of-a-server-loop
-  "Links come and go in any order; each is where its place says."
+  "Links come and go in any order; each is at its place."
   (with-server-loop (server-loop) (:ask #'double)
     (let ((ends (loop repeat 20 collect (comes server-loop))))
       (flet ((check (count)
@@ -32,7 +32,7 @@
       (is (= 10 (server::server-loop-link-count server-loop))))))
 
 (test calls-of-a-server-loop
-  "Calls count as open until they have ended, then as ended; requests that are none never."
+  "Calls count as open until they end, then as ended; requests that are not calls do not count."
   (with-server-loop (server-loop) (:ask #'double :watch #'keep-open)
     (comes server-loop)
     (asks 1 "Ask" 21)
@@ -48,8 +48,8 @@
     (is (= 2 (server::server-loop-calls server-loop)))))
 
 (test a-plain-request-says-what-came
-  "The pseudo-fields of a plain request become its method, its path and its host. A date that its
-handler gives is the only one."
+  "The pseudo-fields of a plain request become its method, path and host. A date that its handler
+gives is the only one."
   (with-server-loop (server-loop) (:ask #'double)
     (let ((told '()))
       (answer-http server-loop (lambda (&rest request) (push request told)

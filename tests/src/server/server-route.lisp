@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.server)
 
 (test executions
-  "What :execution may be, and what it means for each method."
+  "The valid values of :execution, and the result for each method."
   (flet ((execution (execution) (server::execution-of execution 'lab.bench:ask)))
     (is (eq :inline (execution :inline)))
     (is (eq :blocking (execution :blocking)))
@@ -25,8 +25,8 @@
       (is (eq :auto (execution "/lab.Bench/Chat"))))))
 
 (test quick-calls-count-from-the-last-slow-one
-  "A method that has overstayed runs on the loop again after so many quick calls in a row, and
-quick calls before it overstayed do not count."
+  "A method that has overstayed runs on the loop again after enough quick calls in a row; quick
+calls before it overstayed do not count."
   (let* ((table (serving:make-routes :us (list (make-probe)) (server::route-maker :auto)))
          (route (gethash "/lab.Bench/Ask" (serving:route-table-routes table))))
     (flet ((are-quick (count) (dotimes (i count) (server::note-duration route 1000))))

@@ -1,5 +1,4 @@
-;;;; The life of a server: addresses, what is refused when starting, drain, redefinition while
-;;;; serving.
+;;;; The life of a server: addresses, refused arguments, drain, redefinition while serving.
 
 (in-package #:clgrpc.tests.server)
 
@@ -12,7 +11,7 @@
 ;;; Starting
 
 (test start-and-stop
-  "An address, statistics, a printed line; stopped again to no effect."
+  "An address, statistics, a printed line; a second stop has no effect."
   (let ((server (start-probe '())))
     (is (grpc:server-running-p server))
     (is (uiop:string-prefix-p "127.0.0.1:" (grpc:server-address server)))
@@ -56,8 +55,8 @@
     (grpc:stop-server server)))
 
 (test services-without-handlers-are-told
-  "The log has the service, its class, and a function that handlers are methods of, once for each
-start; nothing is logged of a service with a handler."
+  "At each start the log has the service, its class, and a generic function with such handlers,
+once; nothing is logged of a service with a handler."
   (with-log ()
     (grpc:stop-server (grpc:start-server (make-instance 'lab:bench)))
     (let ((events (events-of :service-without-handlers)))
@@ -72,7 +71,7 @@ start; nothing is logged of a service with a handler."
     (is (null (events-of :service-without-handlers)))))
 
 (test refused-when-starting
-  "Wrong arguments are misuse, an address that is taken a socket error; nothing is left behind."
+  "Wrong arguments are misuse, an address in use is a socket error; nothing is left behind."
   (let ((descriptors (open-descriptors)) (threads (our-threads)))
     (signals grpc:misuse (start-probe '() :loops 0))
     (signals grpc:misuse (start-probe '() :loops 1.5))
@@ -98,7 +97,7 @@ start; nothing is logged of a service with a handler."
 (loop:register-scheme "left" :listen (fn (_server _address) (throw 'left :left)))
 
 (test a-start-that-is-left-leaves-nothing-behind
-  "As by an interrupt while a name is looked up: the loops, and the first address, are given up."
+  "An interrupt comes while a name is looked up: the loops and the first address are given up."
   (let ((descriptors (open-descriptors)) (threads (our-threads))
         (servers (registered server:**servers**)))
     (is (eq :left (catch 'left (start-probe '() :listen '("127.0.0.1:0" "left:x") :loops 2))))
@@ -109,7 +108,7 @@ start; nothing is logged of a service with a handler."
 ;;; Stopping
 
 (test drain-lets-calls-end
-  "Running calls finish; the server then stops at once, long before the time is up."
+  "Running calls finish; then the server stops at once, long before the time is up."
   (let ((running (make-signal)) (go-on (make-signal)) (stopped nil))
     (with-probe (channel :server server)
         (:ask (double-when running go-on)
@@ -136,7 +135,7 @@ start; nothing is logged of a service with a handler."
           (is (< seconds 5)))))))
 
 (test drain-ends-what-does-not-end
-  "Past the time calls end with :unavailable, at both ends, and the server stops."
+  "After the time calls end with :unavailable at both ends, and the server stops."
   (let ((running (make-signal)) (seen (make-signal)))
     (with-probe (channel :server server)
         (:chat (handling (stream)
@@ -179,7 +178,7 @@ start; nothing is logged of a service with a handler."
          (zerop (wheel-count (loop:event-loop-wheel (server:server-loop-loop server-loop)))))))))
 
 (test drain-takes-what-is-on-its-way
-  "A request that crosses the GOAWAY is still served."
+  "A request that was sent before the GOAWAY arrived is still served."
   (with-probe (channel :server server) (:ask #'double :chat #'echo)
     (with-raw-client (peer (grpc:server-address server))
       (let* ((chat (send-request peer "/lab.Bench/Chat" :data (note-octets 1) :end nil))
@@ -197,14 +196,14 @@ start; nothing is logged of a service with a handler."
         (is-true (sb-thread:join-thread stopper :timeout 20))))))
 
 (test drain-of-a-peer-that-does-not-answer
-  "A peer that reads nothing and has no calls delays the stop by no more than a moment."
+  "A peer that reads nothing and has no calls delays the stop only a moment."
   (with-probe (channel :server server) (:ask #'double)
     (with-raw-client (peer (grpc:server-address server))
       (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))
       (is (< (elapsed-seconds (grpc:stop-server server :drain 20)) 10)))))
 
 (test stop-with-a-handler-that-hangs
-  "The stop returns all the same, and the handler's thread ends when the handler does."
+  "The stop returns nevertheless, and the handler's thread ends when the handler does."
   (let ((running (make-signal)) (go-on (make-signal)) (threads (our-threads)))
     (with-probe (channel :server server)
         (:ask (double-when running go-on))
@@ -230,12 +229,12 @@ start; nothing is logged of a service with a handler."
          (grpc:stop-server ,server)))))
 
 (defun evaluate (form)
-  "EVAL without the notices that something is defined anew."
+  "EVAL without the notices about redefinitions."
   (handler-bind ((warning #'muffle-warning))
     (eval form)))
 
 (defun define-answer (class number)
-  "Have instances of CLASS answer NUMBER, as a user at the REPL would."
+  "Let instances of CLASS answer NUMBER, by a definition as at the REPL."
   (evaluate `(defmethod lab.bench:ask ((service ,class) request &key)
                (declare (ignore request))
                (lab:make-note :number ,number))))
@@ -245,7 +244,7 @@ start; nothing is logged of a service with a handler."
                  (find-method #'lab.bench:ask qualifiers (list (find-class class) (find-class t)))))
 
 (test redefinition
-  "Methods replaced, wrapped, inherited and removed take effect at the next call."
+  "Methods that are replaced, wrapped, inherited and removed take effect at the next call."
   (eval '(progn (defclass live-base (lab:bench) ())
                 (defclass live-mixin () ())
                 (defclass live (live-base) ())))
@@ -278,7 +277,7 @@ start; nothing is logged of a service with a handler."
         (is (typep (caught (answer)) 'grpc:unimplemented))))))
 
 (test routes-that-cannot-be-made-are-not-renewed
-  "The log has the reason, and the old routes stay."
+  "The reason is logged, and the old routes stay."
   (with-started (server (start-probe (list :ask #'double)) :drain 5)
     (with-logged (events)
       (with-replaced (('clgrpc.server::make-routes (lambda (&rest arguments)
@@ -309,7 +308,7 @@ start; nothing is logged of a service with a handler."
   (forget-method 'live-other))
 
 (test handler-of-the-stream
-  "A handler may specialise its stream of requests on CALL."
+  "A handler may specialise its parameter for the stream of requests on CALL."
   (evaluate '(progn
               (defclass live-stream (lab:bench) ())
               (defmethod lab.bench:collect ((service live-stream) (stream grpc:call) &key)
@@ -325,13 +324,13 @@ start; nothing is logged of a service with a handler."
     (evaluate (read-from-string text))))
 
 (defun define-thing (fields)
-  "Define the message live.Thing with FIELDS, and its service, anew."
+  "Define the message live.Thing with FIELDS, and its service, again."
   (evaluate `(clgrpc:define-proto "live.proto"
                :source ,(format nil "syntax = \"proto3\"; package live; message Thing { ~A }
                                      service Things { rpc Turn(Thing) returns (Thing); }" fields))))
 
 (test redefined-messages
-  "A message that gets another field while a server runs: old messages and new ones work."
+  "A message gets another field while a server runs: old messages and new ones work."
   (define-thing "int32 a = 1;")
   ;; as text, since the package comes to be only now
   (eval-text "(defclass things (live:things) ())")

@@ -25,8 +25,8 @@ without one is not implemented."))
   (apply #'make-instance 'probe handlers))
 
 (defmacro handling ((&optional (request nil request-p)) &body body)
-  "A handler with the parameter REQUEST, a message or a stream, whose BODY does not need its call;
-without the parameter BODY does not need that either."
+  "A handler with the parameter REQUEST, a message or a stream, whose BODY does not use its call;
+without the parameter BODY does not use the request either."
   (let ((parameter (if request-p request 'request)))
     `(lambda (,parameter call)
        (declare (ignore call ,@(unless request-p (list parameter))))
@@ -57,8 +57,8 @@ STOP, options of STOP-SERVER."
                       (&rest handlers)
                       &body body)
   "Evaluate BODY with CHANNEL bound to a channel to SERVER, a server of a probe with HANDLERS, a
-plist of forms. OPTIONS and CHANNEL-OPTIONS are forms for lists of options. Fails if anything but
-EVENTS is logged as an error."
+plist of forms. OPTIONS and CHANNEL-OPTIONS are forms for lists of options. The test fails if an
+error other than EVENTS is logged."
   `(call-with-probe (lambda (,channel ,server)
                       (declare (ignorable ,channel ,server))
                       ,@body)
@@ -76,16 +76,16 @@ EVENTS is logged as an error."
   (define-stubs ask watch collect chat))
 
 (defun ask-and-pass-on (channel note &rest options)
-  "ASK, by a handler whose caller is to hear with which status that fails."
+  "Call ASK in a handler whose caller must get the status of ASK's error."
   (handler-case (apply #'ask channel note options)
     (status:rpc-error (error) (grpc:fail (status:rpc-error-status error) nil))))
 
 ;;; Functions in observers
 
 (defun check-calls-at (end place make-observer)
-  "Check that two calls succeed, and one connection is enough for them, if END, :server or :client,
-has the observer that MAKE-OBSERVER returns: it is called with a function that fails, which that
-observer must call. PLACE is :wire or :image."
+  "Check that two calls succeed over one connection if END, :server or :client, has the observer
+that MAKE-OBSERVER returns. MAKE-OBSERVER gets a function that fails, which that observer must call.
+PLACE is :wire or :image."
   (let* ((failures (list 0))
          (connections (list 0))
          (observer (funcall make-observer (fn (&rest _arguments)

@@ -1,36 +1,36 @@
-;;;; Waiting without sleeping, notes, threads that hand their errors on, and the log as a list.
+;;;; Waiting without sleeping, notes, threads that pass on their errors, and the log as a list.
 
 (in-package #:clgrpc.tests.server)
 
 (defparameter +patience+ (support:patient-seconds 20)
-  "The seconds after which what a test waits for is taken not to come.")
+  "After this many seconds an awaited event counts as not coming.")
 
 ;;; Waiting
 
 (defun make-signal ()
-  "What AWAIT-SIGNAL waits for."
+  "A signal for AWAIT-SIGNAL."
   (sb-thread:make-semaphore))
 
 (defun signal-it (signal)
   (sb-thread:signal-semaphore signal))
 
 (defun await-signal (signal &key (count 1) (seconds +patience+))
-  "Wait until SIGNAL has been signalled COUNT times; return false if it is not in time."
+  "Wait until SIGNAL has been signalled COUNT times; return false if this takes too long."
   ;; SBCL takes no time-out of 0
   (and (sb-thread:wait-on-semaphore signal :n count :timeout (max 1/1000 seconds)) t))
 
 (defun server-links (server)
-  "The connections of SERVER, whose loops go on: one may be about to put one into its vector."
+  "The connections of SERVER, whose loops continue: one may be about to add one to its vector."
   (loop for server-loop in (server:server-loops server)
         append (remove nil (coerce (server:server-loop-links server-loop) 'list))))
 
 (defun held-octets (server)
-  "What the connections of SERVER are charged with."
+  "The octets charged to the connections of SERVER."
   (reduce #'+ (server-links server) :key #'wire::link-held))
 
 (defun settled (function)
-  "The value of FUNCTION once it has been the same for a tenth of a second: for things that come to
-a halt without telling anybody."
+  "The value of FUNCTION once it has been the same for a tenth of a second: for things whose end is
+not announced."
   (let ((quiet (make-signal)))
     (loop for before = (funcall function)
           do (await-signal quiet :seconds 0.1) ; which nobody signals
@@ -60,7 +60,7 @@ a halt without telling anybody."
 ;;; Messages
 
 (defun note (number &key (text "") (body nil))
-  "A message; BODY is octets or how many."
+  "A message; BODY is octets or their number."
   (lab:make-note :number number :text text
                  :body (if (integerp body) (make-octets body) (or body (make-octets 0)))))
 
@@ -68,7 +68,7 @@ a halt without telling anybody."
   (lab:note-number note))
 
 (defun numbers (call)
-  "The numbers of all messages of CALL, a list."
+  "A list of the numbers of all messages of CALL."
   (let ((numbers '()))
     (grpc:do-messages (note call (nreverse numbers))
       (push (number-of note) numbers))))
@@ -95,10 +95,10 @@ values."
 
 ;;; The log
 
-(defvar *events* nil "A cons whose car lists what was logged inside WITH-LOG, newest first.")
+(defvar *events* nil "A cons whose car lists the events logged inside WITH-LOG, newest first.")
 
 (defun events-of (event)
-  "What has been logged as EVENT inside WITH-LOG, a list of plists, newest first."
+  "The events EVENT logged inside WITH-LOG, a list of plists, newest first."
   (loop for (nil name . plist) in (car *events*)
         when (eq event name) collect plist))
 
@@ -121,12 +121,12 @@ values."
       (setf (sb-ext:symbol-global-value '*log-function*) old))))
 
 (defmacro with-log ((&rest expected) &body body)
-  "Evaluate BODY while everything that is logged is kept for EVENTS-OF; check that nothing but the
-EXPECTED events was logged as an error."
+  "Evaluate BODY while all logged events are kept for EVENTS-OF; check that only the EXPECTED events
+were logged as errors."
   `(call-with-log ',expected (lambda () ,@body)))
 
 (defun route-named (server name)
-  "The route of SERVER to the method that the generic function NAME is for."
+  "The route of SERVER to the method of the generic function NAME."
   (loop with table = (server::server-loop-routes (first (server:server-loops server)))
         for route being the hash-values of (server::route-table-routes table)
         when (eq name (method:rpc-method-function-name (server:route-method route)))

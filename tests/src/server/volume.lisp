@@ -1,4 +1,4 @@
-;;;; Long messages, and many octets that nobody reads: both must leave other calls alone.
+;;;; Long messages, and many octets that nobody reads: neither must disturb other calls.
 
 (in-package #:clgrpc.tests.server)
 
@@ -44,7 +44,7 @@
   call)
 
 (defun check-long-messages (channel)
-  "Messages around every size at which they go another way, in all four kinds of call."
+  "Send messages around every size at which they are sent differently, in all four kinds of call."
   (loop for (size . seed) in '((16300 . 1) (16372 . 2) (16379 . 3) (16384 . 4) (32740 . 5)
                                (32768 . 6) (65536 . 7) (100000 . 8) (1048576 . 9) (3000000 . 10))
         do (let* ((body (patterned-octets size seed))
@@ -78,8 +78,8 @@
   (define-style long-messages-later :auto #'echo-one-later #'last-of #'echo))
 
 (test vectors-are-used-again
-  "Nothing that users hold points into what the transport uses again, and in the steady state a long
-message costs its own octets at each end that decodes it, not more."
+  "No object of users refers to a vector that the transport uses again, and in the steady state a
+long message costs only its own octets at each end that decodes it."
   (with-probe (channel :options (list* :execution :inline *long-options*)
                        :channel-options *long-options*)
       (:ask #'echo-one)
@@ -97,7 +97,7 @@ message costs its own octets at each end that decodes it, not more."
 
 (test what-is-encoded-ahead-is-used-again
   "A call that nobody waits for is encoded at once, into octets of the store: besides the call
-itself only the copy that the handler gets is garbage."
+itself, only the copy for the handler becomes garbage."
   (flet ((answer (note call) (declare (ignore call)) (note (length (lab:note-body note)))))
     (with-probe (channel :options '(:execution :inline)) (:ask #'answer)
       (let ((note (note 1 :body 10000)))
@@ -123,8 +123,8 @@ Return their latencies in milliseconds, longest first."
     (sort latencies #'>)))
 
 (test small-calls-beside-long-messages
-  "While messages of 16 MB flow both ways, small calls on the same and on another connection go on:
-they wait for a part of such a message at most, however slow the machine is."
+  "While messages of 16 MB flow in both directions, small calls on the same and on another
+connection continue: each waits for a part of such a message at most, however slow the machine is."
   (with-probe (channel :server server :options (list* :execution :inline *long-options*)
                        :channel-options *long-options*)
       (:ask #'echo-one)
@@ -147,7 +147,7 @@ they wait for a part of such a message at most, however slow the machine is."
 ;;; Short messages that come together
 
 (defun bodies-of-all-sizes (random)
-  "Bodies of messages, most short, some of a size at which messages go another way."
+  "Bodies of messages, most of them short, some of a size at which messages are sent differently."
   (loop for i below 600
         collect (patterned-octets (case (random 10 random)
                                     (0 (random 600 random))
@@ -156,7 +156,7 @@ they wait for a part of such a message at most, however slow the machine is."
                                   i)))
 
 (test messages-that-come-together
-  "Messages of all sizes, in reads as they come, are read one by one and whole, by a thread that
+  "Messages of all sizes, in reads of any size, are read one by one and whole, by a thread that
 waits or a callback, at either end; in the end nothing is charged to the connection."
   (let* ((seed (random 1000000000 (make-random-state t)))
          (random (sb-ext:seed-random-state seed)))
@@ -183,7 +183,7 @@ waits or a callback, at either end; in the end nothing is charged to the connect
   (lambda () note))
 
 (test calls-nobody-reads
-  "Twenty calls whose handlers do not read, each with its window full, hold up nobody else on their
+  "Twenty calls whose handlers do not read, each with a full window, delay no other call on their
 connection, though together they have sent several times its window."
   (let ((gate (make-signal)))
     (with-probe (channel :server server :options '(:stream-window-octets 65535
@@ -202,8 +202,8 @@ connection, though together they have sent several times its window."
         (eventually (zerop (held-octets server)))))))
 
 (test calls-nobody-reads-are-bounded
-  "Past half of max-held-octets the connection waits as well; no call is ended for it, and once
-their handlers read, all get what was sent."
+  "Beyond half of max-held-octets the connection waits as well; no call ends because of this, and
+once their handlers read, all get their messages."
   (let ((gate (make-signal)) (limit 1048576) (rounds 20))
     (with-probe (channel :server server :options (list :stream-window-octets 65535
                                                        :connection-window-octets 131072

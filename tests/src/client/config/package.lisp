@@ -33,7 +33,6 @@
   "A config whose only method has FIELDS, JSON."
   (format nil "{\"methodConfig\":[{\"name\":[{}],~A}]}" fields))
 
-(defun method-of (source &optional (path "The method config for the method PATH in the config
-SOURCE."))
-  "What the config SOURCE says of the method PATH."
+(defun method-of (source &optional (path "/s/m"))
+  "The method config for the method PATH in the config SOURCE."
   (config:find-method-config (config:parse-service-config source) path))

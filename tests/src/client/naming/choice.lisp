@@ -10,8 +10,8 @@ none. TEXTS are TXT records of one string each."
     (and config
          (loop for key being the hash-keys of (config:service-config-methods config) collect key))))
 
-(defun choice (service &optional (criteria "A choice in JSON whose config names SERVICE."))
-  "A choice in JSON whose config is known by SERVICE."
+(defun choice (service &optional (criteria ""))
+  "A choice in JSON whose config names SERVICE."
   (format nil "{~@[~A,~]\"serviceConfig\":{\"methodConfig\":[{\"name\":[{\"service\":~S}],~
                \"waitForReady\":true}]}}"
           (and (string/= "" criteria) (substitute #\" #\' criteria)) service))

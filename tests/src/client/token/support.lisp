@@ -3,9 +3,8 @@
 (in-package #:clgrpc.tests.token)
 
 (defparameter *request*
-  (credentials::make-credentials-request "The request for which credentials are
-asked." "shop.example:443" t)
-  "What credentials are asked for.")
+  (credentials::make-credentials-request "/shop.Shop/Buy" "shop.example:443" t)
+  "The request of credentials.")
 
 (defun ask-token (credentials &key (request *request*) (timeout 10))
   "The token that CREDENTIALS send for REQUEST, without \"Bearer \", or their RPC-ERROR."

@@ -59,8 +59,7 @@ for a short life both times are fractions of it."
                (is (< (token::kept-token-refresh-ns kept) (token::kept-token-end-ns kept)))))))
 
 (test failures-are-kept-for-a-while
-  "All waiting attempts fail alike; others fail at once until the back-off is over. Then one attempt
-fetches again."
+  "All waiting attempts fail alike, others at once until the back-off is over; then one tries."
   (with-log ()
     (let* ((working nil)
            (credentials (test-credentials (fn (_number)

@@ -2,8 +2,8 @@
 
 (in-package #:clgrpc.tests.token)
 
-(defun web-token (seconds &optional (name "An unsigned JSON Web Token that expires in SECONDS."))
-  "A JSON Web Token, signed by nobody, that expires in SECONDS."
+(defun web-token (seconds &optional (name "t"))
+  "An unsigned JSON Web Token that expires in SECONDS."
   (format nil "e30.~A.~A"
           (token::base64-url
            (string-octets (json "exp" (+ seconds (floor (token::wall-now) 1000000000)))))

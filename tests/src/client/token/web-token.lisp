@@ -4,8 +4,7 @@
 (in-package #:clgrpc.tests.token)
 
 (defun generated-key (directory name &rest arguments)
-  "The file of a new private key that openssl makes with ARGUMENTS, and the file of its public
-half."
+  "Two values: the files of a new private key, made by openssl with ARGUMENTS, and its public half."
   (let ((key (uiop:native-namestring (merge-pathnames (format nil "~A.key" name) directory)))
         (public (uiop:native-namestring (merge-pathnames (format nil "~A.pub" name) directory))))
     (uiop:run-program `("openssl" "genpkey" ,@arguments "-out" ,key))
@@ -45,8 +44,7 @@ half."
                        :ignore-error-status t))))
 
 (test self-signed-tokens
-  "RS256 and ES256, by keys that openssl has made; each signature is valid, but not for other
-octets."
+  "RS256 and ES256, by keys of openssl; each signature is valid, but not for other octets."
   (support:with-folder (directory)
     (loop for (algorithm . arguments)
             in '(("RS256" "-algorithm" "RSA" "-pkeyopt" "rsa_keygen_bits:2048")

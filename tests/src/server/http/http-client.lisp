@@ -1,11 +1,11 @@
-;;;; HTTP/1.1 by the clients of others: curl, and Python's http.client and ssl (http-client.py). In
-;;;; plaintext and over TLS, where ALPN chooses the version. Skipped where a client is missing.
+;;;; HTTP/1.1 by clients of other projects: curl, and Python's http.client and ssl (http-client.py).
+;;;; In plaintext and over TLS, where ALPN chooses the version. Skipped where a client is missing.
 
 (in-package #:clgrpc.tests.server)
 
 (defun run-client (name &rest arguments)
-  "Run the program NAME, without which the test is skipped, to its end; return its exit code and what
-it printed, as WITHOUT-DATES has it."
+  "Run the program NAME to its end; return its exit code and its output, by WITHOUT-DATES. Without
+the program the test is skipped."
   (multiple-value-bind (code lines) (support:run-to-end (support:need-program name) arguments)
     (values code (without-dates (format nil "~{~A~%~}" lines)))))
 
@@ -18,7 +18,7 @@ it printed, as WITHOUT-DATES has it."
   (format nil "~A://~A~A" scheme (grpc:server-address server) path))
 
 (defun curl (server path &rest arguments)
-  "What curl with ARGUMENTS prints of PATH over plaintext, and its exit code."
+  "The output of curl with ARGUMENTS for PATH over plaintext, and its exit code."
   (multiple-value-bind (code text)
       (apply #'run-client "curl" "-qsS" "--noproxy" "*" "--max-time" "20"
              (append arguments (list (web-url server path))))
@@ -33,10 +33,10 @@ it printed, as WITHOUT-DATES has it."
     (values text code)))
 
 (defparameter *version* '("-w" "\\n%{http_version} %{http_code}\\n")
-  "Has curl print the version of HTTP and the status.")
+  "Arguments that make curl print the version of HTTP and the status.")
 
 (test curl-over-plaintext
-  "Keep-alive, HEAD, bodies of a length and in chunks, 100-continue, HTTP/1.0 and HTTP/2."
+  "Keep-alive, HEAD, bodies with a length and in chunks, 100-continue, HTTP/1.0 and HTTP/2."
   (with-web (server)
     (is (string= "/a?b=c|1.1 200|" (apply #'curl server "/a?b=c" "--http1.1" *version*)))
     (is (string= "/a|1.1 200|" (apply #'curl server "/a" "--http1.0" *version*)))
@@ -58,7 +58,7 @@ it printed, as WITHOUT-DATES has it."
 
 (test curl-that-waits-for-100-over-http2
   "A client that waits for the status 100 gets it over HTTP/2 as well, and sends the body; a request
-without a body, or that expects nothing, gets none."
+without a body, or without the expectation, gets none."
   (with-web (server)
     (flet ((answered (&rest arguments)
              (apply #'curl server "/echo" "-i" "--http2-prior-knowledge"
@@ -86,8 +86,8 @@ without a body, or that expects nothing, gets none."
                                   "-H" fields *version*))))))))
 
 (defun call-with-ticker (function)
-  "Call FUNCTION with a handler that begins a response of server-sent events, and a function of no
-arguments that waits until it has, and returns its request."
+  "Call FUNCTION with a handler that begins a response of server-sent events, and with a function
+that waits until a request has come and returns it."
   (let ((asked (make-signal)) (request nil))
     (funcall function
              (grpc:http-handler
@@ -102,7 +102,7 @@ arguments that waits until it has, and returns its request."
                request))))
 
 (defun check-ticker (program await-request)
-  "PROGRAM hears each event before the next one is sent."
+  "Check that PROGRAM gets each event before the next one is sent."
   (let ((request (funcall await-request)))
     (dotimes (i 3)
       (is-true (grpc:send-chunk request (format nil "data: ~D~%~%" i)))
@@ -113,7 +113,7 @@ arguments that waits until it has, and returns its request."
     (is (eql 0 (support:program-exit-code program)))))
 
 (test curl-hears-events
-  "Events come when they are sent, over both versions, in plaintext and over TLS."
+  "Events arrive when they are sent, over both versions, in plaintext and over TLS."
   (dolist (options '(("--http1.1") ("--http2-prior-knowledge") ("--http1.0")))
     (call-with-ticker
      (lambda (handler await-request)
@@ -151,7 +151,7 @@ arguments that waits until it has, and returns its request."
                         *version*)))))
 
 (test credentials-are-read-with-the-server
-  "Those by which it agrees to HTTP/1.1 as well, if it does: connections need not read the files."
+  "The server reads those that accept HTTP/1.1 as well, if it speaks it; connections read none."
   (let ((roles '()))
     (with-replaced (('clgrpc.loop:check-credentials
                      (lambda (function credentials role)
@@ -162,14 +162,14 @@ arguments that waits until it has, and returns its request."
     (is (equal '(:http-server :server) (reverse roles)))))
 
 (test servers-without-http1-over-tls
-  "A server that does not speak HTTP/1.1 agrees to HTTP/2 alone."
+  "A server that does not speak HTTP/1.1 accepts only HTTP/2."
   (with-web (server :options (:credentials (certified "server") :http1 nil))
     (is (string= "/a|2 200|" (apply #'curl-over-tls server "/a" "--http2" *version*)))
     (dolist (arguments '(("--http1.1") ("--http1.1" "--no-alpn")))
       (is (plusp (nth-value 1 (apply #'curl-over-tls server "/a" arguments)))))))
 
 (test curl-with-a-certificate
-  "A server that asks for certificates refuses clients over HTTP/1.1 that show none or a wrong one."
+  "Over HTTP/1.1, a server that requires certificates refuses clients with none or a wrong one."
   (with-web (server :options (:credentials (certified "server" :client-certificates :require
                                                                :roots (support:certificate-file
                                                                        "ca.pem"))))
@@ -183,7 +183,7 @@ arguments that waits until it has, and returns its request."
       (is (plusp (nth-value 1 (curl-over-tls server "/a" "--http1.1")))))))
 
 (defun python-says (server &rest arguments)
-  "What http-client.py prints that talks to SERVER."
+  "The output of http-client.py, which talks to SERVER."
   (multiple-value-bind (code text)
       (apply #'run-client "python3" (support:root-file "tests/src/server/http/http-client.py")
              (grpc:server-address server) arguments)
@@ -197,7 +197,7 @@ arguments that waits until it has, and returns its request."
   "What http-client.py prints of a server that is right.")
 
 (test python-over-plaintext-and-tls
-  "Requests of Python's on one connection; ALPN as its ssl sees it."
+  "Python's requests on one connection; ALPN as its ssl reports it."
   (with-web (server)
     (is (string= *python-answers* (python-says server "plaintext"))))
   (let ((root (support:certificate-file "ca.pem")))

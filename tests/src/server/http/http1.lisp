@@ -1,4 +1,4 @@
-;;;; HTTP/1.1 over sockets, octet by octet: what a client says, and what it hears. A | is CR LF.
+;;;; HTTP/1.1 over sockets, octet by octet: the text a client sends, and the answer. A | is CR LF.
 
 (in-package #:clgrpc.tests.server)
 
@@ -11,7 +11,7 @@
                  (write-char character stream)))))
 
 (defun without-dates (text)
-  "TEXT, answers of ours, with | for CR LF and without the fields that say when."
+  "TEXT, answers of ours, with | for CR LF and without the fields that have dates."
   (let ((text (remove #\Return (substitute #\| #\Newline text))))
     (loop for start = (search "date: " text)
           while start
@@ -20,7 +20,7 @@
     text))
 
 (defun hear-all (socket &key (seconds +patience+))
-  "What comes from SOCKET until its peer ends or is quiet for SECONDS."
+  "The text from SOCKET until its peer ends or is silent for SECONDS."
   (without-dates (map 'string #'code-char (hear-octets socket 100000000 :seconds seconds))))
 
 (defun tell-target (request)
@@ -37,7 +37,7 @@
         (grpc:http-handler "/fails" (fn (_request) (grpc:fail :permission-denied "not you")))))
 
 (defmacro with-web ((server &key (handlers '(web-handlers)) options) &body body)
-  "Evaluate BODY with SERVER, which answers HTTP by HANDLERS, and has nothing left after it."
+  "Evaluate BODY with SERVER, which answers HTTP by HANDLERS; afterwards SERVER must hold nothing."
   `(let ((,server (start-probe (list :ask #'double) :http ,handlers ,@options)))
      (unwind-protect
           (progn ,@body
@@ -48,7 +48,7 @@
        (grpc:stop-server ,server :drain 0))))
 
 (defun answers (server text &key size (seconds +patience+))
-  "What SERVER answers to TEXT until it ends the connection; TEXT goes in portions of SIZE."
+  "The answers of SERVER to TEXT, sent in portions of SIZE, until it ends the connection."
   (with-plain-socket (socket (grpc:server-address server))
     (let ((text (wire-text text)))
       (loop for start from 0 below (length text) by (or size (length text))
@@ -69,8 +69,8 @@
   (apply #'plain-text 200 "OK" body :fields "content-type: text/plain; charset=utf-8|" arguments))
 
 (test requests-over-http1
-  "Requests are answered in their order, in whatever portions they come; a connection ends when
-either end says so."
+  "Requests are answered in their order, whatever their portions; a connection ends when either end
+requests it."
   (with-web (server)
     (loop for (text . expected) in
           `(("GET /a?b=c HTTP/1.1|Host: a||" ,(ok-text "/a?b=c"))
@@ -127,8 +127,8 @@ either end says so."
           (grpc:http-handler "/b" 'tell-target))))
 
 (test prompt-handlers
-  "What is answered as soon as it is read is answered as everything else is, in its order, over both
-versions, and no call is counted for it; so it is if an observer must be told of it."
+  "A request that is answered as soon as it is read is answered like others, in its order, over both
+versions, and does not count as a call; also if an observer sees it."
   (dolist (observer (list nil (grpc:make-observer :call-begun (lambda (call) call))))
     (with-web (server :handlers (prompt-web-handlers)
                       :options (:observer observer))
@@ -161,7 +161,7 @@ versions, and no call is counted for it; so it is if an observer must be told of
                   0 (server:server-loop-call-counts (first (server:server-loops server)))))))))
 
 (test prompt-answers-have-the-date
-  "Each answer has one date, that of the handler if it gives one."
+  "Each answer has one date: the handler's if it gives one."
   (with-web (server :handlers (prompt-web-handlers))
     (with-plain-socket (socket (grpc:server-address server))
       (say-text socket (wire-text (format nil "GET /a HTTP/1.1|Host: a||GET /dated HTTP/1.1|~
@@ -174,7 +174,7 @@ versions, and no call is counted for it; so it is if an observer must be told of
         (is (null (search "date: " heard :start2 (1+ second))))))))
 
 (test prompt-answers-cons-nothing
-  "A head that is repeated, and an answer that is there already, take no memory."
+  "A repeated head and a prepared answer allocate nothing."
   (let* ((answer (exchange:fixed-answer 200 '() "x"))
          (handler (exchange:prompt-handler "/a" (lambda (query) (declare (ignore query)) answer)))
          (request (wire-text "GET /a HTTP/1.1|Host: a||"))
@@ -195,7 +195,7 @@ versions, and no call is counted for it; so it is if an observer must be told of
                 (is (> 30 (/ (- (sb-ext:get-bytes-consed) before) 4000)))))))))))
 
 (test pipelined-requests-share-the-loop
-  "What a read brings beyond a turn's time is for the next turn: here each request takes that long."
+  "Requests of one read beyond a turn's time wait for the next turn: here each takes that long."
   (let* ((turns '()) (server-loop nil)
          (answer (exchange:fixed-answer 200 '() "x"))
          (slow (exchange:prompt-handler
@@ -212,8 +212,8 @@ versions, and no call is counted for it; so it is if an observer must be told of
       (is (apply #'> turns) "the turns are ~A" turns))))
 
 (test requests-that-end-a-connection
-  "What is no request, or is too long, is answered with an error and the end of the connection; what
-follows is not looked at."
+  "A request that is malformed or too long gets an error, and the connection ends; the octets after
+it are not read."
   (with-web (server :options (:max-http1-head-octets 1024 :max-http1-target-octets 128
                               :max-http1-fields 5 :max-fallback-body-octets 10))
     (loop for (text status) in
@@ -244,7 +244,7 @@ follows is not looked at."
                  (is (null (search "HTTP/1.1 2" heard)) "~S: ~S" text heard))))))
 
 (test bodies-over-http1
-  "Long bodies come and go whole."
+  "Long bodies arrive whole in both directions."
   (with-web (server)
     (let* ((body (make-string 1000000 :initial-element #\x))
            (heard (answers server (format nil "POST /echo HTTP/1.1|Host: a|Content-Length: ~D|~
@@ -252,7 +252,7 @@ follows is not looked at."
       (is (string= body (subseq heard (- (length heard) (length body))))))))
 
 (test both-versions-ask-the-same-handlers
-  "A server has HTTP/1.1 and HTTP/2, gRPC and plain requests on one address, beside a fallback."
+  "A server has HTTP/1.1 and HTTP/2, gRPC and plain requests on one address, and a fallback."
   (with-fallback (peer server #'tell-request :options (list :http (web-handlers)))
     (is (string= "/a?x" (body-text (ask-plainly peer "/a?x"))))
     (is (= 201 (http-status-of (ask-plainly peer "/else"))))
@@ -265,7 +265,7 @@ follows is not looked at."
                                               Host: here|Connection: close||"))))))
 
 (test servers-without-http1
-  "A server that has nothing for HTTP/1.1, or is told not to speak it, says so by HTTP/2's GOAWAY,
+  "A server that has no handlers for HTTP/1.1, or must not speak it, reports this by HTTP/2's GOAWAY
 and ends the connection."
   (dolist (options (list '() (list :http (web-handlers) :http1 nil)))
     (with-started (server (apply #'start-probe (list :ask #'double) options) :drain 0)
@@ -273,7 +273,7 @@ and ends the connection."
                        (answers server "GET /a HTTP/1.1|Host: a||"))))))
 
 (test slow-requests-over-http1
-  "A head and a body have their time, however they come; an idle connection ends without a word."
+  "A head and a body have a time limit, whatever their pieces; an idle connection just ends."
   (with-web (server :options (:http1-head-timeout-seconds 0.2 :http1-body-timeout-seconds 0.2
                               :http1-idle-seconds 0.2))
     (flet ((slowly (text)
@@ -303,8 +303,8 @@ and ends the connection."
                  (answers server (format nil "~{GET ~A HTTP/1.1|Host: a||~}" '("/a" "/b" "/a")))))))
 
 (test servers-with-http1-that-stop
-  "An idle connection ends at once, one with a request when that is answered; one that does not end
-is cut off, and its peer told."
+  "An idle connection ends at once, one with a request after the answer; a connection that does not
+end is cut off, and its peer gets an error."
   (let ((entered (make-signal)) (go-on (make-signal)))
     (flet ((waiting (request)
              (declare (ignore request))
@@ -353,7 +353,7 @@ is cut off, and its peer told."
         (signal-it never)))))
 
 (test browsers-that-connect-ahead
-  "A connection that says nothing is closed without a word, not with HTTP/2's."
+  "A connection that sends nothing is closed without an answer, not with HTTP/2's."
   (with-web (server :options (:preface-timeout-seconds 0.2))
     (with-plain-socket (socket (grpc:server-address server))
       (is (string= "" (hear-all socket)))
@@ -363,7 +363,7 @@ is cut off, and its peer told."
       (is (search "no preface and SETTINGS in time" (hear-all socket))))))
 
 (test peers-over-http1-that-go
-  "A peer that goes while its request is answered leaves nothing behind; its handler is told."
+  "A peer that leaves while its request is answered leaves nothing behind; its handler is notified."
   (let ((entered (make-signal)) (gone (make-signal)))
     (with-web (server :handlers (list (grpc:http-handler
                                        "/wait" (lambda (request)
@@ -377,8 +377,8 @@ is cut off, and its peer told."
       (is-true (await-signal gone)))))
 
 (test connections-have-the-parts-of-what-they-speak
-  "A connection that speaks HTTP/1.1 has no core of HTTP/2, one that speaks HTTP/2 no parser of the
-other, and one that has said nothing has neither."
+  "A connection that speaks HTTP/1.1 has no core of HTTP/2, one that speaks HTTP/2 no parser of
+HTTP/1.1, and one that has sent nothing has neither."
   (with-web (server :handlers (list (grpc:http-handler "/a" 'tell-target)))
     (flet ((parts ()
              (let ((parts '()))
@@ -402,8 +402,8 @@ other, and one that has said nothing has neither."
         (is (= 415 (http-status-of (ask-plainly peer "/b"))))))))
 
 (test slow-readers-keep-their-connection
-  "A peer may take its answer as slowly as it likes if it takes some of it now and then; one that
-takes nothing for :http1-send-timeout-seconds loses its connection."
+  "A peer may take its answer slowly if it takes a part of it now and then; a peer that takes
+nothing for :http1-send-timeout-seconds loses its connection."
   (with-server-loop (server-loop :options '(:http1-send-timeout-seconds 10)) (:ask #'double)
     (answer-http server-loop (fn (&rest _request)
                                (values 200 '() (make-string 100000 :initial-element #\a))))

@@ -1,10 +1,10 @@
-;;;; Requests that are no gRPC: what the fallback of a server gets of them, what becomes of what it
-;;;; returns, and what a peer cannot do with them.
+;;;; Requests that are not gRPC: the arguments and the answer of a server's fallback, and the limits
+;;;; for peers.
 
 (in-package #:clgrpc.tests.server)
 
 (defun tell-request (http-method path headers body)
-  "A fallback that says what it was given."
+  "A fallback that answers with its arguments."
   (values 201
           `(("X-Method" . ,http-method) ("x-path" . ,path)
             ("x-host" . ,(or (field-of "host" headers) "none"))
@@ -38,8 +38,8 @@
        (is (= 42 (number-of (ask ,channel (note 21))))))))
 
 (test fallback-gets-requests
-  "Method, path, headers and body of what is no gRPC come to the fallback, and its answer goes back;
-gRPC does not come to it, nor do its calls count with those of gRPC."
+  "The fallback gets method, path, headers and body of requests that are not gRPC, and its answer is
+sent; it gets no gRPC, and its requests do not count as gRPC's."
   (dolist (execution '(:inline :blocking :auto ((lab.bench:ask . :inline))))
     (with-fallback (peer server #'tell-request :options (list :execution execution))
       (flet ((check (body exchange &rest headers)
@@ -157,12 +157,12 @@ kept; nothing stays charged to the connection."
       (is (= 100000 (length (exchange-data-octets exchange)))))))
 
 (defun ask-plainly-begun (peer)
-  "A PUT without an end."
+  "Begin a PUT, and do not end it."
   (send-request peer "/" :method "PUT" :content-type nil :end nil))
 
 (test fallbacks-wait-and-fail-as-handlers-do
-  "A fallback that blocks holds up nobody; one that runs when the server stops has its time; a call
-too many is told so; a deadline counts."
+  "A fallback that blocks delays no other; one that runs when the server stops gets its time; a call
+too many is refused; a deadline counts."
   (let ((entered (make-signal)) (go-on (make-signal)))
     (flet ((fallback (http-method path headers body)
              (declare (ignore http-method headers body))
@@ -201,7 +201,7 @@ too many is told so; a deadline counts."
   (signals grpc:misuse (start-probe '() :fallback 'no-function-of-ours)))
 
 (test interceptors-are-for-calls
-  "Interceptors see calls alone."
+  "Interceptors get calls only."
   (let ((seen 0))
     (flet ((intercept (call request next)
              (declare (ignore call))

@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.tests.server)
 
-(defvar *begun* nil "The request whose response a test goes on with.")
+(defvar *begun* nil "The request whose response a test continues.")
 
 (defun begin-events (request)
   (setf *begun* (grpc:begin-response request :headers '(("content-type" . "text/event-stream")))))
@@ -14,7 +14,7 @@
   "HTTP/1.1 200 OK|content-type: text/event-stream|transfer-encoding: chunked||")
 
 (test responses-in-chunks
-  "Chunks go out when they are sent; the connection goes on behind the last."
+  "Chunks are sent at once; the connection continues after the last."
   (with-web (server :handlers (cons (events-handler) (web-handlers)))
     (with-plain-socket (socket (grpc:server-address server))
       (setf *begun* nil)
@@ -66,7 +66,7 @@
       (is (null (exchange-reset exchange))))))
 
 (test octets-that-are-used-again
-  "What was sent goes out as it was, whatever its octets are used for while it waits."
+  "Octets are sent as they were, whatever the handler does with its vector while they wait."
   (with-fallback (peer server #'tell-request :options (list :http (list (events-handler))))
     (setf *begun* nil)
     (let ((exchange (send-request peer "/events" :method "GET" :content-type nil))
@@ -95,8 +95,8 @@ response."
       (grpc:misuse ()))))
 
 (test responses-end-with-their-handler
-  "A handler that returns something else than its request ends its response; one that fails cuts it
-off, so that nobody takes it for whole."
+  "A handler that returns another value than its request ends its response; a handler that fails
+cuts it off, so that it does not look whole."
   (with-log (:handler-error)
     (with-web (server :handlers (list (grpc:http-handler
                                        "/whole" (lambda (request)
@@ -148,7 +148,7 @@ on the loop have sent them."
                                                            Connection: close||")))))))))
 
 (defun drain-socket (socket &key (seconds +patience+))
-  "Read what comes from SOCKET until its peer ends or is quiet for SECONDS; return how much it was."
+  "Read from SOCKET until its peer ends or is silent for SECONDS; return the number of octets."
   (loop with area = (make-octets 1000000)
         while (sb-sys:wait-until-fd-usable (sb-bsd-sockets:socket-file-descriptor socket) :input
                                            seconds nil)
@@ -156,7 +156,7 @@ on the loop have sent them."
         while (plusp count) sum count))
 
 (test peers-that-take-no-chunks
-  "What waits for a slow peer is bounded: more is refused, until some of it has left."
+  "The octets that wait for a slow peer are bounded; then chunks are refused until some leave."
   (with-web (server :handlers (list (events-handler)) :options (:send-budget-octets 65536))
     (with-plain-socket (socket (grpc:server-address server))
       (setf *begun* nil)
@@ -182,7 +182,7 @@ on the loop have sent them."
           (is (plusp (drain-socket socket))))))))
 
 (defun read-octets-of (socket count)
-  "Read COUNT octets from SOCKET; return true if they have come."
+  "Read COUNT octets from SOCKET; return true if they have arrived."
   (loop with area = (make-octets 100000)
         while (plusp count)
         do (unless (sb-sys:wait-until-fd-usable (sb-bsd-sockets:socket-file-descriptor socket)
@@ -193,7 +193,7 @@ on the loop have sent them."
         finally (return t)))
 
 (test requests-that-wait-for-output-are-answered
-  "All of many that come at once, from a peer that reads late: the limit is reached in their midst."
+  "A peer that reads late sends many requests at once: all are answered, despite the limit."
   (let ((count 4000))
     (with-web (server :options (:max-unsent-octets 16384)
                       :handlers (list (grpc:http-handler "/" 'tell-target :execution :inline)))
@@ -213,7 +213,7 @@ on the loop have sent them."
           (sb-thread:join-thread sender :timeout 60))))))
 
 (test chunks-that-have-left-wait-for-nobody
-  "A peer that has taken all gets a chunk of any size, whatever was sent before."
+  "A peer that has taken everything gets a chunk of any size, whatever was sent before."
   (flet ((refused (takenp)
            "The first size that SEND-CHUNK refuses though TAKENP was true of all octets before it."
            (loop for size in '(100 200000 100 100 1000000 100)
@@ -240,7 +240,7 @@ on the loop have sent them."
                                                                 exchange)))))))))))))
 
 (test responses-end-with-the-server
-  "A server that stops ends responses at once, and whole."
+  "A server that stops ends responses at once, as whole ones."
   (dolist (http2 '(nil t))
     (let ((server (start-probe (list :ask #'double) :http (list (events-handler))))
           (ended (make-signal)))

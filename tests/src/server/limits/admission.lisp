@@ -1,9 +1,9 @@
-;;;; Which connections give way to new ones.
+;;;; The connections that give way to new ones.
 
 (in-package #:clgrpc.tests.server)
 
 (test newcomers-have-half-of-the-room-of-those-that-leave
-  "Of 18 connections that may be leaving for others, 9 are for newcomers that have less than half as
+  "Of 18 connections that may be leaving, 9 are reserved for newcomers that have less than half as
 many as the largest user."
   (with-probe (channel :server server) ()
     (loop for (newcomers leaving dismissed) in '((3 17 t) (3 18 nil) (4 8 t) (4 9 nil) (0 17 t))

@@ -1,17 +1,17 @@
-;;;; What a peer owes for its compressed messages, by a clock that a test sets.
+;;;; The debt of a peer for its compressed messages, by a clock that a test sets.
 
 (in-package #:clgrpc.tests.server)
 
 (defun call-with-clock (function)
-  "Call FUNCTION with a function that sets this thread's clock to so many seconds."
+  "Call FUNCTION with a function that sets this thread's clock to a number of seconds."
   (let* ((now 0)
          (loop:*world* (loop:make-world :clock (lambda () now)
                                         :network (loop::world-network loop:*world*))))
     (funcall function (lambda (seconds) (setf now (seconds-ns seconds))))))
 
 (test debts-are-forgiven-at-a-rate
-  "A peer owes what it is charged, less a share of the time that passes. Beyond a quarter of a
-second its messages wait."
+  "A peer owes what it is charged, less a share of the elapsed time. Beyond a quarter of a second
+its messages wait."
   (dolist (percent '(25 100 400))
     (call-with-clock
      (lambda (set-clock)
@@ -37,7 +37,7 @@ second its messages wait."
            (is (= 250000000 (wait)))))))))
 
 (test what-octets-earn-is-not-charged
-  "Nor is it saved for the next message."
+  "Nor is the rest saved for the next message."
   (let ((budget (server::make-decompression-budget)))
     (flet ((take (seconds earned)
              (server::call-timed budget 25 (seconds-ns earned)

@@ -1,14 +1,14 @@
-;;;; What peers together may have a server do, seen by one server loop.
+;;;; The limits for all peers of a server together, at one server loop.
 
 (in-package #:clgrpc.tests.server)
 
 (test shares-of-loops
-  "A limit of the server is dealt out to its loops, rounded up."
+  "A limit of the server is divided among its loops, rounded up."
   (with-server-loop (server-loop) (:ask #'double)
     (is (= 7 (server::share-out 7 (server::server-loop-server server-loop))))))
 
 (test calls-are-kept-for-other-peers
-  "One peer may not have all calls; one that has none gets one."
+  "No peer may have all calls; a peer without calls gets one."
   (with-server-loop (server-loop :options '(:max-calls 32)) (:ask #'keep-open)
     (comes server-loop :peer "greedy")
     (let ((greedy memory:*end*) (begun 0))
@@ -31,8 +31,8 @@
       (is (zerop (server::server-loop-open server-loop))))))
 
 (defun asks-at-once (ids)
-  "Say the requests with the stream IDS so that the server has them in one read: then reading does
-not stop between them. Each is a note with its number."
+  "Send requests on the stream IDS so that the server gets them in one read, during which it does
+not stop reading. Each is a note with its number."
   (apply #'memory:hears
          (loop for id in ids
                append `((:headers ,id ((":method" "POST") (":scheme" "http")
@@ -42,7 +42,7 @@ not stop between them. Each is a note with its number."
                         (:data ,id ,(coerce (note-octets id) 'octets) :end-stream)))))
 
 (test calls-wait-while-their-peer-takes-nothing
-  "While much of a link's output is not sent its calls do not begin; they do when it is."
+  "While much of a link's output is unsent, its calls do not begin; they do once it is sent."
   (let ((begun '()))
     (with-server-loop (server-loop :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
         (:ask (handling (note)
@@ -59,8 +59,8 @@ not stop between them. Each is a note with its number."
       (is (equal '(:ok :ok :ok :ok :ok) (mapcar #'second (statuses)))))))
 
 (test calls-begin-in-the-order-in-which-they-came
-  "Calls that wait because of output, begin to go on together and must wait once more keep their
-places before later ones."
+  "Calls that wait because of output, and must wait once more after they begin to continue, keep
+their places before later ones."
   (let ((begun '()))
     (with-server-loop (server-loop :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
         (:ask (handling (note)

@@ -1,9 +1,9 @@
-;;;; Rankings: whoever has most is known, whatever comes and goes.
+;;;; Rankings: the owner with the most places is known, whatever comes and goes.
 
 (in-package #:clgrpc.tests.server)
 
 (test rankings-know-who-has-most
-  "Against counts of all, with places that come and go at random."
+  "Compared with plain counts, while places are taken and released at random."
   (let* ((seed (random (expt 2 32) (make-random-state t)))
          (*random-state* (sb-ext:seed-random-state seed))
          (ranking (server::make-ranking))
@@ -29,7 +29,7 @@
     (is (zerop (server::ranking-total ranking)))))
 
 (test rankings-keep-no-empty-rows
-  "An owner with a thousand places does not leave a row behind for each number that it had."
+  "An owner with a thousand places does not leave a row for each number that it had."
   (let ((ranking (server::make-ranking)) (owner-usage (server::make-owner-usage 0)))
     (loop repeat 1000 do (server::change-owner-usage ranking owner-usage 1))
     (is (= 1 (count-if-not #'null (server::ranking-rows ranking))))

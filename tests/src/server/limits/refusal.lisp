@@ -1,4 +1,4 @@
-;;;; What a server says of what it refuses: little, however much that is.
+;;;; The log of a server's refusals is short, however many there are.
 
 (in-package #:clgrpc.tests.server)
 
@@ -6,7 +6,7 @@
   (mapcar (lambda (event) (getf event :what)) (events-of :refused)))
 
 (test refusals-are-told-once-a-second
-  "The first at once, those of the second after it together."
+  "The first is logged at once, the refusals of the next second together."
   (with-server-loop (server-loop) (:ask #'double)
     (flet ((refuse (option peer &optional (count 1))
              (memory:call-in-world memory:*world*
@@ -28,7 +28,7 @@
       (is (equal "1 of c (max-calls)" (first (refusals-told)))))))
 
 (test refusals-of-many-peers
-  "Of more peers than a line has room for the first stands for all."
+  "If there are more peers than a line has room for, the first stands for all."
   (let ((refusals (server::make-refusals)))
     (dotimes (i 100)
       (server::count-refusal refusals :max-calls (format nil "peer ~D" i)))
