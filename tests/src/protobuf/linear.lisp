@@ -1,6 +1,6 @@
-;;;; The work for descriptors is linear in their octets, whatever is many in them: each shape of a
-;;;; file is linked with some, and with eight times as many, and may take no more than some twenty
-;;;; times as long, where a square would take sixty-four.
+;;;; The work for descriptors is linear in their octets, whichever part is large: each shape of a
+;;;; file is linked with some elements, and with eight times as many, which may take some twenty
+;;;; times as long; quadratic work would take sixty-four times.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -188,7 +188,7 @@
   "What can be many, as an alist from words to functions of a number that make the files.")
 
 (defun pool-seconds (octets)
-  "The seconds of processor time that a pool of OCTETS takes, the least of some; it may be refused."
+  "The seconds of processor time for a pool of OCTETS, the least of several; OCTETS may be refused."
   (loop repeat 3
         minimize (let ((start (get-internal-run-time)))
                    (handler-case (make-type-pool octets)
@@ -203,7 +203,7 @@
                "~A: ~,3F s for 500, ~,3F s for 4000" what few many)))
 
 (test imports-need-no-stack
-  "A chain of files as long as a peer can make it is linked, or refused as other octets are."
+  "A chain of files, as long as a peer can make it, is linked, or refused as other octets are."
   (is (= 30000 (length (type-pool-files (make-type-pool (set-of (chained-files 30000 nil)))))))
   (is (= 30000 (length (type-pool-files
                         (make-type-pool (set-of (reverse (chained-files 30000 nil))))))))
@@ -213,8 +213,8 @@
     (signals proto-syntax-error (make-type-pool (set-of files)))))
 
 (defun nested-set (depth name)
-  "A set of a file with messages NAME in one another, DEPTH of them: deeper, if need be, than what
-can be serialized."
+  "A set of one file with messages NAME inside each other, DEPTH levels: more, if needed, than can
+be serialized."
   (flet ((field (number octets)
            (let ((size (length octets)))
              (concatenate 'octets (octets-of (logior (ash number 3) 2)

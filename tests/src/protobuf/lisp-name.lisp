@@ -65,7 +65,7 @@ message FOOBar { int32 d = 1; }")
       (check-names))))
 
 (test types-of-two-files-whose-names-are-alike-are-told-apart
-  "Though neither file is loaded."
+  "They get different symbols, though neither file is loaded."
   (let ((files (loop for name in '("FooBar" "Foo_Bar")
                      collect (protobuf::parse-proto
                               (format nil "syntax = 'proto3'; package clgrpc.test.alike_files;

@@ -9,4 +9,4 @@
 
 (in-package #:clgrpc.tests.protobuf)
 
-(def-suite :clgrpc.protobuf :description "The .proto compiler and the coders it makes.")
+(def-suite :clgrpc.protobuf :description "The .proto compiler and the coders that it makes.")

@@ -1,4 +1,4 @@
-;;;; What errors say: each with and without what may be unknown of it.
+;;;; The texts of errors, each with and without the data that may be unknown.
 
 (in-package #:clgrpc.tests.protobuf)
 

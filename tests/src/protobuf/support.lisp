@@ -1,4 +1,4 @@
-;;;; What several test files need: octets in hexadecimal, a seeded random state, the test messages.
+;;;; Code for several test files: octets in hexadecimal, a seeded random state, the test messages.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -6,7 +6,7 @@
 (define-proto "legacy.proto")
 
 (defun unhex (text)
-  "The octets that TEXT writes in hexadecimal; spaces do not count."
+  "The octets of TEXT in hexadecimal; spaces are ignored."
   (let ((digits (remove #\Space text)))
     (coerce (loop for i from 0 below (length digits) by 2
                   collect (parse-integer digits :start i :end (+ i 2) :radix 16))

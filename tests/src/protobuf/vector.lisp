@@ -1,4 +1,4 @@
-;;;; What protoc 33.2 says, as kept in tests/vectors/protobuf by tests/conformance/protoc.py.
+;;;; The results of protoc 33.2, which tests/conformance/protoc.py keeps in tests/vectors/protobuf.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -21,7 +21,7 @@
           collect (list file form (decode-base64 text)))))
 
 (defun refused-vectors ()
-  "A list of (name line text); line is a number, nil, or 0 for a file that is fine."
+  "A list of (name line text); line is a number, nil, or 0 for a valid file."
   (let ((vectors '()))
     (dolist (line (vector-lines "refused.txt"))
       (let ((words (uiop:split-string line)))

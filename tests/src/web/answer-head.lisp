@@ -1,4 +1,4 @@
-;;;; When the head of an answer goes out whose handler is silent.
+;;;; The time when the head of an answer is sent if its handler is silent.
 
 (in-package #:clgrpc.tests.web)
 
@@ -14,7 +14,7 @@
   (if (eq :rest-events (first row)) "Accept: text/event-stream|" ""))
 
 (defun heard-until (socket text)
-  "What comes from SOCKET until it has TEXT, with | for CR LF."
+  "The text from SOCKET until it has TEXT, with | for CR LF."
   (loop for octets = (hear-octets socket 1) then (concatenate 'octets octets more)
         for heard = (remove #\Return (substitute #\| #\Newline (map 'string #'code-char octets)))
         for more = (if (search text heard) (make-octets 0) (hear-octets socket 1))
@@ -22,8 +22,8 @@
         finally (return heard)))
 
 (defun ask-for-head (server row go)
-  "The head of the answer of SERVER to a request of ROW over HTTP/1.1, and what comes behind it once
-GO has been signalled."
+  "The head of the answer of SERVER to a request of ROW over HTTP/1.1, and the text after it once GO
+has been signalled."
   (with-plain-socket (socket (grpc:server-address server))
     (say-text socket (request-text row (format nil "~AConnection: close|Content-Length: ~D|"
                                                (accepting row) (length (fourth row)))
@@ -43,8 +43,8 @@ GO has been signalled."
               (hear-frames socket peer (lambda (forms) (stream-over-p forms 1)))))))
 
 (test a-silent-handler-has-its-head-sent
-  "After stream-head-seconds, so that pages and proxies know that the call was begun. What the
-handler sends as metadata later is in the trailers."
+  "It is sent after stream-head-seconds, so that pages and proxies know that the call has begun.
+Metadata that the handler sends later are in the trailers."
   (let ((go (make-signal)))
     (with-all-protocols (server :stream-head-seconds 0.02)
         (:watch (fn (_request call)
@@ -62,7 +62,7 @@ handler sends as metadata later is in the trailers."
           (is (null (reset-of forms 1)) "~A" (first row)))))))
 
 (test metadata-that-is-sent-goes-out-at-once
-  "The head has it, and does not wait for a message, whatever the protocol."
+  "The metadata are in the head, and do not wait for a message, in every protocol."
   (let ((go (make-signal)))
     (with-all-protocols (server :stream-head-seconds 3600)
         (:watch (fn (_request call)
@@ -74,8 +74,8 @@ handler sends as metadata later is in the trailers."
             "~A" (first row))))))
 
 (test a-connection-ends-once-its-end-was-announced
-  "A stream of answers that begins before the request is whole says that the connection ends with
-it, since the request may have no end; so it ends, although the rest of the request comes."
+  "The head of a stream of answers that begins before the request is whole announces the
+connection's end, since the request may have none; so it ends, even if the rest comes."
   (let ((*bench-rules* '((:selector "lab.Bench.Chat" :post "/v1/chat" :body "*"))))
     (with-all-protocols (server)
         (:chat (lambda (stream call)
@@ -89,8 +89,8 @@ it, since the request may have no end; so it ends, although the rest of the requ
         (is (equal '() (heard-statuses (hear-all socket))))))))
 
 (test an-early-error-has-its-status
-  "An error before that is one of REST's own statuses; so is one of a request that is queued, or
-whose body takes long."
+  "An error before the head is sent has one of REST's own statuses, also if the request is queued or
+its body takes long."
   (with-all-protocols (server :stream-head-seconds 0.05) (:watch #'refuse)
     (let ((row (assoc :rest *watch-requests*)))
       (with-plain-socket (socket (grpc:server-address server))
@@ -102,7 +102,7 @@ whose body takes long."
         (is (equal '(404) (heard-statuses (hear-all socket))))))))
 
 (test answers-have-a-date
-  "Over both versions of HTTP, good ones and errors, as RFC 9110 section 6.6.1 wants it."
+  "Good answers and errors have one over both versions of HTTP, as RFC 9110 section 6.6.1 requires."
   (with-counted-protocols (server calls)
     (flet ((dated-p (fields)
              (let ((date (cdr (assoc "date" fields :test #'string=))))

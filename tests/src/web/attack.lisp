@@ -1,6 +1,6 @@
-;;;; Requests that are made to be understood in two ways, that never end, or that take more than
-;;;; they give, against each protocol. What is wrong with them is answered with a status of HTTP of
-;;;; 400 to 499, reaches no handler, and leaves nothing behind.
+;;;; Requests that can be understood in two ways, that never end, or that cost the server more than
+;;;; the peer, in each protocol. They are answered with an HTTP status from 400 to 499, reach no
+;;;; handler, and leave nothing behind.
 
 (in-package #:clgrpc.tests.web)
 
@@ -17,14 +17,14 @@
   (unwind-protect (funcall function) (rest:use-http-rules nil)))
 
 (defun nothing-left-p (server)
-  "True if SERVER holds no call and no octet, and its loops have no error behind them."
+  "True if SERVER holds no call and no octets, and its loops have had no error."
   (and (loop for server-loop in (server:server-loops server)
              always (zerop (server::server-loop-open server-loop)))
        (zerop (account-sum (server::server-account server)))))
 
 (defmacro with-all-protocols ((server &rest options) (&rest handlers) &body body)
-  "Evaluate BODY with SERVER a server of a probe with HANDLERS that speaks all protocols, and that
-holds nothing afterwards."
+  "Evaluate BODY with SERVER, a server of a probe with HANDLERS that speaks all protocols and holds
+nothing afterwards."
   `(call-with-rules
     (lambda ()
       (with-probe (channel :server ,server
@@ -34,7 +34,7 @@ holds nothing afterwards."
         (eventually (nothing-left-p ,server))))))
 
 (defmacro with-counted-protocols ((server calls &rest options) &body body)
-  "Evaluate BODY with SERVER, of all protocols, and CALLS how often a handler was called."
+  "Evaluate BODY with SERVER, of all protocols, and CALLS, the number of handlers called."
   `(let ((,calls 0))
      (with-all-protocols (,server ,@options)
          (:ask (handling (request) (incf ,calls) request)
@@ -58,8 +58,8 @@ holds nothing afterwards."
   "A request of each protocol: its line, its content type and its body.")
 
 (defun request-text (row fields body)
-  "A request of ROW, of *GOOD-REQUESTS*, with FIELDS, lines that end with |, and BODY, as octets of
-a text, whose lines end with | as well."
+  "A request of ROW, of *GOOD-REQUESTS*, with FIELDS, lines that end with |, and BODY, a text whose
+lines end with | as well; the value is octets."
   (destructuring-bind (line type) (subseq row 1 3)
     (concatenate 'string (wire-text (format nil "~A HTTP/1.1|Host: a|Content-Type: ~A|~A|"
                                             line type fields))
@@ -91,11 +91,11 @@ a text, whose lines end with | as well."
     ("Transfer-Encoding: gzip|" :chunks)
     ("Transfer-Encoding: identity|Content-Length: ~D|" :bare)
     ("Transfer-Encoding: chunked|Transfer-Encoding: identity|" :chunks))
-  "Fields that say in two ways, or in none, where a body ends.")
+  "Fields that give the end of a body in two ways, or in none.")
 
 (test bodies-that-end-in-two-places
-  "A request whose head does not say plainly where its body ends is refused, whatever protocol it is
-of; the connection ends, and what is behind is not read as a request."
+  "A request whose head does not clearly say where its body ends is refused, in every protocol; the
+connection ends, and the octets after it are not read as a request."
   (let ((calls 0))
     (with-all-protocols (server)
         (:ask (handling (request) (incf calls) request)
@@ -118,10 +118,10 @@ of; the connection ends, and what is behind is not read as a request."
 
 (defparameter *broken-chunks*
   '("zz|~A|0||" "-1|~A|0||" "1|~A|0||" "ffffffffffffffff1|~A|0||" "|~A|0||" "0x5|~A|0||")
-  "Bodies in chunks that are none.")
+  "Malformed bodies in chunks.")
 
 (test chunks-that-are-broken
-  "What is no chunk ends the call and is answered with 400, not with an error of the server's."
+  "A malformed chunk ends the call and is answered with 400, not with a server's error."
   (let ((calls 0))
     (with-all-protocols (server)
         (:ask (handling (request) (incf calls) request)
@@ -141,8 +141,8 @@ of; the connection ends, and what is behind is not read as a request."
     (is (zerop calls))))
 
 (test a-refusal-in-the-middle-is-the-last-answer
-  "A body that is refused before it has come leaves the connection nowhere: what is behind it is not
-answered. A body that is whole may be followed by another request."
+  "If a body is refused before it is complete, the octets after it are not answered. A complete body
+may be followed by another request."
   (with-all-protocols (server :max-receive-octets 100)
       (:ask #'double :collect #'add-up :peek #'double)
     (dolist (row *good-requests*)
@@ -166,8 +166,8 @@ answered. A body that is whole may be followed by another request."
           (is (= 1 (length (heard-statuses text))) "~A: ~S" (first row) text))))))
 
 (test pages-cannot-call-without-asking
-  "What a page of another origin may send without a preflight reaches no handler, whatever protocol
-it pretends to be; and such a page can read no answer."
+  "A request that a page of another origin may send without a preflight reaches no handler, in any
+protocol; and such a page can read no answer."
   (let ((calls 0))
     (with-all-protocols (server :origins '("https://a.example"))
         (:ask (handling (request) (incf calls) request)
@@ -198,7 +198,7 @@ it pretends to be; and such a page can read no answer."
     (is (zerop calls))))
 
 (test messages-have-their-limits-in-json
-  "What a server says of the memory of messages holds for JSON as well, by whatever protocol."
+  "A server's limits for the memory of messages hold for JSON as well, in every protocol."
   (with-all-protocols (server :max-decoded-octets 1000) (:ask #'double)
     (dolist (name '(:connect :rest))
       (loop for (count status) in '((3 200) (200 400))
@@ -220,8 +220,8 @@ it pretends to be; and such a page can read no answer."
   "Origins that are not https://a.example.")
 
 (test preflights-of-foreign-origins
-  "They are refused for each path, and nothing in the answer names the origin; the answers to a
-listed origin depend on it, good ones, errors and those to requests that nothing has."
+  "They are refused for each path, and no answer names the origin; the answers to a listed origin
+depend on it: good ones, errors, and those to requests without a route."
   (with-all-protocols (server :origins '("https://a.example"))
       (:ask #'refuse :peek #'double)
     (flet ((ask (line &rest fields)
@@ -251,7 +251,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
         (is (null (search "access-control" (ask line "Origin: https://b.example"))))))))
 
 (test requests-that-nothing-has
-  "Their answer has the form of the protocol that they are plainly of."
+  "The answer to such a request has the form of the protocol that it clearly uses."
   (with-all-protocols (server) (:ask #'double)
     (flet ((post (path type &rest fields)
              (answers server (format nil "POST ~A HTTP/1.1|Host: a|Connection: close|~
@@ -271,7 +271,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
       (is (search "grpc-status: 12" (post "/none.None/None" "application/grpc-web"))))))
 
 (test handlers-of-http-come-before-protocols
-  "A path that has a handler of HTTP, and with a fallback each, is not answered by a protocol."
+  "No protocol answers a path with a handler of HTTP or, beside a fallback, any path."
   (with-all-protocols (server :http (list (grpc:http-handler "/a/" (fn (_request)
                                                                      (values 200 '() "mine")))))
       (:ask #'double)
@@ -284,7 +284,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
     (is (search "||/none" (answers server "GET /none HTTP/1.1|Host: a|Connection: close||")))))
 
 (test bodies-that-do-not-come
-  "A body has its time over HTTP/1.1; a call whose body stands still ends with 408."
+  "A body has a time limit over HTTP/1.1; a call whose body stops ends with 408."
   (with-all-protocols (server :http1-body-timeout-seconds 0.2)
       (:ask #'double :collect #'add-up)
     (dolist (row *good-requests*)
@@ -293,7 +293,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
         (is (equal '(408) (heard-statuses text)) "~A: ~S" (first row) text)))))
 
 (test bodies-that-drip
-  "A body whose length is known has its time over HTTP/1.1, though some of it comes now and then."
+  "A body of known length has a time limit over HTTP/1.1, though a part arrives now and then."
   (with-all-protocols (server :http1-body-timeout-seconds 0.3)
       (:ask #'double :collect #'add-up)
     (loop for (name begin) in `((:connect "{") (:rest "{")
@@ -311,7 +311,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
                    "~A" name)))))
 
 (defun heard-while-dripping (socket text &key (seconds 0.02))
-  "What comes from SOCKET, on which TEXT is said again and again, each time after SECONDS."
+  "The text from SOCKET, on which TEXT is sent again and again, each time after SECONDS."
   (loop repeat 900
         for heard = (hear-all socket :seconds seconds)
         when (plusp (length heard)) return heard
@@ -319,8 +319,8 @@ listed origin depend on it, good ones, errors and those to requests that nothing
         finally (return "")))
 
 (test chunks-that-drip
-  "A body in chunks has no more time than one whose length is known: what comes of a message now and
-then does not renew it. A message that is whole does, so that a stream may take longer."
+  "A body in chunks has the same time limit as one of known length: parts of a message do not renew
+it. A complete message does, so a stream may take longer."
   (with-all-protocols (server :http1-body-timeout-seconds 1)
       (:ask #'double :collect #'add-up)
     (let ((chunked "Transfer-Encoding: chunked|"))
@@ -359,7 +359,7 @@ then does not renew it. A message that is whole does, so that a stream may take 
   "JSON that is no note, and a word of what is said of it.")
 
 (test json-that-is-none
-  "It is refused with 400, and what is said is short, whatever the protocol."
+  "Malformed JSON is refused with 400 and a short text, in every protocol."
   (let ((calls 0))
     (with-all-protocols (server)
         (:ask (handling (request) (incf calls) request))
@@ -375,13 +375,13 @@ then does not renew it. A message that is whole does, so that a stream may take 
     (is (zerop calls))))
 
 (defun answers-octets (server text)
-  "As ANSWERS, of TEXT whose characters are octets."
+  "As ANSWERS, for TEXT whose characters are octets."
   (with-plain-socket (socket (grpc:server-address server))
     (say-text socket text)
     (hear-all socket)))
 
 (defun gzipped (octets)
-  "OCTETS as a message, compressed, with its prefix."
+  "OCTETS as a compressed message, with its prefix."
   (let ((byte-buffer (clgrpc.wire::compress-octets (clgrpc.encoding:encoding-of-name
                                                     (clgrpc.encoding:check-compression :gzip))
                                                    9
@@ -395,8 +395,8 @@ then does not renew it. A message that is whole does, so that a stream may take 
   (gzipped (make-octets octets)))
 
 (test bombs
-  "A short body that is long when it is decompressed is refused, in unary calls and in streams, and
-so is one that is not compressed as it says."
+  "A short body that becomes long when decompressed is refused, in unary calls and in streams, and
+so is one that is not compressed as announced."
   (let ((long (bomb 5000000)) (calls 0))
     (with-all-protocols (server :max-receive-octets 100000)
         (:ask (handling (request) (incf calls) request)
@@ -424,8 +424,8 @@ so is one that is not compressed as it says."
     (is (zerop calls))))
 
 (test texts-that-speak-of-compression
-  "An error of a handler that has the status and the text of a message that cannot be decompressed,
-as one from behind a gateway, is not a mistake of the client's body."
+  "If a handler's error has the status and the text of a message that cannot be decompressed, as
+from behind a gateway, the client's body is not blamed."
   (let ((error nil))
     (with-all-protocols (server)
         (:ask (handling ()
@@ -445,11 +445,11 @@ as one from behind a gateway, is not a mistake of the client's body."
                    "~A ~A" its text)))))
 
 (defun with-spaces (text)
-  "TEXT, JSON, with spaces that gzip makes next to nothing of, as octets."
+  "TEXT, JSON, as octets with spaces that gzip compresses to almost nothing."
   (ascii-octets (format nil "~A~2000@T" text)))
 
 (test compressed-messages-wait-for-their-turn
-  "Those of a peer that owes time for others, in each protocol; and nothing else of it does."
+  "Messages of a peer that owes time wait, in each protocol; its other messages do not."
   (with-all-protocols (server)
       (:ask #'double :peek #'double
        :collect (handling (stream)
@@ -512,7 +512,7 @@ as one from behind a gateway, is not a mistake of the client's body."
                        coding text)))))))
 
 (test streams-that-are-left
-  "Many clients that leave their streams at once: each call is cancelled, and nothing is held."
+  "Many clients leave their streams at once: each call is cancelled, and nothing is held."
   (let ((open 0) (cancelled 0) (lock (sb-thread:make-mutex)))
     (with-all-protocols (server :execution :inline)
         (:watch (fn (_request call)

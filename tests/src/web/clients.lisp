@@ -1,6 +1,6 @@
 ;;;; The clients that pages use, those of npm: connect-web by both of its protocols, and grpc-web,
 ;;;; in Chromium, called from a page of another origin over HTTP/1.1 in plaintext and HTTP/2 over
-;;;; TLS. clients/page.js makes the calls and says in words what became of each.
+;;;; TLS. clients/page.js makes the calls and reports the outcome of each in words.
 
 (in-package #:clgrpc.tests.web)
 
@@ -23,8 +23,8 @@
                                                          (length place))))))
 
 (defun answer-page (cancelled)
-  "What Ask does for the page: answers with twice the number and the body, or as the number says.
-CANCELLED returns how many calls of Watch have been left."
+  "The handler of Ask for the page: answers with twice the number and the body, or as the number
+requires. CANCELLED returns how many calls of Watch were cancelled."
   (lambda (note call)
     (case (number-of note)
       (13 (grpc:fail :not-found "no such note" :details (list (note 7))))
@@ -33,8 +33,8 @@ CANCELLED returns how many calls of Watch have been left."
       (t (note (* 2 (number-of note)) :body (lab:note-body note))))))
 
 (defun watch-page (leave)
-  "What Watch does for the page: that many messages; of -1 two and an error; of 0 one, and then none
-until the caller leaves, when LEAVE is called."
+  "The handler of Watch for the page. It sends as many messages as the number; for -1 two and an
+error; for 0 one, and then none until the caller leaves, when LEAVE is called."
   (lambda (note call)
     (let ((number (number-of note)))
       (case number
@@ -57,8 +57,8 @@ until the caller leaves, when LEAVE is called."
   "What becomes of all of its calls.")
 
 (test clients-of-npm-in-a-browser
-  "Unary calls, streams of the server, errors with details, deadlines, cancellation, a message of a
-megabyte and a thousand messages; of each client the same, whatever it speaks and over what."
+  "Unary calls, streams from the server, errors with details, deadlines, cancellation, a message of
+a megabyte and a thousand messages; each client has the same results by each protocol and version."
   (let ((packages (support:need-web-clients)) (left (list 0)))
     (flet ((serve (origin &rest options)
              (apply #'clgrpc.tests.server:start-probe

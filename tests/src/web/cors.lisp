@@ -8,7 +8,7 @@
          arguments))
 
 (test pages-of-listed-origins-may-call
-  "The preflight and the answer name the origin; another hears nothing of the kind."
+  "The preflight and the answer name a listed origin; for another origin they have no such header."
   (with-web-probe (server :origins '("https://a.example")) (:ask #'double)
     (let ((text (preflight-of server "https://a.example"
                               "-H" "access-control-request-headers: content-type,x-user")))
@@ -36,7 +36,7 @@
                                            "-H" "origin: https://b.example"))))))
 
 (test only-preflights-are-answered-as-such
-  "Their method is OPTIONS, and what they ask for is how the path is called."
+  "Their method is OPTIONS, and they ask for the method by which the path is called."
   (loop for protocol in '(:grpc-web :connect)
         do (with-probe (channel :server server
                                 :options (list :protocols (list :grpc protocol) :origins :any))

@@ -1,6 +1,6 @@
-;;;; The attacks of attack.lisp over HTTP/2, where a frame says where a body ends: heads that are
-;;;; malformed (RFC 9113 section 8), bodies that are not as long as their heads say, trailers that
-;;;; come in parts, streams that are reset or stand still. None reaches a handler.
+;;;; The attacks of attack.lisp over HTTP/2, where a flag of a frame marks the end of a body: heads
+;;;; that are malformed (RFC 9113 section 8), bodies that are not as long as their heads say,
+;;;; trailers that come in parts, streams that are reset or stand still. None reaches a handler.
 
 (in-package #:clgrpc.tests.web)
 
@@ -15,7 +15,7 @@ connection."
   (remove name fields :key #'first :test #'string=))
 
 (defun broken-heads (row)
-  "Heads that are malformed, each made of a good one of ROW, with a word for each."
+  "Malformed heads, each made from a good one of ROW, with a word for each."
   (let ((head (head-fields row)))
     (flet ((with (&rest more) (append head more)))
       `(("connection" ,(with '("connection" "close")))
@@ -51,7 +51,7 @@ connection."
         ("empty length" ,(with '("content-length" "")))))))
 
 (test malformed-heads-over-http2
-  "They reach no handler, whatever protocol they are of."
+  "They reach no handler, in any protocol."
   (with-counted-protocols (server calls)
     (dolist (row *good-requests*)
       (loop for (word fields) in (broken-heads row)
@@ -61,8 +61,8 @@ connection."
     (is (zerop calls))))
 
 (test bodies-that-are-not-as-long-as-they-say
-  "A length that is not that of the frames makes a request malformed, with the end of the stream or
-before it; one that is right is served."
+  "A content-length that differs from the frames makes a request malformed, at the end of the stream
+or before it; a correct one is served."
   (with-counted-protocols (server calls)
     (dolist (row *good-requests*)
       (let* ((body (fourth row)) (length (length body)))
@@ -86,8 +86,8 @@ before it; one that is right is served."
           (setf calls 0))))))
 
 (test trailers-of-requests
-  "Trailers end a request and are no metadata; those with pseudo-fields, without the end of the
-stream, or with something within or behind them make it malformed."
+  "Trailers end a request and are no metadata; trailers with pseudo-fields, without the end of the
+stream, or with other frames within or after them make it malformed."
   (let ((seen '()) (calls 0))
     (with-all-protocols (server)
         (:ask (lambda (request call)
@@ -125,8 +125,8 @@ stream, or with something within or behind them make it malformed."
     (is (every #'null seen))))
 
 (test requests-that-are-reset
-  "Requests that are reset before their bodies are whole call nothing and leave nothing; their
-connection ends if they come without end. Others are served."
+  "Requests that are reset before their bodies are complete call nothing and leave nothing; if there
+are very many, their connection ends. Others are served."
   (with-counted-protocols (server calls :max-reset-burst 100 :max-resets-per-second 1)
     (dolist (row *good-requests*)
       (with-http2-socket (socket peer server)
@@ -145,7 +145,7 @@ connection ends if they come without end. Others are served."
                                 1)))))
 
 (test bodies-that-stand-still-over-http2
-  "A body that does not come ends with the deadline of its call, and holds up no other stream of the
+  "A body that stops arriving ends at the deadline of its call, and delays no other stream of the
 connection."
   (with-counted-protocols (server calls)
     (dolist (row *good-requests*)
@@ -162,8 +162,8 @@ connection."
     (is (= (length *good-requests*) calls))))
 
 (test a-body-that-nobody-reads
-  "A stream over HTTP/2 whose handler does not read takes no more than its window, and the others of
-the connection go on."
+  "A stream over HTTP/2 whose handler does not read takes only its window, and the others of the
+connection continue."
   (let ((go (make-signal)))
     (with-all-protocols (server :max-held-octets 65536)
         (:ask #'double
@@ -188,8 +188,8 @@ the connection go on."
             (is (eql 200 (answer-status forms 1)))))))))
 
 (test pages-over-http2
-  "The rules for pages of other origins are the same: nothing that they may send without a preflight
-reaches a handler, no foreign origin is named, and a listed one is."
+  "The rules for pages of other origins are the same: a request that needs no preflight reaches no
+handler, no foreign origin is named, and a listed one is."
   (with-counted-protocols (server calls :origins '("https://a.example"))
     (flet ((ask (http-method path &rest fields)
              (let ((forms (frames-answered

@@ -1,9 +1,9 @@
-;;;; Requests over HTTP/2, frame by frame, and what a server answers.
+;;;; Requests over HTTP/2, frame by frame, and a server's answers.
 
 (in-package #:clgrpc.tests.web)
 
 (defun whole-frames-end (octets)
-  "Where the last frame ends that OCTETS have whole."
+  "The end of the last frame that is complete in OCTETS."
   (loop with at = 0
         for end = (and (<= (+ at 9) (length octets)) (+ at 9 (u24be octets at)))
         while (and end (<= end (length octets)))
@@ -11,8 +11,8 @@
         finally (return at)))
 
 (defun hear-frames (socket peer over-p)
-  "The frames that come from SOCKET, a list of forms, until OVER-P is true of it, or no more come.
-PEER has the state of HPACK."
+  "The frames from SOCKET, a list of forms, until OVER-P is true of it or no more arrive. PEER has
+the state of HPACK."
   (let ((rest (make-octets 0)) (forms '()))
     (loop for heard = (hear-octets socket 1)
           until (zerop (length heard))
@@ -52,12 +52,12 @@ PEER has the state of HPACK."
       (frame-of forms :headers id (lambda (form) (member :end-stream form)))))
 
 (defun say-frames (socket peer forms)
-  "Send FORMS to SOCKET; a peer that has ended the connection does not hear them all."
+  "Send FORMS to SOCKET; a peer that has ended the connection does not get them all."
   (handler-case (say-text socket (map 'string #'code-char (dialogue:frames-octets peer forms)))
     (sb-bsd-sockets:socket-error () nil)))
 
 (defmacro with-http2-socket ((socket peer server) &body body)
-  "Evaluate BODY with SOCKET connected to SERVER, over which HTTP/2 has begun, with PEER."
+  "Evaluate BODY with SOCKET connected to SERVER and PEER; HTTP/2 has begun on the connection."
   `(with-plain-socket (,socket (grpc:server-address ,server))
      (let ((,peer (dialogue:make-peer)))
        (say-text ,socket (map 'string #'code-char dialogue:*preface*))
@@ -65,7 +65,7 @@ PEER has the state of HPACK."
        ,@body)))
 
 (defun frames-answered (server forms &key (streams '(1)))
-  "What SERVER answers to FORMS, a list of forms, until STREAMS are over."
+  "The answers of SERVER to FORMS, a list of forms, until STREAMS are over."
   (with-http2-socket (socket peer server)
     (say-frames socket peer forms)
     (hear-frames socket peer (lambda (forms)

@@ -1,10 +1,10 @@
-;;;; All that a connection keeps of requests of the web's protocols is charged to its account, as
-;;;; tests/src/server/kept.lisp has it of gRPC's.
+;;;; All memory that a connection keeps for requests of the web's protocols is charged to its
+;;;; account, as tests/src/server/kept.lisp shows for gRPC.
 
 (in-package #:clgrpc.tests.web)
 
 (defun speak-all (server-loop)
-  "SERVER-LOOP, in memory, speaks all protocols."
+  "Let SERVER-LOOP, in memory, speak all protocols."
   (let* ((server (server::server-loop-server server-loop))
          (protocols (server::find-protocols '(:grpc :grpc-web :connect :rest)))
          (claimers (server::prepare-claimers server protocols
@@ -19,8 +19,8 @@
   (map 'octets #'char-code text))
 
 (defun long-body (row)
-  "A body for ROW, of *GOOD-REQUESTS*: messages of 1,000 octets, in the protocol's envelopes if it
-has such, and how long it says that it is."
+  "A body for ROW, of *GOOD-REQUESTS*: messages of 1,000 octets, in envelopes if the protocol has
+them, and the length that the body announces."
   (let* ((json (format nil "{\"text\":\"~A\"}" (make-string 1000 :initial-element #\a)))
          (envelope (map 'string #'code-char
                         (list 0 0 0 (ash (length json) -8) (logand 255 (length json)))))
@@ -32,7 +32,7 @@ has such, and how long it says that it is."
     (apply #'concatenate 'string messages)))
 
 (defun nested-rows ()
-  "Rows as *GOOD-REQUESTS* has them whose bodies are short, and messages with many others inside."
+  "Rows like *GOOD-REQUESTS* with short bodies, whose messages have many others inside."
   (let ((octets (loop repeat 4000 collect #x22 collect 0)) ; 4: {}
         (json (format nil "{\"parts\":[~{~A~^,~}]}" (loop repeat 600 collect "{}"))))
     (flet ((envelope (length)
@@ -45,10 +45,10 @@ has such, and how long it says that it is."
 (defparameter *shared*
   '(server:protocol-handler web:codec web:heads web::form rest:route rest::node
     clgrpc.exchange:answer-head)
-  "What the requests of a protocol share.")
+  "The objects that the requests of a protocol share.")
 
 (test all-that-a-connection-of-the-web-keeps-is-charged
-  "Of each protocol: half a head, half a body, and one that nobody takes."
+  "In each protocol: half a head, half a body, and an answer that nobody takes."
   (call-with-rules
    (lambda (&aux (*others* (append *shared* *others*)))
      (dolist (row (remove :grpc-web-text *good-requests* :key #'first))
@@ -64,7 +64,7 @@ has such, and how long it says that it is."
                (check-kept link (format nil "~(~A~), ~D octets" (first row) end))))))))))
 
 (test messages-inside-a-request-are-charged
-  "A request that is decoded before its body has ended counts with the messages inside it, which
+  "A request that is decoded before its body has ended is charged with the messages inside it, which
 take many times their octets."
   (call-with-rules
    (lambda (&aux (*others* (append *shared* *others*)))
@@ -80,7 +80,7 @@ take many times their octets."
            (check-kept link (first row))))))))
 
 (test parameters-for-a-stream-of-requests-are-charged
-  "They are read when the body is whole, and kept until all of its messages are delivered."
+  "They are read when the body is complete, and kept until all of its messages are delivered."
   (call-with-rules
    (lambda ()
      (with-server-loop (server-loop)

@@ -1,10 +1,10 @@
-;;;; Room in the heap for what is decoded.
+;;;; Room in the heap for decoded messages.
 
 (in-package #:clgrpc.tests.web)
 
 (defun call-noting-rooms (function)
-  "Call FUNCTION with a function that returns for how much room calls have asked since it was called
-before."
+  "Call FUNCTION with a function that returns for how much room calls have asked since its last
+call."
   (let ((rooms '()))
     (with-replaced (('clgrpc.rpc:call-with-room (lambda (call-with-room call octets &rest arguments)
                                                   (push octets rooms)
@@ -12,8 +12,8 @@ before."
       (funcall function (lambda () (nreverse (shiftf rooms '())))))))
 
 (test messages-of-the-web-need-little-room
-  "One of Protocol Buffers needs as much as one of gRPC: more than usual only if it takes that. What
-JSON needs is bounded by its length."
+  "A message of Protocol Buffers needs as much as one of gRPC: more than usual only if it takes
+that. JSON needs room in proportion to its length."
   (with-web-probe (server) (:ask #'double)
     (call-noting-rooms
      (lambda (rooms)
@@ -31,7 +31,7 @@ JSON needs is bounded by its length."
                              (rooms "application/json" json)))))))))
 
 (test messages-of-the-web-that-grow-need-room
-  "As those of gRPC: one of less than 16 KB that takes more than 1 MB is decoded in promised room."
+  "As in gRPC, a message of less than 16 KB that takes more than 1 MB is decoded in promised room."
   (call-with-taker
    '(:protocols (:grpc :grpc-web))
    (lambda (server)
@@ -51,7 +51,7 @@ JSON needs is bounded by its length."
        (is (eql 0 (status (wide 8000))))))))
 
 (test whole-bodies-have-the-limit-of-messages
-  "Over HTTP/2 a body needs no length before it."
+  "Over HTTP/2 a body needs no length in its head."
   (with-web-probe (server :max-receive-octets 100) (:ask #'double)
     (with-raw-client (peer (grpc:server-address server))
       (loop for (length status) in '((100 "200") (101 "429"))

@@ -1,4 +1,4 @@
-;;;; A server of a probe that speaks the protocols of the web, and what curl says of it.
+;;;; A server of a probe that speaks the protocols of the web, and curl as its client.
 
 (in-package #:clgrpc.tests.web)
 
@@ -20,7 +20,7 @@
   "Has curl print the status.")
 
 (defun message-octets (metrics direction)
-  "How many octets of messages the servers of METRICS have in DIRECTION, sent or rcvd; or nil."
+  "The octets of messages that METRICS have for servers in DIRECTION, sent or rcvd; or nil."
   (let ((family (find (format nil "grpc.server.call.~A_total_compressed_message_size" direction)
                       (metrics:collect metrics) :key #'metrics:family-name :test #'string=)))
     (and family (reduce #'+ (metrics:family-points family) :key #'metrics:point-sum))))
@@ -34,7 +34,7 @@
     (format nil "@~A" path)))
 
 (defmacro with-octets-file ((name octets) &body body)
-  "Evaluate BODY with NAME bound to how curl is told of a file with OCTETS."
+  "Evaluate BODY with NAME bound to curl's argument for a file with OCTETS."
   `(let ((,name (octets-file ,octets)))
      (unwind-protect (progn ,@body)
        (delete-file (subseq ,name 1)))))
@@ -43,6 +43,6 @@
   (string-right-trim "|" (apply #'curl server path arguments)))
 
 (defun post (server path type data &rest arguments)
-  "What curl prints of a POST of DATA, a string or a file as curl names it, with TYPE to PATH."
+  "The output of curl for a POST of DATA, a string or a file as curl names it, with TYPE to PATH."
   (apply #'curl-text server path "-H" (format nil "content-type: ~A" type) "--data-binary" data
          arguments))

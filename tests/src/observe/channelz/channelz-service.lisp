@@ -1,5 +1,5 @@
-;;;; The service as clients see it: each of its methods, counts after all kinds of calls, numbers
-;;;; that stay, pages, and that nothing is kept of what is closed.
+;;;; The service as clients see it: each of its methods, counts after all kinds of calls, permanent
+;;;; numbers, pages, and the removal of closed objects.
 
 (in-package #:clgrpc.tests.channelz)
 
@@ -15,7 +15,7 @@
   `(call-with-channelz (lambda (,channelz) ,@body)))
 
 (defun top-channels (channelz &key (start 0) (most 0))
-  "The channels and whether they are the last."
+  "Two values: the channels, and whether they are the last."
   (let ((response (methods:get-top-channels
                    channelz (v1:make-get-top-channels-request :start-channel-id start
                                                               :max-results most)
@@ -66,19 +66,19 @@
   (channel-trace-number (server:server-channel-trace server)))
 
 (defun only-subchannel (channelz channel)
-  "The Subchannel of CHANNEL, which has one."
+  "The Subchannel of CHANNEL, which has only one."
   (let ((refs (v1:channel-subchannel-ref (the-channel channelz (channel-number channel)))))
     (is (= 1 (length refs)))
     (the-subchannel channelz (v1:subchannel-ref-subchannel-id (elt refs 0)))))
 
 (defun only-socket (channelz channel &rest options)
-  "The Socket of CHANNEL, which has one."
+  "The Socket of CHANNEL, which has only one."
   (let ((refs (v1:subchannel-socket-ref (only-subchannel channelz channel))))
     (is (= 1 (length refs)))
     (apply #'the-socket channelz (v1:socket-ref-socket-id (elt refs 0)) options)))
 
 (defun calls (data)
-  "What DATA, of a channel or a server, says of calls: started, succeeded, failed."
+  "The counts of calls in DATA, of a channel or a server: started, succeeded, failed."
   (etypecase data
     (v1:channel-data (list (v1:channel-data-calls-started data)
                            (v1:channel-data-calls-succeeded data)
@@ -94,7 +94,7 @@
   (calls (v1:server-data (the-server channelz (server-number server)))))
 
 (defun streams (socket)
-  "What SOCKET says of streams: started, succeeded, failed."
+  "The counts of streams in SOCKET: started, succeeded, failed."
   (let ((data (v1:socket-data socket)))
     (list (v1:socket-data-streams-started data) (v1:socket-data-streams-succeeded data)
           (v1:socket-data-streams-failed data))))
@@ -112,7 +112,7 @@
 ;;; Counts
 
 (test calls-are-counted-at-both-ends
-  "Calls of all kinds, one that fails and one that is cancelled: both ends agree."
+  "Calls of all kinds, a call that fails and one that is cancelled: both ends have the same counts."
   (with-channelz (channelz)
     (with-probe (channel :server server)
         (:ask (lambda (note call)
@@ -401,7 +401,7 @@
           (is (zerop (length (v1:security.tls-local-certificate here)))))))))
 
 (test sockets-without-streams
-  "A connection that has said nothing, so that nobody knows what it speaks, is told of, too."
+  "A connection that has sent nothing, and whose protocol is thus unknown, is reported, too."
   (with-channelz (channelz)
     (with-probe (channel :server server) (:ask #'double)
       (let ((silent (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
@@ -481,7 +481,7 @@
 ;;; Loops that do not answer
 
 (test loops-that-do-not-answer-are-not-waited-for
-  "A loop that somebody else holds is given up; the answer says which."
+  "If another thread holds a loop, the call gives up; the answer names the loop."
   (let ((loop (loop:make-event-loop :name "held up")) (held (make-signal)) (go-on (make-signal)))
     (loop:launch-event-loop loop)
     (unwind-protect
@@ -498,7 +498,7 @@
     (is (null (channelz::ask loop (constantly 1))) "it has stopped")))
 
 (test a-handler-of-the-same-loop-can-be-asked-of
-  "The server that serves channelz tells of itself, from its own loop."
+  "The server that serves channelz reports on itself, from its own loop."
   (with-started (server (grpc:start-server (make-instance 'grpc:channelz-service)
                                            :execution :inline)
                  :drain 0)

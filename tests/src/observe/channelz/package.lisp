@@ -1,4 +1,4 @@
-;;;; Tests of channelz: what the service says, over the wire, of what calls and connections do.
+;;;; Tests of channelz: the service's reports, over the wire, of calls and connections.
 
 (defpackage #:clgrpc.tests.channelz
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)

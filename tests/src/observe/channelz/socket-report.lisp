@@ -3,14 +3,14 @@
 (in-package #:clgrpc.tests.channelz)
 
 (defun option-text (function octets &rest arguments)
-  "What FUNCTION says with ARGUMENTS of a socket, of which the kernel gives OCTETS."
+  "The text that FUNCTION with ARGUMENTS returns for a socket for which the kernel gives OCTETS."
   (let ((message (with-replaced (('os:socket-option-octets
                                   (fn (_real &rest _arguments) octets)))
                    (apply function 0 arguments))))
     (and message (protobuf:message-text message))))
 
 (test options-of-the-kernel
-  "Each number of what the kernel gives is reported as recorded, and none where it gives nothing."
+  "Each number that the kernel gives is reported as recorded; without one none is reported."
   (let ((counting (coerce (loop for i from 1 to 92 collect i) 'octets)))
     (support:check-record
      'options-of-the-kernel

@@ -1,4 +1,4 @@
-;;;; The access log: what the event of a call says, on each transport, and which calls have one.
+;;;; The access log: the contents of a call's event, on each transport, and the calls that have one.
 
 (in-package #:clgrpc.tests.logs)
 
@@ -17,7 +17,7 @@
   (loop for key in keys collect (getf plist key)))
 
 (defun octets (&rest numbers)
-  "How many octets notes of NUMBERS take."
+  "The number of octets of notes of NUMBERS."
   (loop for number in numbers sum (grpc:serialized-size (note number))))
 
 (test both-ends-log-each-call-with-what-became-of-it
@@ -166,7 +166,7 @@
           (is (= expected (length (logged :client expected)))))))))
 
 (test failures-of-a-peer-are-logged-ten-times-a-second
-  "All others are counted, and told together."
+  "All others are counted, and reported together."
   (with-log ()
     (let ((log (grpc:make-access-log :ratio 0)) (calls 0))
       (with-probe (channel :options (list :observer log)) (:ask #'refuse)
@@ -229,7 +229,7 @@
 ;;; Where the events go
 
 (test a-log-of-its-own-gets-the-events
-  "And the log of the process none; as a line of JSON each event is an object."
+  "The log of the process gets none; as a line of JSON each event is an object."
   (let* ((stream (make-string-output-stream))
          (log (grpc:make-access-log
                :function (grpc:log-writer :stream stream :format :json :level :info)
@@ -280,7 +280,7 @@
                 "each is its own call's")))))))
 
 (test the-stages-of-an-event-are-an-object-always
-  "Also those of a call that ended while it was received, which are words alone: a search engine
-refuses a field that is an object once and a list another time."
+  "They are one even for a call that ended while it was received, whose stages are only words: a
+search engine refuses a field that is an object once and a list another time."
   (loop for stages in '((:stage :receive :total 1.5d0) (:queue 0.5d0 :stage :answer) (:stage :send))
         do (is (clgrpc.base::plist-p (clgrpc.logs::stages-plist stages)) "~S" stages)))

@@ -10,7 +10,7 @@
   (short (binlog:grpc-log-entry-type entry) "EVENT-TYPE-"))
 
 (defun entries-of (entries logger)
-  "Those of ENTRIES that the end LOGGER has written."
+  "Those of ENTRIES that are of the end LOGGER."
   (remove logger entries :test-not #'eq
                          :key (lambda (entry)
                                 (short (binlog:grpc-log-entry-logger entry) "LOGGER-"))))
@@ -98,8 +98,8 @@ HANDLERS; both ends have LOG."
                                                          (entries-of all logger))))))))))))))))) 
 
 (test two-logs-of-a-call-have-it-both
-  "A server and a channel may have several binary logs: each has all entries of a call, as it cuts
-them."
+  "A server and a channel may have several binary logs: each has all entries of a call, truncated by
+its own filter."
   (with-binary-log (all entries :filter "*")
     (with-binary-log (headers other-entries :filter "*{h}")
       (with-log ()
@@ -202,7 +202,7 @@ them."
                                                         all)))))))))))
 
 (test a-stream-without-answers-has-its-peer-in-its-trailers
-  "The peer is in the first entry that comes from it, also if that is the last and all is well."
+  "The peer is in the first entry that comes from it, even if that is the last one and has :ok."
   (with-binary-log (log entries :filter "*")
     (with-probe (channel :channel-options (list :observer log))
         (:watch (constantly nil))
@@ -264,7 +264,7 @@ them."
 ;;; Messages that become much longer
 
 (defun zeros (count)
-  "COUNT zeros as gzip has them."
+  "COUNT zeros, compressed by gzip."
   (multiple-value-bind (octets end)
       (os:deflate-octets :gzip 9 (make-octets count) 0 count 0)
     (subseq octets 0 end)))

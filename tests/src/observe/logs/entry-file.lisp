@@ -1,15 +1,15 @@
-;;;; The binary log's file: what was there is kept, what is read again is whole, whatever the disk
+;;;; The binary log's file: old entries are kept, and entries are whole when read, whatever the disk
 ;;;; does.
 
 (in-package #:clgrpc.tests.logs)
 
 (defmacro with-log-path ((path) &body body)
-  "Evaluate BODY with PATH bound to the name of a file that is not there yet."
+  "Evaluate BODY with PATH bound to the name of a file that does not exist yet."
   `(clgrpc.tests.support:with-folder (,path)
      (let ((,path (format nil "~Acalls.log" ,path))) ,@body)))
 
 (defun numbered-entry (number &optional (size 10))
-  "An entry with NUMBER, as octets: some SIZE of them."
+  "An entry with NUMBER, as octets, about SIZE of them."
   (grpc:serialize (binlog:make-grpc-log-entry
                    :call-id number
                    :message (binlog:make-message :data (make-octets size)))))
@@ -27,7 +27,7 @@
      (logs::write-gathered file)))
 
 (defun writer-with-room (room)
-  "A function as OS:WRITE-OCTETS, for a disk that has as many octets left as the car of ROOM."
+  "A function like OS:WRITE-OCTETS, for a disk that has as many octets left as the car of ROOM."
   (lambda (descriptor octets start end)
     (let ((count (min (- end start) (car room))))
       (cond ((zerop count) -28)         ; ENOSPC
@@ -35,7 +35,7 @@
                (os:write-octets descriptor octets start (+ start count)))))))
 
 (test what-follows-a-full-disk-can-be-read
-  "Whichever octet is the last that there is room for."
+  "This holds whichever octet is the last for which there is room."
   (let ((size (+ 4 (length (numbered-entry 1)))))
     (dotimes (last (* 2 size))
       (with-log-path (path)
@@ -51,7 +51,7 @@
           (is (equal (append (subseq '(1 2 3 4 5) 0 whole) '(7 8)) (numbers-in path))))))))
 
 (test a-file-that-cannot-be-cut-off-is-left
-  "The entries that follow are in another."
+  "The next entries are in another file."
   (with-log-path (path)
     (let ((file (logs::open-entry-file path 1000000 2)) (writes 0))
       (add-numbers file '(1))
@@ -82,7 +82,7 @@
         (is (equal '((9) (8) (7)) (list (numbers) (numbers 1) (numbers 2))))))))
 
 (test only-files-that-are-there-get-another-number
-  "However many may be kept."
+  "This holds however many may be kept."
   (with-log-path (path)
     (flet ((write-number (number)
              (let ((file (logs::open-entry-file path 1000 1000000000)))
@@ -118,7 +118,7 @@
       (is (equal '(6 6 0) (mapcar #'count-in '("" ".1" ".2")))))))
 
 (test a-log-is-begun-anew-when-asked
-  "As logrotate asks, which has given the file another name, or without that."
+  "For logrotate, which has renamed the file, or without that."
   (with-log-path (path)
     (let ((log (grpc:make-binary-log :filter "*" :file path)) (moved (format nil "~A-moved" path)))
       (with-probe (channel :channel-options (list :observer log)) (:ask #'double)
@@ -136,7 +136,7 @@
         (finishes (grpc:rotate-binary-log log) "it is closed")))))
 
 (test what-is-no-file
-  "Devices and pipes are written, and nothing else; nobody waits for the reader of a pipe."
+  "Devices and pipes are written, other objects refused; a pipe without a reader is not waited for."
   (with-log-path (path)
     (flet ((refusal (path)
              (handler-case (progn (grpc:make-binary-log :filter "*" :file path) nil)
@@ -162,7 +162,7 @@
       (is (= 1 (length (events-of :binary-log-failed))) "that is told once"))))
 
 (test closing-does-not-hold-up-the-log
-  "Whatever the journal's thread does meanwhile."
+  "This holds whatever the journal's thread does meanwhile."
   (with-log-path (path)
     (let ((log (grpc:make-binary-log :filter "*" :file path)))
       (with-probe (channel :channel-options (list :observer log)) (:ask #'double)

@@ -1,10 +1,10 @@
-;;;; Filters of the binary log (gRFC A16): its own examples, precedence, what is refused.
+;;;; Filters of the binary log (gRFC A16): the gRFC's examples, precedence, refused texts.
 
 (in-package #:clgrpc.tests.logs)
 
 (defun limits (filter path)
-  "What FILTER, a text, logs of the method of PATH: octets of metadata and of messages, :all for no
-limit; nil if it is not logged."
+  "The limits of FILTER, a text, for the method of PATH: octets of metadata and of messages, :all
+for no limit; nil if the method is not logged."
   (let ((limits (logs::limits-for (logs::parse-filter filter) path)))
     (flet ((shown (number) (if (= number most-positive-fixnum) :all number)))
       (and limits

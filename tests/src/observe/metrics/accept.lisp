@@ -1,4 +1,4 @@
-;;;; What is asked for: the header accept as Prometheus and others send it, and accept-encoding.
+;;;; The requested format: the header accept as Prometheus and others send it, and accept-encoding.
 
 (in-package #:clgrpc.tests.metrics)
 
@@ -19,7 +19,7 @@
       (is-true (open-p accept) "~S" accept))))
 
 (test empty-elements-are-passed-over
-  "As RFC 9110 section 5.6.1.2 has it: they are no error, and say nothing."
+  "By RFC 9110 section 5.6.1.2 they are no error, and have no meaning."
   (dolist (empty '("," ",," " , " ";" ";q=1" ",;q=1," "text/plain," ",text/plain" "text/plain, ,"))
     (is-false (metrics:open-metrics-wanted-p empty) "~S" empty)
     (is-false (metrics:gzip-wanted-p empty) "~S" empty)

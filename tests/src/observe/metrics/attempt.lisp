@@ -1,11 +1,11 @@
-;;;; What calls of several attempts count, and calls that are ended from outside (gRFC A66, A78 and
-;;;; A96).
+;;;; The counts of calls with several attempts, and of calls that are ended from outside (gRFC A66,
+;;;; A78 and A96).
 
 (in-package #:clgrpc.tests.metrics)
 
 (defun call-with-policy (policy handler function)
   "Call FUNCTION with a channel to a probe whose method Ask is HANDLER, with POLICY, a plist, in the
-config of all methods; what the channel counts, all instruments; and what the server counts."
+config of all methods; with the channel's metrics, all instruments; and with the server's."
   (let* ((client (grpc:make-metrics :enable t))
          (server (grpc:make-metrics)))
     (with-started (probe (start-probe (list :ask handler) :observer server) :drain 0)
@@ -16,7 +16,7 @@ config of all methods; what the channel counts, all instruments; and what the se
         (funcall function channel client server)))))
 
 (defun sum-and-count (metrics name)
-  "The sum of the histogram NAME of METRICS, and how many values it has; nil if there are none."
+  "The sum of the histogram NAME of METRICS, and the number of its values; nil without one."
   (let ((point (first (metrics:family-points (or (family metrics name)
                                                  (return-from sum-and-count nil))))))
     (and point (list (metrics:point-sum point) (metrics:point-count point)))))
@@ -102,7 +102,7 @@ config of all methods; what the channel counts, all instruments; and what the se
      (is-true (ended-p server "grpc.server.call.duration" 2)))))
 
 (test weights-that-nobody-tells-are-counted
-  "A78: of one server without load reports each update falls back to round_robin."
+  "A78: with one server without load reports, each update falls back to round_robin."
   (let ((client (grpc:make-metrics :enable t)))
     (with-probe (channel :channel-options
                          (list :observer client

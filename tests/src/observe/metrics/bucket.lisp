@@ -1,4 +1,4 @@
-;;;; Buckets at their borders.
+;;;; Values at the bounds of buckets.
 
 (in-package #:clgrpc.tests.metrics)
 

@@ -1,9 +1,9 @@
-;;;; What calls count, at both ends.
+;;;; The counts of calls, at both ends.
 
 (in-package #:clgrpc.tests.metrics)
 
 (defmacro with-metrics ((channel client server &rest handlers) &body body)
-  "Evaluate BODY with CHANNEL to a probe with HANDLERS; CLIENT and SERVER are what they count in."
+  "Evaluate BODY with CHANNEL to a probe with HANDLERS; CLIENT and SERVER are their metrics."
   (let ((probe (gensym "PROBE")))
     `(let* ((,client (grpc:make-metrics :enable t))
             (,server (grpc:make-metrics))
@@ -53,7 +53,7 @@
     (is (equal '((1)) (points server "clgrpc.server.connections")))))
 
 (test loops-are-told-of
-  "What a loop receives, sends, waits and lends is in the metrics of its server."
+  "A server's metrics have the octets its loops receive and send, and their waiting and lending."
   (with-metrics (channel client server :ask #'double)
     (flet ((number (name)
              (reduce #'+ (metrics:family-points (family server name))
@@ -84,7 +84,7 @@
                        :key #'metrics:point-value)))))
 
 (test calls-of-one-turn-that-end-alike-are-counted-together
-  "Statuses come and go often enough that the runs of a turn do not suffice."
+  "Statuses alternate so often that the runs of a turn do not suffice."
   (with-metrics (channel client server
                          :ask (handling (note)
                                 (case (mod (number-of note) 3)
@@ -103,8 +103,8 @@
       (is (= 100 (reduce #'+ (metrics:point-buckets point)))))))
 
 (test a-duration-is-that-of-the-handler
-  "Three calls one after the other take at least as long as their handlers wait, and together no
-longer than the caller waits."
+  "Three calls in a row take at least as long as their handlers wait, and together no longer than
+the caller waits."
   (with-metrics (channel client server
                          :ask (handling (note)
                                 (sleep 0.02)
@@ -131,7 +131,7 @@ longer than the caller waits."
       (is (equal '(("lab.Bench/Ask" 1)) (points metrics "grpc.client.attempt.started"))))))
 
 (test requests-of-http-are-no-calls
-  "Neither as calls of a method that is not known nor as any other."
+  "They count neither as calls of an unknown method nor as others."
   (let* ((metrics (grpc:make-metrics))
          (answered 0))
     (with-started (probe (start-probe (list :ask #'double)
@@ -155,13 +155,13 @@ longer than the caller waits."
       (is (equal '(("other" 1)) (points metrics "grpc.server.call.started"))))))
 
 (defun post-note (server path)
-  "Have SERVER answer a note in JSON, as Connect and REST have it, that is sent to PATH."
+  "Let SERVER answer a note in JSON, in the form of Connect and REST, that is sent to PATH."
   (clgrpc.tests.server::answers
    server (format nil "POST ~A HTTP/1.1|host: a|content-type: application/json|~
                        content-length: 12|connection: close||{\"number\":4}" path)))
 
 (test calls-by-other-protocols-have-an-attribute-more
-  "Those of gRPC have those of gRFC A66 alone; connections are counted together."
+  "Calls of gRPC have only the attributes of gRFC A66; connections are counted together."
   (let* ((metrics (grpc:make-metrics))
          (ask '("grpc.method" . "lab.Bench/Ask")) (ok '("grpc.status" . "OK"))
          (connect '("clgrpc.protocol" . "connect")))
@@ -196,7 +196,7 @@ longer than the caller waits."
                           (family metrics "grpc.client.attempt.duration"))))))))
 
 (test what-loops-count-alike-is-added-up
-  "Attributes are the same if they have the same names and values, whichever list they are."
+  "Attributes are equal if they have the same names and values, even in different lists."
   (flet ((attributes (value) (list (cons (copy-seq "grpc.method") (copy-seq value)))))
     (is (equal (list (cons (attributes "a") '(11 22)) (cons (attributes "b") '(5 6)))
                (metrics::merge-cells (list (cons (attributes "a") '(1 2))
@@ -214,7 +214,7 @@ longer than the caller waits."
       (is (string= "t0" (kept "t0" nil)) "that is known"))))
 
 (test reading-holds-up-no-loop-that-counts
-  "Reading takes long where there are many methods, and takes no lock."
+  "Reading takes long if there are many methods, and takes no lock."
   (let ((metrics (grpc:make-metrics)))
     (sb-thread:with-mutex ((metrics::metrics-lock metrics))
       (is (eq :read (sb-thread:join-thread
@@ -224,7 +224,7 @@ longer than the caller waits."
                      :timeout +patience+ :default nil))))))
 
 (test functions-of-names-may-read-and-count
-  "They are called without the lock of the metrics: a thread that counts may hold a lock of theirs."
+  "They are called without the metrics' lock: a thread that counts may hold a lock of theirs."
   (with-log ()
     (let* ((metrics nil)
            (keep (lambda (name)
@@ -268,7 +268,7 @@ longer than the caller waits."
       (is (= shards (length (metrics::metrics-shards metrics)))))))
 
 (test exemplars-go-with-their-bucket
-  "A duration has an exemplar in its own bucket; a size has none, since the exemplar is a duration."
+  "A duration has an exemplar in its own bucket; a size has none, since exemplars are durations."
   (let ((metrics (grpc:make-metrics :exemplar (constantly '(("trace_id" . "abc"))))))
     (with-probe (channel :options (list :observer metrics)
                          :channel-options (list :observer metrics))
@@ -289,7 +289,7 @@ longer than the caller waits."
                                 metrics :accept "application/openmetrics-text")))))))
 
 (defun subchannel-disconnections (&rest arguments)
-  "What is told of a channel that has connected once and is closed, with ARGUMENTS of MAKE-METRICS."
+  "The metrics of a channel that has connected once and is closed, with ARGUMENTS of MAKE-METRICS."
   (let ((metrics (apply #'grpc:make-metrics :enable '("grpc.subchannel") arguments)))
     (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
       (ask channel (note 1))
@@ -307,7 +307,7 @@ longer than the caller waits."
   (signals misuse (grpc:make-metrics :optional-labels '("grpc.nothing"))))
 
 (test a-function-that-fails-loses-no-call
-  "Each of those that MAKE-METRICS takes, at each end that calls it."
+  "This holds for each function that MAKE-METRICS takes, at each end that calls it."
   (loop for (end name) in '((:server :exemplar) (:client :exemplar) (:server :methods)
                             (:client :methods) (:client :targets))
         do (check-failing-function end (lambda (function)
@@ -322,7 +322,7 @@ longer than the caller waits."
       (is (null (metrics::labels-of (metrics::metrics-exemplar metrics) 0))))))
 
 (test what-is-no-exemplar-loses-no-call
-  "Nor the text for Prometheus."
+  "The text for Prometheus is not lost either."
   (dolist (wrong '(17 ("trace_id" . 17) (("trace_id" . 17))))
     (dolist (end '(:server :client))
       (let ((metrics nil))

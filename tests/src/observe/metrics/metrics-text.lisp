@@ -104,7 +104,7 @@
           (is-false (search "error while linting" error) "~A" error))))))
 
 (test the-target-is-told-of
-  "What tells the process from others, as OpenTelemetry's exporter for Prometheus has it."
+  "The attributes of the process, in the form of OpenTelemetry's exporter for Prometheus."
   (let ((metrics (grpc:make-metrics :resource '(("service.name" . "shop") ("a" . 1)))))
     (is (member "target_info{a=\"1\",service_name=\"shop\"} 1" (lines-of metrics) :test #'string=))
     (is (member "# TYPE target info"
@@ -117,7 +117,7 @@
                   (grpc:misuse (error) (princ-to-string error)))))))
 
 (test refusals-are-there-from-the-begin
-  "At 0, once there is a server, so that an alert sees the first."
+  "They are 0 once there is a server, so that an alert sees the first."
   (let ((metrics (grpc:make-metrics)))
     (with-probe (channel :options (list :observer metrics)) (:ask #'double)
       (is (member '("max-calls" 0) (points metrics "clgrpc.server.refusals") :test #'equal)))))

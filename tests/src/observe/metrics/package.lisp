@@ -1,4 +1,4 @@
-;;;; Tests of metrics: cells by themselves, what calls of all kinds count, and the text.
+;;;; Tests of metrics: cells alone, the counts of all kinds of calls, and the text.
 
 (defpackage #:clgrpc.tests.metrics
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
@@ -15,7 +15,7 @@
   (find name (metrics:collect metrics) :key #'metrics:family-name :test #'string=))
 
 (defun points (metrics name)
-  "Of the family NAME lists of the values of attributes but targets, and the count or value."
+  "For the family NAME: lists of the values of attributes except targets, and the count or value."
   (let ((family (family metrics name)))
     (sort (loop for point in (and family (metrics:family-points family))
                 collect (append (loop for (attribute . value) in (metrics:point-attributes point)

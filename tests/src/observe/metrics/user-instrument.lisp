@@ -46,7 +46,7 @@
       (is (null (instrument nil))))))
 
 (test a-gauge-s-number-that-is-none-is-left-out
-  "A NaN or an infinity would keep the others from being read as well."
+  "A NaN or an infinity would prevent reading the others as well."
   (let* ((metrics (grpc:make-metrics))
          (level (grpc:make-gauge metrics "level"))
          (counter (grpc:make-counter metrics "counter"))
@@ -85,7 +85,7 @@
     (is (equal '(("true" 2) ("x" 2) ("y" 1)) (points metrics "c")))))
 
 (test a-gauge-without-its-first-number-is-left-out
-  "A reader may come when RECORD has made a series and not stored its number yet."
+  "A reader may come after RECORD has made a series and before its number is stored."
   (let* ((metrics (grpc:make-metrics))
          (level (grpc:make-gauge metrics "level" :attributes '("x"))))
     (grpc:record level 1 "a")
@@ -96,7 +96,7 @@
     (is (equal '(("a" 1) ("b" 2)) (points metrics "level")))))
 
 (test a-series-costs-the-same-beside-many
-  "What is allocated for one does not grow with how many there are."
+  "The allocation for one does not grow with the number of series."
   (let* ((count 10000)
          (metrics (grpc:make-metrics))
          (counter (grpc:make-counter metrics "c" :attributes '("a") :max-series count))
@@ -119,7 +119,7 @@
       (is (every (lambda (point) (= 8 (metrics:point-value point))) points)))))
 
 (test a-series-keeps-its-label
-  "Whatever the caller does with its string."
+  "It does so whatever the caller does with its string."
   (let* ((metrics (grpc:make-metrics))
          (counter (grpc:make-counter metrics "c" :attributes '("a")))
          (text (make-array 3 :element-type 'character :fill-pointer t :initial-contents "one")))
@@ -130,8 +130,8 @@
     (is (equal '(("one" 5) ("two" 2)) (points metrics "c")))))
 
 (test bounds-are-shown-as-written
-  "A single float's, which Lisp reads by default, has no further digits as a double float; a value
-that is equal to the bound stays below it."
+  "A single float, which Lisp reads by default, gets no further digits as a double float; a value
+that is equal to the bound is counted below it."
   (let* ((metrics (grpc:make-metrics))
          (histogram (grpc:make-histogram metrics "packing" :bounds '(0.1 1/4 2.5d0))))
     (grpc:record histogram 0.1)

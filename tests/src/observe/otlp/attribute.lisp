@@ -7,7 +7,7 @@
   (grpc:parse-message type (grpc:serialize message)))
 
 (defun value-of (value)
-  "What ANY-VALUE's message for VALUE holds when it has arrived, and as second value which case."
+  "Two values: the contents of ANY-VALUE's message for VALUE after its arrival, and their case."
   (common:any-value-value (passed-on 'common:any-value (otlp::any-value value))))
 
 (test values-of-attributes-arrive

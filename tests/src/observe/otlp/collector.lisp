@@ -1,4 +1,4 @@
-;;;; A collector that does what a test says.
+;;;; A collector whose behaviour a test determines.
 
 (in-package #:clgrpc.tests.otlp)
 
@@ -12,7 +12,7 @@
   (:documentation "BEHAVIOUR may FAIL, wait, or return how many items are rejected, and why."))
 
 (defun take-request (collector call request)
-  "Do with REQUEST what COLLECTOR's behaviour says; return what that returns."
+  "Perform COLLECTOR's behaviour for REQUEST; return its values."
   (let ((number (sb-thread:with-mutex ((collector-lock collector))
                   (prog1 (collector-asked collector)
                     (incf (collector-asked collector))))))

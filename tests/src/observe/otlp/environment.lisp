@@ -1,9 +1,9 @@
-;;;; What the environment says of an exporter.
+;;;; The environment's settings of an exporter.
 
 (in-package #:clgrpc.tests.otlp)
 
 (defun variables (&rest plist)
-  "A function that returns the values of environment variables, as PLIST has them."
+  "A function that returns the values of environment variables from PLIST."
   (lambda (name)
     (loop for (key value) on plist by #'cddr
           when (string= key name) return value)))

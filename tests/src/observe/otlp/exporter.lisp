@@ -16,7 +16,7 @@
          (data:number-data-point-value (elt (data:sum-data-points (data:metric-sum metric)) 0)))))
 
 (defun orders-taken (collector)
-  "The numbers of test.orders that COLLECTOR has taken, the oldest first."
+  "The numbers of test.orders that COLLECTOR has received, the oldest first."
   (remove nil (mapcar (lambda (request) (number-in request "test.orders"))
                       (reverse (collector-taken collector)))))
 
@@ -162,7 +162,7 @@
         (is (= 25 (statistic exporter :traces :exported)))))))
 
 (test a-span-that-cannot-be-encoded-is-lost-alone
-  "The others of its batch arrive, by one request; it is counted and logged."
+  "The others of its batch arrive by one request; the lost span is counted and logged."
   (with-log (:otlp-dropped)
     (with-collector (collector address)
       (let ((tracing (grpc:make-tracing :sampler :always-on)))
@@ -194,8 +194,8 @@
                                                      :element-type 'base-char))))))
 
 (test a-batch-that-is-too-long-is-divided
-  "The collector takes 4 MiB: the spans arrive in several requests. Only one that is too long alone
-is lost, and counted."
+  "The collector accepts 4 MiB: the spans arrive in several requests. Only a span that is too long
+alone is lost, and counted."
   (with-log (:otlp-dropped)
     (with-collector (collector address)
       (let ((tracing (grpc:make-tracing :sampler :always-on :max-attribute-characters 1000000)))
@@ -211,7 +211,7 @@ is lost, and counted."
           (is (= 1 (length (events-of :otlp-divided)) (length (events-of :otlp-dropped)))))))))
 
 (test a-collector-without-room-gets-no-more-requests
-  "A short batch is not divided, nor is one of which the collector says when to send it again."
+  "A short batch is not divided, nor is a batch for which the collector gives a delay."
   (loop for (count failure) in `((1 ,(lambda () (grpc:fail :resource-exhausted "no room")))
                                  (2 ,(lambda ()
                                        (grpc:fail :resource-exhausted "no room"
@@ -237,7 +237,7 @@ is lost, and counted."
         (eventually (= 20 (length (spans-taken collector))))))))
 
 (test an-exporter-takes-the-place-of-another
-  "The end of the first does not keep full batches from the second."
+  "The end of the first exporter does not keep full batches from the second."
   (with-collector (collector address)
     (let* ((tracing (grpc:make-tracing :sampler :always-on :batch-spans 20))
            (first (grpc:make-otlp-exporter address :tracing tracing :span-interval 3600)))
@@ -249,8 +249,8 @@ is lost, and counted."
         (is (null (trace:on-batch tracing)))))))
 
 (defun check-exporter-goes-on (function)
-  "See that an exporter goes on, in which FUNCTION is called where it takes what is to be exported,
-and where it exports that, and does not return."
+  "Check that an exporter continues if FUNCTION, which does not return, is called where it takes the
+data to export, and where it exports them."
   (with-log (:otlp-dropped :otlp-error)
     (let* ((full t)
            (pipeline (otlp::make-pipeline
@@ -275,8 +275,8 @@ and where it exports that, and does not return."
         (is (= 7 (otlp::tally-exported (otlp::pipeline-tally pipeline))))))))
 
 (test a-full-heap-does-not-end-the-exporter
-  "It is logged, the batch is counted as dropped, and the thread goes on to the next round; as after
-an error that cannot be printed."
+  "It is logged, the batch is counted as dropped, and the thread continues with the next round, as
+after an error that cannot be printed."
   (check-exporter-goes-on (lambda () (error 'storage-condition)))
   (check-exporter-goes-on (lambda () (error 'support:unprintable))))
 
@@ -337,8 +337,8 @@ an error that cannot be printed."
             (is (zerop (fate :waiting)))))))))
 
 (test what-alerts-need-is-there-from-the-begin
-  "Each fate of each signal is a series at 0, and what waits is told while a collector is away, and
-why it is in the log."
+  "Each outcome of each signal is a series at 0; while a collector is away, the gauge has the
+waiting items, and the log has the reason."
   (with-log ()
     (let* ((metrics (grpc:make-metrics)) (tracing (grpc:make-tracing))
            (exporter (grpc:make-otlp-exporter "127.0.0.1:1" :metrics metrics :tracing tracing

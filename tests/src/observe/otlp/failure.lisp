@@ -1,9 +1,9 @@
-;;;; What follows a failed export.
+;;;; The consequences of a failed export.
 
 (in-package #:clgrpc.tests.otlp)
 
 (defun retry-info (seconds)
-  "A list of the detail that says when to come again."
+  "A list of the detail with the delay."
   (list (if seconds
             (google.rpc:make-retry-info
              :retry-delay (clgrpc.protobuf:seconds-duration seconds))

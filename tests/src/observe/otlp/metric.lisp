@@ -117,7 +117,7 @@
     (is (string= "clgrpc" (common:instrumentation-scope-name (data:scope-metrics-scope scope))))))
 
 (test requests-of-long-points-have-fewer
-  "Each is shorter than what collectors accept, unless a single point is longer; that is alone."
+  "Each request is shorter than collectors accept, unless a single point is longer, which is alone."
   (flet ((point (value length)
            (metrics::make-point :value value
                                 :attributes (list (cons "text" (make-string length))))))

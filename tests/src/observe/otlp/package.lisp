@@ -1,5 +1,5 @@
-;;;; Tests of the exporter: messages, the environment, and a collector of our own that does what a
-;;;; test says.
+;;;; Tests of the exporter: messages, the environment, and a collector of our own whose behaviour a
+;;;; test determines.
 
 (defpackage #:clgrpc.tests.otlp
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)

@@ -1,5 +1,5 @@
 ;;;; Three services: ours calls one of grpc-go with its OpenTelemetry plugin, which calls another of
-;;;; ours. Each tells the same collector of its spans; parents lead from the last to the first.
+;;;; ours. Each sends its spans to the same collector; parents lead from the last to the first.
 
 (in-package #:clgrpc.tests.otlp)
 
@@ -12,7 +12,7 @@
       (helloworld:make-hello-reply :message (format nil "Hello, ~A!" name)))))
 
 (defun all-spans (collector)
-  "The spans that COLLECTOR has taken, as lists: the service, and the message."
+  "The spans that COLLECTOR has received, as lists of the service and the message."
   (loop for request in (sb-thread:with-mutex ((collector-lock collector))
                          (copy-list (collector-taken collector)))
         append (loop for resource
@@ -27,8 +27,8 @@
                                                collect (list service span))))))
 
 (defun chain (spans)
-  "SPANS, as of ALL-SPANS, of one trace in the order of their parents, one under the other: service,
-name and kind of each. Fails the test if they are no such chain."
+  "SPANS, a value of ALL-SPANS, of one trace, each followed by its child: service, name and kind of
+each. The test fails if they are not such a chain."
   (loop with octets = #()
         repeat (length spans)
         for found = (remove octets spans :test-not #'equalp
@@ -42,8 +42,8 @@ name and kind of each. Fails the test if they are no such chain."
 
 (defun call-with-three-services (peer form function)
   "Call FUNCTION with a collector, a channel to a relay of grpc-go in front of a greeter of ours,
-the TRACING of that channel, and a function that has all tell the collector. All pass contexts on in
-FORM, a propagator; PEER is the path of the Go program."
+the TRACING of that channel, and a function that makes all export. All pass contexts in FORM, a
+propagator; PEER is the path of the Go program."
   (with-collector (collector address)
     (let ((front (grpc:make-tracing :sampler :always-on :propagators (list form)))
           (back (grpc:make-tracing :propagators (list form))))

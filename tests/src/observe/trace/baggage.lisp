@@ -1,9 +1,9 @@
-;;;; Baggage (W3C Baggage): its text, what users see of it, and how far it goes.
+;;;; Baggage (W3C Baggage): its text, the user's view of it, and the calls that carry it.
 
 (in-package #:clgrpc.tests.trace)
 
 (defun told (&rest texts)
-  "What headers baggage with TEXTS tell."
+  "The baggage in headers baggage with TEXTS."
   (trace::baggage-alist (trace::read-baggage texts)))
 
 (test baggage-that-is-right
@@ -17,7 +17,7 @@
       "properties go on"))
 
 (test a-baggage-that-was-read-is-read-again
-  "Without the tests of its members: as the user sees it."
+  "The second reading gives the user's view, without checks of the members."
   (is (equal '(("a" . "") ("b" . "=;")) (told "a = ; p=1,, b= =%3B ")))
   (is (equal '(("a" . "1")) (told "a=1,b=%f,c=%")) "not percent-encoded")
   (is (string= "b=3,a=1;p" (trace::baggage-with "a=1;p,b=2 ;q" "b" "3")))
@@ -52,7 +52,7 @@
     (and context (trace::context-baggage context))))
 
 (test a-baggage-that-is-repeated-is-read-once
-  "HPACK lets a peer say a long one by an octet, in each request."
+  "By HPACK a peer can send a long one as one octet, in each request."
   (flet ((field (text) (clgrpc.hpack:string-field "baggage" text)))
     (let ((right (field "a=1 , b=2")) (junk (field (repeated 4000 #\,))) (more (field "c=3,,a=4")))
       (is (string= "a=1,b=2" (extracted right)))
@@ -65,7 +65,7 @@
         (is (= 64 (length (trace::baggage-alist (apply #'extracted many)))))))))
 
 (test baggage-of-several-headers-is-joined
-  "As far as it goes on: no member is cut, and none goes on behind one that does not."
+  "It is joined up to the limit: no member is cut, and no member after an omitted one is passed on."
   (flet ((joined (&rest texts)
            (apply #'extracted
                   (mapcar (lambda (text) (clgrpc.hpack:string-field "baggage" text)) texts)))
@@ -82,8 +82,8 @@
       (is (= 64 (length (trace::baggage-alist (joined (many "a") (many "b") (many "c")))))))))
 
 (defun carrying (place function &key (sampler :always-on))
-  "What FUNCTION returns, called with a channel to a server at PLACE that answers with how many
-entries of baggage it has, and a function that returns the last baggage that a handler had."
+  "The value of FUNCTION, called with a channel to a server at PLACE that answers with the number of
+entries of its baggage, and with a function that returns the last baggage of a handler."
   (let ((seen '()))
     (with-traced (channel tracing :place place
                                   :tracing-options (:propagators '(:tracecontext :baggage)
@@ -126,7 +126,7 @@ entries of baggage it has, and a function that returns the last baggage that a h
         (is-true (child-p (named "Attempt." spans) sent))))))
 
 (test a-header-of-baggage-hides-no-parent
-  "A call with a user's own header of that name is a child of its client's attempt all the same."
+  "A call with a user's own header of that name is nevertheless a child of its client's attempt."
   (dolist (place '(:wire :image))
     (with-traced (channel tracing :place place
                                   :tracing-options (:propagators '(:tracecontext :baggage)))

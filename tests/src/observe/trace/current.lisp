@@ -1,4 +1,4 @@
-;;;; What is current: WITH-SPAN, callbacks, futures, threads, the log.
+;;;; The current span: WITH-SPAN, callbacks, futures, threads, the log.
 
 (in-package #:clgrpc.tests.trace)
 
@@ -46,7 +46,7 @@
       (is (eq :unset (trace:span-status left))))))
 
 (test a-timeout-is-the-status-of-the-span-that-it-leaves
-  "It is no ERROR, and the span has failed all the same."
+  "It is not an ERROR, but the span has failed."
   (let ((tracing (tracing)))
     (signals sb-ext:timeout
       (grpc:with-span ("late" :tracing tracing) (error 'sb-ext:timeout :seconds 1)))
@@ -97,7 +97,7 @@
         (is (equal seen (id-of (named "Recv." spans))))))))
 
 (test callbacks-of-a-handler-are-its-call
-  "Reactive handlers, timers and ends."
+  "In reactive handlers, timers and ends the call is the current span."
   (let ((seen (list '())))
     (with-traced (channel tracing)
         (:ask (lambda (note call)
@@ -161,8 +161,8 @@
               (is (equal trace (getf (rest event) :trace-id)) "~S" event))))))))
 
 (defmacro with-heard ((events) &body body)
-  "Evaluate BODY while the events of the log are heard, and kept in EVENTS, a variable, newest
-first: lists of the event and what it says."
+  "Evaluate BODY while the events of the log are kept in EVENTS, a variable, newest first: lists of
+the event and its data."
   `(flet ((listener (level event &rest plist)
             (declare (ignore level))
             (sb-ext:atomic-push (cons event plist) (car ,events))))
@@ -171,7 +171,7 @@ first: lists of the event and what it says."
        (grpc:remove-log-listener #'listener))))
 
 (test events-of-what-goes-wrong-in-a-call-have-its-ids
-  "Statuses that are cut, interceptors of attempts that fail; recorded or not."
+  "Truncated statuses, failing interceptors of attempts; for calls that are recorded or not."
   (dolist (sampler '(:always-on :always-off))
     (let ((events (list '())) (traces '()))
       (with-heard (events)

@@ -1,4 +1,4 @@
-;;;; Ids differ, none is zero, and those of a loop repeat with its chance.
+;;;; Ids differ, none is zero, and a loop's ids repeat with its random state.
 
 (in-package #:clgrpc.tests.trace)
 

@@ -1,10 +1,10 @@
 ;;;; The spans of calls (gRFC A72), over the wire and within the image: names, parents across three
-;;;; services, attempts, messages, statuses, what goes into metadata.
+;;;; services, attempts, messages, statuses, metadata.
 
 (in-package #:clgrpc.tests.trace)
 
 (defun drained (tracing count)
-  "The spans of TRACING, COUNT of them once they are there, by their beginning."
+  "COUNT spans of TRACING, once they exist, in the order of their begin."
   (let ((spans '()))
     (wait-until (lambda ()
                   (setf spans (append spans (trace:drain tracing)))
@@ -33,7 +33,7 @@
 (defun attribute (span name) (cdr (assoc name (trace:span-attributes span) :test #'string=)))
 
 (defun moments (span)
-  "The events of SPAN without when they were: (name . attributes)."
+  "The events of SPAN without their times: (name . attributes)."
   (mapcar (lambda (event) (cons (trace:event-name event) (trace:event-attributes event)))
           (trace:span-events span)))
 
@@ -102,7 +102,7 @@ the image, both traced by TRACING."
           (is (equal '(0 1 2) (sequence-of span "Inbound message"))))))))
 
 (test spans-of-a-saved-image-have-the-date
-  "One that was made before the image was saved has the offset of that process and machine."
+  "A tracing of before the image was saved has the offset of that process and machine."
   (flet ((dated-p (tracing)
            (grpc:with-span ("work" :tracing tracing :parent nil))
            (< (abs (- (real-time-ns) (trace:span-start-ns (first (last (trace:drain tracing))))))
@@ -125,7 +125,7 @@ the image, both traced by TRACING."
                (mapcar #'trace:event-name (trace:span-events (first (trace:drain tracing))))))))
 
 (test compressed-messages-say-so
-  "With both sizes, as grpc-go's; when deflate is used the receiver does not know the larger one."
+  "Their events have both sizes, as in grpc-go; for deflate the receiver lacks the larger."
   (dolist (encoding '(:gzip :deflate))
     (with-traced (channel tracing) (:chat #'echo)
       (let ((big (note 2 :body 100000)))
@@ -167,8 +167,8 @@ the image, both traced by TRACING."
           (is (string= "NOT_FOUND: no such note" (trace:span-status-text span))))))))
 
 (defun through-services (place)
-  "Have a client call a service that calls one that calls another, each traced by a tracing of its
-own as if it were a process of its own. Return the spans of the client and of the three."
+  "Let a client call a service that calls one that calls another, each with a tracing of its own as
+in a process of its own. Return the spans of the client and of the three."
   (let* ((tracings (loop repeat 4 collect (grpc:make-tracing)))
          (channels (list nil)) (servers '()))
     (flet ((channel-for (server tracing)
@@ -227,7 +227,7 @@ own as if it were a process of its own. Return the spans of the client and of th
           (is (eq :ok (trace:span-status sent))))))))
 
 (test each-attempt-has-a-context-of-its-own
-  "A retry policy: the servers' spans are children of different attempts."
+  "With a retry policy, the servers' spans are children of different attempts."
   (dolist (place '(:wire :image))
     (let ((count (list 0)))
       (with-traced (channel tracing
@@ -287,7 +287,7 @@ own as if it were a process of its own. Return the spans of the client and of th
 ;;; Metadata
 
 (defun headers-seen (metadata &rest options)
-  "What a server gets of a call with METADATA on a channel that is traced with OPTIONS: an alist."
+  "The headers at a server for a call with METADATA, on a channel traced with OPTIONS: an alist."
   (let ((seen nil) (tracing (apply #'grpc:make-tracing options)))
     (with-probe (channel :channel-options (list :observer tracing))
         (:ask (lambda (note call)
@@ -329,8 +329,8 @@ own as if it were a process of its own. Return the spans of the client and of th
       (is-false (grpc:trace-sampled-p context)))))
 
 (test a-server-notes-nothing-of-a-call-that-is-not-recorded
-  "Its context is made when somebody asks, is the same for all who do, and goes on with the calls
-that the handler makes; who decides by the id alone decides alike."
+  "Its context is made when it is requested, is the same for all requests, and is passed on by the
+handler's calls; services that decide by the id alone decide alike."
   (let ((ratio 9/10) (parent (grpc:parse-traceparent
                               "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")))
     (dolist (sampler `(:always-off (:trace-id-ratio ,ratio) (:parent-based (:trace-id-ratio 0))
@@ -378,8 +378,8 @@ that the handler makes; who decides by the id alone decides alike."
     (is (equal '("user-agent") seen))))
 
 (defun span-for-headers (metadata &rest options)
-  "The span that a server traced with OPTIONS has for a call with METADATA, or nil; and the context
-that its handler sees."
+  "Two values: the span of a server traced with OPTIONS for a call with METADATA, or nil; and the
+context in its handler."
   (let ((tracing (apply #'grpc:make-tracing options)) (seen nil))
     (with-probe (channel :options (list :observer tracing))
         (:ask (handling (note)
@@ -428,7 +428,7 @@ that its handler sees."
                  (sort (mapcar #'trace:span-attributes (drained tracing 2)) #'< :key #'length))))))
 
 (test semantic-attributes-if-they-are-asked-for
-  "Spans of calls have what OpenTelemetry's backends group by, and none of it otherwise."
+  "Spans of calls have the attributes by which OpenTelemetry's backends group, else none."
   (loop
     for (wanted place peer port) in '((t :wire "127.0.0.1" t) (nil :wire) (t :image "inproc:"))
     do (with-traced (channel tracing :place place

@@ -38,7 +38,7 @@
            1150))))
 
 (test the-parent-decides
-  "One of five samplers, by whether there is a parent, where it is and whether it is recorded."
+  "One of five samplers, by the parent: whether there is one, where, and whether recorded."
   (let ((parents (list (list nil) (list :remote-parent-sampled (place 5))
                        (list :remote-parent-not-sampled (place 5 :sampled nil))
                        (list :local-parent-sampled (place 5 :remote nil))

@@ -1,4 +1,4 @@
-;;;; Finished spans wait for an exporter: in order, up to a limit, and it is told of batches.
+;;;; Finished spans wait for an exporter: in order, up to a limit, and it is notified of batches.
 
 (in-package #:clgrpc.tests.trace)
 
@@ -30,7 +30,7 @@
     (signals misuse (setf (trace:on-batch tracing) 5))))
 
 (test threads-and-an-exporter-at-once
-  "Each span is drained once or counted."
+  "Each span is drained once, or counted."
   (let* ((tracing (tracing :max-queued-spans 100)) (drained 0) (done (list 0)))
     (call-with-threads 4 (lambda (number)
                            (cond ((zerop number)
@@ -49,7 +49,7 @@
   (signals misuse (grpc:make-channel "127.0.0.1:1" :max-span-events 5)))
 
 (test spans-have-the-time-of-their-threads-world
-  "Also if the tracing is older than that world: a simulated one has its own time, without a date."
+  "Even if the tracing is older than that world: a simulated one has its own time, no date."
   (let* ((tracing (tracing))
          (loop:*world* (loop:make-world :clock (constantly 5)
                                         :wait (fn (_predicate _end-ns) nil)

@@ -1,4 +1,4 @@
-;;;; Spans by themselves: limits, what is counted, what stays.
+;;;; Spans alone: limits, counts, permanent values.
 
 (in-package #:clgrpc.tests.trace)
 

@@ -7,7 +7,7 @@
 (defparameter *span* "1234567890123456")
 
 (defun parsed (text)
-  "The trace id, the span id and whether it is sampled, of TEXT, a traceparent; nil if it is none."
+  "The trace id, the span id and the sampled flag of TEXT, a traceparent; nil if TEXT is malformed."
   (let ((context (grpc:parse-traceparent text)))
     (and context
          (list (grpc:trace-id context) (grpc:span-id context) (grpc:trace-sampled-p context)))))

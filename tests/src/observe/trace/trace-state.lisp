@@ -1,4 +1,4 @@
-;;;; tracestate: the cases of W3C's test suite for Trace Context, and what a peer can make it cost.
+;;;; tracestate: the cases of W3C's test suite for Trace Context, and the cost of hostile texts.
 
 (in-package #:clgrpc.tests.trace)
 
@@ -49,7 +49,7 @@
     (is (string= "" (state (format nil "foo=~A" (repeated 257 #\x)))))))
 
 (test long-tracestates-lose-members
-  "Long ones first, then the last."
+  "Long members are removed first, then the last ones."
   (let ((long (format nil "long=~A" (repeated 200 #\x)))
         (short (format nil "~{k~D=~A~^,~}" (loop for i from 1 to 5
                                                  collect i collect (repeated 80 #\y)))))
@@ -67,7 +67,7 @@
     (is (equal '(("foo" . "1") ("t@v" . "2")) (grpc:trace-state context)))))
 
 (defun trace-fields (&rest entries)
-  "The fields of a call, of ENTRIES, names and values, behind a traceparent."
+  "The fields of a call, of ENTRIES, names and values, after a traceparent."
   (coerce (loop for (name value)
                   on (list* "traceparent" "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
                             entries)
@@ -76,7 +76,7 @@
           'simple-vector))
 
 (defun consed-by-extraction (propagators fields)
-  "The octets allocated when the context of FIELDS is read once more, a mean of a thousand times."
+  "The octets allocated for reading the context of FIELDS once more, the mean of a thousand times."
   (flet ((extract () (trace::extract propagators fields)))
     (extract)
     (let ((before (sb-ext:get-bytes-consed)))
@@ -84,7 +84,7 @@
       (floor (- (sb-ext:get-bytes-consed) before) 1000))))
 
 (test what-a-peer-repeats-is-read-once
-  "A peer names a long field of the table by an octet, in each request."
+  "A peer sends a long field of the table as one octet, in each request."
   (let* ((text (format nil "~{k~D=~A~^,~}" (loop for i from 1 to 20
                                                  collect i collect (repeated 80 #\y))))
          (fields (trace-fields "tracestate" text)))

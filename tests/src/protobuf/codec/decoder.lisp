@@ -1,4 +1,4 @@
-;;;; Reading what others may write: packed or not, in pieces, unknown, wrong, hostile.
+;;;; Reading the messages of other writers: packed or not, in pieces, unknown, wrong, hostile.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -62,7 +62,7 @@
                           (clgrpc.test:all-f17 (parse-message 'clgrpc.test:all octets))))))))
 
 (test nested-pieces-take-linear-time
-  "At every level the pieces of the level below come in halves."
+  "At every level the pieces of the next level come in halves."
   (let ((octets (serialize (clgrpc.test:make-inner :xs '(1)))))
     (dotimes (level 17)
       (let ((wrapped (concatenate 'octets (unhex "1a")
@@ -168,7 +168,7 @@
 ;;; Octets that the reader may keep
 
 (defun read-consuming (octets)
-  "Read a copy of OCTETS, which the message may keep. Return the message, whether it did, the copy."
+  "Read a copy of OCTETS that the message may keep. Return the message, whether it did, the copy."
   (let ((copy (copy-seq octets)))
     (multiple-value-bind (message kept)
         (protobuf:parse-received (find-message-type "clgrpc.test.All") copy 0 (length copy)

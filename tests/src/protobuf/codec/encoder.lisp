@@ -1,5 +1,5 @@
-;;;; What is written, octet by octet: one row per scalar type and interesting value. The rows come
-;;;; from Google's Python implementation.
+;;;; Written messages, octet by octet: one row for each scalar type and interesting value. The rows
+;;;; come from Google's Python implementation.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -158,7 +158,7 @@
     (:u1 #(2d0) "d9030000000000000040")
     (:u16 #(:green :blue) "e00301e00305")
     (:u13 #(t nil) "e80301e80300"))
-  "Rows of field of clgrpc.test.All, value, octets.")
+  "Rows of a field of clgrpc.test.All, a value, and the octets.")
 
 (test golden-octets
   (loop for (field value golden) in *golden*
@@ -179,7 +179,7 @@
   (is (equal "1801a2050161f8ffffff0f05" (hex (serialize (all :far 5 :o14 "a" :f3 1))))))
 
 (test writing-into-the-middle-of-octets
-  "The writer touches its own octets and at most nine behind, SERIALIZE only its own."
+  "The writer changes its own octets and at most nine after them, SERIALIZE only its own."
   (dolist (message (list (all :f3 -1 :f4 300 :r3 '(1 2 3) :f14 "häh" :f6 (expt 2 40))
                          (all :f3 -1) (all :f6 (1- (expt 2 64))) (all :r7 '(70000)) (all)
                          (all :f14 "größer als acht") (all :r4 '(1 -1))))

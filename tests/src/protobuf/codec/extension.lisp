@@ -1,11 +1,11 @@
-;;;; Extensions of every kind, message sets, files loaded after the messages came in.
+;;;; Extensions of every kind, message sets, files that are loaded after messages were read.
 
 (in-package #:clgrpc.tests.protobuf)
 
 (define-proto "extension.proto")
 
 (defun base (&rest pairs)
-  "A Base with the extensions that PAIRS, names and values, give it."
+  "A Base with extensions from PAIRS, names and values."
   (let ((message (clgrpc.test.extension:make-base)))
     (loop for (name value) on pairs by #'cddr
           do (setf (field-value message (format nil "[clgrpc.test.extension.~A]" name)) value))
@@ -15,7 +15,7 @@
   (apply #'clgrpc.test.extension:make-part arguments))
 
 (defun bare (octets)
-  "The Base that OCTETS are, as it was before any extension was loaded."
+  "The Base in OCTETS, as before any extension was loaded."
   (let* ((type (find-message-type "clgrpc.test.extension.Base"))
          (table (protobuf::message-type-extensions type)))
     (unwind-protect
@@ -123,7 +123,7 @@
     (is (equal "520161" (hex (unknown-fields (parse "520161")))))))
 
 (defun packed-fields ()
-  "Of packed fields in each kind of coder the type of the message, the tag and, if the enum is
+  "For packed fields in each kind of coder: the type of the message, the tag and, if the enum is
 closed, the values with the numbers 1 and 2."
   (let ((legacy (find-pool-type (pool-of "legacy.proto") "clgrpc.test.legacy.Legacy")))
     `((clgrpc.test.legacy:legacy #x32 :low :high)
@@ -136,7 +136,7 @@ closed, the values with the numbers 1 and 2."
   (concatenate 'octets (protobuf::tag-octets tag) (unhex hex)))
 
 (test elements-that-a-closed-enum-does-not-know
-  "They are unknown fields in their order, each with a tag of its own, however they came."
+  "They become unknown fields in their order, each with its own tag, packed or not before."
   (loop for (type tag one two) in (packed-fields)
         for single = (logandc2 tag 7) and minus = "ffffffffffffffffff01"
         when one
@@ -152,7 +152,7 @@ closed, the values with the numbers 1 and 2."
                            (unknown-fields message))))))
 
 (test packed-elements-take-little-memory
-  "Some octets for each of theirs, also if an enum does not know them."
+  "Some octets for each element, even if the enum does not know it."
   (let ((count 200000))
     (loop for (type tag) in (packed-fields)
           do (dolist (element '(1 99))
@@ -167,7 +167,7 @@ closed, the values with the numbers 1 and 2."
           'octets))
 
 (test packed-elements-of-any-number
-  "A few are read one by one, and more together; fields that follow each other are one."
+  "A few are read one by one, and more together; consecutive fields count as one."
   (let ((type (find-pool-type (pool-of "legacy.proto") "clgrpc.test.legacy.Legacy")))
     (dolist (count '(0 1 15 16 17 40))
       (let* ((values (loop for i below count collect (if (evenp i) i (- i))))
@@ -183,8 +183,8 @@ closed, the values with the numbers 1 and 2."
       (signals protobuf-error (parse-message type (unhex hex) :partial t)))))
 
 (test end-tags-longer-than-needed
-  "The varint of the tag that ends a group may have more octets than it needs: in an extension, in
-an item of a message set, and in a field of a message without coders of its own."
+  "The tag that ends a group may have more octets than it needs: in an extension, in an item of a
+message set, and in a field of a message without its own coders."
   (let ((legacy (find-pool-type (pool-of "legacy.proto") "clgrpc.test.legacy.Legacy")))
     (loop for (type hex expected)
             in `((clgrpc.test.extension:base "cb01 0805 cc01 cb01 cc8100 73 0807 f48000"

@@ -6,7 +6,7 @@
 (define-proto "field.proto")
 
 (defun same-in-any-place-p (message)
-  "True if MESSAGE comes back with none to twenty octets behind it, and is the same octets when it
+  "True if MESSAGE is read back with none to twenty octets after it, and has the same octets when it
 is written before none to twenty."
   (let* ((octets (serialize message)) (size (length octets)) (type (message-type-of message)))
     (loop for more to 20
@@ -18,7 +18,7 @@ is written before none to twenty."
                         (message= message (parse-message type longer :end size)))))))
 
 (defun bit-patterns ()
-  "Numbers of each length in bits, the least and the greatest."
+  "The least and the greatest number of each length in bits."
   (remove-duplicates (loop for bits to 63
                            collect (ash 1 bits)
                            collect (1- (ash 2 bits)))))
@@ -55,14 +55,14 @@ is written before none to twenty."
     (is (equalp #(5 6 128 7 8 9 300) (clgrpc.test.field:small-f message)))))
 
 (defun refused-in-any-place-p (type hex)
-  "True if HEX is no message of TYPE, whatever is behind it."
+  "True if HEX is not a message of TYPE, whatever octets follow."
   (loop for more to 20
         for octets = (concatenate 'octets (unhex hex) (make-list more :initial-element 1))
         always (handler-case (null (parse-message type octets :end (- (length octets) more)))
                  (protobuf-error () t))))
 
 (test wrong-fields-at-every-distance-from-the-end
-  "Truncated and overlong ones, and those that reach into what is behind the message."
+  "Truncated and overlong fields, and fields that reach into the octets after the message."
   (dolist (hex '("08" "0880" "08ffffffffffffffffffff01" "12" "1202" "120261" "1280" "1a" "1a80"
                  "2a02" "3a7f" "3a8001" "07" "0c" "00" "8080808080808001" "ff" "0f" "32fd7f01"))
     (is-true (refused-in-any-place-p 'clgrpc.test.field:small hex) "~A" hex)

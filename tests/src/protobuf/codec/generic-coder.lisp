@@ -1,4 +1,4 @@
-;;;; Coders that serve any layout, against the ones compiled for the same definitions.
+;;;; Coders that serve any layout, compared with compiled ones for the same definitions.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -14,12 +14,12 @@
                  (subseq text (+ at (length line))))))
 
 (defun small (message)
-  "What MESSAGE is as one of the package clgrpc.small."
+  "MESSAGE as a message of the package clgrpc.small."
   (parse-message "clgrpc.small.All" (serialize message)))
 
 (test messages-for-little-code-are-coded-as-others
-  "Octets, JSON and text of messages with :OPTIMIZE-FOR :CODE-SIZE are those of messages with coders
-of their own, and what a field that nobody knows holds is kept."
+  "Octets, JSON and text of messages with :OPTIMIZE-FOR :CODE-SIZE equal those of messages with
+coders of their own, and unknown fields are kept."
   (define-small "small.proto" (source-of-all))
   (let ((unknown (unhex "fa ff 01 03 61 62 63")))
     (dolist (message (list (all) (full-message)
@@ -33,8 +33,8 @@ of their own, and what a field that nobody knows holds is kept."
         (is (message= small (round-trip small)))))))
 
 (test octets-for-little-code-are-refused-as-others-are
-  "A message of code size refuses the same octets as one of speed, and for the same reason: octets
-cut anywhere, and messages deeper than they may be."
+  "Messages of both kinds refuse the same octets for the same reason: octets cut at any place, and
+messages that nest too deep."
   (define-small "small.proto" (source-of-all))
   (let* ((octets (serialize (full-message) :deterministic t))
          (deep (let ((inner (clgrpc.test:make-inner)))
@@ -50,7 +50,7 @@ cut anywhere, and messages deeper than they may be."
       (is (eq (outcome "clgrpc.test.All" deep) (outcome "clgrpc.small.All" deep))))))
 
 (test messages-for-little-code-survive-a-new-definition
-  "A message made before its type was defined again is written with the new definition's fields."
+  "A message made before its type was redefined is written with the new definition's fields."
   (flet ((define-note (fields)
            (define-small "note.proto" (format nil "syntax = 'proto3'; package clgrpc.note;
 message Note { ~A }" fields))))
@@ -64,7 +64,7 @@ message Note { ~A }" fields))))
                               (clgrpc.test:make-inner))))))
 
 (defun without-package (text package)
-  "TEXT with the word PACKAGE in the place of the name PACKAGE, in capitals or not."
+  "TEXT with the word PACKAGE in place of the name PACKAGE, in capitals or not."
   (loop with from = 0
         for at = (search package text :start2 from :test #'char-equal)
         collect (subseq text from at) into parts
@@ -73,8 +73,8 @@ message Note { ~A }" fields))))
         finally (return (format nil "~{~A~^PACKAGE~}" parts))))
 
 (defun constructed (package arguments)
-  "What MAKE-M of PACKAGE makes of ARGUMENTS, as JSON; or the type and the report of the error. A
-symbol M in ARGUMENTS stands for a message."
+  "The result of MAKE-M of PACKAGE with ARGUMENTS, as JSON; or the type and the report of the error.
+A symbol M in ARGUMENTS stands for a message."
   (let ((make (find-symbol "MAKE-M" (string-upcase package))))
     (handler-case (message-json (apply make (subst (funcall make :a 7) 'm arguments)))
       (error (condition)
@@ -92,8 +92,8 @@ symbol M in ARGUMENTS stands for a message."
                      syntax package label label))))
 
 (test constructors-for-little-code-are-as-others
-  "The constructor of a message of code size takes and refuses the same arguments as a compiled one,
-with the same reports but for the name of the package, in proto2 and in proto3."
+  "The constructors of both kinds accept and refuse the same arguments, with the same reports except
+for the package's name, in proto2 and in proto3."
   (dolist (syntax '("proto2" "proto3"))
     (let ((quick (format nil "clgrpc.quick.~A" syntax))
           (light (format nil "clgrpc.light.~A" syntax)))
@@ -117,7 +117,7 @@ with the same reports but for the name of the package, in proto2 and in proto3."
       (is (search "make-m takes one of :b, :c" (second (constructed light '(:b 3 :c m))))))))
 
 (test constructors-for-little-code-make-no-garbage
-  "A field that is given, in no oneof, costs no memory beside the message."
+  "A given field outside of oneofs allocates only the message."
   (define-constructed #'define-small "proto3" "clgrpc.light.proto3")
   (let ((make (fdefinition (find-symbol "MAKE-M" "CLGRPC.LIGHT.PROTO3"))))
     (flet ((octets (&rest arguments)

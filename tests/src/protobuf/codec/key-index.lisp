@@ -1,4 +1,4 @@
-;;;; The hash index of maps, beside an alist that does the same.
+;;;; The hash index of maps, compared with an alist.
 
 (in-package #:clgrpc.tests.protobuf)
 

@@ -31,7 +31,7 @@
       (is (equal "no" (map-value map nil))))))
 
 (test deterministic-maps-have-their-keys-in-order
-  "False comes before true, and a smaller key before a greater one, whatever came first."
+  "False precedes true, and a smaller key a greater one, in whatever order they were added."
   (flet ((keys (reader &rest arguments)
            (mapcar #'car (map-alist (funcall reader (parse-message
                                                      'clgrpc.test:all

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.protobuf)
 
 (test wrong-arguments-of-parse-message
-  "The text says what is wanted, and what was likely meant."
+  "The text names the valid arguments, and the probable intention."
   (flet ((complaint (&rest arguments)
            (handler-case (progn (apply #'parse-message arguments) "")
              (misuse (error) (princ-to-string error)))))
@@ -32,7 +32,7 @@
             'string)))
 
 (defun random-enum (slot)
-  "A keyword of SLOT's enum, or a number; one without a name if that is a value too."
+  "A keyword of SLOT's enum, or a number; also one without a name if the enum allows it."
   (let* ((descriptor (enum-type-descriptor (find-enum-type (protobuf::slot-type-name slot))))
          (value (let ((values (enum-descriptor-values descriptor)))
                   (enum-value-descriptor-number (nth (random (length values)) values)))))
@@ -88,7 +88,7 @@
         (is (stringp (princ-to-string message)))))))
 
 (test concatenation-is-merging
-  "Reading two messages one after the other equals reading the second onto the first, both ways."
+  "Reading two concatenated messages equals merging the second into the first, by both coders."
   (with-seed ()
     (dotimes (i 200)
       (let* ((a (serialize (random-message "clgrpc.test.All" 0)))
@@ -142,7 +142,7 @@
     (is (search " …" (princ-to-string message)))))
 
 (test brothers-share-the-room
-  "Four in each of four and so on: half a million characters were printed of 307 KB."
+  "Four messages in each of four, and so on: the printed text is limited for all of them together."
   (define "fan.proto" "syntax = \"proto3\"; package clgrpc.test.fan;
                        message Fan { repeated Fan fans = 1; string name = 2; }")
   (labels ((fan (levels)
@@ -274,7 +274,7 @@
         (signals protobuf-error (read-delimited 'clgrpc.test:all in))))))
 
 (test delimited-octets-in-streams
-  "A message longer than the room that is made at first; the length of one cut off, or without end."
+  "A message longer than the initial buffer; a length that is cut off, or without end."
   (let* ((message (all :f14 (make-string 200000 :initial-element #\x)))
          (octets (make-octets (+ 3 (serialized-size message)))))
     (is (= (length octets) (write-delimited message octets)))
@@ -298,7 +298,7 @@
     (is (every #'zerop (subseq octets 0 3)))))
 
 (test the-memory-of-messages-is-limited
-  "Two octets make a message of a kilobyte: what 4 MB of them may take is bounded."
+  "Two octets make a message of a kilobyte: the memory for 4 MB of them is limited."
   (let ((octets (make-octets 1000000)))
     (loop for i from 0 below 999999 by 3
           do (replace octets (unhex "fa0200") :start1 i))
@@ -346,7 +346,7 @@
     (pass)))
 
 (test every-leaf-is-known
-  "The functions at safety 0 of this layer; a new one needs a look at its callers and a row here."
+  "The functions at safety 0 of this layer; for a new one, check its callers and add a row here."
   (is (null (set-difference
              (remove (find-package '#:clgrpc.protobuf) (leaves)
                      :key #'symbol-package :test-not #'eq)

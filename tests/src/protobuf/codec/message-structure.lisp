@@ -1,4 +1,4 @@
-;;;; Constructors, accessors, presence, oneofs as users see them.
+;;;; The user's constructors, accessors, presence functions and oneofs.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -53,8 +53,8 @@
                                                 value (all))))))))))
 
 (test keywords-that-are-no-fields
-  "The compiler and the call say which field was likely meant, and which there are; a field that the
-message has got meanwhile is taken."
+  "The compiler and the call name the field that was probably meant, and all fields; a field that
+the message has got meanwhile is accepted."
   (let ((function nil) (warned nil))
     (handler-bind ((style-warning (lambda (warning)
                                     (setf warned (princ-to-string warning))
@@ -67,8 +67,8 @@ message has got meanwhile is taken."
                     (funcall (compile nil '(lambda () (clgrpc.test:make-all :f14 "a")))))))))
 
 (test keywords-that-the-compiler-does-not-see
-  "A call through EVAL, FUNCALL or APPLY is refused by the same text, and costs nothing more: a
-keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
+  "A call through EVAL, FUNCALL or APPLY is refused with the same text, and allocates no more: a
+keyword twice, or after :ALLOW-OTHER-KEYS, is accepted as by any function."
   (flet ((refused (function)
            (handler-case (progn (funcall function) "it was made")
              (misuse (error) (princ-to-string error)))))
@@ -156,7 +156,7 @@ keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
     (is (null (clgrpc.test:all-pick-case message)))))
 
 (test a-constructor-takes-one-field-of-a-oneof
-  "Of several none may be lost without a word. No message is like none given."
+  "Several are refused, so that none is lost silently. A nil message counts as not given."
   (let ((inner (clgrpc.test:make-inner)))
     (flet ((text-of (&rest arguments)
              (handler-case (progn (apply #'clgrpc.test:make-all arguments) nil)
@@ -168,8 +168,8 @@ keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
       (is (eq :p17 (clgrpc.test:all-pick-case (clgrpc.test:make-all :p17 inner)))))))
 
 (test an-interrupted-setter-leaves-no-value-to-another-field
-  "Of a oneof: the field that is present has a value of its own, wherever an interrupt has ended the
-thread that sets one."
+  "In a oneof the present field has its own value, wherever an interrupt has ended the thread that
+sets another."
   (let ((message (all)) (wrong '()))
     (support:interrupt-again-and-again
      (lambda ()

@@ -1,4 +1,4 @@
-;;;; Ranges of octets: which grow, and what they are together.
+;;;; Ranges of octets: their extension, and their joined octets.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -9,7 +9,7 @@
     (is (equal '((2 . 3) (7 . 10) (0 . 5)) ranges)))
   (let ((kept (coerce '(1 2) 'octets)))
     (is (equalp (list '(2 . 4) kept) (protobuf::note-range (list kept) 2 4))
-        "Octets that are kept as they are do not grow.")))
+        "Octet vectors among the ranges are not extended.")))
 
 (test ranges-are-gathered-from-the-oldest-on
   (let ((octets (coerce '(10 11 12 13 14 15) 'octets)))

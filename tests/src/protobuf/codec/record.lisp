@@ -80,7 +80,7 @@ message M { optional int32 i = 1; optional sint64 z = 2; repeated uint32 many = 
     (dolist (octets '("08" "0880" "2205 61" "35 010203" "2a02 0880" "53 0801" "54" "0f"))
       (signals protobuf-error (read-back (unhex octets) message)))
     (is (null (protobuf::record-entries (read-back (unhex "f80105") message)))
-        "Unknown fields are left out.")
+        "Unknown fields are omitted.")
     (is (null (protobuf::record-entries (read-back (unhex "0d01000000") message)))
         "So are fields of another wire type,")
     (is (equal '(5) (recorded-values (read-back (unhex "0a0105") message) "i"))

@@ -6,7 +6,7 @@
   (apply #'clgrpc.test.legacy:make-legacy arguments))
 
 (defun missing (function &rest arguments)
-  "The path of the field that FUNCTION misses."
+  "The path of the required field that FUNCTION reports as missing."
   (handler-case (apply function arguments)
     (required-field-missing (condition)
       (is (stringp (princ-to-string condition)))
@@ -28,7 +28,7 @@
                      :into (legacy :needed t)))))
 
 (test requirements-at-any-depth-of-types
-  "Types of peers may stand in each other as deeply as there are types."
+  "Types of peers may nest as deep as there are types."
   (let ((optional (protobuf::make-field-descriptor :presence :explicit))
         (required (protobuf::make-field-descriptor :presence :required)))
     (flet ((outermost (innermost)

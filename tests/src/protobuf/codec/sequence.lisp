@@ -1,16 +1,15 @@
-;;;; Packed varints of every kind and length, beside what the definition says octet by octet; and
-;;;; what is no such field. Fields are long enough for the kernels of varint-kernel.lisp, and
-;;;; shorter.
+;;;; Packed varints of every kind and length, compared with the definition octet by octet; and
+;;;; malformed fields. Fields are long enough for the kernels of varint-kernel.lisp, and shorter.
 
 (in-package #:clgrpc.tests.protobuf)
 
 (defparameter *varint-kinds*
   '((:int32 32 t nil) (:uint32 32 nil nil) (:int64 64 t nil) (:uint64 64 nil nil) (:sint32 32 t t)
     (:sint64 64 t t))
-  "Kind, bits, whether there is a sign, and whether it is written zigzag.")
+  "Rows of a kind, its bits, whether it is signed, and whether it is written in zigzag.")
 
 (defun random-number (bits signed limit)
-  "A number of so many BITS, most often of LIMIT bits at most."
+  "A random number of BITS bits, mostly of LIMIT bits at most."
   (let* ((magnitude (random (ash 1 (if (zerop (random 4)) bits limit)))))
     (cond ((not signed) magnitude)
           ((zerop (random 3)) (max (- (ash 1 (1- bits))) (- magnitude)))
@@ -26,7 +25,7 @@
   (apply (protobuf::kind-function verb kind) arguments))
 
 (test kernels-need-all-their-instructions
-  "A hypervisor may show AVX2 and hide the instructions for bits, which the kernels use as well."
+  "A hypervisor may announce AVX2 and hide the instructions for bits, which the kernels also use."
   (let ((features (ash 1 23)) (extended (logior (ash 1 3) (ash 1 8))) (more (ash 1 5)))
     (is-true (clgrpc.kernel::bits-p features extended more))
     (is-false (clgrpc.kernel::bits-p 0 extended more))
@@ -35,8 +34,8 @@
     (is-false (clgrpc.kernel::bits-p features extended 0))))
 
 (defun call-on-each-processor (function)
-  "Call FUNCTION with all kernels that this processor can run, then without the widest, then without
-those of PEXT and PDEP, and then with none that x86-64 had not at first."
+  "Call FUNCTION with all kernels of this processor, then without the widest ones, then without
+those of PEXT and PDEP, and then with instructions of every x86-64 only."
   (let ((widest clgrpc.kernel::**avx512-p**) (bits clgrpc.kernel::**fast-bits-p**)
         (lanes clgrpc.kernel::**avx2-p**))
     (unwind-protect
@@ -50,11 +49,11 @@ those of PEXT and PDEP, and then with none that x86-64 had not at first."
             clgrpc.kernel::**avx2-p** lanes))))
 
 (defmacro on-each-processor (&body body)
-  "Run BODY as CALL-ON-EACH-PROCESSOR calls a function."
+  "Run BODY as a function for CALL-ON-EACH-PROCESSOR."
   `(call-on-each-processor (lambda () ,@body)))
 
 (defun read-packed (kind type octets start end &optional (before 0))
-  "The elements that stand from START to END of OCTETS, read behind BEFORE others."
+  "The elements from START to END of OCTETS, read after BEFORE others."
   (multiple-value-bind (vector count)
       (call-kind "READ-PACKED" kind octets start end (make-array before :element-type type) before
                  nil)
@@ -103,7 +102,7 @@ those of PEXT and PDEP, and then with none that x86-64 had not at first."
                             (read-packed kind type wrong 0 (length wrong)))))))))
 
 (defun random-short-text ()
-  "Most often a short ASCII string, as long ones and others end what is done together."
+  "Mostly a short ASCII string, since long and other strings end a run."
   (let ((length (if (zerop (random 60)) (+ 60 (random 100)) (random 40))))
     (coerce (if (zerop (random 100))
                 (loop repeat (1+ length) collect (code-char (+ 200 (random 100))))
@@ -116,7 +115,7 @@ those of PEXT and PDEP, and then with none that x86-64 had not at first."
             (coerce octets 'list))))
 
 (test strings-in-runs
-  "What READ-RUN reads is right, survives the collector, and is all that it could read."
+  "READ-RUN reads correct strings, which survive the collector, and as many as it can."
   (with-seed ()
     (let ((kept '()))
       (dotimes (i 150)
@@ -174,7 +173,7 @@ those of PEXT and PDEP, and then with none that x86-64 had not at first."
           (is (not (find 77 room :start (min (length room) (+ end 9)) :test #'/=))))))))
 
 (defun outcomes (function)
-  "What FUNCTION returns on each processor, or :ERROR for octets that are no message."
+  "The values of FUNCTION on each processor, or :ERROR for octets that are not a message."
   (let ((outcomes '()))
     (on-each-processor
       (push (handler-case (funcall function) (protobuf-error () :error)) outcomes))

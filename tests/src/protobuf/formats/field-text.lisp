@@ -27,7 +27,7 @@ message Whole {
         (list (field-text-error-path condition) (field-text-error-text condition))))))
 
 (test fields-are-found-by-their-names
-  "By the name in the .proto file or in JSON, through singular messages alone."
+  "They are found by the name in the .proto file or in JSON, through singular messages only."
   (flet ((found (path &rest keys)
            (multiple-value-bind (fields stuck)
                (apply #'find-field-path "clgrpc.tests.fieldtext.Whole" path keys)

@@ -1,5 +1,5 @@
-;;;; JSON as messages: what is accepted, what is refused and where, ignoring, and the limits.
-;;;; Mutated texts are in tests/whole/fuzz.
+;;;; JSON as messages: accepted and refused texts, the places of errors, ignored members, and
+;;;; limits. Mutated texts are in tests/whole/fuzz.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -58,7 +58,7 @@
     (is (message= message (json-holder (message-json message))))))
 
 (defun json-refusal (reader text &rest options)
-  "Line, column and path at which TEXT is refused, or the message."
+  "The line, column and path at which TEXT is refused, or the message."
   (handler-case (apply reader text options)
     (message-text-error (condition)
       (princ-to-string condition)

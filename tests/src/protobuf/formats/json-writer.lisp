@@ -85,7 +85,7 @@
     (is (message= message (parse-json-message (message-type-of message) text)))))
 
 (test strings-that-are-not-utf-8-have-no-json
-  "Neither as values nor as keys of a map, which proto2 does not check."
+  "This holds for values and for keys of a map, which proto2 does not check."
   (define "raw.proto" "syntax = \"proto2\"; package clgrpc.test.raw;
                        message Raw { optional string s = 1; map<string, string> m = 2; }")
   (dolist (octets '("0a0261ff" "12070a0261ff120178" "12070a0178120261ff"))
@@ -94,7 +94,7 @@
       (is (equal octets (hex (serialize message)))))))
 
 (test types-of-peers-that-are-called-like-those-with-a-form
-  "A peer's type may have the name of one with a form of its own in JSON, and other fields."
+  "A peer's type may have the name of a type with a form of its own in JSON, but other fields."
   (let* ((field (google.protobuf:make-field-descriptor-proto
                  :name "odd" :number 1 :type :type-string :label :label-repeated))
          (names '("Any" "Timestamp" "Duration" "Struct" "Value" "ListValue" "StringValue"))

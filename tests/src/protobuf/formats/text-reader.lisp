@@ -1,5 +1,5 @@
-;;;; Text format as messages: all forms of literals, names, lists and separators, what is refused
-;;;; and where, and the limits. Mutated texts are in tests/whole/fuzz.
+;;;; Text format as messages: all forms of literals, names, lists and separators, refused texts, the
+;;;; places of errors, and limits. Mutated texts are in tests/whole/fuzz.
 
 (in-package #:clgrpc.tests.protobuf)
 

@@ -30,7 +30,7 @@
              (base "count" 300 "names" '("a")))))
 
 (test delimited-fields-in-text
-  "One is called as its type only if both are declared in the same message, as a group is."
+  "A field has its type's name only if both are declared in the same message, as in a group."
   (define "scopes.proto" "edition = \"2023\"; package clgrpc.test.scratch;
 option features.message_encoding = DELIMITED;
 message Aa { message Inner { int32 x = 1; } Inner inner = 1; Bb.Outer outer = 2; }
@@ -59,7 +59,7 @@ message Bb { message Outer { int32 x = 1; } }")
                message :unknown t))))
 
 (test unknown-fields-in-text-nest-ten-levels
-  "Below that a value that could be a message is a literal, as what a peer sends may nest deeper."
+  "Below, a value that could be a message is a literal, since peers' values may nest deeper."
   (let ((octets (unhex "0801")))
     (loop repeat 12 do (setf octets (concatenate 'octets (unhex "c23e") (octets-of (length octets))
                                                  octets)))

@@ -1,13 +1,13 @@
-;;;; How far writing a message goes: one depth and one allowance for what is in Anys within Anys, a
-;;;; limit for the text. What a peer sent is written by whoever logs or translates it.
+;;;; The limits of writing a message: one depth and one allowance for Anys within Anys, and a limit
+;;;; for the text. Programs that log or translate messages write those of peers.
 
 (in-package #:clgrpc.tests.protobuf)
 
 (defparameter *any-url* "a/google.protobuf.Any")
 
 (defun nested-any (levels &optional (innermost (any (google.protobuf:make-duration :seconds 1))))
-  "An Any in an Any and so on, LEVELS of them around INNERMOST, and the size of its octets. Made from
-the inside out, in one vector."
+  "An Any in an Any and so on, LEVELS of them around INNERMOST, and the size of its octets. It is
+made from the inside out, in one vector."
   (let* ((url (serialize (google.protobuf:make-any :type-url *any-url*)))
          (content (serialize innermost))
          (room (+ (length content) (* levels (+ (length url) 6))))
@@ -26,12 +26,12 @@ the inside out, in one vector."
     (parse-message 'google.protobuf:any (subseq octets start))))
 
 (defun levels-in (text)
-  "How many Anys TEXT has written out."
+  "The number of Anys whose messages are in TEXT."
   (loop for at = (search "] {" text) then (search "] {" text :start2 (1+ at))
         while at count t))
 
 (defun consed-by (function)
-  "What FUNCTION returns, and how many octets it allocates."
+  "Two values: FUNCTION's, and the number of octets that it allocates."
   (let ((before (sb-ext:get-bytes-consed)))
     (values (funcall function) (- (sb-ext:get-bytes-consed) before))))
 
@@ -70,7 +70,7 @@ the inside out, in one vector."
       (is (< 90 (levels-in (message-text message :finder #'finder)) 102)))))
 
 (test a-finder-knows-the-types-of-anys
-  "Reading and writing, in JSON and text format; without it there are only the types of the image."
+  "In reading and writing, in JSON and text format; without it only the image's types are known."
   (let ((odd (google.protobuf:make-any :type-url "x/odd.Name"
                                        :value (serialize (clgrpc.test:make-inner :a 3)))))
     (flet ((finder (name)
@@ -88,7 +88,7 @@ the inside out, in one vector."
     (is (search "type_url: \"x/odd.Name\"" (message-text odd)))))
 
 (test the-memory-of-anys-is-limited
-  "Two octets make an empty message, in Anys too; what all of one message may take is one allowance."
+  "Two octets make an empty message, in Anys too; one allowance is for all of a message."
   (let* ((crowd (make-octets 3000)))
     (loop for i from 0 below 3000 by 3 do (replace crowd (unhex "fa0200") :start1 i))
     (let* ((any (google.protobuf:make-any :type-url "a/clgrpc.test.All" :value crowd))
@@ -131,7 +131,7 @@ the inside out, in one vector."
       (is (stringp (princ-to-string deep))))))
 
 (test texts-have-a-limit
-  "Indentation makes much of little, and so do names."
+  "Indentation and names can make a short message long."
   (let ((message (all :r3 (make-list 1000 :initial-element 1))))
     (loop repeat 30 do (setf message (all :f17 (clgrpc.test:make-inner) :r3 '(1)
                                           :r17 (list (clgrpc.test:make-inner :xs '(1 2))))))
@@ -145,7 +145,7 @@ the inside out, in one vector."
            4000000))))
 
 (test urls-of-anys-cannot-forge-text
-  "A URL is written in brackets only if it may stand there."
+  "A URL is written in brackets only if it is valid there."
   (dolist (prefix (list (format nil "a~C]0;title~C" (code-char 27) (code-char 7))
                         (format nil "a] {}~%forged: 1 [b") "é" "" "/a" "%zz"))
     (let* ((message (holder :any (google.protobuf:make-any

@@ -1,4 +1,4 @@
-;;;; The texts of Timestamp, Duration and FieldMask: both ways, their ranges, and what is refused.
+;;;; The texts of Timestamp, Duration and FieldMask: both directions, ranges, and refused texts.
 
 (in-package #:clgrpc.tests.protobuf)
 

@@ -1,4 +1,4 @@
-;;;; What protoc 33.2 refuses is refused, at the same line. The texts are in a record.
+;;;; Files that protoc 33.2 refuses are refused, at the same line. The texts are in a record.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -34,7 +34,7 @@ message M { extensions 1 to 5 [declaration = { number: 2 full_name: '.a.b' type:
 extend M { optional int32 x = 2; }")))
 
 (test declarations-of-extensions-that-are-refused
-  "What a range declares is complete, has names of its own, and is meant to be verified."
+  "The declarations of a range must be complete, have different names, and be verified."
   (flet ((refusal (options)
            (handler-case
                (progn (define (format nil "declared_~36R.proto" (random (expt 36 8)))
@@ -101,8 +101,8 @@ service S { rpc R(Unknown) returns (A); rpc R(A) returns (A) { option no_such = 
 ")
 
 (test errors-of-all-stages-are-told-at-once
-  "What is wrong in one way hides nothing that is wrong in another, and nothing is told that is wrong
-only because something else is. With an import that is not found, nobody knows what is declared."
+  "An error of one stage hides no other, and no error is reported that is only the consequence of
+another. If an import is not found, its declarations are unknown."
   (let ((lines (mapcar #'first (problem-places *wrong-in-many-ways*)))
         (texts (mapcar #'third (problems *wrong-in-many-ways*))))
     (flet ((told (text) (count-if (lambda (told) (search text told)) texts)))

@@ -1,4 +1,4 @@
-;;;; The ASDF component, in images of its own: built, built again, built after changes.
+;;;; The ASDF component in separate images: built, built again, built after changes.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)
@@ -42,8 +42,8 @@ import 'item.proto'; message Shelf { shop.Item item = 1; }"))
   (format nil "(asdf:load-asd ~S)" (namestring (merge-pathnames path directory))))
 
 (defun build-output (directory &rest forms)
-  "What a fresh image prints that loads the system store from DIRECTORY and evaluates FORMS, a list
-of texts. Its fasls go into DIRECTORY as well."
+  "The output of a fresh image that loads the system store from DIRECTORY and evaluates FORMS, a
+list of texts. Its fasls also go to DIRECTORY."
   (apply #'other-image-output
          (loop for form in (list* (format nil "(asdf:initialize-output-translations
  '(:output-translations (~S (~S \"fasls/\")) :inherit-configuration))"
@@ -57,7 +57,7 @@ of texts. Its fasls go into DIRECTORY as well."
                append (list "--eval" form))))
 
 (defun touch (files seconds)
-  "Let FILES seem to have been written SECONDS from now."
+  "Set the write dates of FILES to SECONDS from now."
   (uiop:run-program (list* "touch" "-d" (format nil "~D seconds" seconds)
                            (mapcar #'uiop:native-namestring files))))
 
@@ -65,7 +65,7 @@ of texts. Its fasls go into DIRECTORY as well."
   (remove-if #'uiop:directory-pathname-p (directory (merge-pathnames "**/*.*" directory))))
 
 (defun compiled-p (name output)
-  "True if OUTPUT says that the component of NAME.proto was compiled."
+  "True if OUTPUT shows that the component of NAME.proto was compiled."
   (search (format nil "~A.proto-tmp" name) output))
 
 (test proto-files-are-components

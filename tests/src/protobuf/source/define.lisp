@@ -11,8 +11,8 @@
     (is (null (package-use-list "CLGRPC.TEST")))))
 
 (test large-files-report-progress
-  "A file with two hundred messages reports each percent while it is compiled, one with fewer
-nothing; the report is a line that is erased at the end."
+  "A file with two hundred messages reports each percent while it is compiled; a smaller file
+reports nothing. The report is a line that is erased at the end."
   (flet ((percents (count)
            (let ((forms '())
                  (package (format nil "clgrpc.test.progress~D" count)))
@@ -36,14 +36,14 @@ nothing; the report is a line that is erased at the end."
   (is (null (protobuf::note-progress "a.proto" 45 nil))))
 
 (defun seconds-to (function)
-  "The seconds of CPU that FUNCTION takes, the least of three."
+  "The processor seconds that FUNCTION takes, the least of three."
   (loop repeat 3
         minimize (let ((start (get-internal-run-time)))
                    (funcall function)
                    (/ (- (get-internal-run-time) start) internal-time-units-per-second 1d0))))
 
 (test messages-compile-quickly
-  "Forty messages of seven fields, beside as many structures of seven slots with their accessors."
+  "Forty messages of seven fields, compared with as many structures of seven slots with accessors."
   (let* ((count 40) (turn 0)
          (structures
            (seconds-to
@@ -112,7 +112,7 @@ message Q { } service Silent { rpc Ask(Q) returns (Q); }")
     (signals misuse (parse-message "clgrpc.test.never.Heard" (octets-of)))))
 
 (defun call-with-compiled (text function)
-  "Compile a file of TEXT and call FUNCTION with the name of the result."
+  "Compile a file of TEXT and call FUNCTION with the name of the compiled file."
   (uiop:with-temporary-file (:pathname source :type "lisp" :stream stream :direction :output)
     (write-string text stream)
     :close-stream
@@ -121,7 +121,7 @@ message Q { } service Silent { rpc Ask(Q) returns (Q); }")
         (delete-file fasl)))))
 
 (defun other-image-output (&rest arguments)
-  "What a fresh SBCL that has only this system prints when it is started with ARGUMENTS."
+  "The output of a fresh SBCL that has only this system, started with ARGUMENTS."
   (uiop:run-program
    (list* sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-userinit"
           "--eval" "(require :asdf)"
@@ -151,7 +151,7 @@ package clgrpc.test.known; message M { optional int32 a = 1; oneof o { string b 
     (is (equal '() warnings))))
 
 (test compiled-files-work-in-another-image
-  "Compile two files with the same definitions here, load them in another image, and let it speak."
+  "Two files with equal definitions are compiled here and loaded in another image, which prints."
   (let ((definition "(clgrpc.protobuf:define-proto \"other.proto\" :source \"syntax = 'proto3';
 package clgrpc.test.other; enum E { A = 0; B = 1; } message M { E e = 1; map<string, M> ms = 2; }\")
 ")
@@ -171,8 +171,8 @@ package clgrpc.test.other; enum E { A = 0; B = 1; } message M { E e = 1; map<str
             (is (not (search "WARNING" output)) "~A" output))))))))
 
 (defun call-with-import (function)
-  "Call FUNCTION with the text of a Lisp file that defines two .proto files. Both import a third,
-which is a file on disk while FUNCTION runs."
+  "Call FUNCTION with the text of a Lisp file that defines two .proto files. Both import a third
+file, which is on disk while FUNCTION runs."
   (let ((directory (uiop:ensure-directory-pathname
                     (format nil "~Aclgrpc-import-~36R" (namestring (uiop:temporary-directory))
                             (random (expt 36 12) (make-random-state t))))))
@@ -192,8 +192,8 @@ message Part { string name = 1; }" stream))
         (uiop:delete-directory-tree directory :validate t)))))
 
 (test files-compiled-again-keep-their-imports
-  "A Lisp file that is compiled again, in the image that has loaded it, still defines what its
-.proto files import: a fresh image does not have that from elsewhere."
+  "A Lisp file that is compiled again, in the image that has loaded it, still defines the imports of
+its .proto files, since a fresh image has no other source of them."
   (call-with-import
    (lambda (text)
      (uiop:with-temporary-file (:pathname source :type "lisp" :stream stream :direction :output)
@@ -213,8 +213,8 @@ message Part { string name = 1; }" stream))
 (defvar *provided* nil)
 
 (test imports-that-another-file-provides
-  "They are left out of a compiled file if it surely gets them: they are built in, come from another
-compiled file, or from an earlier form of the same one in this run of the compiler."
+  "A compiled file omits imports that it certainly gets: imports that are built in, from another
+compiled file, or from an earlier form of the same file in this run of the compiler."
   (define "provided.proto" "syntax = 'proto3'; package clgrpc.test.provided; message M { }")
   (let ((file (find-file-descriptor "provided.proto")))
     (flet ((provided-p (definer file)

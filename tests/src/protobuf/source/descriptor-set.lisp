@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.protobuf)
 
 (defun edition-set (name)
-  "The files that compiling NAME of editions/ gives, imports first."
+  "The files that result from compiling NAME of editions/, imports first."
   (let ((directories (list (merge-pathnames "editions/" *here*)
                            (asdf:system-relative-pathname "clgrpc" "proto/"))))
     (protobuf::load-protos name (protobuf::read-source (protobuf::find-proto name directories))
@@ -110,7 +110,7 @@
       (pass))))
 
 (test a-field-belongs-somewhere
-  "An extension that extends nothing is an error; a oneof that is not there, no oneof."
+  "An extension without an extendee is an error; a missing oneof counts as none."
   (flet ((read-set (&rest arguments)
            (protobuf::link-read-file
             (protobuf::read-file-descriptor
@@ -164,7 +164,7 @@ ARGUMENTS."
           do (signals protobuf-error (default type text)))))
 
 (test long-options-cost-what-they-are-long
-  "Memory grows with the number of values of an option, not with its square."
+  "Memory is proportional to the number of an option's values, not to its square."
   (let* ((record (protobuf::make-record (find-descriptor "google.protobuf.FieldOptions")))
          (field (protobuf::field-named (protobuf::record-message record) "targets"))
          (before (sb-ext:get-bytes-consed)))

@@ -1,4 +1,4 @@
-;;;; Descriptors as octets, beside those of protoc 33.2.
+;;;; Descriptors as octets, compared with those of protoc 33.2.
 
 (in-package #:clgrpc.tests.protobuf)
 

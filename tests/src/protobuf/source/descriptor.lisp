@@ -13,7 +13,7 @@
     (is-false (protobuf::option-true-p message "map_entry"))))
 
 (defun walked (walk file)
-  "The full names of what the function WALK shows of FILE."
+  "The full names of the descriptors that the function WALK visits in FILE."
   (let ((names '()))
     (funcall walk (lambda (descriptor &optional owner)
                     (push (if owner

@@ -1,4 +1,4 @@
-;;;; Features: what a syntax or an edition begins with, what options change, what is inherited.
+;;;; Features: the defaults of a syntax or an edition, changes by options, inheritance.
 
 (in-package #:clgrpc.tests.protobuf)
 

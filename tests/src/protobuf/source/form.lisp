@@ -1,4 +1,4 @@
-;;;; Files as Lisp forms: written, read again, and the same as before; in an image of their own.
+;;;; Files as Lisp forms: written, read again, and unchanged; in a separate image.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -70,7 +70,7 @@ export message X { } local message Y { X x = 1; }"
     (signals misuse (generate-sources "a/none.proto" :directory directory))))
 
 (test generated-sources-load-each-other
-  "In an image that has neither the .proto files nor their definitions."
+  "The image has neither the .proto files nor their definitions."
   (with-tree (directory
               `(("a/top.proto" . "syntax = 'proto3'; package clgrpc.test.gen.top;
 import 'b/below.proto';
@@ -101,7 +101,7 @@ message Below { repeated string names = 1; }")))
       (is (search "\"At the top.\"" compiled)))))
 
 (test options-that-nobody-knows-survive-generation
-  "A file that uses an option of its own is written as octets."
+  "A file that uses an option that it defines itself is written as octets."
   (let ((file (first (last (protobuf::load-protos "own.proto" "syntax = 'proto2';
 package clgrpc.test.own; import 'google/protobuf/descriptor.proto';
 extend google.protobuf.MessageOptions { optional string word = 50123; }

@@ -1,4 +1,4 @@
-;;;; Where .proto files are found and what they are called.
+;;;; The search for .proto files, and their names.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -61,8 +61,8 @@
     (is (equal "first.proto" (defined-from "first.proto" directory)))))
 
 (test imports-of-what-the-image-has-are-known
-  "A file sets an option whose type is in a file that it imports only through one that is defined
-already."
+  "A file sets an option whose type is in a file that it imports only through a file that is already
+defined."
   (with-tree (directory
               `(("rule.proto" . "syntax = 'proto3'; package clgrpc.test.rule;
                                  message Rule { string path = 1; }")

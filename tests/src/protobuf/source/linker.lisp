@@ -1,4 +1,4 @@
-;;;; What linking resolves and what it refuses.
+;;;; Names that linking resolves, and files that it refuses.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -6,7 +6,7 @@
   (first (last (protobuf::load-protos "linked.proto" text '()))))
 
 (defun field-of (file &rest path)
-  "The field descriptor at PATH, names of messages and last of a field."
+  "The field descriptor at PATH, names of messages and, last, of a field."
   (let ((messages (file-descriptor-messages file)) (message nil))
     (loop for (name . more) on path
           while more

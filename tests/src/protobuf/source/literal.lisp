@@ -39,7 +39,7 @@
         do (is (eql double (protobuf::decimal-double text)) "~A" text)))
 
 (test defaults-and-options-are-rounded-as-protoc-rounds
-  "A default of a float goes through a double, an integer that is an option does not."
+  "A float field's default is rounded to a double first, an integer as an option is not."
   (let* ((near (+ (expt 2 60) (expt 2 36) 1))
          (file (first (protobuf::load-protos
                        "rounded.proto"
@@ -68,7 +68,7 @@ message M { option (plain) = ~D; option (inner) = { x: ~:*~D };
   (is (equal "a\\000\\n\\\"\\377" (protobuf::c-escaped (unhex "61000a22ff")))))
 
 (test octets-that-are-no-text
-  "Each octet that is not UTF-8 is one replacement character, and takes few octets of memory."
+  "Each octet that is not UTF-8 becomes one replacement character, and takes few octets of memory."
   (flet ((string-of (hex) (protobuf::lenient-string (unhex hex))))
     (loop for (hex . codes) in '(("61" #x61) ("c3a9" #xE9) ("e282ac" #x20AC) ("f09f9880" #x1F600)
                                  ("61ff62" #x61 #xFFFD #x62) ("c3" #xFFFD) ("a9c3" #xFFFD #xFFFD)

@@ -1,4 +1,4 @@
-;;;; Options interpreted: custom ones as the messages they are, read through generated code.
+;;;; Interpreted options: custom ones are messages, read through generated code.
 
 (in-package #:clgrpc.tests.protobuf)
 

@@ -7,10 +7,10 @@
         "a//b.proto" "" "." ".." "a/" "/" "a/.." "..\\evil.proto" "a\\b.proto" "C:/evil.proto" "c:evil.proto"
         (format nil "evil.proto~C" (code-char 0)) (format nil "e~%vil.proto")
         (format nil "~C[31mevil.proto" (code-char 27)))
-  "What must not be imported, as protoc has it and on other systems.")
+  "Names that must not be imported, by protoc's rules and on other systems.")
 
 (defun escaped (name)
-  "NAME as it stands in a string of .proto source."
+  "NAME in the form of a string in .proto source."
   (format nil "~{\\~3,'0O~}" (map 'list #'char-code name)))
 
 (test imports-stay-below-their-roots

@@ -1,4 +1,4 @@
-;;;; The plug-in's protocol: requests as protoc makes them, and what is answered.
+;;;; The plug-in's protocol: requests as protoc makes them, and the answers.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -18,7 +18,7 @@
                       (google.protobuf.compiler:code-generator-response.file-content file))))
 
 (defun plugin-files ()
-  "Two files of which the second imports the first and a built-in one."
+  "Two files, of which the second imports the first and a built-in one."
   (with-tree (directory `(("low.proto" . ,(importing "clgrpc.test.plugin.low" nil))
                           ("high.proto" . "syntax = 'proto3'; package clgrpc.test.plugin.high;
 import 'low.proto'; import 'google/protobuf/empty.proto';
@@ -60,7 +60,7 @@ message M { optional clgrpc.test.plugin.low.M low = 1; google.protobuf.Empty e =
                   (google.protobuf.compiler:code-generator-response-error response))))))
 
 (test a-package-is-made-of-identifiers
-  "What goes into a comment of a generated file cannot end that."
+  "A package's name in a comment of a generated file cannot end that comment."
   (dolist (package (list (format nil "a~%(evil)") "a..b" ".a" "a." "a b"))
     (signals proto-syntax-error
       (protobuf::link-set

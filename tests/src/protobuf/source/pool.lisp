@@ -1,15 +1,15 @@
-;;;; The names that a file sees while it is linked, and how its errors are kept.
+;;;; The names that a file sees while it is linked, and its errors.
 
 (in-package #:clgrpc.tests.protobuf)
 
 (defmacro with-linker ((file &rest arguments) &body body)
-  "Do BODY as if FILE were being linked, by a linker with ARGUMENTS, with its own names entered."
+  "Evaluate BODY as if a linker with ARGUMENTS were linking FILE, whose names are entered."
   `(let ((protobuf::*linker* (protobuf::make-linker :file ,file ,@arguments)))
      (protobuf::enter-file (protobuf::linked-file))
      ,@body))
 
 (defun resolved (name inside &rest more)
-  "The full name of what NAME means where INSIDE is declared, :PACKAGE, or nil."
+  "The full name that NAME denotes inside INSIDE, :PACKAGE, or nil."
   (let* ((declared (apply #'protobuf::resolve-name name inside more))
          (thing (and declared (protobuf::declared-thing declared))))
     (if (protobuf::descriptor-p thing) (descriptor-full-name thing) thing)))
@@ -72,7 +72,7 @@ extend M { optional int32 x = 11; }"))
          t))
      '("a") (lambda (name) (assoc name graph :test #'string=)) #'rest)
     (is (equal '("a" "b" "d" "a" "c" "d") (reverse shown))
-        "A node that was seen is shown again, but not gone into.")))
+        "A file that was visited is passed to the function again, but its imports are not.")))
 
 (test errors-of-a-read-file-are-bounded
   (let ((file (linked "syntax = 'proto2'; message M { }")))

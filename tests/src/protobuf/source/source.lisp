@@ -1,4 +1,4 @@
-;;;; What editors are told of the place where a name was defined, and of lambda lists.
+;;;; The answers to editors about the place of a definition, and about lambda lists.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -22,8 +22,8 @@ service Looker { rpc Look(Thing) returns (Thing); }
     (funcall function (truename file))))
 
 (defun definition-place (name kind file)
-  "What stands, up to the next space, where FILE is said to define NAME as a KIND; or all that is
-said."
+  "The word, up to the next space, in FILE at the reported place where NAME is defined as a KIND; or
+the whole report."
   (let ((sources (sb-introspect:find-definition-sources-by-name name kind)))
     (if (and (= 1 (length sources))
              (equal file (sb-introspect:definition-source-pathname (first sources)))
@@ -40,7 +40,7 @@ said."
     (:function "THING-PICK" "pick") (:function "THING-PICK-CASE" "pick")
     (:function "CLEAR-THING-PICK" "pick") (:function "THING-KIND" "kind")
     (:structure "THING.INNER" "Inner") (:function "THING.INNER-DEEP" "deep") (:type "KIND" "Kind"))
-  "Kind, or SETF for a setter; name; and the word in *SEEN* that it leads to.")
+  "Rows of a kind, or SETF for a setter; a name; and the word in *SEEN* to which it leads.")
 
 (defun check-definitions (package file)
   (loop for (kind name word) in *definitions*
@@ -79,7 +79,7 @@ said."
           (check-definitions "CLGRPC.TEST.SEEN2" file))))))
 
 (test other-definitions-stay-where-they-are
-  "Nor is anything changed for a file that is only in memory."
+  "Nothing changes either for a file that is only in memory."
   (define "unseen.proto"
           "syntax = 'proto3'; package clgrpc.test.unseen; message M { int32 x = 1; }")
   (flet ((file (name)

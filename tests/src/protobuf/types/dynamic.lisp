@@ -1,4 +1,4 @@
-;;;; Messages known from descriptors alone, against the compiled ones of the same definitions.
+;;;; Messages known from descriptors alone, compared with compiled ones of the same definitions.
 
 (in-package #:clgrpc.tests.protobuf)
 
@@ -104,11 +104,11 @@
       (is (null (find-all-symbols name)) "~A" name))))
 
 (defun length-delimited (number octets)
-  "The field NUMBER that holds OCTETS, fewer than 128."
+  "The field NUMBER with OCTETS, fewer than 128."
   (concatenate 'octets (octets-of (logior 2 (ash number 3)) (length octets)) octets))
 
 (test nothing-is-interned-for-features-of-others
-  "A file may declare google.protobuf.FeatureSet anew, with features of its own."
+  "A file may declare its own google.protobuf.FeatureSet, with features of its own."
   (let ((declared (protobuf::link-file
                    (protobuf::parse-proto
                     "syntax = 'proto2'; package google.protobuf;
@@ -142,8 +142,8 @@
                                 (subseq octets (random (max 1 (length octets))))))))))))
 
 (defun survives (reader sources rounds)
-  "Call READER with ROUNDS mutations of the octets SOURCES; anything but a message or PROTOBUF-ERROR
-is a failure."
+  "Call READER with ROUNDS mutations of the octets SOURCES; every result but a message or a
+PROTOBUF-ERROR is a failure."
   (with-seed ()
     (dotimes (i rounds (pass))
       (let ((octets (mutated (elt sources (random (length sources))))))

@@ -42,7 +42,7 @@ message Person { string name = 1; int64 age = 2; Person friend = 3; repeated int
   oneof way { string mail = 5; int32 phone = 6; } string city = 7; optional int32 size = 8; }")
 
 (defun live (name &rest arguments)
-  "Call the function NAME of the package of the versions above."
+  "Call the function NAME in the package of the versions above."
   (apply (fdefinition (find-symbol name "CLGRPC.TEST.LIVE")) arguments))
 
 (defun set-live (value name message)
@@ -102,8 +102,8 @@ message Person { string name = 1; int64 age = 2; Person friend = 3; repeated int
         (is (message= holder back))))))
 
 (test a-definition-that-comes-back
-  "Messages outlive a definition that is replaced and comes back: what they are told meanwhile
-stays."
+  "Messages survive a definition that is replaced and comes back: values that they get meanwhile
+remain."
   (with-versions ()
     (let ((old (live "MAKE-PERSON" :name "Ada" :age 36)))
       (loop for name in '("Eva" "Ida" "Ova")
@@ -123,8 +123,8 @@ stays."
       (is (equal "Remes" (live "PERSON-CITY" old))))))
 
 (test old-callers-and-new-messages
-  "Functions held before a redefinition, and compiled callers of the accessors, meet messages of
-both."
+  "Functions held since before a redefinition, and compiled callers of the accessors, get messages
+of both layouts."
   (with-versions ()
     (let* ((old (live "MAKE-PERSON" :name "Ada" :age 36))
            (held-accessor (fdefinition (find-symbol "PERSON-NAME" "CLGRPC.TEST.LIVE")))
@@ -153,8 +153,8 @@ both."
       (is (equal '("Ada" 36) (funcall caller old)) "and back again"))))
 
 (test layouts-that-were-read-before-a-definition
-  "A file that is loaded again gives its structures other layouts. A thread that reads one the moment
-before may use it afterwards, for messages as they are: they need no conversion, which would not
+  "A file that is loaded again gives its structures other layouts. A thread that has read one just
+before may use it afterwards, for messages as they are: these need no conversion, which would not
 end."
   (with-versions ()
     (let* ((person (live "MAKE-PERSON" :name "Ada"))
@@ -169,7 +169,7 @@ end."
         (setf (protobuf::message-type-layout type) before)))))
 
 (test redefinition-between-size-and-write
-  "What was measured is written as it was measured, though its type has another definition by now."
+  "A message is written as it was measured, though its type has another definition by now."
   (with-versions ()
     (let* ((friend (live "MAKE-PERSON" :name "Bo" :marks '(4 500)))
            (person (live "MAKE-PERSON" :name "Ada" :marks '(1 2 300) :friend friend))
@@ -189,7 +189,7 @@ end."
   (live "MAKE-PERSON" :name name :age 3 :marks '(1 2 300) :mail "a@b" :friend friend))
 
 (defun check-person (person)
-  "Check that PERSON of LIVE-PERSON is whole, as it is and after serialization."
+  "Check that PERSON of LIVE-PERSON is complete, directly and after serialization."
   (dolist (person (list person (parse-message "clgrpc.test.live.Person" (serialize person))))
     (let ((friend (live "PERSON-FRIEND" person)))
       (assert (equal '("Ada" 3 "Bo" :mail)
@@ -198,8 +198,8 @@ end."
       (assert (equalp #(1 2 300) (live "PERSON-MARKS" friend))))))
 
 (test redefinition-under-load
-  "Threads that make, read and serialize messages, new ones and some that are older than a few
-definitions, while their type changes 24 times fail nowhere."
+  "Threads make, read and serialize messages, new ones and some that are older than a few
+definitions, while their type changes 24 times; none fails."
   (with-versions ()
     (let* ((stop nil)
            (failures (list '()))

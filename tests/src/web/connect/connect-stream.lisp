@@ -1,4 +1,4 @@
-;;;; Connect's streams: envelopes both ways, and the one at the end.
+;;;; Connect's streams: envelopes in both directions, and the last envelope.
 
 (in-package #:clgrpc.tests.web)
 
@@ -9,7 +9,7 @@
                  octets)))
 
 (defun stream-json (server path body version)
-  "What curl gets of a POST of BODY, octets, to PATH, a stream in JSON: what is text of it."
+  "The text that curl gets for a POST of BODY, octets, to PATH, a stream in JSON."
   (with-octets-file (file body)
     (with-octets-file (answer (make-octets 0))
       (post server path "application/connect+json" file version "-o" (subseq answer 1))
@@ -18,7 +18,7 @@
                           (alexandria:read-file-into-byte-vector (subseq answer 1)))))))
 
 (test streams-of-connect
-  "A stream from the server and one to it; both ends say how the call ended in the last envelope."
+  "A stream from the server and one to it; in both, the last envelope reports how the call ended."
   (with-web-probe (server) (:watch #'count-up :collect #'add-up)
     (dolist (version *versions*)
       (let ((text (stream-json server "/lab.Bench/Watch" (enveloped 0 "{\"number\":3}") version)))
@@ -33,7 +33,7 @@
         (is (uiop:string-suffix-p text "{}"))))))
 
 (test trailers-are-at-the-end-of-a-stream
-  "Each name once, with all of its values; octets are in Base64 without padding."
+  "Each name occurs once, with all of its values; octets are in Base64 without padding."
   (with-web-probe (server)
       (:watch (lambda (request call)
                 (count-up request call)
@@ -59,8 +59,8 @@
                              "--http2-prior-knowledge")))))
 
 (test envelopes-that-lie
-  "A flag that is not known, a message that is cut short, one that is too long, and compression that
-was not agreed on: the call ends with an error in its last envelope."
+  "An unknown flag, a message that is cut short, one that is too long, and compression that was not
+announced: the call ends with an error in its last envelope."
   (with-web-probe (server :max-receive-octets 1000) (:collect #'add-up :watch #'count-up)
     (dolist (version *versions*)
       (flet ((refused (code body)
@@ -77,7 +77,7 @@ was not agreed on: the call ends with an error in its last envelope."
         (is (search "\"code\":\"unimplemented\"" text) "~A" text)))))
 
 (test a-long-stream-waits-for-its-peer
-  "A handler that sends more than its peer takes waits, over HTTP/1.1 as over HTTP/2, and goes on
+  "A handler that sends more than its peer takes waits, over HTTP/1.1 as over HTTP/2, and continues
 when the peer takes it."
   (with-web-probe (server)
       (:watch (lambda (request call)
@@ -91,8 +91,8 @@ when the peer takes it."
                            "-o" "/dev/null" "-w" " %{size_download}")))))))
 
 (test callbacks-of-connect-wait-for-room
-  "A callback gets the next message only while the answers leave, also within one read: it never
-finds that there is no room for its answer."
+  "A callback gets the next message only while answers leave, even within one read: there is always
+room for its answer."
   (let ((sent '()))
     (with-web-probe (server :execution :inline)
         (:chat (lambda (stream call)
@@ -110,14 +110,14 @@ finds that there is no room for its answer."
       (is (equal (make-list 20 :initial-element t) sent)))))
 
 (defun paused-p (server)
-  "True if the connection of SERVER, over HTTP/1.1, reads no more of a body for now."
+  "True if the connection of SERVER, over HTTP/1.1, does not read a body at present."
   (let ((http1 (and (server-links server)
                     (server::server-link-http1 (first (server-links server))))))
     (and http1 (clgrpc.exchange::state-paused http1))))
 
 (defun call-with-unread-stream (function count size)
-  "Send COUNT messages with SIZE characters over HTTP/1.1 to a server whose handler begins to read
-when FUNCTION, called with the server when that reads no more, has returned. Check that all come."
+  "Send COUNT messages of SIZE characters over HTTP/1.1 to a server. Its handler reads only once
+FUNCTION, called with the server when that reads no more, has returned. Check that all arrive."
   (let* ((go (make-signal))
          (letter (enveloped 0 (format nil "{\"text\":\"~A\"}"
                                       (make-string size :initial-element #\x))))
@@ -136,17 +136,17 @@ when FUNCTION, called with the server when that reads no more, has returned. Che
                     (sb-thread:join-thread client :timeout +patience+ :default "")))))))
 
 (test a-stream-that-nobody-reads-waits
-  "Over HTTP/1.1 the server reads no more of it than a window has until its handler reads; then all
-of it comes."
+  "Over HTTP/1.1 the server reads no more of it than a window until its handler reads; then all
+arrives."
   (call-with-unread-stream (lambda (server) (is (< 65535 (held-octets server) 400000)))
                            2000 1000))
 
 (test a-stream-that-ends-as-reading-stops
-  "Over HTTP/1.1 the last message of a stream fills the window: the stream's end comes as well."
+  "Over HTTP/1.1 the last message of a stream fills the window: the stream's end arrives as well."
   (call-with-unread-stream #'identity 3 30000))
 
 (test a-client-that-leaves-cancels-its-call
-  "The handler hears of it, over either version."
+  "The handler is notified, over both versions."
   (dolist (version *versions*)
     (let ((gone (make-signal)))
       (with-web-probe (server)
@@ -160,11 +160,11 @@ of it comes."
         (is (await-signal gone))))))
 
 (defun last-answer-p (link)
-  "True if LINK, which speaks HTTP/1.1, ends with the answer under way, as it does in a drain."
+  "True if LINK, which speaks HTTP/1.1, ends after the answer under way, as in a drain."
   (clgrpc.exchange::state-last (server::server-link-http1 link)))
 
 (test a-server-that-stops-lets-streams-end
-  "A stream over HTTP/1.1 that has begun has the time of the drain, as one over HTTP/2 has."
+  "A stream over HTTP/1.1 that has begun gets the time of the drain, as over HTTP/2."
   (let* ((entered (make-signal)) (go-on (make-signal))
          (server (clgrpc.tests.server:start-probe
                   (list :watch (fn (_request call)
@@ -189,7 +189,7 @@ of it comes."
         (is (eq t (sb-thread:join-thread stopping :timeout +patience+ :default nil)))))))
 
 (test octets-of-streams-are-counted
-  "Those of each message, without its envelope."
+  "The octets of each message count, without its envelope."
   (let ((metrics (grpc:make-metrics)) (texts '("{\"number\":1}" "{\"number\":20}")))
     (with-web-probe (server :observer metrics) (:collect #'add-up)
       (dolist (version *versions*)

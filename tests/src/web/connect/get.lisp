@@ -52,8 +52,8 @@
     (loop for id in ids collect (answer-status forms id))))
 
 (test long-queries-are-decoded-so-many-a-second
-  "Over HTTP/2 a long query may be an octet, so a connection has only so many decoded; over HTTP/1.1
-its client has sent all of it."
+  "Over HTTP/2 a long query may be sent as one octet, so few of a connection are decoded; over
+HTTP/1.1 its client has sent all of it."
   (with-web-probe (server) (:peek #'double)
     (flet ((message (count)
              (ascii-octets (format nil "{\"number\":21,\"text\":\"~A\"}"
@@ -73,7 +73,7 @@ its client has sent all of it."
                                          collect (if (zerop left) "Connection: close|" ""))))))))))
 
 (test bombs-in-queries
-  "What is compressed in a query becomes so many times as long, and no more."
+  "A compressed message in a query may become only so many times as long."
   (with-web-probe (server) (:peek #'double)
     (flet ((status (text)
              (first (get-statuses server

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.web)
 
 (test a-unary-call-in-json
-  "A POST of JSON is a call of the same handler as gRPC's, and counts as one."
+  "A POST of JSON calls the same handler as gRPC, and counts as a call."
   (with-web-probe (server) (:ask #'double)
     (dolist (version *versions*)
       (is (string= "{\"number\":\"42\"} 200"
@@ -12,7 +12,7 @@
     (eventually (= 2 (getf (grpc:server-statistics server) :calls)))))
 
 (test octets-of-unary-answers-are-counted
-  "Those of the message, in JSON as in Protocol Buffers."
+  "The octets of the message count, in JSON as in Protocol Buffers."
   (let ((metrics (grpc:make-metrics)))
     (with-web-probe (server :observer metrics) (:ask #'double)
       (with-octets-file (file (grpc:serialize (note 1)))
@@ -54,7 +54,7 @@
                      (post server "/lab.Bench/Ask" "application/proto" file version)))))))
 
 (test an-answer-names-its-encoding-if-it-is-compressed
-  "An answer that is too short to be compressed names none, though its call compresses."
+  "An answer that is too short for compression names no encoding, though its call compresses."
   (with-web-probe (server)
       (:ask (lambda (request call)
               (setf (grpc:call-compression call) :gzip)
@@ -79,7 +79,7 @@
                           version *status*))))))
 
 (test each-status-has-its-code
-  "Those of Connect's table, with their status of HTTP."
+  "The codes are those of Connect's table, with their HTTP statuses."
   (let ((table '((:cancelled "canceled" 499) (:unknown "unknown" 500)
                  (:invalid-argument "invalid_argument" 400)
                  (:deadline-exceeded "deadline_exceeded" 504) (:not-found "not_found" 404)
@@ -99,7 +99,7 @@
                                    (format nil "{\"number\":~D}" number) *status*)))))))
 
 (test trailers-that-are-too-many-for-a-head
-  "Trailers are headers, and so have their limit: a call that has more ends with an error."
+  "Trailers are headers, and so have the headers' limit: a call that has more ends with an error."
   (with-web-probe (server :max-header-list-octets 8192)
       (:ask (lambda (request call)
               (setf (grpc:call-trailers call)

@@ -1,4 +1,4 @@
-;;;; gRPC over HTTP/2 whose messages are JSON: an answer, and what is refused before a handler runs.
+;;;; gRPC over HTTP/2 with messages in JSON: an answer, and requests refused before a handler runs.
 
 (in-package #:clgrpc.tests.web)
 
@@ -8,7 +8,7 @@
 
 (test grpc-in-json
   "An answer is JSON in an envelope, and its status is in trailers. A path without a method, a wrong
-time-out and one that is over reach no handler."
+time-out and a time-out that is over reach no handler."
   (let ((calls 0))
     (with-probe (channel :server server :options '(:protocols (:grpc-json)))
         (:ask (lambda (request call)

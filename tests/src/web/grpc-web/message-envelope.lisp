@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.web)
 
 (test grpc-web-answers-with-trailers-in-the-body
-  "Binary and text, unary and a stream of messages."
+  "In binary and text mode, for a unary call and a stream of messages."
   (with-web-probe (server) (:ask #'double :watch #'count-up)
     (dolist (version *versions*)
       (is (string= "AAAAAAIIAg==gAAAABBncnBjLXN0YXR1czogMA0K"
@@ -14,7 +14,7 @@
                          version))))))
 
 (test grpc-web-says-how-a-call-failed
-  "The status of a call that has no handler, or whose handler has failed, is in the body as well."
+  "If a call has no handler, or its handler has failed, the status is in the body as well."
   (with-web-probe (server) (:ask #'refuse)
     (flet ((trailers (path)
              (let ((text (post server path "application/grpc-web-text" "AAAAAAIIAQ==")))
@@ -24,7 +24,7 @@
       (is (search "grpc-status: 12" (trailers "/lab.Bench/None"))))))
 
 (test numbers-of-statuses-that-have-no-keyword
-  "A handler's number above 16 goes out as it is, here and with gRPC."
+  "A handler's number above 16 is sent unchanged, here and by gRPC."
   (with-probe (channel :server server :options (list :protocols '(:grpc :grpc-web)))
       (:ask (handling ()
               (grpc:fail 99 "odd" :details (list (lab:make-note :number 7)))))
@@ -41,8 +41,8 @@
                                    :start 5)))))
 
 (test text-that-is-no-base64
-  "A request in text mode that is none ends with a status, not with the connection; so does one that
-ends with padding within a group."
+  "A malformed request in text mode ends with a status, not with the connection; so does a request
+with padding within a group."
   (with-web-probe (server) (:ask #'double)
     (dolist (version *versions*)
       (dolist (digits '("AAAA*AIIAQ==" "AAAAAAIIAQ=" "AAAAAAIIA=" "AAAAAAIIAQ==="))
@@ -51,7 +51,7 @@ ends with padding within a group."
               "~S: ~S" digits text))))))
 
 (test text-in-pieces
-  "The digits come in groups each of which may be padded, and the last of which need not be."
+  "The digits come in groups, each of which may be padded; the last need not be."
   (with-web-probe (server) (:ask #'double)
     (dolist (version *versions*)
       (dolist (digits '("AAAAAAIIAQ==" "AAAAAAIIAQ" "AA==AA==AA==AA==Ag==CA==AQ==" "AAA=AAACCAE="

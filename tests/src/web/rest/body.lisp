@@ -62,8 +62,8 @@
   (apply #'concatenate 'string (make-list count :initial-element "{}")))
 
 (test streams-have-a-bound
-  "A stream has at most 10,000 messages, and what its path and query say is bound to each of them:
-the two together have a bound as well."
+  "A stream has at most 10,000 messages. The values in its path and query are bound to each of them,
+so there is a limit for both together."
   (flet ((answer (count target)
            (requested (library-router) "POST" target :body (short-values count))))
     (is (= 10001 (length (answer 10000 "/v1/uploads/n"))))
@@ -73,7 +73,7 @@ the two together have a bound as well."
       (is (equal '(400 nil) (subseq (answer 900 target) 0 2))))))
 
 (test values-are-told-apart-by-brackets-and-strings
-  "What is in them is looked at when they are decoded."
+  "The rest of each value is examined when it is decoded."
   (loop for (text . parts) in '(("" ) (" ") ("[]") (" [ ] ") ("1 2" "1" "2") ("[1,2]" "1" "2")
                                 ("{}{}[]" "{}" "{}" "[]") ("\"a\\\"b\"\"c\"" "\"a\\\"b\"" "\"c\"")
                                 ("{\"}\":\"]\\\\\"}1" "{\"}\":\"]\\\\\"}" "1")

@@ -6,7 +6,7 @@
   (parse-json (octets-string (apply #'openapi-document (make-routes (library-methods)) options))))
 
 (defun at (data &rest way)
-  "What stands in DATA, JSON, at WAY, of names and indices."
+  "The value in DATA, JSON, at the path WAY, of names and indices."
   (dolist (step way data)
     (setf data (if (integerp step)
                    (svref data step)
@@ -32,8 +32,8 @@
     (is (equal "Gets a book." (at paths "/v1/books/{name}" "get" "summary")))))
 
 (test the-document-is-sound
-  "Operations have ids of their own, the parameters of a path are those in it, and each reference
-has its schema."
+  "Operations have ids of their own, the parameters of a path occur in it, and each reference has
+its schema."
   (let ((document (document :methods (library-methods))) (ids '()))
     (loop for (path . item) in (at document "paths")
           do (loop for (nil . operation) in item
@@ -66,7 +66,7 @@ has its schema."
             do (is (equal answers (types path verb "responses" "200" "content")) "~A" path)))))
 
 (defun judged-document (octets)
-  "What openapi.py says of the OpenAPI document OCTETS, and its exit code."
+  "The output of openapi.py for the OpenAPI document OCTETS, and its exit code."
   (multiple-value-bind (output error-output code)
       (uiop:run-program (list "python3" (support:root-file "tests/src/web/rest/openapi.py")
                               (support:root-file "tests/vectors/openapi/schema-3.1.json"))
@@ -75,8 +75,8 @@ has its schema."
     (values (concatenate 'string output error-output) code)))
 
 (test the-public-schema-takes-the-document
-  "The schema of OpenAPI 3.1 finds nothing wrong with the document, nor that of JSON Schema with the
-schemas in it; they do find what is wrong with another."
+  "OpenAPI 3.1's schema finds no error in the document, and JSON Schema's finds none in its schemas;
+both find the errors in a wrong document."
   (unless (zerop (nth-value 2 (uiop:run-program "python3 -c 'import jsonschema'"
                                                 :ignore-error-status t)))
     (support:skip-test "Python's jsonschema is not installed"))
@@ -127,7 +127,7 @@ message Types {
 }")
 
 (test each-type-has-its-schema
-  "As the JSON mapping of Protocol Buffers has it: 64 bits are text, and wrappers may be null."
+  "As in the JSON mapping of Protocol Buffers, 64 bits are text, and wrappers may be null."
   (flet ((schema (letter)
            (case letter
              (#\a "{'type':'integer','format':'int32'}")
@@ -160,7 +160,7 @@ message Types {
                  "~A" name))))
 
 (test parameters-are-what-the-query-may-have
-  "Not what the path or the body has; a message that holds itself ends."
+  "Fields of the path or the body are no parameters; a message that contains itself ends."
   (let ((names (loop for parameter across (at (document) "paths" "/v1/books/{name}" "get" "parameters")
                      collect (at parameter "name"))))
     (is (equal "name" (first names)))

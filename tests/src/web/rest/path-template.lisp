@@ -27,7 +27,7 @@
     "/v1/{a=**/x}" "/v1/{a=**}/{b=**}" "/v1/***" "/v1/a*" "/v1/*a" "/v1/x:" "/v1/x:a:b" "/v1/a:b/c"
     "/v1/x:*" "/v1/x:{a}" "/v1/:x" "/v1/a b" "/v1/a?b=c" "/v1/a#b" "/v1/%zz" "/v1/%4" "/v1/%ff"
     "/v1/a\\b" "/v1/{a b}" "/v1/{a=x y}" "http://h/v1")
-  "Texts that are no templates.")
+  "Texts that are not templates.")
 
 (test wrong-templates-are-refused
   (dolist (text *wrong-templates*)

@@ -81,7 +81,7 @@
       (is (eql 400 (answer (fields 7)))))))
 
 (test names-that-alternate-are-few
-  "A parameter with the name of the one before costs no look-up; of others a query has some."
+  "A parameter with the previous one's name costs no look-up; a query has a limit of others."
   (flet ((answer (count &rest names)
            (first (requested (library-router) "GET"
                              (format nil "/v1/books/b?~{~A~^&~}"
@@ -99,7 +99,7 @@
     (is (eql 400 (answer 1 (make-string 1025 :initial-element #\a))))))
 
 (test a-second-value-ends-the-reading
-  "What follows the second value of a field that has one is not read, so it may be wrong."
+  "The text after the second value of a singular field is not read, so it may be wrong."
   (let ((answer (requested (library-router) "GET" "/v1/books/b?copies=1&copies=2&%zz=%zz")))
     (is (eql 400 (first answer)))
     (is (search "copies" (format nil "~A" answer)))))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.rest)
 
 (defclass library-service (library:library) ()
-  (:documentation "Tells what it got."))
+  (:documentation "A service whose answers have its requests."))
 
 (defun told (request)
   (library:make-answer :request request :names (list (library:request-name request))))
@@ -38,15 +38,15 @@
     (library:make-answer :names (nreverse names))))
 
 (defun with-json (arguments)
-  "ARGUMENTS of curl with what @json stands for."
+  "ARGUMENTS of curl, in which @json is replaced."
   (loop for argument in arguments
         append (if (equal "@json" argument)
                    '("-H" "content-type: application/json")
                    (list argument))))
 
 (defmacro with-library ((get &rest options) &body body)
-  "Run BODY with GET, a function that returns what curl prints of a request for a path and the
-status, for each version of HTTP, at a server of the library with OPTIONS."
+  "Run BODY with GET, a function that returns curl's output for a request of a path and the status,
+by each version of HTTP, at a server of the library with OPTIONS."
   `(call-with-library (list ,@options)
                       (lambda (function)
                         (flet ((,get (path &rest arguments)
@@ -82,7 +82,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
       (is (search "||raw {] 200" answer)))))
 
 (test errors-are-statuses-in-json
-  "Those of handlers with details and trailers, and those of requests that call nothing."
+  "Errors of handlers with details and trailers, and of requests that call nothing."
   (with-library (ask)
     (let ((answer (ask "/v1/books/none" "-i")))
       (is (search "|content-type: application/json|" answer))
@@ -146,7 +146,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
     (is (string= "{} 200" (ask "/v1/uploads/x" "-d" "" "@json")))))
 
 (test the-size-of-a-text-is-its-own
-  "Room is promised for each message of a body, not for all that is before it."
+  "Room is promised for each message of a body, without the octets before it."
   (let ((sizes '()))
     (with-replaced (('clgrpc.web:receive-as-text (lambda (receive call size function)
                                                    (push size sizes)
@@ -158,7 +158,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
         (is (equal '(12 14) (reverse sizes)))))))
 
 (test pages-of-other-origins-call-if-they-may
-  "A preflight is answered; what needs none and has effects is refused."
+  "A preflight is answered; a request with effects that needs none is refused."
   (with-library (ask :origins '("https://a.example"))
     (flet ((preflight (origin)
              (ask "/v1/books/b" "-i" "-X" "OPTIONS" "-H" (format nil "origin: ~A" origin)
@@ -176,7 +176,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
                 (ask "/v1/books/none" "-i" "-H" "origin: https://a.example")))))
 
 (test bodies-that-are-too-long
-  "They are refused with 413, whether or not they say how long they are."
+  "They are refused with 413, whether or not they have a content-length."
   (with-library (ask :max-receive-octets 1000)
     (let ((body (format nil "{\"book\":{\"name\":\"~A\"}}"
                         (make-string 2000 :initial-element #\x))))
@@ -204,7 +204,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
         do (is (eql nanoseconds (clgrpc.rest::seconds-timeout text)) text)))
 
 (test rules-beside-are-served
-  "As long as they are there; rules that are wrong keep a server from starting."
+  "This holds as long as the rules are in force; wrong rules keep a server from starting."
   (unwind-protect
        (progn
          (use-http-rules '((:selector "clgrpc.tests.library.Library.Get" :get "/v9/{name}")))
@@ -238,13 +238,13 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
       (is (at document "paths" "/clgrpc.tests.library.Library/Silent" "post")))))
 
 (test requests-for-the-document-are-quiet
-  "Logs and traces leave them out."
+  "They are not in logs and traces."
   (is-true (clgrpc.exchange:http-handler-quiet
             (openapi-handler "/openapi.json" (make-instance 'library-service)))))
 
 (test a-document-is-not-made-for-each-request
-  "To make it takes milliseconds: who asks for thousands gets the last once more, and soon a new
-one. One that cannot be made is an error, and the last is kept."
+  "Making it takes milliseconds: thousands of requests get the last document, and soon a new one. If
+a document cannot be made, the error is logged and the last one is kept."
   (let* ((count 0) (now 0) (fails nil) (second rest::+document-time+)
          (document (rest::kept-document (lambda ()
                                           (when fails (error "no document"))

@@ -1,4 +1,4 @@
-;;;; Which route a request has.
+;;;; The route of a request.
 
 (in-package #:clgrpc.tests.rest)
 
@@ -35,7 +35,7 @@
     (("GET" "/v1/files/../x") ("File" "{\"name\":\"files/../x\"}"))))
 
 (test literals-come-before-stars-in-any-order
-  "All orders of the same rules give the same routes; a literal that leads nowhere hides nothing."
+  "All orders of the rules give the same routes; a literal without a route hides no other."
   (let ((rules '((:get "/v1/a/{name}") (:get "/v1/{name}/b") (:get "/v1/{name=**}"))))
     (dolist (order '((0 1 2) (0 2 1) (1 0 2) (1 2 0) (2 0 1) (2 1 0)))
       (let ((router (apply #'rule-router (mapcar (lambda (i) (nth i rules)) order))))
@@ -53,14 +53,14 @@
     (is (equal '("Silent") (butlast (requested router "POST" "/v1/x"))))))
 
 (test each-method-is-allowed-once
-  "That of several routes for a path, too; GET allows HEAD."
+  "This holds for several routes of a path, too; GET allows HEAD."
   (is (equal '("DELETE" "GET" "HEAD")
              (rest::allowed-verbs (list "GET" (copy-seq "DELETE") (copy-seq "DELETE")
                                         (copy-seq "GET")))))
   (is (equal '("PUT") (rest::allowed-verbs (list "PUT" (copy-seq "PUT"))))))
 
 (test long-paths-cost-what-their-length-does
-  "A path of many segments sees each node of the tree once."
+  "The search for a long path visits each node of the tree once."
   (let* ((rules (list (list :get (format nil "~{~A~}" (make-list 40 :initial-element "/a")))
                       (list :get (substitute #\* #\x (format nil "~{~A~}"
                                                              (make-list 40 :initial-element "/x"))))
@@ -71,7 +71,7 @@
     (is (find-route router "GET" (format nil "~{~A~}" (make-list 5000 :initial-element "/a"))))))
 
 (test a-match-is-no-longer-than-the-templates
-  "A peer says thousands of segments by an octet or two, and a repeated head keeps its match."
+  "A peer sends thousands of segments by an octet or two, and a repeated head keeps its match."
   (let* ((router (rule-router '(:get "/v1/{name=**}") '(:get "/v2/{name=**}:go")))
          (path (format nil "/v1/~{~A/~}end" (make-list 5000 :initial-element "a"))))
     (multiple-value-bind (route match) (find-route router "GET" path)
@@ -80,7 +80,7 @@
       (is (= (length path) (rest::match-end match))))))
 
 (test verbs-of-paths-have-an-end
-  "No more of a path is searched for a verb than the longest may take, escaped."
+  "The search for a verb covers only as much of a path as the longest verb, escaped, can take."
   (let ((router (rule-router '(:get "/v1/{name=**}:go"))))
     (flet ((found (path) (and (find-route router "GET" path) t)))
       (is-true (found "/v1/a:b:go"))

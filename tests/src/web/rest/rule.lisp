@@ -56,10 +56,10 @@
       ((:get "/v1/y" :additional-bindings ((:get "/v1/z"))))) "additional bindings")
     ((:get "/v1/x" :additional-bindings ((:get "/v1/x"))) "same requests")
     ((:get "/v1/{name}" :additional-bindings ((:get "/v1/{shelf_name=*}"))) "same requests"))
-  "Rules that are wrong, and what the error says of each.")
+  "Wrong rules, and the text of each error.")
 
 (test wrong-rules-are-refused
-  "Each is refused, and the error names the rule's method and says why."
+  "Each is refused with an error that names the rule's method and the reason."
   (loop for (rule word) in *wrong-rules*
         do (let ((complaint (rule-complaint rule)))
              (is (and complaint (search word complaint) (search "Library.Silent" complaint))
@@ -81,7 +81,7 @@
     (is (null (rule-complaint rule)) "~S: ~A" rule (rule-complaint rule))))
 
 (test shadows-are-found
-  "Two methods with the same requests: the error names both, in either order."
+  "If two methods have the same requests, the error names both, in either order."
   (loop for (first second) in '(((:get "/v1/{name}") (:get "/v1/*"))
                                 ((:get "/v1/{name=files/**}") (:get "/v1/files/{shelf_name=**}"))
                                 ((:post "/v1/{name}:go" :body "*") (:post "/v1/{book.name}:go"))

@@ -34,7 +34,7 @@
   (make-router (apply #'rule-routes rules)))
 
 (defun rule-complaint (&rest rules)
-  "What is wrong with RULES, or nil."
+  "The text of the error in RULES, or nil."
   (handler-case (progn (apply #'rule-router rules) nil)
     (rule-error (condition) (princ-to-string condition))))
 
@@ -47,9 +47,8 @@
                   collect (subseq octets start end)))))
 
 (defun requested (router verb target &key (body "") type)
-  "What the request calls by ROUTER: the name of the method, and its messages in JSON; or the status
-of HTTP, and the field and the text of the error; or :NONE and the methods of HTTP that are
-allowed."
+  "The result of the request by ROUTER: the name of the method, and its messages in JSON; or the
+HTTP status, and the field and the text of the error; or :NONE and the allowed methods of HTTP."
   (let ((query (position #\? target)))
     (handler-case
         (multiple-value-bind (route match) (find-route router verb (subseq target 0 query))
@@ -64,8 +63,8 @@ allowed."
               (request-error-text condition))))))
 
 (defmacro requests (router &body rows)
-  "Check each of ROWS: a list of REQUESTED's arguments, and what it returns. Of an error only the
-status and the field count."
+  "Check each of ROWS: a list of REQUESTED's arguments, and its values. Of an error only the status
+and the field count."
   `(let ((router ,router))
      ,@(loop for (arguments expected) in rows
              collect `(let ((found (requested router ,@arguments)) (expected ',expected))

@@ -85,7 +85,7 @@ b" 2) (": b" 1) ("{}: b" 1) ("a: *b" 1) ("a: !!str b" 1)
     (signals rule-error (parse-yaml (nested 33)))))
 
 (test scalars-without-quotes
-  "Words of JSON in three spellings, and numbers of at most 18 digits; the rest is text."
+  "Words of JSON in three spellings, and numbers of at most 18 digits; any other scalar is text."
   (loop for (value . texts) in '((:null "null" "~" "Null" "NULL") (:true "true" "True" "TRUE")
                                  (:false "false" "False" "FALSE") (0 "0" "00") (12 "12")
                                  (999999999999999999 "999999999999999999"))
@@ -96,7 +96,7 @@ b" 2) (": b" 1) ("{}: b" 1) ("a: *b" 1) ("a: !!str b" 1)
     (is (equal text (parse-yaml text)) "~A" text)))
 
 (test characters-that-begin-no-text
-  "These begin something that is not read here. Elsewhere in a text they are its own."
+  "These characters begin syntax that is not supported. Elsewhere in a text they are ordinary."
   (loop for character across "&*!|>%@`[{"
         for text = (string character)
         do (is (search (format nil "cannot begin with ~S" text)
