@@ -1,4 +1,4 @@
-;;;; Functions that users give are refused where they are given, if they cannot be called.
+;;;; Functions of users that cannot be called are refused where they are given.
 
 (in-package #:clgrpc.tests.base)
 
@@ -7,7 +7,7 @@
 (defun toy-of (&rest arguments &key &allow-other-keys) arguments)
 
 (test arities-are-checked
-  "Both bounds of each kind of lambda list; functions that hide theirs are taken."
+  "Both bounds of each kind of lambda list; functions with an unknown lambda list are accepted."
   (loop for (function accepted)
           in (list (list (lambda () 1) '(0))
                    (list (lambda (a b) (list a b)) '(2))
@@ -32,8 +32,8 @@
                             "WEIGH-TOY takes (toy scale).")))
 
 (test interceptors-take-their-arguments
-  "One that cannot be called as it will be is refused with what it is called with, also in a list
-for some methods."
+  "An interceptor with the wrong parameters is refused with the right ones, also in a list for some
+methods."
   (let ((good (list #'list (list "words.Speaker" #'list 'list) (lambda (a b c) (list a b c)))))
     (is (eq good (check-arities good '(call request next)))))
   (dolist (bad (list (list (lambda (call) call))

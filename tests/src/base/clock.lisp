@@ -1,4 +1,4 @@
-;;;; The clocks go on, agree with the system's own, and allocate nothing.
+;;;; The clocks advance, agree with the system's own, and allocate nothing.
 
 (in-package #:clgrpc.tests.base)
 

@@ -44,7 +44,7 @@
   (let ((fifo (make-fifo)))
     (dolist (item '((1 a) (0 b) (1 c) (0 d)))
       (enqueue-in-order item fifo (lambda (one other) (< (first one) (first other)))))
-    (is (equal '(b d a c) (mapcar #'second (fifo-items fifo))) "Equals stay as they came.")))
+    (is (equal '(b d a c) (mapcar #'second (fifo-items fifo))) "Equal items keep their order.")))
 
 (test what-has-gone-holds-nothing
   (let* ((fifo (make-fifo))

@@ -1,4 +1,4 @@
-;;;; Interrupts: what is announced is taken back, wherever an interrupt unwinds the thread.
+;;;; Interrupts: an announcement is withdrawn, wherever an interrupt unwinds the thread.
 
 (in-package #:clgrpc.tests.base)
 

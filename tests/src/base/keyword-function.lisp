@@ -1,5 +1,5 @@
-;;;; Functions that say which of their arguments is wrong: one in a keyword's place, or a keyword
-;;;; that they do not have.
+;;;; Functions whose errors name the wrong argument: one in a keyword's place, or an unknown
+;;;; keyword.
 
 (in-package #:clgrpc.tests.base)
 
@@ -19,7 +19,7 @@
   wheels)
 
 (test keywords-and-values-alternate
-  "A value in a keyword's place, and a keyword without a value, are named; so is the place where the
+  "The error names a value in a keyword's place, a keyword without a value, and the place where the
 value belongs."
   (is (equal '("a" 1 ()) (open-toy "a")))
   (is (equal '("a" 2 (:size 2 :weight 3)) (open-toy "a" :size 2 :weight 3)))
@@ -41,8 +41,8 @@ value belongs."
   (is (equal '(1 nil nil 1) (paint-toy 1 nil))))
 
 (test unknown-keywords-are-refused
-  "The text has the function, the keyword that was probably meant, and all there are. A function
-that allows others checks them itself."
+  "The text has the function, the keyword that was probably meant, and all keywords. A function that
+allows others checks them itself."
   (is (equal '(1 2 :red 2) (paint-toy 1 2 :colour :red)))
   (is (equal '(1 2 nil 3) (paint-toy 1 2 :coats 3)))
   (is (eq :nothing (paint-toy nil 2)))
@@ -55,7 +55,7 @@ that allows others checks them itself."
   (is (equal "MAKE-TOY has no keyword :DOORS; it takes :wheels." (refusal #'make-toy :doors 4))))
 
 (test keyword-functions-show-their-keywords
-  "To `describe', to editors, and to the compiler, which warns of calls that cannot be right."
+  "Lambda lists are for `describe', editors, and the compiler, which warns of wrong calls."
   (is (equal '(name &rest arguments &key (size 1) &allow-other-keys)
              (sb-kernel:%fun-lambda-list #'open-toy)))
   (is (equal "A function for the tests below." (documentation 'open-toy 'function)))

@@ -1,4 +1,4 @@
-;;;; Numbers that somebody else has said.
+;;;; Numbers from outside.
 
 (in-package #:clgrpc.tests.base)
 

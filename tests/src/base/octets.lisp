@@ -8,8 +8,8 @@
       (setf (aref octets i) (mod (1+ (* 7 i)) 256)))))
 
 (defun check-copies (counts places target)
-  "Check that all copies of COUNTS octets between PLACES, (start at), are as REPLACE makes them, and
-nothing is written beside. TARGET returns where copies of its argument go."
+  "Check that all copies of COUNTS octets between PLACES, (start at), are like REPLACE's, and that
+no other octets change. TARGET returns the destination for copies of its argument."
   (let ((wrong '()))
     (dotimes (count counts)
       (loop for (start at) in places
@@ -31,7 +31,7 @@ nothing is written beside. TARGET returns where copies of its argument go."
   (check-copies 150 '((0 0) (0 1) (1 0) (5 12) (12 5) (0 64) (64 0)) #'identity))
 
 (test equality-of-all-lengths
-  "Each octet counts, wherever it is, and none beside."
+  "Each octet in the range counts, wherever it is, and none outside."
   (let ((a (numbered-octets 40)) (wrong '()))
     (dotimes (count 35)
       (loop for start below 9
@@ -58,7 +58,7 @@ nothing is written beside. TARGET returns where copies of its argument go."
     (is (= 10 (copy-octets octets 10 10 others 10)))))
 
 (test buffers-grow
-  "To a power of two while they are short, then to what they need or twice what they have."
+  "They grow to a power of two while they are short, then to the needed size or twice their own."
   (flet ((size-after (&rest counts)
            (let ((buffer (make-buffer :size 16)))
              (dolist (count counts (length (buffer-octets buffer)))

@@ -1,9 +1,9 @@
-;;;; What calls may keep of their requests.
+;;;; The parts of requests that calls may keep.
 
 (in-package #:clgrpc.tests.base)
 
 (test replays-keep-what-fits
-  "Within the call's budgets of octets and messages, and the channel's."
+  "They keep messages within the call's budgets of octets and messages, and the channel's."
   (let* ((octet-budget (make-octet-budget))
          (replay (make-replay octet-budget 100 3)))
     (is-true (keep-message replay :a 60 1000))

@@ -3,8 +3,8 @@
 (in-package #:clgrpc.tests.base)
 
 (test suggestions-are-near
-  "A name that begins with what was written, or is near to it; a short one that shares little with
-it is none."
+  "A suggestion begins with the given text, or is near to it; a short name with little in common is
+none."
   (loop for (name suggested) in '(("list" "listen") ("listne" "listen") ("nmae" "name")
                                   ("kind" nil) ("colour" nil) ("nam" nil) ("tagz" "tags"))
         do (is (equal suggested (suggested-name name '("id" "name" "listen" "tags")))

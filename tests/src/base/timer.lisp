@@ -1,5 +1,5 @@
-;;;; The timer wheel: never early, never late, in order, cancelled in constant time, and against a
-;;;; plain sorted list over random schedules.
+;;;; The timer wheel: never early, never late, in order, cancelled in constant time, and compared
+;;;; with a sorted list over random schedules.
 
 (in-package #:clgrpc.tests.base)
 
@@ -88,7 +88,7 @@
     (is (equal '(:a :a) (car ran)))))
 
 (test a-timer-that-is-moved-away-wakes-nobody
-  "When the first timer is scheduled for a later time, the wheel is due with the next one."
+  "If the first timer is moved to a later time, the wheel is due with the next one."
   (let* ((wheel (make-timer-wheel)) (ran (list '())) (timer (recording-timer :a ran)))
     (schedule-timer wheel timer (* 10 +ns-per-second+))
     (schedule-timer wheel (recording-timer :b ran) (* 20 +ns-per-second+))

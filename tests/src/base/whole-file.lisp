@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.base)
 
 (test files-that-are-read-whole-have-a-limit
-  "A file of as many octets is read, one with an octet more or without end is refused."
+  "A file of exactly the limit is read; one with an octet more, or without an end, is refused."
   (uiop:with-temporary-file (:stream stream :pathname path :element-type 'octet)
     (let ((octets (fill (make-octets 100000) 233)))
       (write-sequence octets stream)

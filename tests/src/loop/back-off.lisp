@@ -3,15 +3,14 @@
 (in-package #:clgrpc.tests.loop)
 
 (defun waits (count &rest options)
-  "The COUNT waits of attempts that fail one after another, in seconds, as OPTIONS of a channel
-say."
+  "The COUNT waits, in seconds, of attempts that fail in a row, by OPTIONS of a channel."
   (let ((back-off (make-back-off))
         (random-state (make-random-state t)))
     (loop repeat count
           collect (next-back-off back-off (apply #'make-channel-options options) random-state))))
 
 (test each-wait-is-longer
-  "Up to the maximum, and random within the jitter."
+  "Waits grow up to the maximum, and are random within the jitter."
   (is (every (lambda (wait expected) (< (abs (- wait expected)) 1d-3))
              (waits 8 :backoff-jitter 0 :backoff-maximum-seconds 10)
              '(1 1.6 2.56 4.096 6.5536 10 10 10)))
@@ -50,7 +49,7 @@ say."
 ;;; Of threads
 
 (test pauses-double-and-are-left-to-chance
-  "A thousand that fail at one time come again over as long a time as the pause is."
+  "A thousand that fail at one time return at times spread over the length of the pause."
   (flet ((pauses-after (failures first most)
            (loop repeat 1000
                  collect (let ((pauses (make-pauses first most)))

@@ -1,4 +1,4 @@
-;;;; Futures that no call stands behind.
+;;;; Futures without a call.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -82,7 +82,7 @@
       (is (eq loop where)))))
 
 (test attached-on-a-loop-that-has-stopped
-  "ATTACH refuses it. If it stops later the function is not called, and the log says so."
+  "ATTACH refuses it. If the loop stops later it is not called, which is logged."
   (let ((future (make-future)) (called nil) (loop (make-event-loop)))
     (attach future (fn (_value _error) (setf called t))
             :on loop)
@@ -95,8 +95,8 @@
     (signals misuse (attach (make-future) #'list :on 'loop))))
 
 (test timeouts-pass-attached-functions
-  "The time of a WITH-TIMEOUT around code that settles a future may be over while an attached
-function runs; its user gets the timeout, and the other functions are called."
+  "The time of a WITH-TIMEOUT around code that settles a future may end while an attached function
+runs; its user gets the timeout, and the other functions are called."
   (let ((future (make-future)) (called '()))
     (flet ((note (name &optional late)
              (fn (_value _error)
@@ -140,8 +140,8 @@ function runs; its user gets the timeout, and the other functions are called."
   (signals misuse (any '())))
 
 (test a-future-that-cannot-be-cancelled-keeps-no-other
-  "ALL and ANY cancel all their futures, also if the function of one fails; its error is the
-caller's."
+  "ALL and ANY cancel all their futures, even if the function of one fails; the caller gets its
+error."
   (dolist (combine '(all any))
     (let* ((futures (loop for name in '(first second third fourth)
                           collect (let ((fails (member name '(first third))))
@@ -153,7 +153,7 @@ caller's."
       (is-true (future-done-p whole)))))
 
 (test settled-by-many-threads
-  "Of all that settle a future one does, and each function runs once."
+  "One of the threads that settle a future does so, and each function runs once."
   (loop repeat 200
         do (let* ((future (make-future)) (runs (list 0)) (won (list 0))
                   (threads (loop for i below 4
@@ -170,8 +170,8 @@ caller's."
   (pass))
 
 (test functions-that-leave-keep-nothing-from-others
-  "A function that is attached and left by a non-local exit: all others are called, and what CANCEL
-calls."
+  "An attached function makes a non-local exit: all others are called, and so are the functions of
+CANCEL."
   (flet ((called (settle)
            (let* ((called '())
                   (future (make-future :on-cancel (lambda () (push :cancelled called)))))
@@ -189,8 +189,8 @@ calls."
     (is (equal '(1 2 3 4 :cancelled) (called #'cancel)))))
 
 (test interrupts-leave-no-future-between
-  "A thread that settles one and is interrupted, as by SB-EXT:WITH-TIMEOUT, has done it or not: it may
-leave a function of a user, but wakes all who wait."
+  "A thread that is interrupted while it settles a future, as by SB-EXT:WITH-TIMEOUT, has settled it
+or not: it may skip a user's function, but wakes all that wait."
   (let ((future nil) (called 0) (woken 0))
     (flet ((check (settle)
              (let ((points (support:interrupt-at-each-call
@@ -211,7 +211,7 @@ leave a function of a user, but wakes all who wait."
       (check #'cancel))))
 
 (test waits-of-no-time-and-of-many-centuries
-  "SBCL takes no such time-out. The one looks, the other means that there is none."
+  "SBCL does not take such time-outs. The first means only a look, the second no limit."
   (signals await-timeout (loop:await (make-future) :timeout 0))
   (let* ((future (make-future))
          (thread (in-thread
@@ -235,7 +235,7 @@ leave a function of a user, but wakes all who wait."
     (signals misuse (call-in-loop gone #'list))))
 
 (test waits-for-a-function-on-a-loop
-  "Its values and its errors come; and OTHERWISE is called if the loop does not, or has stopped."
+  "Values and errors arrive; OTHERWISE is called if the loop does not answer or has stopped."
   (flet ((ask (loop function)
            (call-and-wait loop function 1/10 #'list)))
     (with-loops (loop) ()
@@ -256,7 +256,7 @@ leave a function of a user, but wakes all who wait."
 (define-condition shortage (storage-condition) ())
 
 (test conditions-that-are-no-errors-settle-futures
-  "Such as that the stack is exhausted."
+  "For example, the stack may be exhausted."
   (with-loops (loop) ()
     (let ((future (call-in-loop loop (lambda () (error 'shortage)))) (seen nil))
       (signals shortage (loop:await future :timeout *patience-seconds*))
@@ -264,7 +264,7 @@ leave a function of a user, but wakes all who wait."
       (is (equal '(nil shortage) seen)))))
 
 (test every-end-of-a-call-in-a-loop-settles-its-future
-  "Also a timeout that the function does not handle, and a non-local exit."
+  "So do a timeout that the function does not handle, and a non-local exit."
   (with-loops (loop) ()
     (let ((late (call-in-loop loop (lambda () (cerror "Go on." 'sb-ext:timeout :seconds 1)))))
       (signals sb-ext:timeout (loop:await late :timeout *patience-seconds*))))
@@ -274,7 +274,7 @@ leave a function of a user, but wakes all who wait."
     (is (eq 'future-cancelled (outcome future)))))
 
 (test futures-forget-functions-that-are-not-needed
-  "By a future that is not settled, for whatever the others bring."
+  "This is for a future that is not settled, whatever the others do."
   (let ((never (make-future)) (settled (make-future)) (rejected (make-future)))
     (resolve-future settled 1)
     (reject-future rejected (make-condition 'mishap))
@@ -289,7 +289,7 @@ leave a function of a user, but wakes all who wait."
     (is (null (loop:future-completions never)))))
 
 (test attached-functions-are-left-cheaply
-  "That costs as much for one of very many as for one of few, and nothing is kept of those."
+  "Leaving costs the same for one of very many as for one of few, and nothing is kept."
   (let* ((count 20000)
          (future (make-future))
          (seen '())

@@ -7,9 +7,9 @@
 ;;;; allows and what arm64 does to stores. A compare-and-swap, a full barrier and an atomic count
 ;;;; empty the buffer first. Loads are not reordered.
 ;;;;
-;;;; A thread is advanced by running its program from its beginning, answering from a log what it
-;;;; has asked before; the first question that the log does not answer is its next step. So a state
-;;;; is memory, buffers and logs, and the search visits each state once.
+;;;; A thread is advanced by running its program from its beginning, with a log that answers the
+;;;; questions it has asked before; the first question without an answer is its next step. So a
+;;;; state is memory, buffers and logs, and the search visits each state once.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -45,7 +45,7 @@ ever."
 
 ;;; What a rewritten program calls
 
-(defvar *log* '() "What the running thread has been told before, oldest first.")
+(defvar *log* '() "The answers that the running thread has had before, oldest first.")
 (defvar *this-thread* nil)
 
 (defun ask (&rest question)
@@ -93,7 +93,7 @@ it."
 ;;; Transitions
 
 (defun next-question (program log thread)
-  "What PROGRAM asks after LOG, newest first, or NIL if it ends."
+  "The question of PROGRAM after LOG, newest first; nil if it ends."
   (let ((*this-thread* thread)
         (*log* (reverse log)))
     (catch 'step
@@ -101,13 +101,13 @@ it."
       nil)))
 
 (defun private-p (question)
-  "True if no other thread can tell when the step QUESTION is made."
+  "True if no other thread can notice when the step QUESTION is made."
   (or (eq :write (first question))
       (equal '(:barrier :read) question)
       (equal '(:barrier :write) question)))
 
 (defun advance-thread (moment index programs)
-  "The moment after the next step of thread INDEX, and what private steps follow it; NIL if it is
+  "The moment after the next step of thread INDEX and the private steps that follow it; nil if it is
 blocked."
   (destructuring-bind (log buffer done) (nth index (moment-threads moment))
     (let ((memory (moment-memory moment))
@@ -167,8 +167,8 @@ blocked."
 
 (defun explore (memory programs check)
   "Visit every state that PROGRAMS, functions, can reach from MEMORY, an alist. CHECK is called with
-the memory of each state in which nothing more can happen, and the list of which threads are done.
-Return how many states there are."
+the memory of each final state and the list of the threads that have ended. Return the number of
+states."
   (let ((seen (make-hash-table))
         (todo (list (make-moment :memory memory
                                 :threads (loop for nil in programs collect (list '() '() nil))))))
@@ -210,8 +210,8 @@ Return how many states there are."
                       body))))
 
 (defun rewritten (form places)
-  "FORM with every access to one of PLACES, an alist from the reader of a slot, or a variable, to
-its name in the model, made a step."
+  "FORM, in which each access to one of PLACES, an alist from the reader of a slot, or a variable,
+to its name in the model, is a step."
   (labels ((place (form)
              (cdr (assoc (if (consp form) (first form) form) places)))
            (walk (form)
@@ -252,7 +252,7 @@ its name in the model, made a step."
 
 (defun compile-programs (definitions names places stubs programs)
   "Compile PROGRAMS, forms, with the functions NAMES of DEFINITIONS rewritten, and STUBS,
-definitions for LABELS, in the place of what those call. Return a list of functions."
+definitions for LABELS, in place of the functions that those call. Return a list of functions."
   (let ((functions (loop for name in names
                          for form = (find name definitions
                                           :key (lambda (form) (first (plain-definition form))))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.base)
 
 (test wrong-arguments-of-a-writer
-  "The text says what was likely meant."
+  "The text names the argument that was probably meant."
   (flet ((complaint (&rest arguments)
            (handler-case (progn (apply #'log-writer arguments) "")
              (misuse (error) (princ-to-string error)))))
@@ -14,7 +14,7 @@
     (is (string= ":FORMAT is :text or :json, not :JSN." (complaint :format :jsn)))))
 
 (defun logged (function &rest events)
-  "The lines that EVENTS make through FUNCTION, of a stream, which returns the log function."
+  "The lines for EVENTS, logged by the log function that FUNCTION, a function of a stream, returns."
   (let* ((stream (make-string-output-stream)) ; not on the stack: another thread writes
          (*log-function* (funcall function stream)))
     (dolist (event events) (apply #'log-event event))
@@ -40,14 +40,14 @@
                                               :where :here)))))
 
 (test peers-cannot-forge-lines
-  "What a peer sent may have line ends, quotes and control characters."
+  "Text of a peer may have line ends, quotes and control characters."
   (is (equal '("WARNING goaway debug=\"a\\nERROR forged \\\"x\\\" \\x1b[31m\"")
              (text-lines (list :warning :goaway
                                :debug (format nil "a~%ERROR forged \"x\" ~C[31m"
                                               (code-char 27)))))))
 
 (test lines-have-a-length
-  "Whatever a peer sent: a value shows 1,000 characters, a line 16,384."
+  "For any text of a peer, a value shows 1,000 characters, a line 16,384."
   (let ((long (make-string 4000000 :initial-element #\a)))
     (destructuring-bind (line) (text-lines (list :info :long :text long :port 80))
       (is (< 1000 (length line) 1100))
@@ -121,7 +121,7 @@
         (is (char= #\Z (char (member-of "time") 26)))))))
 
 (test lines-of-json-have-a-length
-  "A text is cut, a backtrace later than others; a number that JSON does not have is text."
+  "A long text is cut, a backtrace later; a number that JSON does not have becomes text."
   (flet ((member-of (name &rest event)
            (destructuring-bind (line)
                (logged (lambda (stream) (log-writer :stream stream :format :json))
@@ -148,8 +148,8 @@
     (is (string= "2026-11-21T15:04:06.000001Z" (text 1795273446000001000)))))
 
 (test lists-in-lines
-  "A list of plain words is between quotes if it has several; in others what is not plain is shown
-as elsewhere."
+  "A list of several plain words is in quotes; other elements of lists are shown as they are
+elsewhere."
   (flet ((value (value)
            (subseq (first (text-lines (list :info :x :v value))) (length "INFO x v="))))
     (is (equal '("(a)" "\"(a 1 0.5 x)\"" "\"((1 2) 3)\"" "\"(a b c)\"" "\"(1 . 2)\"" "\"(x=y 1)\""
@@ -160,7 +160,7 @@ as elsewhere."
     (is (<= 1000 (length (value (loop repeat 1000 collect :abc))) 1010))))
 
 (test levels
-  "Events below the level are left out, those of tracers never."
+  "Events below the level are omitted, those of tracers never."
   (flet ((events-at (level)
            (length (logged (lambda (stream) (log-writer :stream stream :level level))
                            '(:debug :a) '(:info :b) '(:warning :c) '(:error :d)
@@ -179,7 +179,7 @@ as elsewhere."
              (text-lines (list :info :odd :thing (make-instance 'unprintable))))))
 
 (test logging-does-not-wait
-  "A function that does not return holds up nobody; what is too much is dropped, and that is told."
+  "A function that does not return delays no other; excess events are dropped, and counted."
   (let* ((lost (lost-entries :events))
          (go-on (sb-thread:make-semaphore)) (entered (sb-thread:make-semaphore)) (events '())
          (*log-function* (log-in-background (lambda (&rest event)
@@ -221,7 +221,7 @@ as elsewhere."
     (is (= 1 (- (lost-entries :events) lost)) "and it is counted")))
 
 (test threads-that-are-made-to-leave-do-not-end-a-journal
-  "As by a time-out, when they have said that the journal's thread runs."
+  "A time-out unwinds a thread that has just noted that the journal's thread runs."
   (let* ((ours sb-thread:*current-thread*) (count 0)
          (log (log-in-background (lambda (&rest event) (declare (ignore event)) (incf count)))))
     (with-replaced (('clgrpc.base::start-journal
@@ -246,7 +246,7 @@ as elsewhere."
     (clgrpc.base::end-journals)))
 
 (defun announced (verbosity trace)
-  "The tracers that are on, and the log function, after VERBOSITY and TRACE were read."
+  "Two values after VERBOSITY and TRACE were read: the tracers that are on, and the log function."
   (flet ((get-variable (name)
            (cdr (assoc name `(("GRPC_VERBOSITY" . ,verbosity) ("GRPC_TRACE" . ,trace))
                        :test #'string=))))
@@ -257,7 +257,7 @@ as elsewhere."
       (list (tracers) (and (sb-ext:symbol-global-value '*log-function*) t)))))
 
 (test environment
-  "It is read once; what it names is switched on, and without it nothing is printed."
+  "It is read once; the tracers that it names are switched on, and without it nothing is printed."
   (is (equal '(() nil) (announced nil nil)))
   (is (equal '(() t) (announced "debug" nil)))
   (is (equal '(() t) (announced "NONE" nil)))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.base)
 
 (defun errors-written (function)
-  "What is written to the standard error while FUNCTION runs with the default log function."
+  "The text on the standard error while FUNCTION runs with the default log function."
   (let ((output (make-string-output-stream)))
     (with-changed (((sb-ext:symbol-global-value '*log-function*) 'log-errors)
                    ((sb-ext:symbol-global-value '*error-output*) output))
@@ -12,7 +12,7 @@
       (get-output-stream-string output))))
 
 (defparameter *default-log-function* (sb-ext:symbol-global-value '*log-function*)
-  "What it was when this was loaded; the runner of all tests sets it to nil.")
+  "The value when this file was loaded; the runner of all tests sets it to nil.")
 
 (test errors-are-written-by-default
   (is (eq 'log-errors *default-log-function*))
@@ -37,7 +37,7 @@
     (is (equal '((:info :started :port 80)) events))))
 
 (test log-functions-that-fail-are-reported-once
-  "On the standard error, so that a wrong one is noticed; another one is reported as well."
+  "On the standard error, so that a wrong one is noticed; another one is reported again."
   (flet ((text-of (function)
            (errors-written (lambda ()
                              (let ((*log-function* function))
@@ -64,7 +64,7 @@
     (is (= clgrpc.base::+backtrace-frames+ (count #\Newline (text-at 100))))))
 
 (test backtraces-have-a-rate
-  "The last of a second's is due, the next is not, and in another second one is again."
+  "The last backtrace of a second is due, the next is not, and in another second one is again."
   (loop with most = clgrpc.base::+backtraces+
         ;; a second that began an hour ahead lasts as long as the test
         for (age-seconds count due) in `((-3600 0 t) (-3600 ,(1- most) t) (-3600 ,most nil)
@@ -84,7 +84,7 @@
          (remove-log-listener ,function)))))
 
 (defun time-over ()
-  "Signal what the end of the time of an SB-EXT:WITH-TIMEOUT signals."
+  "Signal the condition of an SB-EXT:WITH-TIMEOUT whose time is over."
   (cerror "Go on." 'sb-ext:timeout :seconds 1))
 
 (defclass slow-to-print () ())
@@ -94,8 +94,8 @@
   (time-over))
 
 (test timeouts-pass-the-log
-  "The time of a WITH-TIMEOUT around code that logs may be over while a log function or a listener
-runs, or while the event is shown; its user gets the timeout all the same. One that nobody handles
+  "The time of a WITH-TIMEOUT around code that logs may end while a log function or a listener runs,
+or while the event is printed; its user gets the timeout nevertheless. A timeout without a handler
 is the function's error."
   (flet ((outcome (function)
            (handler-case (progn (funcall function) :returned)
@@ -113,7 +113,7 @@ is the function's error."
       (is (string= "(cannot be printed)" (bounded-text object))))))
 
 (test log-listeners-hear-of-events
-  "Any number of them, beside the log function, and without one."
+  "Any number of listeners get events, beside the log function, and without one."
   (let ((first '()) (second '()) (own '()))
     (with-log-listener ((lambda (&rest event) (push event first)))
       (with-log-listener ((lambda (&rest event) (push event second)))
@@ -140,7 +140,7 @@ is the function's error."
   (signals misuse (add-log-listener "no function")))
 
 (test log-listeners-do-not-disturb
-  "Errors in one are no other's concern, and what they log is not heard."
+  "An error in one does not affect the others, and events that they log are not passed to them."
   (let ((calls 0) (heard 0) (*log-function* (fn (&rest _event) (error "broken"))))
     (with-log-listener ((lambda (&rest event) (declare (ignore event)) (incf heard)))
       (with-log-listener ((fn (&rest _event)
@@ -175,7 +175,7 @@ is the function's error."
 
 (test timeouts-wait-until-frames-are-known
   "The C library finds the name of a foreign function under a lock. A thread that is unwound there
-keeps it: each later backtrace waits for ever, as does the end of each thread of a reserve."
+keeps the lock: each later backtrace would wait for ever, as would the end of each reserve thread."
   (let ((interrupted '()) (*log-function* (constantly nil)))
     (with-replaced (('sb-debug:list-backtrace
                      (lambda (function &rest arguments)
@@ -185,7 +185,7 @@ keeps it: each later backtrace waits for ever, as does the end of each thread of
     (is (equal '(nil) interrupted))))
 
 (test backtraces-are-few-in-a-second
-  "An error with each call costs an event each, but not a backtrace."
+  "Each call with an error costs an event, but not a backtrace."
   (let* ((logged 0) (with 0) (seconds (- (monotonic-ns)))
          (*log-function* (fn (_level _event &key backtrace &allow-other-keys)
                            (incf logged)
@@ -205,13 +205,13 @@ keeps it: each later backtrace waits for ever, as does the end of each thread of
 
 (declaim (notinline fail-with-these))
 (defun fail-with-these (&rest arguments)
-  "SBCL shows such arguments in its own object, with their values."
+  "Fail with arguments that SBCL prints in an object of its own, with their values."
   (declare (dynamic-extent arguments))
   (values (fail-with arguments) 1))
 
 (defun backtrace-of (argument &key arguments)
-  "The :backtrace that is logged of an error in a function that was given ARGUMENT; it is shown if
-ARGUMENTS is true."
+  "The logged :backtrace of an error in a function with ARGUMENT; it shows arguments if ARGUMENTS is
+true."
   (let* ((logged nil)
          (*backtrace-arguments* arguments)
          (*log-function* (fn (_level _event &key backtrace &allow-other-keys)
@@ -224,7 +224,7 @@ ARGUMENTS is true."
     logged))
 
 (test backtraces-show-no-values
-  "An argument may be secret, or contain a secret: its class is shown. A keyword is the program's."
+  "An argument may be or contain a secret, so only its class is shown. Keywords are the program's."
   (loop for (argument shown) in '(("Bearer secret" "SB-KERNEL:SIMPLE-CHARACTER-STRING")
                                   ((("authorization" . "Bearer secret")) "CONS") (4711 "FIXNUM")
                                   (:key ":KEY") (nil "NIL"))
@@ -238,7 +238,7 @@ ARGUMENTS is true."
   (is (equal '(flet work :in test) (clgrpc.base::shown-function '(flet work :in test)))))
 
 (test backtraces-are-bounded-and-visible
-  "A frame is one line whatever its arguments are; peers have sent some of them."
+  "A frame is one line whatever its arguments are; some of them come from peers."
   (let* ((forged (format nil "x~%ERROR forged~C~C[31m~C" #\Return (code-char 27)
                          (code-char #x202E)))
          (backtrace (backtrace-of forged :arguments t)))

@@ -1,4 +1,4 @@
-;;;; Text of peers that is shown: visible, and bounded.
+;;;; Text of peers is printed in visible characters, and bounded.
 
 (in-package #:clgrpc.tests.base)
 
@@ -24,7 +24,7 @@
       (is (string= "(1 2 1 2…" (bounded-text circle :limit 8))))))
 
 (test printing-stops-at-the-limit
-  "What prints without end is left, and its cleanup runs."
+  "Printing without an end is left, and its cleanup forms run."
   (let ((cleaned nil))
     (is (equal '("ababa" t)
                (multiple-value-list

@@ -1,4 +1,4 @@
-;;;; Tracers: what switches them, and that those that are off cost nothing.
+;;;; Tracers: switching them, and that tracers that are off cost nothing.
 
 (in-package #:clgrpc.tests.base)
 

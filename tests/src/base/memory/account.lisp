@@ -1,9 +1,9 @@
-;;;; Accounts tell those above in steps, nothing is lost, and who holds too much is told.
+;;;; Accounts report to their parents in steps, without losses, and report an excess.
 
 (in-package #:clgrpc.tests.base)
 
 (test accounts-tell-in-steps
-  "What is above knows of a connection's charges up to a step, and of all of them once it is closed."
+  "A parent has a connection's charges except for a step; all once the connection is closed."
   (let* ((all (make-account)) (peer (make-account all)) (link (make-account peer))
          (step clgrpc.base::+account-step+))
     (charge-own link step)
@@ -26,7 +26,7 @@
     (is (zerop (account-sum peer)))))
 
 (test accounts-tell-of-excess
-  "As often as a part charges more than may be."
+  "An excess is reported as often as a part charges more than allowed."
   (let* ((all (make-account)) (link (make-account all)) (told 0))
     (call-on-excess all 100000 (lambda () (incf told)))
     (charge-own link 100000)
@@ -37,7 +37,7 @@
     (is (= 1 told))))
 
 (test accounts-add-up
-  "Whatever threads charge and take off at once, and though the connection is closed meanwhile."
+  "Threads charge and uncharge at the same time, and the connection is closed meanwhile."
   (let* ((all (make-account))
          (links (loop repeat 3 collect (make-account all)))
          (threads (loop for i below 4
@@ -56,12 +56,12 @@
     (is (every #'zerop (mapcar #'account-sum links)))))
 
 (defmacro counted-fresh (&body body)
-  "The value of BODY, which gets how much is counted as fresh by calling FRESH."
+  "The value of BODY, in which FRESH returns the octets counted as fresh."
   `(flet ((fresh () (car clgrpc.base::**fresh**)))
      (sb-sys:without-gcing ,@body)))
 
 (test what-is-fresh-is-counted
-  "What a connection holds beyond the least that it has held since the last collection, whatever it
+  "The octets of a connection beyond its least value since the last collection count, whatever it
 has held before, and whatever others hold."
   (let ((links (loop repeat 2 collect (make-account **process-account**))))
     (destructuring-bind (one other) links

@@ -1,4 +1,4 @@
-;;;; TUNE-COLLECTOR does what it says; the image is left as it was.
+;;;; TUNE-COLLECTOR does what its docstring promises; the image is restored afterwards.
 
 (in-package #:clgrpc.tests.base)
 
@@ -8,7 +8,7 @@
     (* 4096 (read in))))
 
 (defun call-tuned (function)
-  "Call FUNCTION, which tunes the collector, and leave that as it was."
+  "Call FUNCTION, which tunes the collector, and restore the collector's settings."
   (let ((nursery (sb-ext:bytes-consed-between-gcs))
         (second (sb-ext:generation-bytes-consed-between-gcs 1))
         (third (sb-ext:generation-bytes-consed-between-gcs 2))
@@ -26,11 +26,11 @@
   "Evaluate BODY as CALL-TUNED does."
   `(call-tuned (lambda () ,@body)))
 
-(defvar *records* '() "Many small objects that live.")
+(defvar *records* '() "Many small live objects.")
 
 (test early-collections-copy-little
-  "Each time that much is fresh only what is new is copied: what has survived is old, and does not
-wait to be copied with the next that does; nor is it copied when much is old."
+  "Each time much is fresh, only new objects are copied: survivors become old, and are not copied
+again with later survivors, nor when much is old."
   (with-tuned-collector
     (setf (sb-ext:generation-bytes-consed-between-gcs 2) 50000000)
     (sb-ext:gc :gen 3)
@@ -45,7 +45,7 @@ wait to be copied with the next that does; nor is it copied when much is old."
     (setf *records* '())))
 
 (test old-garbage-is-collected-alone
-  "What early collections have made old is collected once that is much, soon if little is held."
+  "Objects made old by early collections are collected once they are many, soon if few are held."
   (with-tuned-collector
     (tune-collector)
     (let* ((eighth (floor (heap-size) 8))
@@ -72,8 +72,8 @@ wait to be copied with the next that does; nor is it copied when much is old."
           (close-account account))))))
 
 (test what-is-held-anew-is-collected-early
-  "Also after much was held and is held no more, as when the peers of a storm leave and others come;
-not if it is in long vectors, which no collection copies."
+  "This holds even after much was held and released, as when many peers leave and others come; not
+for long vectors, which no collection copies."
   (with-tuned-collector
     (tune-collector)
     (let ((accounts (loop repeat 2 collect (make-account **process-account**)))
@@ -98,8 +98,8 @@ not if it is in long vectors, which no collection copies."
             (mapc #'close-account accounts)))))))
 
 (test full-collections-are-worth-their-time
-  "What lives when the collector is tuned is not copied again; a full collection of much live data
-is due when there is twice as much."
+  "Objects that are live when the collector is tuned are not copied again; a full collection of much
+live data is due when there is twice as much."
   (with-tuned-collector
     (setf *records* (loop for i below 4000000 collect i)) ; 64 MB
     (tune-collector)
@@ -117,7 +117,7 @@ is due when there is twice as much."
     (setf *records* '())))
 
 (test free-pages-are-returned
-  "By steps, each of which goes on where the last has ended, and nothing that lives is lost."
+  "They are returned in steps, each from where the last has ended, and no live object is lost."
   (with-tuned-collector
     (tune-collector)
     (let ((kept (loop for i below 50 collect (fill (make-octets 100000) (mod i 256)))))
@@ -135,7 +135,7 @@ is due when there is twice as much."
                 always (every (lambda (octet) (= octet (mod i 256))) octets))))))
 
 (test calm-processes-give-back
-  "One that has consed little for five seconds is calm, one that has consed much is not."
+  "A process that has consed little for five seconds is calm, one that has consed much is not."
   (let ((quiet-period (clgrpc.base::make-quiet-period)))
     (flet ((quiet-p (&key (later 0))
              (decf (clgrpc.base::quiet-period-since-ns quiet-period)
@@ -153,7 +153,7 @@ is due when there is twice as much."
       (is-false (quiet-p :later (seconds-ns 6))))))
 
 (test tuned-collector
-  "It has its sizes, keeps what it frees, and gives that back when it collects everything."
+  "It has its sizes, keeps the pages that it frees, and returns them when it collects everything."
   (with-tuned-collector
     (tune-collector)
     (is (<= (sb-ext:bytes-consed-between-gcs) clgrpc.base::+nursery-octets+))
@@ -173,9 +173,8 @@ is due when there is twice as much."
       (is (= 0 (aref much 0))))))
 
 (test nurseries-fit
-  "A nursery is large if collections take more than a hundredth of the time, small again if they take
-less than a four-hundredth, and smaller than that while each of them takes more than 10 ms; one that
-the user has set stays."
+  "A nursery is large if collections take more than a hundredth of the time, small again below a
+four-hundredth, and smaller while each takes more than 10 ms; a size set by the user stays."
   (flet ((fitting (megabytes ms &rest shares)
            (mapcar (lambda (share)
                      (floor (clgrpc.base::fitting-nursery (* megabytes 1024 1024) share
@@ -226,7 +225,7 @@ the user has set stays."
         (is (= 30000000 (collect :ns 10000000)))))))
 
 (test where-the-world-cannot-be-stopped-no-pages-are-returned
-  "The thread that returns pages step by step would never come to an end."
+  "The thread that returns pages step by step would never end."
   (let ((steps 0))
     (with-replaced (('clgrpc.base::stoppable-world-p (constantly nil))
                     ('clgrpc.base::return-some-pages

@@ -1,11 +1,11 @@
-;;;; What is left of the heap, and what is promised of it. A heap that is full is another process's,
-;;;; which may not survive it.
+;;;; The free part of the heap, and promises of it. A full heap is tested in another process, which
+;;;; may not survive.
 
 (in-package #:clgrpc.tests.base)
 
 (defun run-in-small-heap (megabytes source)
-  "What a fresh SBCL with so large a heap prints that has loaded clgrpc/base and evaluates the form
-in SOURCE, text; as second value how the process ended, 0 if in order."
+  "Two values: the output of a fresh SBCL with a heap of this size that has loaded clgrpc/base and
+evaluates the form in SOURCE, text; and its exit code."
   (multiple-value-bind (output error code)
       (uiop:run-program
        (list sb-ext:*runtime-pathname* "--noinform"
@@ -22,8 +22,8 @@ in SOURCE, text; as second value how the process ended, 0 if in order."
     (values output code)))
 
 (test full-heap-ends-no-process
-  "Whoever fills the heap with vectors that nobody zeroes gets a condition, on every thread that
-does so, and when the vectors are gone there is room again."
+  "Threads that fill the heap with uninitialized vectors get a condition, each of them, and when the
+vectors are dropped there is room again."
   (multiple-value-bind (output code)
       (run-in-small-heap
        256
@@ -45,14 +45,14 @@ does so, and when the vectors are gone there is room again."
     (is (search "SURVIVED" output) "~A" output)))
 
 (defmacro holds-in-a-fresh-heap (&body body)
-  "Check that BODY returns true in an SBCL of its own: here the heap has holes, of earlier tests."
+  "Check that BODY returns true in another SBCL: here earlier tests have left holes in the heap."
   `(is (search "HOLDS" (run-in-small-heap
                         512
                         ,(let ((*package* (find-package '#:clgrpc.tests.base)))
                            (format nil "(princ (if ~S :holds :fails))" `(progn ,@body)))))))
 
 (test holes-are-made
-  "For a vector that fits, but into none of the holes that there are, old garbage is collected."
+  "Old garbage is collected for a vector that fits into the free part, but into none of its holes."
   (holds-in-a-fresh-heap
     (let ((kept '()))
       (handler-case (loop (push (make-raw-vector 1000000 octet) kept))
@@ -65,7 +65,7 @@ does so, and when the vectors are gone there is room again."
       (eql 0 (car clgrpc.base::**claimed**)))))
 
 (test reading-pages-allocates-nothing-for-each
-  "Looking at the pages of the heap takes the memory of one result, however many pages there are."
+  "Reading the table of pages allocates one result, however many pages there are."
   (let* ((before (sb-ext:get-bytes-consed))
          (page-statistics (clgrpc.base::make-new-page-statistics))
          (octets (- (sb-ext:get-bytes-consed) before)))
@@ -89,8 +89,8 @@ does so, and when the vectors are gone there is room again."
            (promise-octets (floor fifth 2))))))
 
 (test promises-for-objects-leave-room-for-copies
-  "One thread alone may have most of what is free; several may have half of it together, since what
-they make is copied."
+  "One thread may have most of the free part; several together may have half of it, since their
+objects are copied."
   (holds-in-a-fresh-heap
     (sb-ext:gc :full t)
     (let* ((free (- (heap-spare) (ash (heap-size) -3))) ; for one alone
@@ -105,7 +105,7 @@ they make is copied."
            (promise-octets some :copied t)))))
 
 (test collecting-for-room
-  "What is garbage counts until it is collected; then what could not be promised can."
+  "Garbage counts until it is collected; then a promise becomes possible."
   (holds-in-a-fresh-heap
     (sb-ext:gc :full t)
     (let* ((octets (floor (* 3 (heap-size)) 5))
@@ -117,7 +117,7 @@ they make is copied."
                   (promise-octets octets))))))
 
 (test holes-count
-  "A long vector at the very top of the heap does not hide what is free below."
+  "A long vector at the top of the heap does not hide the free part below."
   (holds-in-a-fresh-heap
     (sb-ext:gc :full t)
     (let* ((low (list (make-octets (floor (heap-size) 2))))
@@ -129,8 +129,8 @@ they make is copied."
            (= (floor (heap-size) 20) (length high))))))
 
 (test garbage-is-found-where-not-all-could-be-copied
-  "A full collection would need more room than there is; those of the younger generations find
-garbage, and so make room for the others."
+  "A full collection would need more room than there is; collections of younger generations find
+garbage, and so make room for it."
   (holds-in-a-fresh-heap
     ;; in a thread, since what is left on a stack counts as alive
     (sb-thread:join-thread

@@ -1,9 +1,9 @@
-;;;; The store of long vectors: lengths, owning alone, the limit, many threads.
+;;;; The store of long vectors: lengths, exclusive owners, the limit, many threads.
 
 (in-package #:clgrpc.tests.base)
 
 (test store-lengths
-  "Never too short, never more than a quarter too long, and a shelf's own length is a fixed point."
+  "Never too short, never over a quarter too long; a shelf's own length is a fixed point."
   (let ((shortest clgrpc.base::+shortest-stored+))
     (loop for shelf below clgrpc.base::+shelves+
           for length = (clgrpc.base::shelf-length shelf)
@@ -36,7 +36,7 @@
     (is (zerop (clgrpc.base::stored-octets)))))
 
 (test store-is-bounded
-  "It begins anew rather than keep lengths that nobody needs any more."
+  "It starts again rather than keep lengths that are no longer needed."
   (clgrpc.base::clear-store)
   (let ((limit clgrpc.base::+store-octets+)
         (small (loop repeat 1000 collect (borrow-octets 40960)))
@@ -50,7 +50,7 @@
   (is (zerop (clgrpc.base::stored-octets))))
 
 (test store-from-many-threads
-  "Nobody gets a vector that another has."
+  "No thread gets a vector that another has."
   (let* ((collisions 0)
          (threads
            (loop for number from 1 to 4

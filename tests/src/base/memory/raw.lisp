@@ -1,4 +1,4 @@
-;;;; Vectors that nobody zeroes are vectors like others, also to the collector.
+;;;; Uninitialized vectors are ordinary vectors, also for the collector.
 
 (in-package #:clgrpc.tests.base)
 
@@ -17,7 +17,7 @@
     (check double-float -1.5d0)))
 
 (defun churn (seed)
-  "Make raw vectors among other garbage, and keep a few; true if these stay what they were."
+  "Make raw vectors among other garbage, and keep a few; true if these do not change."
   (let ((kept (make-array 20 :initial-element nil)))
     (dotimes (i 3000 t)
       (let* ((place (mod (* i (+ 7 seed)) 20))
@@ -33,7 +33,7 @@
         (make-list 50)))))
 
 (test raw-vectors-survive-collections
-  "Three threads that make them while a fourth collects."
+  "Three threads make them while a fourth collects."
   (let* ((stop nil)
          (collector (in-thread (loop until stop do (sb-ext:gc) (sb-ext:gc :gen 1))))
          (threads (loop for seed below 3

@@ -1,11 +1,11 @@
-;;;; The options table, row by row: what takes which option, and which values.
+;;;; The options table, row by row: the objects that take an option, and its values.
 
 (in-package #:clgrpc.tests.base)
 
 (defparameter *makers*
   '((:connection make-options) (:server make-server-options) (:channel make-channel-options)
     (:inproc make-inproc-options) (:tracing make-tracing-options))
-  "What takes options, and the function that makes them.")
+  "Kinds of objects that take options, and the functions that make them.")
 
 (defun good-values (row)
   "Some values of ROW."
@@ -37,7 +37,7 @@
                           (signals misuse (funcall make name value)))))))))
 
 (test bounds-are-decimals
-  "The bound 0.1 is one in each way to write a tenth, though the floats are three numbers."
+  "The bound 0.1 is equal for each way to write a tenth, though the floats are three numbers."
   (dolist (row (option-table))
     (when (floatp (option-row-minimum row))
       (let ((exact (rationalize (option-row-minimum row))))

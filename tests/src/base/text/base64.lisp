@@ -53,7 +53,7 @@
     (refused-at 1 (format nil "Z~C9v" (code-char #x3BB)))))
 
 (test base64-of-any-alphabet
-  "Digits of both alphabets, also in one text, if asked for; all else is refused as ever."
+  "If requested, digits of both alphabets are accepted, even in one text; all else is refused."
   (dolist (text '("+/8=" "-_8=" "-/8" "+_8"))
     (is (equalp #(251 255) (decode-base64 text :any-alphabet t)) "~S" text)
     (is (equalp #(251 255) (decode-base64 (ascii-octets text) :any-alphabet t)) "~S" text))

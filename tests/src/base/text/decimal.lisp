@@ -1,5 +1,5 @@
-;;;; Decimal digits to floats: against exact arithmetic, at random and around the middles between
-;;;; two neighbours, where a second rounding would show.
+;;;; Decimal digits to floats: compared with exact arithmetic, at random and near midpoints of two
+;;;; floats, where a second rounding would show.
 
 (in-package #:clgrpc.tests.base)
 
@@ -29,8 +29,8 @@
                        (or (< distance there) (and (= distance there) (evenp bits))))))))
 
 (defun hard-rational (like state)
-  "A number that is hard to round to a float like LIKE: at or beside the middle between two, in the
-whole range, denormals half of the time."
+  "A number that is hard to round to a float like LIKE: at or near the midpoint of two floats, in
+the whole range, half of the time denormal."
   (let* ((largest (largest-bits like))
          (bits (random (if (zerop (random 2 state))
                            largest
@@ -63,7 +63,7 @@ whole range, denormals half of the time."
   (is (eql 0d0 (rational-double 0))))
 
 (test digits-are-rounded-to-the-nearest-double
-  "Those of hard numbers, and short ones with exponents around those of exact powers of ten."
+  "The digits are of hard numbers, and short ones with exponents near those of exact powers of ten."
   (let* ((seed (random (expt 2 32) (make-random-state t)))
          (state (sb-ext:seed-random-state seed)))
     (flet ((check (digits exponent)
@@ -89,7 +89,7 @@ whole range, denormals half of the time."
            (is (string= (format nil "-~A" text) (float-decimal (- float))))))
 
 (test billionths-are-written-as-the-printer-writes-them
-  "Times in seconds have a way of their own."
+  "A function of its own writes times in seconds."
   (let* ((seed (random (expt 2 32) (make-random-state t)))
          (state (sb-ext:seed-random-state seed)))
     (flet ((check (double)

@@ -1,4 +1,4 @@
-;;;; JSON: the shapes values take, what is refused and where, the limits, and doubles both ways.
+;;;; JSON: forms of values, refused texts, places of errors, limits, doubles in both directions.
 
 (in-package #:clgrpc.tests.base)
 
@@ -93,7 +93,7 @@
     (signals misuse (write-json value))))
 
 (defun json-error-place (text)
-  "Where TEXT is found not to be JSON, as (line column), or what it was read as."
+  "The place, (line column), of the error in TEXT, or the value if it is JSON."
   (handler-case (parse-json text)
     (json-error (condition)
       (princ-to-string condition)

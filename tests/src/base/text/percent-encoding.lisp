@@ -1,4 +1,4 @@
-;;;; Percent-encoding: escapes that are right and wrong.
+;;;; Percent-encoding: valid and invalid escapes.
 
 (in-package #:clgrpc.tests.base)
 
@@ -11,7 +11,7 @@
     (is (null (percent-decoded-text wrong)) "~S" wrong)))
 
 (test octets-are-unescaped
-  "In strings of both widths."
+  "This is for strings of both widths."
   (dolist (type '(simple-base-string wide-string))
     (flet ((octets (text &rest keys)
              (let ((text (coerce (format nil "x~Ay" text) type)))

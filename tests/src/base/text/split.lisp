@@ -3,8 +3,8 @@
 (in-package #:clgrpc.tests.base)
 
 (test characters-are-found
-  "In strings of both widths, at each place, from and to each place; no character is taken for one
-beside it."
+  "In strings of both widths, at each place, from and to each place; no other character is mistaken
+for one."
   (dolist (type '(simple-base-string wide-string))
     (dolist (others '(#\a #\b #\Nul #\Rubout))
       (let ((text (coerce (make-string 40 :initial-element others) type)))

@@ -1,10 +1,10 @@
-;;;; UTF-8 against SBCL's own coders, at every length and place, and what must be refused.
+;;;; UTF-8 compared with SBCL's coders, at every length and place, and octets to be refused.
 
 (in-package #:clgrpc.tests.base)
 
 (defparameter *alphabets*
   '("abcdefgh" "abcdefghé" "aéдb" "éдü" "éдüж€" "é€𝄞a" "日本語")
-  "Mostly ASCII to not at all; one to four octets a character.")
+  "From mostly ASCII to none; one to four octets a character.")
 
 (defun string-over (alphabet length)
   (let ((string (make-string length)))

@@ -1,9 +1,9 @@
-;;;; What answers come to: records, aliases, and the ways of having nothing.
+;;;; The outcomes of answers: records, aliases, and answers without data.
 
 (in-package #:clgrpc.tests.dns)
 
 (defun outcome-of (type code &rest records)
-  "The outcome of asking after TYPE of x, answered with CODE and RECORDS, and the data."
+  "The outcome of a question for TYPE of x, answered with CODE and RECORDS, and the data."
   (multiple-value-list
    (message-outcome (parsed (answer-octets (question-octets "x" type) records :code code))
                     (name-octets "x") type)))
@@ -43,8 +43,8 @@
     (name-octets (format nil "~A.~:*~A.~:*~A.~A~C" label (subseq label 3) last))))
 
 (defun answer-full-of-long-names ()
-  "The octets of an answer for (long-name #\b), with 4,600 aliases of (long-name #\c): a pointer to
-that is two octets."
+  "The octets of an answer for (long-name #\b), with 4,600 aliases of (long-name #\c), each a
+pointer of two octets."
   (let ((buffer (make-buffer)) (count 4600)
         (alias (octets-of 0 5 0 1 0 0 0 9 0 2 #xC0 12)))
     (append-octets buffer (octets-of 0 1 #x81 #x80 0 1 (ash count -8) (logand count 255) 0 0 0 0))
@@ -60,8 +60,8 @@ that is two octets."
     (subseq (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
 
 (test aliases-among-many-are-found-quickly
-  "Names that differ at their ends are compared by words: to look through an answer of 65,000 octets
-takes about as long as to read it."
+  "Names that differ at their ends are compared by words: searching an answer of 65,000 octets takes
+about as long as reading it."
   (let ((octets (answer-full-of-long-names)) (name (long-name #\b)) (reading 0) (looking 0))
     (dotimes (i 3)
       (let* ((begun (thread-time-ns))

@@ -1,4 +1,4 @@
-;;;; Messages: those that we send, those that servers send, and those that nobody should.
+;;;; Messages that we send, messages of servers, and malformed messages.
 
 (in-package #:clgrpc.tests.dns)
 
@@ -45,7 +45,7 @@
                                                         2 (+ 2 (length octets)))))))))
 
 (test codes-with-upper-bits
-  "An OPT has the upper ones (RFC 6891)."
+  "An OPT record has the upper bits (RFC 6891)."
   (let ((question (question-octets "x" +a+))
         (opt (octets-of 0 0 41 4 0 1 0 0 0 0 0)))
     (is (= 3 (message-code (parsed (answer-octets question '() :code 3)))))
@@ -86,7 +86,7 @@
                 (answer-octets question (list (record +cname+ 3 0 1 2)))))))
 
 (test messages-of-noise
-  "Whatever the octets, they are a message or MALFORMED-MESSAGE."
+  "Any octets are a message or signal MALFORMED-MESSAGE."
   (let* ((seed (random 1000000 (make-random-state t)))
          (state (sb-ext:seed-random-state seed))
          (samples (list (encode-query 1 (name-octets "a.bc.def") +a+)

@@ -1,4 +1,4 @@
-;;;; Asking a server: over UDP and TCP, with what is lost, late, wrong or forged.
+;;;; Queries to a server, over UDP and TCP, with lost, late, wrong and forged answers.
 
 (in-package #:clgrpc.tests.dns)
 
@@ -79,7 +79,7 @@
     (is (= 6 (length (name-server-asked server))))))
 
 (defun forgeries (answer)
-  "What is no answer although it looks like ANSWER, to a question after a.test, and then that."
+  "Octets that look like ANSWER, to a question for a.test, and are not; and then ANSWER itself."
   (flet ((forged (at function)
            (let ((copy (copy-seq answer)))
              (setf (aref copy at) (funcall function (aref copy at))
@@ -101,7 +101,7 @@
           answer)))
 
 (test forged-answers-are-passed-over
-  "What has another id, another question, is no answer or no message at all."
+  "Messages with another id, another question, that are no answers, or malformed."
   (with-server-and-loop (server loop)
     (set-records server "a.test" +a+ "1.2.3.4")
     (set-manner server (constantly #'forgeries))
@@ -116,7 +116,7 @@
                 '(:unreachable :no-answer)))))
 
 (test old-servers-are-asked-in-the-old-way
-  "They answer that they do not understand, with the question or without it."
+  "They answer that they do not understand OPT, with the question or without it."
   (dolist (old '(:repeat :leave-out))
     (with-server-and-loop (server loop)
       (set-records server "a.test" +a+ "1.2.3.4")
@@ -125,7 +125,7 @@
       (is (= 2 (length (name-server-asked server)))))))
 
 (test the-old-way-costs-no-try
-  "That a server knows no OPT does not count as one of the three tries."
+  "The first question to a server without OPT does not count as one of the three tries."
   (with-server-and-loop (server loop)
     (set-records server "a.test" +a+ "1.2.3.4")
     (set-old server :repeat)
@@ -149,7 +149,7 @@
       (is (= 4 (length (name-server-asked server))) "those that refuse are not asked again"))))
 
 (test answers-truncated-over-tcp-are-a-servers-failure
-  "They have no records, but that says nothing of the name: the next server is asked."
+  "They have no records, but do not show that the name has none: the next server is asked."
   (with-name-server (other)
     (with-server-and-loop (server loop)
       (set-records server "a.test" +a+ "1.2.3.4")

@@ -19,7 +19,7 @@
   (is (= 255 (length (name-octets (format nil "~{~A~^.~}" (loop repeat 127 collect "a")))))))
 
 (defun name-at (octets at)
-  "The text of the name at AT, and where it ends; or what is wrong."
+  "Two values: the text of the name at AT, and its end; or the error."
   (handler-case
       (multiple-value-bind (name end) (dns::read-name (coerce octets 'octets) at (length octets))
         (list (name-text name) end))
@@ -46,7 +46,7 @@
         do (is (search text (name-at octets at)) "~S at ~D: ~A" octets at (name-at octets at))))
 
 (test long-names-are-wrong
-  "However they are put together."
+  "This holds for names composed in any way."
   (let ((labels (apply #'join (loop repeat 4 collect (join (octets-of 63) (make-octets 63))))))
     (is (search "more than 255" (name-at (join labels (octets-of 0)) 0)))
     (is (search "more than 255"
@@ -55,7 +55,7 @@
                          193)))))
 
 (test names-have-few-pointers
-  "A message of many names that all lead through the same pointers would take a while to read."
+  "Reading a message of many names that all lead through the same pointers would take long."
   (flet ((name-behind (count)
            ;; the root, COUNT pointers, each to the one before it, and the name
            (name-at (apply #'join (octets-of 0) (octets-of #xC0 0)

@@ -1,5 +1,5 @@
-;;;; Tests of clgrpc.dns, one file per source file. What asks a server asks one of our own on
-;;;; loopback (server.lisp), which tests of the client have, too. Nothing sleeps to wait.
+;;;; Tests of clgrpc.dns, one file per source file. The server is one of our own on loopback
+;;;; (server.lisp), which the client's tests use, too. Nothing sleeps to wait.
 
 (defpackage #:clgrpc.tests.dns
   (:use #:cl #:clgrpc.base #:clgrpc.dns #:clgrpc.tests.form)

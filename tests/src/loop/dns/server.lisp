@@ -1,5 +1,5 @@
-;;;; A DNS server for tests: UDP and TCP on one port of loopback, a thread for each. It knows the
-;;;; records that a test gives it, and the manners in which servers, and others, misbehave.
+;;;; A DNS server for tests: UDP and TCP on one port of loopback, a thread for each. It has the
+;;;; records that a test gives it, and can misbehave as servers, and others, do.
 
 (in-package #:clgrpc.tests.dns)
 
@@ -22,22 +22,22 @@
     (write-string (name-server-address server) stream)))
 
 (defun set-records (server name type &rest data)
-  "NAME has the records of TYPE with DATA: texts of addresses; lists of strings; a name."
+  "Give NAME the records of TYPE with DATA: texts of addresses; lists of strings; a name."
   (sb-thread:with-mutex ((name-server-lock server))
     (setf (gethash (cons name type) (name-server-records server)) data)))
 
 (defun set-code (server name code)
-  "What is asked for NAME is answered with CODE, or, if that is nil, with its records."
+  "Let questions for NAME be answered with CODE or, if that is nil, with NAME's records."
   (sb-thread:with-mutex ((name-server-lock server))
     (setf (gethash name (name-server-codes server)) code)))
 
 (defun set-old (server old)
-  "SERVER understands no message with a record OPT (RFC 6891), and says so with the question that it
-was asked, if OLD is :repeat, or without, if it is :leave-out."
+  "Let SERVER reject messages with a record OPT (RFC 6891): with the question in its answer if OLD
+is :repeat, without it if OLD is :leave-out."
   (setf (name-server-old server) old))
 
 (defun set-manner (server manner)
-  "Answer in MANNER, a function of a question's name, its type and how it came; see ANSWERS."
+  "Let MANNER, a function of a question's name, type and carrier, answer; see ANSWERS."
   (setf (name-server-manner server) manner))
 
 (defun name-server-asked (server)
@@ -54,7 +54,7 @@ was asked, if OLD is :repeat, or without, if it is :leave-out."
   (apply #'concatenate 'octets parts))
 
 (defun data-octets (type data)
-  "The octets of a record of TYPE with DATA, as SET-RECORDS has it."
+  "The octets of a record of TYPE with DATA, in the form of SET-RECORDS."
   (flet ((address (start end) (subseq (os:make-address data 0) start end)))
     (case type
       (#.+a+ (address 4 8))
@@ -71,7 +71,7 @@ was asked, if OLD is :repeat, or without, if it is :leave-out."
     (join name (u16 type) (u16 class) (octets-of 0 0 0 60) (u16 (length octets)) octets)))
 
 (defun answer-octets (question records &key (id 7) (code 0) (flags #x8180) (additional '()))
-  "An answer with QUESTION, octets that may be none, and RECORDS and ADDITIONAL ones, octets."
+  "The octets of an answer with QUESTION, octets or none, RECORDS and ADDITIONAL ones, octets."
   (apply #'join (u16 id) (u16 (logior flags code))
          (u16 (if (zerop (length question)) 0 1)) (u16 (length records)) (u16 0)
          (u16 (length additional)) question (append records additional)))
@@ -80,7 +80,7 @@ was asked, if OLD is :repeat, or without, if it is :leave-out."
   (join (name-octets name) (u16 type) (u16 1)))
 
 (defun known-records (server name type)
-  "The records that SERVER has for NAME and TYPE, or for its alias, as octets. Under its lock."
+  "SERVER's records for NAME and TYPE, or for NAME's alias, as octets. Under SERVER's lock."
   (loop for key being the hash-keys of (name-server-records server) using (hash-value data)
         when (and (string= name (car key)) (member (cdr key) (list type +cname+)))
           append (loop for datum in data collect (record-octets (cdr key) datum))))
@@ -93,8 +93,8 @@ was asked, if OLD is :repeat, or without, if it is :leave-out."
                      :id (u16be message 0) :code code))))
 
 (defun answers (server message carrier)
-  "What SERVER answers to MESSAGE, that came by CARRIER: a list of octets. Its manner may be
-:drop, nothing; :truncate, over UDP; a function of the right answer, which returns a list."
+  "The answers of SERVER to MESSAGE, which came by CARRIER: a list of octets. Its manner may be
+:drop, for none; :truncate, over UDP; or a function of the right answer that returns a list."
   (let* ((question (message-question (parse-message message 0 (length message))))
          (name (name-text (dns::question-name question)))
          (type (dns::question-type question)))
@@ -148,7 +148,7 @@ was asked, if OLD is :repeat, or without, if it is :leave-out."
         (sb-bsd-sockets:socket-close socket)))))
 
 (defun open-server-sockets ()
-  "A socket for datagrams and one for connections that have the same port, and that."
+  "Three values: a socket for datagrams and one for connections, with the same port, and the port."
   (loop
     (let ((udp (make-instance 'sb-bsd-sockets:inet-socket :type :datagram :protocol :udp))
           (tcp (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
@@ -174,7 +174,7 @@ was asked, if OLD is :repeat, or without, if it is :leave-out."
       server)))
 
 (defun stop-name-server (server)
-  "End SERVER: something comes to each of its threads, so that it looks up."
+  "End SERVER: send something to each of its threads, so that the thread sees the end."
   (setf (name-server-stopping server) t)
   (multiple-value-bind (host port) (sb-bsd-sockets:socket-name (name-server-udp server))
     (let ((udp (make-instance 'sb-bsd-sockets:inet-socket :type :datagram :protocol :udp))

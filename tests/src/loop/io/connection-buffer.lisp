@@ -3,8 +3,8 @@
 (in-package #:clgrpc.tests.loop)
 
 (test unused-buffers-are-kept-within-bounds
-  "Of the length of a buffer, of all of them, and of their number; a kept one is empty, and the next
-that is borrowed."
+  "The length of a buffer, the sum of lengths and the number are bounded; a kept buffer is empty,
+and is borrowed next."
   (let ((loop (make-event-loop)))
     (flet ((give (octets)
              (let ((buffer (make-buffer :size octets)))

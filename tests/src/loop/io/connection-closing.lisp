@@ -31,7 +31,7 @@
          ,@body))))
 
 (defun check-closed (loop watched test)
-  "WATCHED's CLOSED has been called once, with a reason that TEST is true of."
+  "Check that WATCHED's CLOSED was called once, with a reason for which TEST is true."
   (is-true (await (watched-closed watched)))
   (settle loop)
   (is (= 1 (length (watched-reasons watched))))
@@ -90,8 +90,8 @@
       (check-gone loop))))
 
 (test closing-sends-what-is-unsent
-  "And the connection lingers then. The loop's clock stands still, since lingering ends after two
-seconds, in which a client on a busy machine may not have read all."
+  "The connection lingers then. The loop's clock stands still, since lingering ends after two
+seconds, in which a client on a busy machine may not have read everything."
   (with-loops (loop) (:clock (constantly +noon-ns+))
     (let ((total 12000000))
       (with-watched (loop watched client)
@@ -197,7 +197,7 @@ seconds, in which a client on a busy machine may not have read all."
 ;;; Errors of the owner
 
 (defun check-owner-error (event-name &rest arguments)
-  "A connection whose handler fails is closed with the condition and logged; others go on."
+  "A connection whose handler fails is closed with the condition, which is logged; others continue."
   (with-logged (events)
     (with-loops (loop) ()
       (let ((good (listen-with (list loop) (make-handler :input #'echo))))
@@ -261,8 +261,8 @@ seconds, in which a client on a busy machine may not have read all."
       (is (equalp #(1) (client-receive client 1))))))
 
 (test lingering-connections-are-bounded
-  "Peers that never close their side do not keep more descriptors than so many, and none where there
-are not available."
+  "Peers that never close their side occupy a bounded number of descriptors, and none while
+descriptors are short."
   (with-loops (loop) ()
     (let ((connections '()))
       (let ((listener (listen-on "127.0.0.1:0" (make-server-options) (list loop)
@@ -285,8 +285,8 @@ are not available."
             (is (every #'client-ended-p (list a b c d)))))))))
 
 (defun stopping-time-ns (count)
-  "The processor time that the stop of a loop with COUNT connections takes, whose descriptors are so
-high that a search for them costs more than all else."
+  "The processor time of stopping a loop with COUNT connections, whose descriptors are so high that
+a search for them costs more than all else."
   (let ((loop (make-event-loop :name "still" :poller (still-poller #'identity))))
     (loop for descriptor from 1000001
           repeat count
@@ -296,12 +296,12 @@ high that a search for them costs more than all else."
       (- (thread-time-ns) begun))))
 
 (test stopping-a-loop-searches-once
-  "And not once for each connection."
+  "It does not search once for each connection."
   (let ((few (stopping-time-ns 1)) (many (stopping-time-ns 300)))
     (is (< many (* 20 few)) "~D ns for 1, ~D for 300" few many)))
 
 (test connections-that-linger-no-more-are-forgotten
-  "Also while an older one lingers on, and after it if no other comes to linger."
+  "This happens even while an older one lingers, and after it if no other begins to linger."
   (with-still-loop (loop :clock (constantly +noon-ns+))
     (let* ((pairs (loop for descriptor from 11 repeat 4
                         collect (multiple-value-list
@@ -325,8 +325,8 @@ high that a search for them costs more than all else."
         (is (null (lingering)))))))
 
 (test told-that-connections-have-gone
-  "Who has asked is told at the end of a turn in which one has gone; until then they count as
-closing."
+  "The function is called at the end of a turn in which a connection has ended; until then the
+connection counts as closing."
   (with-loops (loop) ()
     (let ((told '()) (closing '()))
       (flet ((note (loop)
@@ -352,8 +352,8 @@ closing."
           (is (equal '((0 nil)) told)))))))
 
 (test lingering-connections-read-up-to-a-limit
-  "A peer that does not stop sending to a connection that we close is read so far and no further,
-and the loop rests then."
+  "If a peer does not stop sending to a connection that we close, the loop reads up to a limit, and
+rests then."
   (with-still-loop (loop :clock (constantly +noon-ns+))
     (multiple-value-bind (connection peer) (memory-connection loop 11 #'takes-all)
       (let* ((arrived (end-arrived peer))
@@ -372,8 +372,8 @@ and the loop rests then."
           (is (zerop (clgrpc.loop::event-loop-ready-count loop))))))))
 
 (test lingering-connections-beyond-the-limit-end-with-their-peer
-  "Once the peer has ended its side, or has failed, what it has sent is read to the end, and the
-connection is closed before it has lingered."
+  "Once the peer has ended its side, or has failed, its octets are read to the end, and the
+connection is closed before the lingering time is over."
   (loop for (over flag) in `((t ,clgrpc.loop:+ended+) (-104 ,clgrpc.loop:+failed+))
         do (with-still-loop (loop :clock (constantly +noon-ns+))
              (multiple-value-bind (connection peer) (memory-connection loop 11 #'takes-all)

@@ -56,7 +56,7 @@
 ;;; Half frames
 
 (defun frame-handler (on-frame)
-  "A handler that consumes only whole frames, 32 bits of length and so many octets."
+  "A handler that consumes only complete frames: a length of 32 bits and as many octets."
   (make-handler
    :input (lambda (connection octets start end)
             (loop while (and (<= (+ start 4) end)
@@ -76,7 +76,7 @@
     (subseq (buffer-octets buffer) 0 (buffer-end buffer))))
 
 (defun check-frames (sizes pieces)
-  "Send frames of SIZES cut as the list PIECES says, the last cut as long as need be."
+  "Send frames of SIZES in pieces of the lengths PIECES, the last as long as needed."
   (with-loops (loop) ()
     (let* ((frames (mapcar #'pattern sizes)) (got '()) (leftover :unknown)
            (octets (frames-as-octets frames)) (done (sb-thread:make-semaphore)))
@@ -118,7 +118,7 @@
                   (loop repeat 60 collect (1+ (random (expt 10 (1+ (random 5 random))) random))))))
 
 (defun one-frame-at-a-time (on-frame)
-  "A handler as FRAME-HANDLER makes, that leaves all frames but one for the next turn."
+  "A handler like FRAME-HANDLER's, which leaves all frames but one for the next turn."
   (let ((inner (clgrpc.loop:handler-input (frame-handler on-frame))))
     (make-handler
      :input (lambda (connection octets start end)
@@ -129,8 +129,8 @@
                   (values consumed (and (> consumed start) (< consumed end)))))))))
 
 (test postponed-frames
-  "What an owner postpones comes again in the next turn, though nothing more is read; others have
-their turns meanwhile, and nothing is lost or comes in another order. Also if reading is stopped."
+  "Octets that an owner postpones are passed again in the next turn, though no more are read; others
+get turns meanwhile, and no octet is lost or reordered, even if reading is stopped."
   (with-loops (loop) ()
     (let* ((frames (loop for i below 300 collect (pattern (mod (* i 37) 400))))
            (got '()) (others 0) (at-most 0) (done (sb-thread:make-semaphore)) (turns '())
@@ -179,7 +179,7 @@ their turns meanwhile, and nothing is lost or comes in another order. Also if re
 
 (defun byte-channel-around (inner &key (read #'byte-channel-read)
                                     (write #'byte-channel-write))
-  "A byte channel that reads and writes with functions that get INNER."
+  "A byte channel that reads and writes by functions that get INNER."
   (flet ((on-inner (function)
            (lambda (byte-channel &rest arguments)
              (apply function (byte-channel-state byte-channel) arguments))))
@@ -228,7 +228,7 @@ writes."
 
 (defun check-last-words (sent)
   "A peer sends SENT octets and closes, with octets unread, before we have read them: our next write
-fails. They come all the same, and then the end with the reason."
+fails. The octets arrive nevertheless, and then the end with its reason."
   (with-loops (loop) ()
     (let* ((got (make-buffer)) (ended (sb-thread:make-semaphore)) (reason nil)
            (handler (make-handler :input (fn (_connection octets start end)
@@ -262,8 +262,8 @@ fails. They come all the same, and then the end with the reason."
   (mapc #'check-last-words '(0 10 30000 100000)))
 
 (defun check-deaf-peer (poller broken)
-  "A peer on a unix socket receives no more, and sends on: a connection whose handler has the function
-BROKEN, or nil, ends when it has been read, with both pollers."
+  "A peer on a unix socket receives no more, but sends: a connection whose handler has the function
+BROKEN, or nil, ends after it was read, with both pollers."
   (let* ((loop (make-event-loop :poller (funcall poller))) (ended (sb-thread:make-semaphore))
          (path (format nil "~Aclgrpc-deaf-~36R" (uiop:temporary-directory)
                        (random most-positive-fixnum (make-random-state t))))
@@ -431,8 +431,7 @@ BROKEN, or nil, ends when it has been read, with both pollers."
 ;;; Byte channels
 
 (defun echo-around (loop &rest around)
-  "A listener on LOOP that answers with what it reads, each connection by a byte channel AROUND the
-accepted one."
+  "A listener on LOOP whose connections echo, each by a byte channel AROUND the accepted one."
   (listen-on "127.0.0.1:0" (make-server-options) (list loop)
              (fn (loop byte-channel _peer)
                (make-connection loop (apply #'byte-channel-around byte-channel around)

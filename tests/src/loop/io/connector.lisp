@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tests.loop)
 
 (defun answer-of (loop begin)
-  "The values that the function given to BEGIN is called with, once, on LOOP."
+  "The arguments of the function given to BEGIN, which is called once, on LOOP."
   (let ((done (sb-thread:make-semaphore)) (answers '()))
     (funcall begin (lambda (&rest values)
                      (push (cons (in-event-loop-p loop) values) answers)
@@ -105,7 +105,7 @@
       (is (typep condition 'connect-error)))))
 
 (defun answers-while-stopping (begin)
-  "What the function given to BEGIN, with a loop that is stopped meanwhile, is called with."
+  "The arguments of the function given to BEGIN, with a loop that is stopped meanwhile."
   (let ((answers '()))
     (with-loops (loop) ()
       (let ((held (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
