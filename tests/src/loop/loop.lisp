@@ -140,7 +140,7 @@
 (defstruct (broken-source (:include clgrpc.loop::source)))
 
 (test functions-of-a-source-may-fail
-  "That of an event, and that of the loop's end."
+  "The function for an event may fail, and the function for the loop's end."
   (let ((descriptor (os:open-eventfd)))
     (flet ((fails (&rest arguments) (declare (ignore arguments)) (error 'mishap)))
       (with-logged (events)
@@ -186,7 +186,7 @@
       (is (<= 0 lateness)))))
 
 (defun virtual-poller (clock-cell)
-  "A poller without descriptors whose waiting sets the clock forward at once."
+  "A poller without descriptors whose wait sets the clock forward at once."
   (make-poller :add (constantly 0) :remove (constantly 0) :wake (constantly nil)
                :close (constantly nil)
                :wait (fn (_poller timeout-ns)

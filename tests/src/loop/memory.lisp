@@ -1,6 +1,6 @@
-;;;; TLS connections in memory: ends whose octets a test carries, so that it says what arrives when,
-;;;; what the kernel takes, and when it fails. All ends of one loop share its area; it does not run,
-;;;; so that the test's thread may do what is done on it.
+;;;; TLS connections in memory: a test carries the octets of both ends, so it determines when they
+;;;; arrive, how many the kernel takes, and when it fails. All ends of one loop share its area; it
+;;;; does not run, so that the test's thread may do what is done on it.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -66,7 +66,7 @@
   (clgrpc.loop:close-byte-channel (end-byte-channel end)))
 
 (defun carry (from to &optional (count most-positive-fixnum))
-  "Have what FROM has sent, COUNT octets at most, arrive at TO."
+  "Deliver octets that FROM has sent, COUNT at most, to TO."
   (let* ((sent (end-sent from))
          (count (min count (buffer-fill sent))))
     (append-octets (end-arrived to) (buffer-octets sent) :start (buffer-start sent)
@@ -78,8 +78,8 @@
 (defvar *end-octets* (make-octets 163840) "Where ends read to, as a loop's input area.")
 
 (defun read-end (end)
-  "Read all that END can, onto GOT, each time as in a turn of its own; return what the last read
-returned."
+  "Read all octets of END, onto GOT, each time as in a separate turn; return the value of the last
+read."
   (loop for result = (byte-channel-read (end-byte-channel end) *end-octets* 0 (length *end-octets*))
         when (plusp result)
           do (append-octets (end-got end) *end-octets* :end result)
@@ -90,15 +90,15 @@ returned."
         finally (return (setf (end-last end) result))))
 
 (defun write-end (end octets)
-  "Have END write OCTETS; return what that returned."
+  "Let END write OCTETS; return the value of the write."
   (byte-channel-write (end-byte-channel end) octets 0 (length octets)))
 
 (defun established-p (end)
   (clgrpc.loop::tls-established-p (end-tls end)))
 
 (defun shake-ends (client server)
-  "Let CLIENT and SERVER shake hands, as far as they get, and each send the other an octet, with
-which tickets come; return true if they got to the end of it."
+  "Let CLIENT and SERVER shake hands as far as they get, and each send the other an octet, with
+which tickets arrive; return true if both have done this."
   (write-end client (octets-of))
   (loop repeat 6
         do (carry client server)
@@ -110,7 +110,7 @@ which tickets come; return true if they got to the end of it."
        (exchanged-p client server (octets-of 2))))
 
 (defun exchanged-p (from to octets)
-  "True if TO gets the OCTETS that FROM writes, exactly."
+  "True if TO gets exactly the OCTETS that FROM writes."
   (clear-buffer (end-got to))
   (and (eql (length octets) (write-end from octets))
        (plusp (carry from to))
@@ -130,12 +130,12 @@ which tickets come; return true if they got to the end of it."
       (is (= before (os:tls-session-count)) "sessions are left"))))
 
 (defmacro with-still-loops ((&rest names) &body body)
-  "Do BODY with NAMES bound to loops that do not run. It closes all ends that it opens."
+  "Evaluate BODY with NAMES bound to loops that do not run; then close the ends it has opened."
   `(call-with-still-loops ,(length names) (lambda ,names ,@body)))
 
 (defmacro with-ends ((&rest rows) &body body)
-  "Do BODY with ends as ROWS say, (name loop credentials role . arguments of OPEN-END), closed
-afterwards."
+  "Evaluate BODY with ends by ROWS, (name loop credentials role . arguments of OPEN-END), which are
+closed afterwards."
   (if (null rows)
       `(progn ,@body)
       (destructuring-bind ((name . arguments) . others) rows
@@ -146,13 +146,13 @@ afterwards."
 ;;; Connections without TLS
 
 (defun memory-connection (loop descriptor input)
-  "A connection on LOOP whose peer is an END, which is returned as well; INPUT takes what comes."
+  "Two values: a connection on LOOP, and its peer, an END; INPUT takes the received octets."
   (let ((end (make-end)))
     (values (make-connection loop (make-byte-channel **memory** descriptor "memory" end)
                              (make-handler :input input))
             end)))
 
 (defun takes-all (connection octets start end)
-  "An INPUT that takes all that comes."
+  "A function INPUT that consumes all octets."
   (declare (ignore connection octets start))
   end)

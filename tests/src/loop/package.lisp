@@ -1,5 +1,5 @@
 ;;;; Tests of clgrpc.loop, one file per source file. Everything happens on loopback; nothing sleeps
-;;;; to wait. What support.lisp and poller.lisp have is for the tests of clgrpc.async, too.
+;;;; to wait. The tests of clgrpc.async use support.lisp and poller.lisp, too.
 
 (defpackage #:clgrpc.tests.loop
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.loop #:clgrpc.tests.form)

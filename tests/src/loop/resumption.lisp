@@ -11,13 +11,13 @@ made in time.")
     (clgrpc.loop::context-pointer context)))
 
 (defun limit-version (credentials version)
-  "Have a client with CREDENTIALS speak VERSION of TLS at most. Return CREDENTIALS."
+  "Let a client with CREDENTIALS speak at most VERSION of TLS. Return CREDENTIALS."
   (os::ssl-ctx-ctrl (credentials-context credentials :client) 124 (if (= version 12) #x0303 #x0304)
                     0)
   credentials)
 
 (defun ignore-dates (credentials role)
-  "Have full handshakes of CREDENTIALS take certificates that are over. Return CREDENTIALS."
+  "Let full handshakes of CREDENTIALS accept expired certificates. Return CREDENTIALS."
   (os::x509-store-set-flags (os::ssl-ctx-get-cert-store (credentials-context credentials role))
                             +no-check-time+)
   credentials)
@@ -27,7 +27,7 @@ made in time.")
     (clgrpc.loop::context-tickets context)))
 
 (defun move-ticket (credentials from to)
-  "Have a client with CREDENTIALS take the ticket of the server FROM to the server TO."
+  "Let a client with CREDENTIALS use the ticket of the server FROM for the server TO."
   (let ((tickets (tickets-of credentials)))
     (flet ((key (name) (format nil "~A at memory" name)))
       (is-true (gethash (key from) tickets) "there is no ticket of ~A" from)
@@ -35,8 +35,8 @@ made in time.")
       (remhash (key from) tickets))))
 
 (defun meet (server client &optional (name "localhost"))
-  "Shake hands: return :resumed, :full, or why the server refuses; and until when the ticket is good
-that it has given, a universal time."
+  "Shake hands. Two values: :resumed, :full, or the reason of the server's refusal; and the end of
+the ticket that it has given, a universal time."
   (with-still-loops (ours theirs)
     (with-ends ((one ours server :server)
                 (other theirs client :client :name name))

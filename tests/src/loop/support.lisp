@@ -1,10 +1,10 @@
-;;;; What the tests of the loop share: loops that must leave nothing behind, blocking clients, a
+;;;; Common code of the loop's tests: loops that must leave nothing behind, blocking clients, a
 ;;;; poller that counts, a clock that can be set forward.
 
 (in-package #:clgrpc.tests.loop)
 
 (defparameter *patience-seconds* (support:patient-seconds 20)
-  "How long a test waits for what must happen.")
+  "How long a test waits for an expected event.")
 
 (define-condition mishap (error) ()
   (:documentation "What a test has go wrong."))
@@ -15,7 +15,7 @@
         always (sb-thread:wait-on-semaphore semaphore :timeout *patience-seconds*)))
 
 (defun on-loop (loop function)
-  "Call FUNCTION on LOOP and return its value. It cannot make checks; FiveAM knows one thread only."
+  "Call FUNCTION on LOOP and return its value. It cannot make checks: FiveAM knows one thread."
   (let ((done (sb-thread:make-semaphore)) (value nil) (failure nil))
     (post loop (lambda ()
                  (handler-case (setf value (funcall function))
@@ -26,24 +26,24 @@
     value))
 
 (defun settle (loop)
-  "Return when LOOP has ended the turn that it is in, and another."
+  "Return when LOOP has ended the present turn and another one."
   (on-loop loop (constantly nil))
   (on-loop loop (constantly nil)))
 
 (defun descriptors-become-p (count)
-  "True if the process has COUNT open descriptors, or has them soon: a thread that was overtaken in
-its wait closes the poller that it had when it wakes up."
+  "True if the process has COUNT open descriptors, now or soon: a thread that was overtaken in its
+wait closes its poller when it wakes."
   (support:wait-until (lambda () (= count (os:open-descriptor-count)))))
 
 (defun open-files ()
-  "The open descriptors of the process, each a list of its number and what it is open to."
+  "The open descriptors of the process, each a list of its number and the name of its file."
   (loop for descriptor in (os:open-descriptors)
         for name = (sb-unix:unix-readlink (format nil "/proc/self/fd/~D" descriptor))
         when name collect (list descriptor name)))
 
 (defun files-left (before)
-  "Those of OPEN-FILES that are not in the list BEFORE, and stay. One that is closed meanwhile may
-be an earlier test's, whose socket the collector has found."
+  "The descriptors in OPEN-FILES that are not in the list BEFORE and stay open. A descriptor that is
+closed meanwhile may be an earlier test's, whose socket the collector has found."
   (loop with pause = (sb-thread:make-semaphore)
         repeat 2000
         for left = (set-difference (open-files) before :test #'equal)
@@ -51,8 +51,8 @@ be an earlier test's, whose socket the collector has found."
         finally (return left)))
 
 (defun threads-left (before)
-  "The threads that are there and not in the list BEFORE. One that is ending, such as a resolver
-that has answered, is waited for."
+  "The threads that are not in the list BEFORE. A thread that is ending, such as a resolver that has
+answered, is awaited."
   (let ((left (set-difference (sb-thread:list-all-threads) before)))
     (dolist (thread left)
       (sb-thread:join-thread thread :default nil :timeout *patience-seconds*))
@@ -75,12 +75,12 @@ that has answered, is waited for."
       (is (null left) "descriptors are left: ~S" left))))
 
 (defmacro with-loops ((&rest names) (&rest arguments) &body body)
-  "Do BODY with NAMES bound to running loops made with ARGUMENTS. They are stopped afterwards, and
-must have left no thread and no descriptor."
+  "Evaluate BODY with NAMES bound to running loops made with ARGUMENTS. They are stopped afterwards,
+and must have left no thread and no descriptor."
   `(call-with-loops ,(length names) (lambda () (list ,@arguments)) (lambda ,names ,@body)))
 
 (defun check-gone (loop)
-  "LOOP comes to have no connection."
+  "Check that LOOP soon has no connection."
   (loop repeat 100000
         until (zerop (event-loop-connections loop))
         do (settle loop))
@@ -95,8 +95,8 @@ must have left no thread and no descriptor."
   (asleep (sb-thread:make-semaphore)))
 
 (defun counting-poller (counts)
-  "An epoll poller that counts in COUNTS how often it waits, how often with a time-out above 0, and
-how often it is woken; each time it is about to sleep it signals ASLEEP."
+  "An epoll poller that counts in COUNTS its waits, its waits with a time-out above 0, and its
+wake-ups; it signals ASLEEP each time before it sleeps."
   (let ((epoll (make-epoll-poller)))
     (make-poller :state (poller-state epoll)
                  :add #'clgrpc.loop::add-to-epoll
@@ -113,7 +113,7 @@ how often it is woken; each time it is about to sleep it signals ASLEEP."
                  :close #'clgrpc.loop::close-epoll)))
 
 (defun shiftable-clock ()
-  "Return a clock and a function that sets it forward by some seconds."
+  "Two values: a clock, and a function that sets it forward by some seconds."
   (let ((offset (list 0)))
     (values (lambda () (+ (monotonic-ns) (car offset)))
             (lambda (seconds) (incf (car offset) (seconds-ns seconds))))))
@@ -139,7 +139,7 @@ loop would wait, in nanoseconds."
       (hand-over loop))))
 
 (defmacro with-still-loop ((loop &key (clock '#'monotonic-ns) (note '#'identity)) &body body)
-  "Do BODY with LOOP bound to a loop that only MAKE-TURN-OF runs, with CLOCK and a STILL-POLLER."
+  "Evaluate BODY with LOOP, which only MAKE-TURN-OF runs, with CLOCK and a STILL-POLLER."
   `(let ((,loop (make-event-loop :name "still" :clock ,clock :poller (still-poller ,note))))
      (unwind-protect (progn ,@body)
        (stop-event-loop ,loop))))
@@ -188,7 +188,7 @@ loop would wait, in nanoseconds."
     (subseq octets 0 (read-sequence octets (client-stream client)))))
 
 (defun client-ended-p (client)
-  "Wait for the end of what the peer sends; true if nothing came before it."
+  "Wait for the end of the peer's octets; true if none came before it."
   (handler-case (null (read-byte (client-stream client) nil))
     (sb-int:simple-stream-error () t)))  ; reset
 
@@ -211,11 +211,11 @@ loop would wait, in nanoseconds."
       (mapc #'close-client clients))))
 
 (defmacro with-clients ((&rest names) (address) &body body)
-  "Do BODY with NAMES bound to clients of ADDRESS, which are closed afterwards."
+  "Evaluate BODY with NAMES bound to clients of ADDRESS, which are closed afterwards."
   `(call-with-clients ,(length names) ,address (lambda ,names ,@body)))
 
 (defun pattern (count)
-  "COUNT octets that tell where they are."
+  "COUNT octets, each of which shows its position."
   (let ((octets (make-octets count)))
     (dotimes (i count octets)
       (setf (aref octets i) (logand 255 (+ i (ash i -8) (ash i -16)))))))

@@ -167,7 +167,7 @@
          (is (>= (1+ descriptors) (os:open-descriptor-count)) "the attempt given up is closed"))))))
 
 (test names-without-a-host
-  "The resolver is asked on another thread, and what it says of a name that cannot be is told."
+  "The resolver runs on another thread; its error for an impossible name is reported."
   (with-loops (loop) ()
     (let ((text (connect-once loop "nobody.invalid:1" :seconds 60)))
       ;; with a resolver nobody has that name; without one nobody answers
@@ -211,7 +211,7 @@
       (is (search "Cannot connect to nobody.invalid:1" (princ-to-string condition))))))
 
 (test a-lookup-has-a-time-limit
-  "The answer that comes after it is nobody's."
+  "An answer that comes after the limit is dropped."
   (with-loops (loop) ()
     (let ((asked (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)))
       ;; what resolves names is busy with us
@@ -228,7 +228,7 @@
       (sb-thread:signal-semaphore go-on loop::+resolver-threads+))))
 
 (defun call-with-busy-resolver (loop function)
-  "Call FUNCTION while every thread that looks names up for LOOP, which has no reserve, is busy."
+  "Call FUNCTION while all threads that look up names for LOOP, which has no reserve, are busy."
   (let ((asked (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)))
     (loop repeat loop::+resolver-threads+
           do (loop:run-on-resolver loop (lambda ()
@@ -239,7 +239,7 @@
       (sb-thread:signal-semaphore go-on loop::+resolver-threads+))))
 
 (test a-name-is-looked-up-once-for-all-who-ask
-  "While it is looked up others get the same answer, and take no thread of their own."
+  "Requests during the look-up get the same answer, and occupy no further thread."
   (with-loops (loop) ()
     (let ((answered (sb-thread:make-semaphore)) (addresses '()))
       (call-with-busy-resolver
@@ -255,8 +255,8 @@
       (is (null loop::**address-queries**)))))
 
 (test a-name-does-not-wait-for-the-threads-of-another-loop
-  "All threads that look names up for one loop hang, and a name waits for one of them. A loop with
-threads of its own that asks for the same name has its answer."
+  "All threads that look up names for one loop hang, and a name waits for one. A loop with threads
+of its own that requests the same name gets its answer."
   (let ((reserve (make-reserve :threads 4))
         (answered (sb-thread:make-semaphore)))
     (with-loops (busy) ()
@@ -284,7 +284,7 @@ threads of its own that asks for the same name has its answer."
       (is (zerop answers)))))
 
 (test names-that-hang-take-a-share-of-the-threads
-  "Six hundred names, say: the others of a reserve's threads are for what else needs them."
+  "There are six hundred such names: the other threads of a reserve remain for other work."
   (let* ((reserve (make-reserve :threads 32))
          (event-loop (make-event-loop :reserve reserve))
          (hung (sb-thread:make-semaphore)) (done (sb-thread:make-semaphore)))
@@ -336,8 +336,8 @@ threads of its own that asks for the same name has its answer."
                    (reverse progress)))))))
 
 (defun call-with-candidates (function)
-  "Call FUNCTION with a loop, a connector to two listeners, and functions that return the byte
-channels that came as candidates, latest first, and the condition that it ended with."
+  "Call FUNCTION with a loop, a connector to two listeners, a function that returns the byte
+channels that were candidates, latest first, and one that returns the condition of its end."
   (with-loops (loop other) ()
     (let* ((listeners (loop repeat 2 collect (listen-with (list other)
                                                           (make-handler :input #'echo))))
@@ -376,7 +376,7 @@ channels that came as candidates, latest first, and the condition that it ended 
        (is (search "it is rude" (princ-to-string (funcall ended))))))))
 
 (test candidates-that-are-accepted
-  "Nobody is told anything more."
+  "No function of the connector is called afterwards."
   (call-with-candidates
    (fn (loop connector count-of _byte-channels ended)
      (is-true (funcall count-of 1))

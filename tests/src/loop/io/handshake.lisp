@@ -1,5 +1,5 @@
-;;;; What a client announces in its handshake, and what a session keeps, in OpenSSL's memory as
-;;;; well.
+;;;; The lengths that a client announces in its handshake, and the memory of a session, OpenSSL's
+;;;; included.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -10,12 +10,12 @@
                  (list* kind 3 3 (ash (length part) -8) (logand 255 (length part)) part))))
 
 (defun message (length &optional (left length))
-  "A message of a handshake of LENGTH octets, as a list, of which LEFT come."
+  "A handshake message of LENGTH octets, as a list, of which LEFT arrive."
   (list* 1 (ldb (byte 8 16) length) (ldb (byte 8 8) length) (ldb (byte 8 0) length)
          (make-list left :initial-element 255)))
 
 (defun short-p (octets &key (version "unknown") (step (length octets)))
-  "True if OCTETS, a list that comes in parts of STEP octets, begins no message of more than 1,000."
+  "True if OCTETS, a list that comes in parts of STEP octets, begins no message of over 1,000."
   (loop with record-scan = (clgrpc.loop::make-record-scan)
         while octets
         always (let ((part (coerce (loop repeat step while octets collect (pop octets)) 'octets)))
@@ -23,8 +23,8 @@
                                                 (constantly version)))))
 
 (test lengths-that-clients-announce
-  "The length of each message that is not encrypted is seen, however it is cut into records and
-however these come."
+  "The length of each unencrypted message is seen, however it is cut into records, and records into
+parts."
   (dolist (size '(1 2 3 4 5 7 100 16384))
     (flet ((seen (&rest messages)
              (let ((octets (records (apply #'append messages) :size size)))
@@ -43,7 +43,7 @@ however these come."
     (is-true (short-p (append before (records (message 1001 0) :kind 23)) :version "TLSv1.3"))))
 
 (test clients-announce-no-long-messages
-  "For nine octets OpenSSL would make room for 170,000."
+  "For nine octets OpenSSL would allocate 170,000."
   (with-still-loops (loop)
     (loop for (length . fails) in '((16384 . nil) (16385 . t))
           do (with-ends ((end loop (server-credentials) :server))
@@ -55,15 +55,15 @@ however these come."
                                   t)))))))
 
 (defun others-than-session-p (object)
-  "True of what a session leads to and shares with others, or what the test has beside it."
+  "True of objects that a session shares with others, or that belong to the test."
   (or (typep object '(or number character null function symbol end event-loop os:tls-area
                       clgrpc.loop:byte-channel-kind tls-credentials))
       (eq 'clgrpc.loop::context (type-of object))))
 
 (defun check-session-charged (what begin &optional (idle 36864))
-  "The function BEGIN returns an end of a server in a certain state, see WHAT; all that twenty of
-them keep beyond the IDLE octets of one that is idle, in Lisp and in OpenSSL, is charged. Return the
-octets that each keeps."
+  "The function BEGIN returns a server's end in the state WHAT. Check that all memory that each of
+twenty such ends keeps beyond the IDLE octets of an idle one, in Lisp and in OpenSSL, is charged.
+Return the octets that each keeps."
   (let ((ends '()) (count 20))
     (unwind-protect
          (progn
@@ -82,7 +82,7 @@ octets that each keeps."
       (mapc #'close-end ends))))
 
 (test what-sessions-keep-is-charged
-  "In the handshake, however much of it is there, and after it."
+  "This holds within the handshake, however far it is, and after it."
   (with-still-loops (loop theirs)
     (let ((server (server-credentials :roots (certificate-file "ca.pem")
                                       :client-certificates :request))

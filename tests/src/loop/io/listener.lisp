@@ -1,4 +1,4 @@
-;;;; Listening: addresses, limits, running out of descriptors, closing.
+;;;; Listening: addresses, limits, a lack of descriptors, closing.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -28,7 +28,7 @@
       (is-true (descriptors-become-p descriptors)))))
 
 (test address-shared
-  "Several processes may share a port if all of them say so."
+  "Several processes may share a port if all of them request this."
   (with-loops (first second) ()
     (let* ((options (make-server-options :reuse-port t))
            (handler (make-handler :input #'echo))
@@ -41,7 +41,7 @@
         (is (equalp #(1) (client-receive client 1)))))))
 
 (defun call-before-closing (descriptor function thunk)
-  "Call THUNK; when DESCRIPTOR is about to be closed, call FUNCTION."
+  "Call THUNK; just before DESCRIPTOR is closed, call FUNCTION."
   (with-replaced (('os:close-descriptor
                    (lambda (original closed)
                      (when (eql closed descriptor) (funcall function))
@@ -49,7 +49,7 @@
     (funcall thunk)))
 
 (defun echoed-p (socket)
-  "True if a peer returns an octet that is sent by SOCKET, which may be connecting."
+  "True if a peer returns an octet that is sent by SOCKET, which may still be connecting."
   (let ((area (os:make-poll-area 1)))
     (flet ((wait (flag)
              (os:set-polled area 0 socket flag)
@@ -60,14 +60,14 @@
                   (eql 1 (os:receive-octets socket (octets-of 0) 0 1)))))))
 
 (defun filters-refused-p ()
-  "True if the kernel lets this user attach no filters to sockets."
+  "True if the kernel does not let this user attach filters to sockets."
   (let ((socket (os:open-socket os:+af-inet+)))
     (unwind-protect (minusp (os:drop-new-connections socket))
       (os:close-descriptor socket))))
 
 (test no-connection-is-lost-when-one-of-two-listeners-ends
-  "A connection to a port that comes when one of two listeners has accepted for the last time, and is
-not yet closed, is not reset: it gets to the other."
+  "A connection may arrive at a port after one of two listeners has accepted for the last time and
+before that is closed. It is not reset: the other listener gets it."
   (if (filters-refused-p)
       (skip "the kernel lets only root attach filters to sockets")
       (check-that-none-is-lost)))
@@ -188,8 +188,8 @@ begins when it asks first."
               (count :full-function-error (events) :key #'second)))))
 
 (test accept-that-only-fails
-  "Whatever is wrong, a listener does not spin, and says so; errors that are one connection's are
-passed over, unless there is nothing else."
+  "By any error, a listener does not spin, and logs the error; errors of one connection are ignored,
+unless there are no others."
   (loop for (errno most) in `((,os:+emfile+ 10) (,os:+ebadf+ 10) (,os:+eperm+ 640)
                               (,os:+econnaborted+ 640) (22 10))
         do (multiple-value-bind (asked warnings passed-over broken) (count-accepts errno 0.3)

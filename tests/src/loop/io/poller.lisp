@@ -7,7 +7,7 @@
 
 (defun check-over-poll (suite)
   "Check that each test of SUITE, a name, passes with loops over poll(2), or is skipped, which the
-suite itself reports."
+suite reports."
   (with-changed ((clgrpc.loop::*make-poller* 'make-poll-poller))
     (dolist (name (mapcar #'support:test-name (support:suite-tests (fiveam:get-test suite))))
       (let ((failures (nth-value 1 (fiveam:results-status
@@ -16,7 +16,7 @@ suite itself reports."
         (is (null failures) "~A: ~{~A~^; ~}" name (mapcar #'support:check-reason failures))))))
 
 (test poller-of-the-environment
-  "GRPC_POLL_STRATEGY says which of the two pollers a loop gets: the first that is there."
+  "GRPC_POLL_STRATEGY names the pollers; a loop gets the first that is available."
   (loop for (value over-poll) in '(("poll" t) ("none, Poll,epoll" t) ("epoll,poll" nil)
                                    ("epoll1" nil) ("legacy" nil) ("" nil))
         do (call-with-variable
@@ -29,7 +29,7 @@ suite itself reports."
                   (funcall (clgrpc.loop::poller-close poller) poller)))))))
 
 (test poll-forgets-what-it-does-not-know
-  "A poller that has taken the place of another is asked to forget the descriptors of that one."
+  "A poller that has replaced another must remove the other's descriptors, which it does not have."
   (let ((poller (make-poll-poller)))
     (unwind-protect
          (dolist (descriptor '(3 1000))

@@ -46,7 +46,7 @@
     talk))
 
 (defun end-talk (loop talk)
-  "Close TALK in order, and return why it ended."
+  "Close TALK in order, and return the reason of its end."
   (on-loop loop (lambda () (close-connection (talk-connection talk))))
   (is-true (await (talk-over talk)))
   (first (talk-closed talk)))
@@ -58,7 +58,7 @@
 (defmacro with-tls-server ((loop address &key (handler '(make-handler :input #'echo))
                                            (credentials '(server-credentials)))
                            &body body)
-  "Do BODY with a TLS server of HANDLER at ADDRESS on LOOP. No session may be left."
+  "Evaluate BODY with a TLS server of HANDLER at ADDRESS on LOOP. No session may remain."
   (let ((before (gensym)))
     `(let ((,before (os:tls-session-count)))
        (with-loops (,loop) ()
@@ -186,7 +186,7 @@
       (is (search "does the peer speak without TLS?" (first (talk-closed talk)))))))
 
 (test tls-strangers
-  "Either end learns from the other why it is refused."
+  "Each end learns from the other why it is refused."
   (flet ((ends (server client)
            (let ((at-client nil) (at-server nil) (told (sb-thread:make-semaphore)))
              (with-tls-server (loop address
@@ -294,7 +294,7 @@
         (is (equal "TLS: the peer requests too many answers" reason))))))
 
 (defun send-new-keys (end count)
-  "Have END change its keys COUNT times, without asking the same of its peer."
+  "Let END change its keys COUNT times, without requesting this of its peer."
   (let ((tls (end-tls end)))
     (dotimes (i count)
       (clgrpc.os::ssl-key-update (clgrpc.loop::tls-ssl tls) 0)
@@ -302,7 +302,7 @@
       (clgrpc.loop::send-records tls))))
 
 (defun check-idle-records (role)
-  "An end of ROLE puts up with new keys now and then, but not with nothing else."
+  "An end of ROLE accepts new keys now and then, but not without data."
   (with-still-loops (ours theirs)
     (flet ((pair ()
              (if (eq role :server)
@@ -342,7 +342,7 @@
       (subseq (buffer-octets sent) (buffer-start sent) (buffer-end sent)))))
 
 (test tls-handshakes-share-a-turn
-  "Of a burst of handshakes a turn does some; all others are served in it, and the rest soon."
+  "A turn performs some of many handshakes; it serves all others, and the rest come soon."
   (let ((now +noon-ns+) (ends '()) (served 0))
     (with-still-loops (theirs)
       (let ((hello (client-hello theirs)))
@@ -381,8 +381,8 @@
             (is (= 20 (count-answered)))))))))
 
 (test output-leaves-with-the-end-of-the-handshake
-  "A server speaks first. The last octets of a handshake come in a turn that has done its share of
-handshakes, so a later one takes them, and no event follows: the output leaves all the same."
+  "A server sends first. The last octets of a handshake arrive in a turn that has done its share of
+handshakes, so a later turn reads them, and no event follows: the output is sent nevertheless."
   (with-still-loops (theirs)
     (with-still-loop (loop)
       (with-ends ((client theirs (client-credentials) :client))
@@ -417,7 +417,7 @@ handshakes, so a later one takes them, and no event follows: the output leaves a
                                            (buffer-end got)))))))))))
 
 (defmacro with-shaking-connection ((connection end loop role) &body body)
-  "Do BODY with CONNECTION of ROLE on LOOP, which stands still, over END."
+  "Evaluate BODY with CONNECTION of ROLE on LOOP, which does not run, over END."
   `(with-still-loop (,loop)
      (let* ((,end (make-end))
             (,connection (make-connection
@@ -433,8 +433,8 @@ handshakes, so a later one takes them, and no event follows: the output leaves a
        ,@body)))
 
 (test a-handshake-goes-on-when-there-is-room
-  "A server has nothing to write yet, and the kernel takes a part of its first flight. The rest leaves
-when there is room, though nothing comes that could be read."
+  "A server has nothing to write yet, and the kernel takes a part of its first flight. The rest is
+sent when there is room, though nothing to read arrives."
   (with-still-loops (theirs)
     (with-ends ((client theirs (client-credentials) :client))
       (with-shaking-connection (connection server loop :server)
@@ -453,8 +453,8 @@ when there is room, though nothing comes that could be read."
         (is-true (established-p client))))))
 
 (test a-handshake-begins-when-there-is-room
-  "The kernel takes a part of the ClientHello, or nothing. The rest leaves when there is room, though
-the server says nothing before."
+  "The kernel takes a part of the ClientHello, or nothing. The rest is sent when there is room,
+though the server sends nothing before."
   (dolist (room '(100 0))
     (with-still-loops (theirs)
       (with-ends ((server theirs (server-credentials) :server))
@@ -477,7 +477,7 @@ the server says nothing before."
           (is (= 3 (buffer-fill (end-got server))) "and then what waits"))))))
 
 (test a-handshake-that-a-proxy-ends-says-why
-  "The reason is the proxy's, whichever read or write of the handshake meets it."
+  "The reason is the proxy's, whichever read or write of the handshake gets it."
   (flet ((reason-of (byte-channel result)
            (is (= clgrpc.loop:+broken+ result))
            (clgrpc.loop:byte-channel-failure byte-channel)))
@@ -512,8 +512,8 @@ the server says nothing before."
                  (clgrpc.loop:byte-channel-failure (end-byte-channel client)))))))
 
 (test a-handshake-begins-when-a-proxy-lets-it
-  "The connection to a proxy takes nothing until its answer was read. That comes in a turn that has
-done its share of handshakes, so a later one reads it, and no event follows."
+  "The connection to a proxy takes nothing until its answer was read. The answer arrives in a turn
+that has done its share of handshakes, so a later turn reads it, and no event follows."
   (with-still-loops (theirs)
     (with-ends ((server theirs (server-credentials) :server))
       (with-shaking-connection (connection client loop :client)
@@ -536,7 +536,7 @@ done its share of handshakes, so a later one reads it, and no event follows."
           (is (plusp (carry server client))))))))
 
 (test tls-endless-handshakes-end
-  "A peer may be slow and wordy, but not for long, and its octets are taken in small parts."
+  "A peer may be slow and send much, but not for long, and its octets are read in small parts."
   (with-still-loops (loop)
     (with-ends ((end loop (server-credentials) :server))
       ;; a ClientHello of 16,384 octets, in records of one octet each

@@ -1,4 +1,4 @@
-;;;; Credentials: what is refused, files that change, what is kept and freed.
+;;;; Credentials: refused arguments, files that change, objects that are kept and freed.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -43,7 +43,7 @@
   (check-credentials (tls-credentials) :client))
 
 (test files-of-credentials-have-a-limit
-  "A longer file is refused, and is still noticed when it changes; each octet is a character."
+  "A longer file is refused, and its change is still noticed; each octet is a character."
   (support:with-folder (directory)
     (let ((path (merge-pathnames "long.pem" directory))
           (most clgrpc.loop::+most-pem-octets+))
@@ -77,15 +77,15 @@
                                  :key (certificate-file "locked.key") :password "open")))))
 
 (defun call-with-variable (name value function)
-  "Call FUNCTION while the environment variable NAME is VALUE."
+  "Call FUNCTION while the environment variable NAME has VALUE."
   (let ((before (sb-posix:getenv name)))
     (sb-posix:setenv name value 1)
     (unwind-protect (funcall function)
       (if before (sb-posix:setenv name before 1) (sb-posix:unsetenv name)))))
 
 (test roots-of-the-environment
-  "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH takes the place of the system's roots, of those alone, for
-clients and servers; what is wrong with the file is said of it."
+  "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH replaces the system's roots, and no others, for clients and
+servers; an error in the file is reported as the file's."
   (flet ((complaint (value role &rest arguments)
            (call-with-variable "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH" value
                                (lambda ()
@@ -107,7 +107,7 @@ clients and servers; what is wrong with the file is said of it."
     (is (eq :system (roots "")))))
 
 (test cipher-suites-of-the-environment
-  "Both ends take GRPC_SSL_CIPHER_SUITES; what is wrong with it is said of it."
+  "Both ends use GRPC_SSL_CIPHER_SUITES; an error in it is reported as its own."
   (flet ((complaint (value role &rest arguments)
            (call-with-variable "GRPC_SSL_CIPHER_SUITES" value
                                (lambda ()
@@ -145,7 +145,7 @@ clients and servers; what is wrong with the file is said of it."
     (clgrpc.loop::context-pointer context)))
 
 (test files-are-read-when-credentials-are-checked
-  "Those of a server that speaks HTTP/1.1 as well, too: its connections do not read them."
+  "This holds for a server that speaks HTTP/1.1 as well: its connections do not read files."
   (dolist (role '(:server :http-server))
     (call-with-certificate-copy
      (fn (certificate key _install)
@@ -175,7 +175,7 @@ clients and servers; what is wrong with the file is said of it."
          (is (/= second (server-context-of credentials))))))))
 
 (test long-files-are-not-read
-  "Neither at first nor when they are renewed: one as long as the heap, and an endless device."
+  "Neither at first nor on renewal: a file as long as the heap, and an endless device."
   (call-with-certificate-copy
    (fn (certificate key _install)
      (let* ((credentials (tls-credentials :certificate certificate :key key :check-seconds 0))
@@ -193,7 +193,7 @@ clients and servers; what is wrong with the file is said of it."
        (server-context-of (tls-credentials :certificate "/dev/zero" :key key))))))
 
 (test files-that-hang-hold-no-loop-up
-  "A certificate on a disk that hangs, for which a pipe stands: connections get what there was."
+  "A certificate on a disk that hangs, here a pipe: connections get the previous one."
   (with-logged (events)
     (call-with-certificate-copy
      (fn (certificate key _install)
@@ -224,7 +224,7 @@ clients and servers; what is wrong with the file is said of it."
          (is (= first (server-context-of credentials))))))))
 
 (test files-of-others-that-hang-are-waited-for-together
-  "However many others there are, the loop waits no longer than for one."
+  "However many there are, the loop waits no longer than for one."
   (call-with-certificate-copy
    (fn (certificate key _install)
      (flet ((credentials (certificate key &rest more)
@@ -253,8 +253,8 @@ clients and servers; what is wrong with the file is said of it."
          (is (= 1 (length (remove-duplicates ends)))))))))
 
 (test the-end-of-a-check-of-files-wakes-those-who-wait-for-it
-  "A thread that needs credentials goes on when their files are checked, and not only when its
-patience ends."
+  "A thread that needs credentials continues when their files are checked, not only after its own
+limit."
   (let* ((credentials (tls-credentials :certificate (certificate-file "server.pem")
                                        :key (certificate-file "server.key") :check-seconds 0))
          (queue (clgrpc.loop::tls-credentials-looked credentials))
@@ -301,7 +301,7 @@ patience ends."
        (uiop:copy-file (certificate-file "server.key") key)))))
 
 (test credentials-reloaded-all-or-none
-  "If those for one other name cannot be used, nothing changes for any name."
+  "If the files for one other name cannot be used, nothing changes for any name."
   (call-with-certificate-copy
    (lambda (certificate key install)
      (call-with-certificate-copy

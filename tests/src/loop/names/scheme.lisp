@@ -18,7 +18,7 @@
   (is (null (find-scheme "pigeon:post"))))
 
 (test schemes-are-registered-in-parts
-  "A layer replaces its own function of a scheme and no other's."
+  "A layer replaces its own function of a scheme, and no other layer's."
   (call-with-schemes-of-ones-own
    (lambda ()
      (register-scheme "pigeon" :open #'list :listen #'vector)
@@ -30,7 +30,7 @@
        (is (= 1 (count "pigeon" loop::**schemes** :key #'scheme-name :test #'string=)))))))
 
 (test schemes-of-sockets-are-added
-  "PARSE-TARGET knows the schemes that are registered with PARSE, and says so of the others."
+  "PARSE-TARGET knows the schemes registered with PARSE, and names them in errors about others."
   (call-with-schemes-of-ones-own
    (lambda ()
      (register-scheme "local" :parse (fn (_text path _smallest-port)

@@ -1,4 +1,4 @@
-;;;; Targets as text: the forms of gRPC's naming document, and what is none.
+;;;; Targets as text: the forms of gRPC's naming document, and invalid texts.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -95,7 +95,7 @@
       (signals misuse (parse-target text :for-channel t) "~S is a target" text))))
 
 (test targets-of-noise
-  "Whatever the text, it is a target or MISUSE."
+  "Any text is a target or signals MISUSE."
   (let* ((seed (random 1000000 (make-random-state t)))
          (random (sb-ext:seed-random-state seed))
          (pieces #("dns" "unix" "unix-abstract" "ipv4" "ipv6" "passthrough" ":" "::" "/" "//" "///"
@@ -110,7 +110,7 @@
     (pass)))
 
 (test addresses-name-no-user
-  "They are refused for that, and the error does not show the password."
+  "An address with a user is refused, and the error does not show the password."
   (dolist (text '("u:s3cret@h:1" "http://u:s3cret@h:1" "dns:///u:s3cret@h:1"
                   "dns://u:s3cret@h/h:1"))
     (let ((error (nth-value 1 (ignore-errors (loop:parse-target text :for-channel t)))))

@@ -1,4 +1,4 @@
-;;;; Unix sockets: files that are made, kept, replaced and removed, and who may use them.
+;;;; Unix sockets: files that are made, kept, replaced and removed, and their modes.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -34,7 +34,7 @@
         (is (search "No such file" (connect-once loop target)))))))
 
 (test unix-file-modes
-  "The file of a unix socket has the mode of the option. The socket has it before it is bound, so
+  "The file of a unix socket has the mode of the option. The socket gets it before it is bound, so
 that the file is made with it."
   (support:with-folder (folder)
     (with-loops (loop) ()

@@ -8,7 +8,7 @@
        (end-background ,background))))
 
 (defun background-threads ()
-  "How many threads there are that backgrounds of tests wait on."
+  "The number of threads that wait for backgrounds of tests."
   (count "tests background" (sb-thread:list-all-threads) :key #'sb-thread:thread-name
                                                          :test #'equal))
 
@@ -33,7 +33,7 @@
              "a background that has ended takes no jobs")))
 
 (test a-job-never-runs-twice-at-once
-  "One that is woken while it runs does so once more, however often that was."
+  "A job that is woken while it runs, once or several times, runs once more."
   (with-background (background)
     (let* ((inside 0) (most 0) (count 0)
            (entered (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
@@ -55,7 +55,7 @@
       (is (= 1 most)))))
 
 (test jobs-that-wait-hold-up-no-other
-  "Nor does one whose function signals an error; that is logged, and the job idle."
+  "Nor does a job whose function signals an error; the error is logged, and the job is idle."
   (with-background (background)
     (let* ((entered (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
            (ran (sb-thread:make-semaphore))
@@ -92,8 +92,8 @@
     (is (= 0 (background-threads)))))
 
 (test a-job-that-interrupted-threads-wake-runs-on
-  "A thread that is unwound as it wakes a job has woken it, or has not: no job is taken for one that
-runs, which would neither run again nor end."
+  "A thread that is unwound as it wakes a job has woken it or not: no job is wrongly marked as
+running, since it would neither run again nor end."
   (with-background (background)
     (let* ((ran (sb-thread:make-semaphore))
            (job (add-job background (lambda () (sb-thread:signal-semaphore ran) nil))))
@@ -104,7 +104,7 @@ runs, which would neither run again nor end."
       (is-true (end-job job :seconds 30)))))
 
 (test ending-a-job-waits-for-it
-  "But not when it ends itself. It does not run again, though it is woken, or due."
+  "It does not wait if the job ends itself. The job does not run again, even if it is woken or due."
   (with-background (background)
     (let* ((entered (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
            (returned nil) (count 0) (own nil)
@@ -133,7 +133,7 @@ runs, which would neither run again nor end."
         (is (= ran count))))))
 
 (test a-job-may-end-its-background
-  "It waits for nothing then, whether others have ended the job before or not."
+  "Then it waits for nothing, whether other threads have ended the job before or not."
   (let ((background (make-background "tests background"))
         (ended (sb-thread:make-semaphore)) (job nil))
     (setf job (add-job background (lambda ()
@@ -158,7 +158,7 @@ runs, which would neither run again nor end."
         (is (equal '(:ill :well :ill :odd) (mapcar #'second (events))))))))
 
 (test await-until-returns-what-its-predicate-has
-  "It looks at once, whenever it is told of a change, and no more when its time is over."
+  "It checks at once and after each change, and no more when its time is over."
   (let ((lock (sb-thread:make-mutex)) (queue (sb-thread:make-waitqueue)) (calls 0) (value nil))
     (flet ((await (seconds predicate)
              (clgrpc.loop:await-until queue lock (clgrpc.loop:notice-end seconds) predicate)))
@@ -177,7 +177,7 @@ runs, which would neither run again nor end."
         (sb-thread:join-thread thread)))))
 
 (test the-end-of-a-background-waits-for-all-jobs-together
-  "For as long as it is told, and not for so long for each."
+  "The time limit is for all jobs, not for each."
   (let ((background (make-background "tests background"))
         (entered (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
         (waits '()))

@@ -1,4 +1,4 @@
-;;;; The baton: its steps in every interleaving, and the real thing between threads.
+;;;; The baton: its steps in every interleaving, and the real baton between threads.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -39,7 +39,7 @@
           (read-definitions "loop-structure")))
 
 (defun without (form name definitions)
-  "DEFINITIONS without FORM in that of NAME."
+  "DEFINITIONS without FORM in the definition of NAME."
   (labels ((cut (tree)
              (if (consp tree)
                  (loop for part in tree
@@ -113,7 +113,7 @@
   (loop for name in names collect (cdr (assoc name *baton-programs*))))
 
 (defun complaint-of (function)
-  "What FUNCTION, which explores, complains of; NIL if of nothing."
+  "The text of the error that FUNCTION, which explores, signals; nil if there is none."
   (handler-case (progn (funcall function) nil)
     (error (error) (princ-to-string error))))
 
@@ -139,7 +139,7 @@
            :runner :retiring-overtaker :taker)))
 
 (test interleavings-see-what-is-wrong
-  "Without any of what makes the baton sound, some interleaving fails."
+  "If any one part of the baton's protocol is removed, some interleaving fails."
   (flet ((check (name form &rest names)
            (is-true (complaint-of
                      (lambda ()

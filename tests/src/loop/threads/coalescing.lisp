@@ -1,5 +1,5 @@
-;;;; Coalescing: that no output is forgotten, in every interleaving of who coalesces and who
-;;;; flushes. What it does to messages is in tests/src/client/flow.lisp.
+;;;; Coalescing: no output is forgotten, in every interleaving of a thread that coalesces and one
+;;;; that flushes. Its effect on messages is in tests/src/client/flow.lisp.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -21,7 +21,7 @@
 (defparameter *flusher* '(when (clgrpc.loop::leave-flushing-p loop) (ask-value :add :flushers -1)))
 
 (defun explore-coalescing (reserve programs &optional (definitions (gather-definitions)))
-  "Explore PROGRAMS from a loop that has a flusher, and RESERVE."
+  "Explore PROGRAMS, which begin with a loop that has a flusher, and RESERVE."
   (explore (list (cons :coalesced 0) (cons :flusher 1) (cons :flushers 1) (cons :reserve reserve))
            (compile-programs definitions
                              '(clgrpc.loop::begin-coalescing clgrpc.loop::leave-flushing-p)

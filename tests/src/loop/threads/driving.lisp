@@ -1,6 +1,6 @@
-;;;; Driving: that no waiter is left alone, in every interleaving of a thread that gives a
-;;;; caller-driven loop up with one that begins to wait, posts, or is the candidate. What callers
-;;;; see of it is in tests/whole/promise/driving.lisp.
+;;;; Driving: no waiter is forgotten, in every interleaving of a thread that gives up a
+;;;; caller-driven loop with a thread that begins to wait, posts, or is the candidate. The callers'
+;;;; view is in tests/whole/promise/driving.lisp.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -41,7 +41,7 @@
           *baton-stubs*))
 
 (defun explore-driving (programs &optional (definitions (driving-definitions)))
-  "Explore PROGRAMS from a loop that thread 0 drives, with one call under way, another's."
+  "Explore PROGRAMS from a loop that thread 0 drives, with one call of another under way."
   (explore (append (list (cons :baton (baton-word 1)) (cons :thread 0))
                    (list (cons :calls 1))
                    (loop for place in '(:waiters :dozing :wakers :items :data :sections)
@@ -117,7 +117,7 @@
               (hand-over loop))))
 
 (test nobody-is-left-waiting
-  "Who begins to wait, or posts, while the driver steps back has somebody come."
+  "If a thread begins to wait, or posts, while the driver steps back, some thread takes the loop."
   (loop for others in (list (list *waiter*) (list *poster*) (list *candidate*)
                             (list *last-candidate*))
         do (let ((complaint (complaint-of

@@ -1,9 +1,9 @@
-;;;; Errors in what a loop calls: what is logged of them, and that a timer outlives them.
+;;;; Errors in functions that a loop calls: they are logged, and a timer survives them.
 
 (in-package #:clgrpc.tests.loop)
 
 (defun fail-here (count)
-  "Fail COUNT times at one place that is guarded; return the last error."
+  "Fail COUNT times at one guarded place; return the last error."
   (let ((last nil))
     (dotimes (i count last)
       (setf last (nth-value 1 (clgrpc.loop:guarding (:test-error :number i) (error 'mishap)))))))
@@ -36,7 +36,7 @@
                         sum (or (getf (cddr event) :unlogged) 0))))))))
 
 (test a-lasting-timer-outlives-errors
-  "Its function fails and has not started it: it rings again, later each time."
+  "Its function fails before it starts the timer again: the timer rings again, later each time."
   (let ((now 0) (rung '()) (fails 3) (timer nil))
     (with-still-loop (loop :clock (lambda () now))
       (with-logged (events)

@@ -1,5 +1,5 @@
-;;;; The inbox: order, one wake-up per sleep, nothing lost and nobody left asleep with many
-;;;; producers, closing.
+;;;; The inbox: order, one wake-up per sleep, no losses and no missed wake-ups with many producers,
+;;;; closing.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -77,7 +77,7 @@
     (is (search "closed" (princ-to-string inbox)))))
 
 (test closing-an-inbox-waits-no-longer-than-it-may-for-a-waker
-  "A thread that was stopped in the middle of a push holds up nobody for good."
+  "A thread that was stopped in the middle of a push delays others only for a limited time."
   (let ((inbox (make-inbox)))
     (doze-inbox inbox)
     (is (eq t (push-inbox inbox :a)))   ; and is not confirmed
@@ -87,7 +87,7 @@
     (is-true (close-inbox inbox))))
 
 (defun consume (inbox semaphore count)
-  "Sleep and drain until COUNT items have come; return them in their order. WAITQUEUE wakes us."
+  "Sleep and drain until COUNT items have come; return them in order. WAITQUEUE wakes it."
   (let ((items '()) (taken 0))
     (loop while (< taken count)
           do (when (doze-inbox inbox)

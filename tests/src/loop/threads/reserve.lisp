@@ -55,7 +55,7 @@
     (is-true (close-reserve reserve 10))))
 
 (test a-reserve-that-is-asked-by-interrupted-threads-counts-right
-  "A thread that is unwound as it asks for a reserve thread has asked for one, or has not."
+  "A thread that is unwound as it requests a reserve thread has requested one or not."
   (let ((reserve (make-reserve :threads 4 :idle-seconds 0)))
     (support:interrupt-again-and-again (lambda () (run-on-reserve reserve #'list)) 300)
     (is-true (close-reserve reserve 10))
@@ -63,8 +63,8 @@
     (is (= 0 (clgrpc.loop::reserve-busy reserve)))))
 
 (test a-held-thread-is-given-up-though-functions-unwind
-  "A thread is held, and not busy, until its function USE is called; if that unwinds, what waits
-gets the thread. A function that unwinds before holds nothing."
+  "A thread is held, and not busy, until its function USE is called; if this unwinds, the next
+waiting function gets the thread. A function that unwinds before holds nothing."
   (with-logged (events)
     (let* ((reserve (make-reserve :threads 1 :idle-seconds 30))
            (quota (make-quota :parent (clgrpc.loop::reserve-root reserve)))
@@ -104,7 +104,7 @@ gets the thread. A function that unwinds before holds nothing."
                                   (sb-thread:make-thread function :name name)))))
 
 (test a-thread-that-cannot-be-made-is-not-counted
-  "If the system makes no thread for a function, that is refused, and its place is free again."
+  "Then the function is refused, and the thread's place is free again."
   (with-logged (events)
     (let* ((fails t)
            (ran (sb-thread:make-semaphore))
@@ -120,8 +120,8 @@ gets the thread. A function that unwinds before holds nothing."
     (is (equal '(:no-reserve-thread) (mapcar #'second (events))))))
 
 (test a-function-that-waits-is-kept-if-no-thread-can-be-made
-  "The last thread is ended by force and the system makes no other: what waited runs after the next
-function."
+  "The last thread is ended by force and the system makes no other: the waiting function runs after
+the next one."
   (with-logged (events)
     (let* ((fails nil)
            (begun (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore))
@@ -195,7 +195,7 @@ function."
     (sb-ext:exit :code 7))")
 
 (defun exit-code-of (program)
-  "The exit code of a process of its own that loads clgrpc/loop and evaluates the text PROGRAM."
+  "The exit code of another process, which loads clgrpc/loop and evaluates the text PROGRAM."
   (let ((load-file (asdf:system-relative-pathname "clgrpc" "scripts/load.lisp")))
     (nth-value 2 (uiop:run-program
                   (list sb-ext:*runtime-pathname* "--noinform" "--disable-ldb"
@@ -246,13 +246,13 @@ thread that unwinds starts no other."
     (sb-ext:exit :code 7 :abort t))")
 
 (test stacks-are-exhausted-again-and-again
-  "Threads that have run out of stack and end: SBCL gives their stacks to others, which may run out
-of them as well."
+  "Threads exhaust their stacks and end: SBCL gives the stacks to other threads, which may exhaust
+them as well."
   (support:exhausting-a-stack
     (is (= 7 (exit-code-of *exhaust-stacks*)))))
 
 (test waiting-again-asks-no-second-thread
-  "Until who runs a loop has been overtaken one thread of the reserve is enough."
+  "One thread of the reserve is enough until the thread that runs a loop is overtaken."
   (let* ((reserve (make-reserve :threads 1))
          (event-loop (make-event-loop :reserve reserve))
          (answers '())
@@ -281,7 +281,7 @@ of them as well."
       (close-reserve reserve 5))))
 
 (test user-code-drives-on
-  "User code that waits runs its loop on until what it waits for comes or other user code is due."
+  "User code that waits runs its loop until the awaited event comes or other user code is due."
   (let* ((reserve (make-reserve :threads 1))
          (event-loop (make-event-loop :reserve reserve))
          (posted nil) (ran '())
@@ -314,7 +314,7 @@ of them as well."
 
 (defun call-with-lost-loop (function reserve start)
   "Call FUNCTION with a loop of RESERVE, which START, a function, has started, while user code that
-has lost it runs on its own thread, and with a function that lets that code return."
+has lost the loop runs on its own thread, and with a function that lets that code return."
   (let ((event-loop (make-event-loop :reserve reserve))
         (waits (sb-thread:make-semaphore)) (over (sb-thread:make-semaphore)))
     (flet ((overstay (argument)
@@ -368,8 +368,8 @@ loop that START has started, and when that has stopped."
         (is-true (close-reserve reserve 10))))))
 
 (test a-loop-that-is-taken-over-keeps-no-thread-from-others
-  "While a reserve thread runs a loop whose own thread has returned, as many threads as before are
-there for others."
+  "While a reserve thread runs a loop whose own thread has returned, others can have as many threads
+as before."
   (check-places-of-lost-loop #'launch-event-loop)
   ;; a thread of the program, which does not become one of the reserve's
   (let ((runner nil))
@@ -379,7 +379,7 @@ there for others."
     (sb-thread:join-thread runner)))
 
 (test small-reserves-have-a-thread-for-take-overs
-  "While other functions have all threads, a loop whose user code waits is taken over all the same."
+  "While other functions have all threads, a loop whose user code waits can still be taken over."
   (dolist (count '(1 4 15))
     (let ((reserve (make-reserve :threads count))
           (begun (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
@@ -399,7 +399,7 @@ there for others."
         (is-true (close-reserve reserve 10))))))
 
 (test requests-for-a-thread-do-not-pile-up
-  "While no thread is free, one request to take a loop over waits, however many functions are late."
+  "While no thread is free one request for a take-over waits, however many functions are late."
   (let* ((reserve (make-reserve :threads 1))
          (event-loop (make-event-loop :reserve reserve))
          (requests (list 0)) (waiting '())

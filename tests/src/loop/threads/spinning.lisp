@@ -1,4 +1,4 @@
-;;;; Spinning: what a loop makes of its waits, played through by a model of two ends; and that a
+;;;; Spinning: a loop's decisions to spin in its waits, simulated by a model of two ends; and that a
 ;;;; loop that spins misses nothing.
 
 (in-package #:clgrpc.tests.loop)
@@ -6,7 +6,7 @@
 ;;; The model: two ends that answer each other. Times are nanoseconds.
 
 (defconstant +model-work-ns+ 6000 "What an end takes from a message to its answer.")
-(defparameter *model-wake-ns* 20000 "What an end that sleeps takes to wake.")
+(defparameter *model-wake-ns* 20000 "The time that an end that sleeps needs to wake.")
 
 (defstruct model-end
   (spin-state (clgrpc.loop::make-spin-state))
@@ -24,7 +24,7 @@
                                                            (model-end-octets end))))
 
 (defun see-event (end at)
-  "The time when END, which waits, sees what has come at AT."
+  "The time when END, which waits, sees an event that came at AT."
   (let* ((spin-ns (model-end-spin-ns end))
          (waited (max 0 (- at (model-end-begun end))))
          (awake (< waited spin-ns)))
@@ -36,9 +36,9 @@
     (if awake at (+ at *model-wake-ns*))))
 
 (defun play (caller server count &key (now 0) (pause-ns (constantly 0)) (work-ns +model-work-ns+))
-  "Have CALLER make COUNT calls of SERVER from NOW on; before the number I it does something else
-for (PAUSE-NS I). Either may be nil, an end that always sleeps. Return the time of the end, and what
-the last 100 calls took on average."
+  "Let CALLER make COUNT calls of SERVER from NOW on; before call I it pauses for (PAUSE-NS I).
+Either may be nil, an end that always sleeps. Return the end time and the mean time of the last 100
+calls."
   (let ((last '()))
     (flet ((wait (end now) (when end (begin-to-wait end now)))
            (see (end at) (if end (see-event end at) (+ at *model-wake-ns*))))
@@ -71,8 +71,8 @@ the last 100 calls took on average."
         "and they find each other again")))
 
 (test mixed-waits-do-not-keep-a-server-spinning
-  "Where every second wait is too long, spinning costs more than it saves, and becomes rare; with
-one long wait in four it goes on."
+  "If every second wait is too long, spinning costs more than it saves, and becomes rare; with one
+long wait in four it continues."
   (flet ((spun (every)
            "What a server spins on average if each wait whose number is divided by EVERY is long."
            (let ((server (make-model-end)) (now 0))
@@ -83,13 +83,13 @@ one long wait in four it goes on."
     (is (< 9000 (spun 4) 9800))))
 
 (test a-server-of-long-ago-is-found
-  "A server whose trials have failed for long is found by a new caller, as long as that calls on."
+  "A new caller finds a server whose trials have failed for long, if it calls for long enough."
   (let ((server (make-model-end)) (caller (make-model-end :driven t)))
     (play nil server 10000)
     (is (= (* 2 +model-work-ns+) (average-of caller server 20000)))))
 
 (test ends-of-one-process-that-wake-slowly-find-each-other
-  "The trial of a caller makes the loops of its process try as well, also if they have not for long."
+  "A caller's trial makes the loops of its process try too, even if they have not for long."
   (let ((server (make-model-end)) (caller (make-model-end :driven t)) (*model-wake-ns* 60000))
     (play nil server 10000)
     (is (= (* 2 +model-work-ns+) (average-of caller server 300)))
@@ -97,8 +97,8 @@ one long wait in four it goes on."
     (is (= (* 2 +model-work-ns+) (average-of (make-model-end :driven t) server 300)))))
 
 (test a-caller-whose-messages-become-short-tries-soon
-  "After long messages, for which spinning does not pay, short ones of the same server find it within
-two hundred calls; not if only a few short ones come at a time, for which trials stay rare."
+  "After long messages, for which spinning does not pay, a caller with short messages to the same
+server spins within two hundred calls; if only a few short ones come at a time, trials stay rare."
   (let ((server (make-model-end)) (caller (make-model-end :driven t)))
     (flet ((call (octets count &rest arguments)
              (setf (model-end-octets caller) octets)
@@ -114,8 +114,8 @@ two hundred calls; not if only a few short ones come at a time, for which trials
         (is (< (- (model-end-spun caller) spun) 20000000))))))
 
 (test a-caller-that-spins-has-others-try-now-and-then
-  "Its peer may share its processor: then trials of the peer fail, but for long ones. A peer that
-spins takes no notice."
+  "Its peer may share its processor: then trials of the peer fail, except long ones. A peer that
+spins ignores the requests."
   (let ((server (make-model-end)) (caller (make-model-end :driven t)))
     (average-of caller server 1000)
     (let ((before clgrpc.loop::**callers-trials**) (spun (model-end-spun server)))
@@ -124,7 +124,7 @@ spins takes no notice."
       (is (= (* 81920 +model-work-ns+) (- (model-end-spun server) spun))))))
 
 (test trials-that-fail-are-rare
-  "What an end spins in vain is little where its peer sleeps, or takes long to answer."
+  "An end spins little in vain if its peer sleeps, or takes long to answer."
   (flet ((spun (end play)
            (funcall play 10000)
            (let ((before (model-end-spun end)))
@@ -155,7 +155,7 @@ spins takes no notice."
     (is (= 0 (model-end-spin-ns server)) "a wait that ends otherwise ends it")))
 
 (test a-source-now-and-then
-  "It does not have trials made for ever in vain; one that spinning pays for is tried again soon."
+  "It causes no trials in vain for ever; one for which spinning pays is tried again soon."
   (let ((server (make-model-end)))
     (flet ((spun (count)
              (let ((before (model-end-spun server)))
@@ -203,12 +203,12 @@ spins takes no notice."
       (is (= 0 (count 0 waits)) "not when a timer is due at once"))))
 
 (defun wait-at-least (ns)
-  "Have NS pass, though no thread sleeps."
+  "Let NS pass without sleep."
   (loop with end = (+ (monotonic-ns) ns)
         while (< (monotonic-ns) end)))
 
 (test timers-are-not-late-for-a-spin
-  "What a spin took, also where its thread was kept from running, is not waited once more."
+  "The time of a spin, even if its thread was kept from running, is not waited again."
   (let ((waits '()))
     (with-still-loop (loop :note (lambda (what)
                                    (push what waits)
@@ -239,7 +239,7 @@ spins takes no notice."
       (is (notany (lambda (what) (eql -1 what)) waits) "and does not sleep"))))
 
 (test a-loop-that-spins-misses-nothing
-  "Posts and octets that come at any moment of a spin, or of the sleep behind it, are seen."
+  "Posts and octets that come at any moment of a spin, or of the following sleep, are seen."
   (with-loops (loop) ()
     (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
       (with-clients (client) ((listener-address listener))
@@ -258,7 +258,8 @@ spins takes no notice."
 (test what-never-spins
   (let ((*world* (make-world :clock #'monotonic-ns :wait (constantly nil)
                              :network (loop::world-network *world*))))
-    (is (null (clgrpc.loop::make-spin-state-if-useful)) "A simulated world has no time to lose."))
+    (is (null (clgrpc.loop::make-spin-state-if-useful)) "A simulated world never spins, since it
+cannot lose time."))
   (flet ((spins-with (processors)
            (with-replaced (('os:processor-limit (constantly processors)))
              (not (null (clgrpc.loop::make-spin-state-if-useful))))))

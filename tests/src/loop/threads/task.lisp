@@ -1,5 +1,5 @@
-;;;; What a loop is to do later: in which order, in which turn, and that nothing is lost of it. The
-;;;; test's thread makes the turns.
+;;;; A loop's deferred work: its order and its turns, without losses. The test's thread makes the
+;;;; turns.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -15,8 +15,8 @@
         (is (equal (loop for i below 1000 collect i) (reverse ran)))))))
 
 (test few-deferred-functions-run-in-the-turn-of-those-that-defer-them
-  "The functions that they defer in turn are left to the next turn, and so are those of more than
-sixteen functions together."
+  "Functions that these defer in turn run in the next turn, and so do those of more than sixteen
+functions together."
   (flet ((turns (times count)
            "The turns in which COUNT functions run that defer themselves TIMES times."
            (with-still-loop (loop)
@@ -33,8 +33,8 @@ sixteen functions together."
                (turns 1 9)))))
 
 (test slow-functions-that-others-defer-wait-for-the-next-turn
-  "Finished output would wait for them: once one has taken 50 µs or longer, they are left to the
-turn after for twenty times as long, at most a second."
+  "Finished output would wait for them: once one has taken 50 µs or longer, such functions wait for
+the next turn, for twenty times as long, at most a second."
   (let ((now 1000))
     (with-still-loop (loop :clock (lambda () now))
       (let ((turns '()) (ns 0))
@@ -126,7 +126,7 @@ turn after for twenty times as long, at most a second."
       (is-true (post loop (make-instance 'posted-item :place place)))
       (make-turn-of loop)
       (is (equal '(0 1 2 3 4 5 6 7 8 9) (reverse ran)))
-      (is (= 1 (first place)) "An object is posted as a function is."))))
+      (is (= 1 (first place)) "Objects and functions may be posted."))))
 
 (test only-the-first-post-wakes-a-sleeping-loop
   (let ((wakes 0) (ran 0) (waiting nil))
@@ -147,8 +147,8 @@ turn after for twenty times as long, at most a second."
       (is (= 1 wakes) "A loop that is awake needs no waking."))))
 
 (test a-post-is-not-left-half-done
-  "Who interrupts a thread that posts does so before or after: the loop is woken, and nobody is left
-who is about to wake it."
+  "An interrupt of a thread that posts comes before or after the post: the loop is woken, and no
+thread remains marked as its waker."
   (let ((inside (sb-thread:make-semaphore)) (released nil) (woken nil) (thread nil))
     (with-still-loop (loop :note (lambda (what)
                                    (cond ((not (eq what :wake)))

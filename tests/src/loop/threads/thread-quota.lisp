@@ -1,4 +1,4 @@
-;;;; Quotas: who comes last finds something free, what waits is served in turn, and the sums hold.
+;;;; Quotas: the last owner finds a free thread, functions wait in turn, and the sums are right.
 
 (in-package #:clgrpc.tests.loop)
 
@@ -6,8 +6,8 @@
   (loop repeat count collect (make-quota :parent parent :weight weight)))
 
 (defun fill-quota (quota total)
-  "Run functions of QUOTA, of a reserve of TOTAL threads, until it may have no more; return how many
-it has then."
+  "Run functions of QUOTA, of a reserve of TOTAL threads, until it may have no more; return their
+number."
   (let ((root (loop for part = quota then (clgrpc.loop::quota-parent part)
                     unless (clgrpc.loop::quota-parent part) return part)))
     (loop while (clgrpc.loop::may-have-p quota #'quota-running (- total (quota-running root)))
@@ -25,8 +25,8 @@ it has then."
       "a thread is available though all are kept"))
 
 (test quotas-of-one-after-another
-  "Each takes all it may and gives nothing back; each new quota finds one thread, and a peer leaves
-some to others however many connections it has."
+  "Each quota takes all that it may and releases nothing; each new quota finds one thread, and a
+peer leaves some to others however many connections it has."
   (let* ((root (make-quota))
          (peer (make-quota :parent root :weight 7 :kept 15))
          (other (make-quota :parent root :weight 7 :kept 15)))
@@ -39,7 +39,7 @@ some to others however many connections it has."
       (loop repeat 10 do (is (= 1 (fill-one other)))))))
 
 (defun serve-all (root free)
-  "What of ROOT's is to run while so many threads are FREE, as they were queued, in its order."
+  "The functions of ROOT that run while FREE threads are free, in the order of its queue."
   (loop for (function quota) = (multiple-value-list (clgrpc.loop::dequeue-function root free))
         while function
         collect (funcall function)
@@ -83,8 +83,8 @@ some to others however many connections it has."
       (is (eq (first functions) (clgrpc.loop::dequeue-function root 1))))))
 
 (test quotas-keep-their-sums
-  "Whatever begins, waits, ends and leaves, in any order: nothing waits that may run, and parts make
-their whole."
+  "Functions begin, wait, end and leave in any order: none waits that may run, and the parts' sum is
+the whole."
   (let ((seed (random (expt 2 32) (make-random-state t))))
     (format t "~&; quotas-keep-their-sums: seed ~D~%" seed)
     (let* ((*random-state* (sb-ext:seed-random-state seed))

@@ -63,7 +63,7 @@
         (is (= 1 (ran-before)) "In a long turn it looks after each.")))))
 
 (test looks-go-on-after-a-function-that-fails
-  "Though it is the one after which the loop would have looked."
+  "The failing function is the one after which the loop would have looked."
   (let ((now +noon-ns+) (ran '()))
     (with-still-loop (loop :clock (lambda () now))
       (with-logged (events)
@@ -98,8 +98,8 @@
         (is (= 10 (first sent)) "It has not waited for the turn's end.")))))
 
 (test output-of-reading-waits-for-the-answer
-  "In the middle of a turn, what reading has written leaves with what a function adds, by one send;
-but it does not wait for long."
+  "In the middle of a turn, output written by reading is sent together with a function's output; but
+it does not wait for long."
   (flet ((sent-after-functions (ns)
            "The octets sent after each of 20 functions that take NS; another one answers between."
            (let ((now +noon-ns+) (connection nil) (end nil) (sent '()))
@@ -134,7 +134,7 @@ but it does not wait for long."
       (is (eql 5 (position 17 sent)) "~A" sent))))
 
 (defun sent-of-a-long-turn (input &key (fill #'identity) (first (constantly nil)))
-  "The octets sent before each of 20 deferred functions, which take 100 µs each, of a turn that
+  "Two values: the octets sent before each of 20 deferred functions, 100 µs each, of a turn that
 reads an octet; and those sent by its end. INPUT is called with the connection when the octet is
 read, FILL as a handler's FILL, and FIRST, with the connection and its end, before the 20."
   (let ((now +noon-ns+) (connection nil) (end (make-end)) (sent '()))
@@ -161,8 +161,8 @@ read, FILL as a handler's FILL, and FIRST, with the connection and its end, befo
         (values (reverse sent) (buffer-fill (end-sent end)))))))
 
 (test data-that-a-window-lets-go-do-not-wait
-  "What reading lets FILL write is an answer that has waited for long enough, also beside the answer
-to a PING."
+  "Data that FILL may write after reading are an answer that has waited long enough, even beside the
+answer to a PING."
   (loop for ping in '(0 17)
         do (let ((waiting 0))
              (multiple-value-bind (sent all)
@@ -201,7 +201,7 @@ to a PING."
     (is (> 8 (or (position all sent) 20)) "~A" sent)))
 
 (test a-turn-calls-some-of-what-was-posted
-  "Other threads can post faster than the loop calls; connections and timers have their turns."
+  "Other threads can post faster than the loop calls; connections and timers get turns."
   (let ((now +noon-ns+) (called '()) (waits '()))
     (with-still-loop (loop :clock (lambda () now)
                            :note (lambda (what) (unless (eq what :wake) (push what waits))))
@@ -215,7 +215,7 @@ to a PING."
       (is (equal (loop for i below 1000 collect i) (reverse called))))))
 
 (test a-turn-ends-some-connections
-  "With each end the calls of a connection, which may be a thousand."
+  "Each end also ends the calls of a connection, perhaps a thousand."
   (let ((now +noon-ns+) (ended 0) (connections '()) (other nil) (end nil))
     (with-still-loop (loop :clock (lambda () (incf now 1000000)))
       (labels ((connect (descriptor)
@@ -270,9 +270,9 @@ to a PING."
         (is (equal '(:connection-handler-error) (mapcar #'second (events))))))))
 
 (test a-thread-that-is-overtaken-in-its-wait-leaves
-  "It is woken, though nothing happens, and takes no events from the thread that runs the loop now;
-nor is it left behind in the wait when the loop stops, as it would be if both had one poller. It
-closes the one that it had."
+  "It is woken, though nothing happens, and takes no events from the thread that now runs the loop;
+nor does it stay in the wait when the loop stops, as it would if both had one poller. It closes its
+own poller."
   (let ((reserve (make-reserve :threads 3))
         (descriptors 0))
     (with-loops (loop) (:reserve reserve)
@@ -293,7 +293,7 @@ closes the one that it had."
     (is-true (close-reserve reserve 10))))
 
 (test newcomers-come-in-the-middle-of-a-long-turn
-  "Input that comes while deferred functions take long is read before all of them have run. A peer
+  "Input that arrives while deferred functions take long is read before all of them have run. A peer
 that sends more after each answer gets half of the time, and the functions keep their order."
   (let ((now +noon-ns+) (ran '()) (many 100) (client nil) (met (sb-thread:make-semaphore)))
     (flet ((take (connection)
@@ -332,7 +332,7 @@ that sends more after each answer gets half of the time, and the functions keep 
         (is (equal (loop for i below many collect i) (remove :newcomer ran)))))))
 
 (test newcomers-come-before-what-was-left
-  "A connection whose input was left from an earlier turn waits for those that have become ready
+  "A connection with input left from an earlier turn waits for connections that have become ready
 since, even if it is the only one; but not for those whose handshake is not over."
   (loop for left in '(0 1 2 5)
         do (with-still-loop (loop :clock (constantly +noon-ns+))
