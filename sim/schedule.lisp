@@ -163,7 +163,7 @@ task ends, too; otherwise the scheduler would wait for the turn for ever."
     next))
 
 (defun run-loop (running)
-  "Have the loop of RUNNING make a turn."
+  "Let the loop of RUNNING make a turn."
   (let ((loop:*world* (host-world (running-loop-host running))))
     (loop:make-turn (running-loop-loop running))))
 

@@ -110,7 +110,7 @@ threads, or after its end."
   (history-digest (simulation-history simulation)))
 
 (defun detail-p (entry)
-  "True if ENTRY is a packet, or told by a tracer."
+  "True if ENTRY is a packet, or comes from a tracer."
   (or (eq :octets (entry-event entry))
       (eq :trace (first (entry-arguments entry)))))
 

@@ -40,7 +40,7 @@
           and do (setf start (+ next (length *name-place*)))))
 
 (defun make-pattern (text)
-  "Parse TEXT as a pattern and return that. Signal MISUSE."
+  "Parse TEXT as a pattern and return the pattern. Signal MISUSE."
   (let* ((spiffe-p (spiffe-p text))
          (domain-end (and spiffe-p (position #\/ text :start (length "spiffe://")))))
     (cond ((string= "" text) (misuse "A pattern of identities must not be empty."))

@@ -160,7 +160,7 @@ only another change would end the catch-up, and perhaps no other change occurs."
             (tell-watcher informer watcher)))))))
 
 (defun run-catch-up (informer watcher)
-  "Begin a catch-up: wait for the store, and see that the catch-up ends."
+  "Begin a catch-up: wait for the store, and make sure that the catch-up ends."
   (handler-case
       (let ((catch-up (etcd:watch (informer-store informer)
                                   (lambda (changes revision)

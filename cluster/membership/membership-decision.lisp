@@ -14,7 +14,7 @@ member of its name or nil; KNOWN is the last generation of the process that join
   (1+ (max revision known (if existing (member-generation existing) 0))))
 
 (defun decide-join (existing asked if-taken &optional (known 0))
-  "Decide whether ASKED, a member, may join where there is EXISTING, a member of its name or nil.
+  "Decide whether ASKED, a member, may join while EXISTING, a member or nil, has its name.
 Return :enter if its entry may replace the present one; :same if EXISTING is the same instance;
 :taken if another member has the name; or :superseded if EXISTING has a later generation than KNOWN,
 the generation that the asking process had, or 0. IF-TAKEN is :take-over or :refuse."

@@ -7,7 +7,7 @@
 ;;;; take the name back. In both cases the node gives its lease back.
 ;;;;
 ;;;; A node learns from its watch, or from the next renewal of its lease, that its entry is gone. A
-;;;; hung leader of etcd may say nothing by its watches, and renew leases that the present leader
+;;;; hung leader of etcd may report nothing by its watches, and renew leases that the present leader
 ;;;; has ended (etcd's issue 15247). So a node also reads its entry, once in the time of its lease;
 ;;;; a hung leader does not answer such a read.
 
@@ -241,7 +241,7 @@ this revision only now."
                                                :condition (bounded-text condition)))))
 
 (defun attend-membership (node)
-  "Run the job that looks for NODE's entry while it is a member, and makes it join again after a
+  "Run the job that looks for NODE's entry while NODE is a member, and makes NODE join again after a
 loss, if NODE may do so. Return the seconds until the job runs again, or nil."
   (ecase (node-state node)
     (:member (look-for-entry node)

@@ -171,7 +171,7 @@ ETCD-ERROR, or MISUSE for a wrong description in MEMBER. From any thread."
 ;;; After joining
 
 (defun renew-membership (store cluster name generation)
-  "Have the lease of the member NAME of CLUSTER, of GENERATION, begin again. Return its seconds.
+  "Renew the lease of the member NAME of CLUSTER, of GENERATION. Return its seconds.
 Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
   (multiple-value-bind (entry existing) (fetch-entry store cluster (check-name name "member"))
     (require-life existing name generation)
@@ -179,8 +179,8 @@ Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
       (etcd:lease-not-found () (require-life nil name generation)))))
 
 (defun announce (store cluster name generation &key (state :draining) timeout)
-  "Have the member NAME of GENERATION be in STATE. Return the member's former entry, or nil if there
-is no such member. The announcement may take TIMEOUT seconds, if TIMEOUT is not nil."
+  "Set the state of the member NAME of GENERATION to STATE. Return the member's former entry, or nil
+if there is no such member. The announcement may take TIMEOUT seconds, if TIMEOUT is not nil."
   (let ((end (and timeout (loop:notice-end timeout))))
     (flet ((seconds () (and end (loop:seconds-until end))))
       (block nil

@@ -1,6 +1,6 @@
 ;;;; The view of a node: the members at a revision of the store, and the recent changes before it,
 ;;;; from which watchers continue. A view is changed by the thread that holds the lock of its
-;;;; informer; it reads neither store nor clock.
+;;;; informer; a view reads neither store nor clock.
 
 (in-package #:clgrpc.cluster)
 

@@ -12,8 +12,8 @@
 ;;;;    sent. The next request begins a new stream; it is sent only after all these functions were
 ;;;;    called.
 ;;;; 4. If answers are awaited and none arrives for the peer's timeout, the stream is given up. The
-;;;;    time counts from the last answer, or from when the pipeline was last empty: a request behind
-;;;;    others that are answered in time does not time out.
+;;;;    time counts from the last answer, or from when the pipeline was last empty: a request that
+;;;;    waits for others does not time out while these are answered in time.
 ;;;;
 ;;;; One thread at a time sends (PUMPING): the first that finds something to send, be it a thread
 ;;;; that adds a request or the loop that receives answers. The sender never waits for the stream: a
@@ -30,8 +30,8 @@ entries."
   (max 1 (queued-request-entries queued-request)))
 
 (defun room-p (peer pipe entries octets)
-  "True if PIPE, of PEER, takes ENTRIES with OCTETS of data more. An empty pipe accepts a request of
-any size."
+  "True if PIPE, of PEER, has room for ENTRIES more, with OCTETS of data. An empty pipe accepts a
+request of any size."
   (or (pipe-closed pipe)
       (zerop (pipe-entries pipe))
       (and (<= (+ entries (pipe-entries pipe)) (peer-max-entries peer))
@@ -179,7 +179,7 @@ long."
   (loop:cancel call))
 
 (defun open-stream (peer)
-  "Begin a stream to PEER, which has no stream. Only the thread that is pumping does."
+  "Begin a stream to PEER, which has no stream. Only the thread that is pumping does this."
   (let ((call (methods:pipeline-entries (peer-channel peer) :open :wait-for-ready t))
         (unwound t))
     (unwind-protect (progn (set-up-stream peer call)

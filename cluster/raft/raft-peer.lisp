@@ -1,4 +1,4 @@
-;;;; Peers: a peer represents another member of a group, to which this one sends. A peer has a
+;;;; Peers: a peer represents another member of a group, to which this member sends. A peer has a
 ;;;; channel that is connected from the start and again whenever its connection is lost, and a
 ;;;; pipeline.
 ;;;;

@@ -1,7 +1,7 @@
 ;;;; The address of a request: its group, its sender and its receiver, which are members of the
-;;;; group. A peer puts its address on all that it sends, and the service compares it before the
-;;;; state machine gets the request. So a process that has taken over the address of another, or
-;;;; serves another group, does not append foreign entries.
+;;;; group. A peer puts its address on all its requests, and the service compares it before the
+;;;; state machine gets the request. So a process that has taken over the network address of
+;;;; another, or serves another group, does not append foreign entries.
 
 (in-package #:clgrpc.raft)
 

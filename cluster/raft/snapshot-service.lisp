@@ -83,7 +83,7 @@ receiver, the response, and whether the snapshot is wanted."
       (values snapshot-receiver response wanted))))
 
 (defun keep-chunk (member snapshot-receiver chunk)
-  "Have the state machine keep CHUNK, a SnapshotChunk, for SNAPSHOT-RECEIVER."
+  "Let the state machine keep CHUNK, a SnapshotChunk, for SNAPSHOT-RECEIVER."
   (with-snapshot-receiver (member snapshot-receiver)
     (check-chunk snapshot-receiver chunk)
     (handle-snapshot-chunk (local-member-state member) (snapshot-receiver-header snapshot-receiver)

@@ -43,7 +43,7 @@ Return the future, and a function to be called with the error that ended it, or 
       (note-answered meter message status began-ns))))
 
 (defun ask-then (peer message stub request timeout then)
-  "Ask REQUEST of PEER and return; THEN is called with the answer."
+  "Send REQUEST to PEER and return; THEN is called with the answer."
   (multiple-value-bind (future done) (begin-unary-call peer message stub request timeout 0 0)
     (loop:attach future (lambda (response error)
                           (funcall (the function done) error)

@@ -37,7 +37,7 @@ node reports its machine's date three times in this period.")
   (proof-ms 0 :type integer :read-only t)) ; how long OFFSET must be requested
 
 (defstruct (dates (:constructor make-dates (clock)) (:copier nil))
-  "The dates that a node knows, in milliseconds since 1970. An offset is a date less STEADY-MS."
+  "The dates that a node knows, in milliseconds since 1970. An offset is a date minus STEADY-MS."
   (clock nil :type function :read-only t) ; the machine's clock: nanoseconds since 1970
   (lock (sb-thread:make-mutex :name "clgrpc workflow dates") :read-only t) ; guards all slots below
   (offset nil :type (or null integer))  ; the offset of the nodes' date; nil until it is known

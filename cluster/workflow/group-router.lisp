@@ -5,8 +5,8 @@
 ;;;; The group follows from the id and the names of the groups alone (rendezvous hashing), so all
 ;;;; clients agree without a request. For each group, take the first eight octets of the MD5 of
 ;;;; NAME/ID, in UTF-8, as a number: the group with the greatest number has the workflow. If a group
-;;;; is added to N groups, it gets one of N + 1 ids. Workflows that were started before stay in
-;;;; their group, and only the channel of that group finds them.
+;;;; is added to N groups, it gets one in N + 1 of the ids. Workflows that were started before stay
+;;;; in their group, and only the channel of that group finds them.
 
 (in-package #:clgrpc.workflow)
 

@@ -1,8 +1,8 @@
 ;;;; The keeper: a job of each node that looks after sessions and nodes. The keeper gives the claims
 ;;;; of sessions that have ended to other workers, before all other work and apart from timers. The
 ;;;; keeper keeps the watch of the index, which informs the node of tasks, times, sessions and
-;;;; nodes. The keeper maintains the node's entry among the nodes, with its date; and it counts. The
-;;;; keeper runs at each event of the watch, and every second.
+;;;; nodes. The keeper maintains the node's entry among the nodes, with its date; and it counts
+;;;; workflows and tasks. The keeper runs at each event of the watch, and every second.
 ;;;;
 ;;;; All nodes look after sessions, in different orders. If two nodes do one thing, the store
 ;;;; accepts one of the changes, and the other node finds that nothing is left to do.
@@ -185,8 +185,7 @@ session has counted tasks since then."
     (and lease (lease-name (etcd:lease-id lease)))))
 
 (defun share-out-shards (node)
-  "Take the shards that are NODE's when all shards are dealt out by turns to the names of all
-nodes."
+  "Take the shards that are NODE's when all shards are dealt out in turn to the names of all nodes."
   (let ((own (own-name node)))
     (own-shards node
                 (and own

@@ -1,6 +1,6 @@
 ;;;; The limits of workflows, nodes and calls, and the checks of names. etcd accepts no request of
 ;;;; more than 1.5 MB. The limits fit together: the payloads of one change, at most
-;;;; MAX-PAYLOAD-OCTETS, a state of MAX-STATE-OCTETS, and what its last change may add to it. A
+;;;; MAX-PAYLOAD-OCTETS, a state of MAX-STATE-OCTETS, and the octets that its last change may add. A
 ;;;; workflow whose state grows beyond that fails while its failure can still be stored.
 
 (in-package #:clgrpc.workflow)
@@ -121,7 +121,7 @@ characters. WHAT names the thing in the error."
               return (subseq text 0 end))))
 
 (defun check-payload (limits octets what)
-  "Signal TOO-LARGE if OCTETS, a number, exceeds what LIMITS allow for WHAT, a text."
+  "Signal TOO-LARGE if OCTETS, a number, exceeds the limit in LIMITS for WHAT, a text."
   (when (> octets (limits-max-payload-octets limits))
     (refuse-size :too-large :max-payload-octets (limits-max-payload-octets limits) octets
                  "~A: too many octets" what)))

@@ -35,7 +35,7 @@ LIST's lock. Return false if something newer is known."
                              (coerce (loop repeat +shards+ collect (make-ring)) 'simple-vector)))
 
 (defun add-ready (list kind shard id revision)
-  "The task of ID, of KIND, in SHARD, can be claimed since REVISION."
+  "Note that the task of ID, of KIND, in SHARD, can be claimed since REVISION."
   (sb-thread:with-mutex ((ready-list-lock list))
     (when (forget-ready-before list id revision)
       (if (<= +most-ready+ (hash-table-count (ready-list-tasks list)))

@@ -29,7 +29,8 @@
 ;;;;   as if it had died. When the node continues it finds other revisions, and gives up the
 ;;;;   sessions that other nodes keep. If the node's leases have ended, a renewal reports this, and
 ;;;;   the node drops all sessions that it kept by them. Heartbeats may have waited in its sockets,
-;;;;   so a session that seems to be over gets two more seconds by 3, in which they are handled.
+;;;;   so a session that seems to be over gets two more seconds by 3, in which these heartbeats are
+;;;;   handled.
 ;;;; - Worker and node die together: the lease ends by itself after L. If a worker hangs, and its
 ;;;;   node dies before step 3, the session lasts 3/2 S at most. This case and the next are the only
 ;;;;   ones in which a session exceeds its time by more than two seconds while the store works.
@@ -251,7 +252,7 @@ last changed at REVISION, and otherwise return its entry."
 (defun try-to-keep (node session stream revision)
   "Let the key of SESSION end with a lease of NODE, if the key was last changed at REVISION. Return
 true if the key has the lease; if not, as second value the entry of its key, or nil if the lease has
-ended. Signal SESSION-LOST if the session has."
+ended. Signal SESSION-LOST if the session has ended."
   (let ((session-lease (ensure-session-lease node (session-seconds session))))
     (handler-case
         (multiple-value-bind (done results now)

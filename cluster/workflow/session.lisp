@@ -84,7 +84,7 @@ Return the session's name and its duration."
     (values claims times)))
 
 (defun drop-unheld (node session held-p seconds claims times)
-  "Give those CLAIMS of SESSION, made at TIMES, of which SESSION does not know, to other workers.
+  "Give to other workers those CLAIMS of SESSION, made at TIMES, of which SESSION does not know.
 HELD-P is a function that returns true for a claim that SESSION knows. A worker learns of its claim
 by the answer to its request, which may still arrive until the claim is SECONDS old; after that time
 an unknown claim is lost."

@@ -229,8 +229,8 @@ elements are the inputs. A workflow that has failed by this change gives no task
           (refuse-size :backlog-full :max-held most count "the session has too many tasks"))))))
 
 (defun put-claims (node session drafts)
-  "Put DRAFTS, in which SESSION claims tasks, into the store. Return whether that was done, and the
-Tasks. Signal SESSION-LOST if SESSION has ended."
+  "Put DRAFTS, in which SESSION claims tasks, into the store. Return two values: true if that was
+done, and the Tasks. Signal SESSION-LOST if SESSION has ended."
   (let ((root (node-root node)) (session-key (session-key node session)))
     (multiple-value-bind (done results revision)
         (transact node (mapcar (lambda (draft) (pb:workflow-state-id (draft-state draft))) drafts)
@@ -430,7 +430,7 @@ BACKLOG-FULL if too many claims wait."
             (t (enter-task-queue task-queue waiting))))))
 
 (defun note-ready (node kind id)
-  "The task of ID, of KIND, can be claimed."
+  "Note that the task of ID, of KIND, can be claimed."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue)) (wake-claim task-queue kind id))))
 

@@ -135,9 +135,9 @@ begins, if more items may be due there."
     (some (lambda (id) (stuck-p node id)) (append ids others))))
 
 (defun handle-shard (node shard &key (late-ms 0))
-  "Do the items of SHARD that are due, by LATE-MS at least. Return the time of the shard's next
-item, in milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if the store was
-full."
+  "Do the items of SHARD that have been due for LATE-MS at least. Return the time of the shard's
+next item, in milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if the
+store was full."
   (let ((from nil) (again nil) (full nil))
     (flet ((note-again (ms) (setf again (min ms (or again ms)))))
       (loop
@@ -154,7 +154,7 @@ full."
           (setf from more))))))
 
 (defun handle-due (node &key (late-ms 0))
-  "Do the due items of all shards, by LATE-MS at least."
+  "Do the items of all shards that have been due for LATE-MS at least."
   (map-though-full (lambda (shard) (handle-shard node shard :late-ms late-ms))
                    (alexandria:iota +shards+)))
 

@@ -210,7 +210,7 @@ lock."
           do (dolist (subscription subscriptions) (queue-change feed subscription message))))
 
 (defun end-subscriptions (subscriptions condition)
-  "The watch of the store that has served SUBSCRIPTIONS has ended with CONDITION."
+  "Note that the watch of the store that served SUBSCRIPTIONS has ended with CONDITION."
   (dolist (subscription subscriptions)
     (end-subscription subscription
                       (watch-end-condition condition (not (for-all-p subscription))))))

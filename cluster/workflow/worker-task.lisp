@@ -21,7 +21,7 @@ this."
   (task-lost task))
 
 (defun task-id (task)
-  "Return the id of the workflow that TASK is of, a string. From any thread."
+  "Return the id of the workflow of TASK, a string. From any thread."
   (pb:task-id (task-message task)))
 
 (defun task-kind (task)
@@ -68,7 +68,7 @@ done alone, since the task may itself end its workers. From any thread."
   (pb:task-losses (task-message task)))
 
 (defun task-held-p (task)
-  "True as far as this worker knows that TASK is still its own. When TASK-HELD-P is false, a report
+  "True if TASK, as far as this worker knows, is still its own. When TASK-HELD-P is false, a report
 would be refused, so further work is useless. From any thread."
   (and (not (task-lost task))
        (or (null (task-until-ns task)) (< (loop:world-now) (task-until-ns task)))))

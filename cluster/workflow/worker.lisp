@@ -414,8 +414,8 @@ stopped."
           (setf (worker-calls worker) (remove call (worker-calls worker))))))))
 
 (defun claim-and-do (worker pauses)
-  "Run a hand of WORKER once. Return the seconds until the job claims again, nil if WORKER is being
-stopped. PAUSES are the pauses of this hand."
+  "Run once a job of WORKER that claims and does tasks. Return the seconds until the job claims
+again, nil if WORKER is being stopped. PAUSES are the pauses of this job."
   (handler-case (let ((message (claim-one worker)))
                   (loop:forget-failures pauses)
                   (when message (do-task worker message))

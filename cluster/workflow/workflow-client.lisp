@@ -7,8 +7,8 @@
 (defconstant +call-seconds+ 10 "How long a call may take.")
 
 (defconstant +silence-seconds+ 1
-  "The seconds of silence after which a node gets a ping; after as many more seconds it is given up.
-The connection to a node may remain open although the node hangs.")
+  "The seconds of silence after which a node gets a ping; after the same time again the node is
+given up. The connection to a node may remain open although the node hangs.")
 
 (defun reach-nodes (channel)
   "Make CHANNEL, by which nodes are called, detect soon that one of them hangs."

@@ -19,8 +19,8 @@
 (document-functions
   workflow-error-text "Return the description of the error, a string."
   workflow-error-cause "The RPC-ERROR that reported the error, or nil."
-  workflow-error-limit "The name of the limit that was passed, a string, or nil."
-  workflow-error-most "Return the value of the limit that was passed, or nil."
+  workflow-error-limit "The name of the limit that was exceeded, a string, or nil."
+  workflow-error-most "Return the value of the limit that was exceeded, or nil."
   workflow-error-actual "Return the value that exceeded the limit, or nil.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
@@ -51,8 +51,8 @@ differ.")
   (:claim-lost :aborted "The task no longer belongs to the worker that reports it. Its session had
 ended, or the attempt's time was over, and another worker has the task now or will get it; or the
 worker has reported another result before. Nothing was recorded.")
-  (:session-lost :failed-precondition "The session has ended: its worker's heartbeats failed for its
-time. The tasks that it had claimed are given to others.")
+  (:session-lost :failed-precondition "The session has ended: no heartbeat of its worker has arrived
+  for the session's time. The tasks that it had claimed are given to others.")
   (:invalid-request :invalid-argument "The request is invalid: a name that is empty or has a /, a
 step that does nothing, a negative time.")
   (:too-large :invalid-argument "Something is larger than a limit allows.")

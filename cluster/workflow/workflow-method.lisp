@@ -263,11 +263,11 @@ CALL's peer may not work on that task at NODE."
                (string/= "" (pb:workflow-state-session state)))
       (check-owner call (pb:workflow-state-session state)))))
 
-;;; A worker whose report leaves it without a task gets another one with the answer, if it asks for
-;;; that and there is one. The next task is claimed while the report is put, often by the same
-;;; request to the store, in a transaction of its own. A worker that does not get the answer does
-;;; not say in its heartbeats that it holds the task, so other workers get the task, as with a lost
-;;; answer to a claim.
+;;; A worker whose report leaves it without a task gets another with the answer, if it asks for one
+;;; and a task is ready. The next task is claimed while the report is put, often by the same request
+;;; to the store, in a transaction of its own. A worker that does not get the answer does not say in
+;;; its heartbeats that it holds the task, so other workers get the task, as with a lost answer to a
+;;; claim.
 
 (defun ready-known-p (node kinds)
   "True if NODE knows of a task of one of KINDS that can be claimed."

@@ -70,8 +70,8 @@ that stops waiting is removed at once."
   (flying 0 :type index))               ; requests that are under way
 
 (defstruct (session-lease (:constructor make-session-lease (lease renewed-ms)) (:copier nil))
-  "A lease with which the keys of sessions end that a node keeps, see session-lease.lisp. The node's
-lock guards the slots that change."
+  "A lease of a node: the keys of sessions that the node keeps end with it, see session-lease.lisp.
+The node's lock guards the slots that change."
   (lease nil :type etcd:lease :read-only t) ; the lease in the store
   (renewed-ms 0 :type integer)          ; when the renewal that was answered last was requested
   ;; heads of the SESSION-RECORDs of the sessions: first that of which was heard least recently;
@@ -377,7 +377,8 @@ signal SPACE-EXCEEDED at the end. So removals that follow a put are done, and ma
 ;;; A workflow that cannot be changed, because of its data in the store or for a fault of ours,
 ;;; delays no other: it is left alone for a while, and tried again.
 
-(defconstant +stuck-seconds+ 10 "How long a workflow that could not be changed is not tried again.")
+(defconstant +stuck-seconds+ 10 "The time for which a workflow that could not be changed is left
+alone.")
 (defconstant +most-stuck+ 10000 "How many workflows that could not be changed a node remembers.")
 
 (defun note-stuck (node id condition)

@@ -37,7 +37,7 @@
     (format stream " ~D octets, revision ~D" (length (entry-value entry)) (entry-changed entry))))
 
 (defun entry-of (message)
-  "The entry that MESSAGE, a MVCCPB:KEY-VALUE, is; nil for nil."
+  "The entry that MESSAGE, a MVCCPB:KEY-VALUE, describes; nil for nil."
   (and message
        (%make-entry (mvccpb:key-value-key message) (mvccpb:key-value-value message)
                     (mvccpb:key-value-create-revision message)

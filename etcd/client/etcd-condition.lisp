@@ -50,14 +50,14 @@ accepts, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (access-denied "The user may not do this, or is not known, or must authenticate first.")
   (space-exceeded "The store is full and takes no more until its operator makes room.")
   (not-found "No such user, role or member exists.")
-  (already-exists "Such a user, role or member exists already.")
+  (already-exists "A user, role or member of this name exists already.")
   (not-ready "etcd's state does not allow the request, for the reason in its text: a role is not
 granted, only the leader can do it, too few members have started, authentication is not enabled.")
   (not-obtained "The lock, or the leadership, could not be obtained in time, or the request was
 cancelled.")
   (ownership-lost "The lock, or the leadership, may belong to another client: its lease has ended,
 or its entry was removed.")
-  (overloaded "etcd has more to do than it can.")
+  (overloaded "etcd has more requests than it can handle.")
   (unavailable "No member of etcd, or no member that has a leader, has answered in time, or the
 answer broke off; or the function that returns the user's password has failed."))
 
@@ -126,7 +126,7 @@ event that was awaited."
                  (status:rpc-error-reason error)))))
 
 (defun etcd-condition (error)
-  "The condition that ERROR, an RPC-ERROR, is of etcd's."
+  "The condition of etcd's that corresponds to ERROR, an RPC-ERROR."
   (let ((text (message-text error)))
     (make-condition (or (text-condition text)
                         (second (assoc (status:rpc-error-status error) *statuses*))

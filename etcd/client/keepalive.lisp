@@ -228,7 +228,7 @@ failed."
                  now)))))
 
 (defun ask-for (lease call)
-  "Ask on CALL that LEASE be renewed. If the stream has no room for the request of a lease, that
+  "Request the renewal of LEASE on CALL. If the stream has no room for the request of a lease, that
 lease becomes overdue later."
   (let ((renewal (lease-renewal lease)))
     (setf (renewal-limit-ns renewal)

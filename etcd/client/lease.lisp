@@ -1,6 +1,6 @@
 ;;;; Leases: the entries that are put with a lease are removed when it ends. The keepalive of a
-;;;; client (keepalive.lisp) renews its leases. An entry that should be removed before the lease
-;;;; ends, but could not be, becomes a cleanup, which is done after the next successful renewal.
+;;;; client (keepalive.lisp) renews its leases. If an entry should be removed before the lease ends,
+;;;; and that fails, the removal becomes a cleanup, which is done after the next successful renewal.
 ;;;; Cleanups, and the functions that are called when the lease is lost, run in a job of the lease,
 ;;;; since they may wait.
 ;;;;

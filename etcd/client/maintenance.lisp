@@ -89,7 +89,7 @@ DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
 ;;; Leadership
 
 (defun url-endpoint (url)
-  "The endpoint that URL, of a member's clients, is for."
+  "The endpoint of URL, the URL of a member for clients."
   (let ((start (search "://" url)))
     (if start (subseq url (+ start 3)) url)))
 
@@ -103,9 +103,9 @@ DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
         (error 'unavailable :text "no member leads"))))
 
 (define-keyword-function move-leader (etcd member &key endpoint timeout)
-  "Have the member with the number MEMBER lead. Only the leader can do that: it is asked at ENDPOINT
-or, by default, at the client address that it announces. Signal NOT-READY if the member at ENDPOINT
-is not the leader, or if MEMBER cannot lead; or another ETCD-ERROR. From any thread."
+  "Make the member with the number MEMBER the leader. Only the leader can do that: it is asked at
+ENDPOINT or, by default, at the client address that it announces. Signal NOT-READY if the member at
+ENDPOINT is not the leader, or if MEMBER cannot lead; or another ETCD-ERROR. From any thread."
   (with-endpoint (leader etcd (or endpoint (leader-endpoint etcd timeout)))
     (ask leader #'maintenance:move-leader (pb:make-move-leader-request :target-id member) timeout)
     nil))

@@ -11,8 +11,8 @@
 ;;;;    when its user has caught up.
 ;;;;
 ;;;; A number is never used again, so responses for a watch that has left are dropped. A thread that
-;;;; sends holds SEND-LOCK; a thread that changes the stream's data holds LOCK. Within LOCK no lock
-;;;; is taken but that of a watch.
+;;;; sends holds SEND-LOCK; a thread that changes the stream's data holds LOCK. A thread that holds
+;;;; LOCK takes no other lock than that of a watch.
 
 (in-package #:clgrpc.etcd)
 
@@ -180,7 +180,7 @@ holds the lock of sending."
              (open-stream multiplex etcd token)))))
 
 (defun join-stream (watch)
-  "Have etcd begin WATCH on the stream of its client. Signal an ETCD-ERROR if the watch cannot be
+  "Make etcd begin WATCH on the stream of its client. Signal an ETCD-ERROR if the watch cannot be
 requested now."
   (let* ((etcd (watch-etcd watch))
          (multiplex (multiplex-of etcd))

@@ -21,7 +21,7 @@ if SECURE is true. The list may be empty."
     endpoints))
 
 (defun keep-synchronizing (etcd seconds)
-  "Have the endpoints of ETCD follow its members every SECONDS."
+  "Make the endpoints of ETCD follow its members, every SECONDS."
   (let* ((cancellation-token (make-cancellation-token))
          (begun nil)
          (job (add-job
@@ -41,8 +41,8 @@ if SECURE is true. The list may be empty."
     (loop:wake-job job)))
 
 (define-keyword-function synchronize-endpoints (etcd &key every timeout)
-  "Replace the endpoints of ETCD by the client addresses that its members announce, of all members
-that have started and have a vote. With EVERY, in seconds, repeat this until CLOSE-ETCD. Return the
+  "Replace the endpoints of ETCD by the client addresses of all members that have started and have a
+vote, as they announce them. With EVERY, in seconds, repeat this until CLOSE-ETCD. Return the
 endpoints, a list. If the list is empty, because these members use no TLS and the client does, or
 the reverse, the endpoints remain the same. The announced addresses must be valid for this client,
 too: localhost, or a name within a container, is not. Connections to members that stay are kept.

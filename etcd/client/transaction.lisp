@@ -134,7 +134,7 @@ lists of operations: (:get KEY), which returns an entry or nil; (:get-all :prefi
 :from and :to, a list of entries, with further keywords of MAP-ENTRIES (:limit, :order, :keys-only,
 :min-created and so on); (:count :prefix PREFIX), how many there are; (:put KEY VALUE) with :lease,
 :keep-lease, :keep-value and :previous as for PUT, nil or the previous entry; (:remove KEY) and
-(:remove-all :prefix PREFIX), how many entries that removed; (:transact :when … :then … :else …),
+(:remove-all :prefix PREFIX), the number of removed entries; (:transact :when … :then … :else …),
 another transaction, done at this place; its value is a list of a boolean, true if its comparisons
 were true, and the list of its operations' values. No key may be put twice. A transaction that only
 reads is repeated if no answer arrives, as FETCH is. Signal MISUSE for other forms, or an

@@ -31,7 +31,7 @@
 (document-functions
   change-kind "Return the kind of CHANGE: :put, or :removal, which may be due to the end of the
 entry's lease."
-  change-entry "The entry as it is since the change. After a removal it has only a key, and as
+  change-entry "The entry after the change. After a removal it has only a key, and as
 ENTRY-CHANGED the revision of the removal."
   change-previous "Return the entry as it was before the change, if the watch has :previous and the
 entry is not compacted; nil if it did not exist.")
@@ -101,7 +101,7 @@ entry is not compacted; nil if it did not exist.")
 ;;; The meaning of responses
 
 (defun change-of (event)
-  "The change that EVENT, a MVCCPB:EVENT, is."
+  "The change that EVENT, a MVCCPB:EVENT, describes."
   (make-change (case (mvccpb:event-type event)
                  (:put :put)
                  (:delete :removal)

@@ -14,7 +14,7 @@
   (ignored nil :read-only t)            ; a counter of entries that do not describe a server
   (failures nil :read-only t)           ; a counter of failures, by kind
   ;; of servers that are registered here
-  (registered nil :read-only t)         ; an up-down counter of servers that stand in the store
+  (registered nil :read-only t)         ; an up-down counter of servers that are in the store
   (writes nil :read-only t)             ; a counter of attempts to write, by outcome
   (renewals nil :read-only t)           ; a counter of repeated registrations
   (losses nil :read-only t))            ; a counter of leases

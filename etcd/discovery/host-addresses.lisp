@@ -1,6 +1,6 @@
 ;;;; Names of hosts. An address may have a name of DNS for its host. Names are looked up by the
 ;;;; system's resolver, which may take long: on threads that all service watchers share, so that
-;;;; news from etcd do not wait for a look-up.
+;;;; news from etcd does not wait for a look-up.
 ;;;;
 ;;;; 1. KNOW-HOSTS sets the addresses with names that exist now, and forgets all others.
 ;;;; 2. BEGIN-LOOKUPS begins the look-ups that are due, a few at a time, and returns the time at

@@ -2,7 +2,7 @@
 ;;;; soon after it has died.
 ;;;;
 ;;;; 1. The registration's job, one of its client's background jobs, puts the entry under a lease
-;;;;    that was granted for it. The client's keepalive keeps that alive
+;;;;    that was granted for it. The client's keepalive keeps that lease alive
 ;;;;    (etcd/client/keepalive.lisp).
 ;;;; 2. When the lease is lost, because etcd was away for too long or does not know it, another is
 ;;;;    granted and the key put again, until that succeeds. The new entry has the same key, so the
@@ -12,7 +12,7 @@
 ;;;; 4. The first put replaces the entry of the key's present owner: a server that was killed at the
 ;;;;    same address, and whose lease has not ended yet. After that the key is put only if it does
 ;;;;    not exist or belongs to a lease of this registration. An entry that another server has put
-;;;;    since, for instance one that was started later at the same address, remains.
+;;;;    since, for instance a server that was started later at the same address, remains.
 ;;;; 5. STOP-SERVER first puts :draining and gives clients notice; calls are taken meanwhile. When
 ;;;;    the server has stopped, the lease is revoked, and the key is removed with it.
 

@@ -6,8 +6,8 @@
 ;;;;    nothing before both mirrors have begun.
 ;;;; 2. The watcher's job passes the changes of both watches to the resolvers, and begins look-ups.
 ;;;; 3. A first change is passed on at once; the changes of the next 20 ms, or of a longer time if
-;;;;    there are many servers, are passed on together. A change that leaves everything as it was is
-;;;;    not passed on.
+;;;;    there are many servers, are passed on together. A change that has no effect is not passed
+;;;;    on.
 ;;;; 4. While etcd is unreachable, resolvers keep their last addresses. Channels also keep their
 ;;;;    addresses when the last registered server has gone: the channels then get a failure, and a
 ;;;;    failure removes no servers from a channel.

@@ -1,7 +1,7 @@
 ;;;; Leases of a store. A lease whose time is over is ENDING while it has items: some of the items
 ;;;; are removed at a time, so that no request waits for all removals. No request finds a lease that
 ;;;; is ENDING. The store's clock is an argument: the caller first ends the leases whose time is
-;;;; over. A draft becomes the newest revision here, since leases know their items.
+;;;; over. A draft becomes the newest revision here, since leases record their items.
 
 (in-package #:clgrpc.memory)
 
@@ -30,7 +30,7 @@ this, as in etcd.")
     (and lease (not (lease-ending lease)) lease)))
 
 (defun note-change (store change)
-  "Have the leases of STORE know of CHANGE."
+  "Note CHANGE in the leases of STORE."
   (flet ((lease-of (item)
            (and item (plusp (item-version item)) (find-any-lease store (item-lease item)))))
     (let* ((item (change-item change))
@@ -51,7 +51,7 @@ this, as in etcd.")
       (incf (store-newest-octets store) cost))))
 
 (defun note-clearing (store clearing)
-  "Have the leases of STORE know of CLEARING."
+  "Note CLEARING in the leases of STORE."
   (dolist (number (clearing-leases clearing))
     (when-let ((lease (find-any-lease store number)))
       (setf (lease-items lease)

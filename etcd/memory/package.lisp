@@ -4,7 +4,8 @@
 ;;;; changed; the store, which has such a tree for each of its revisions; leases; ranges;
 ;;;; transactions; the engine around it, with lock and clock; watches; the methods of the services.
 ;;;;
-;;;; All up to transactions is a data structure with functions of it, of requests and of the time.
+;;;; Everything up to transactions is a data structure with functions of that structure, of requests
+;;;; and of the time.
 
 (defpackage #:clgrpc.memory
   (:use #:cl #:clgrpc.base)

@@ -26,7 +26,7 @@ items the range has without the limit."
           (values (nreverse items) (count-range tree start end))))))
 
 (defun key-value (item &optional keys-only)
-  "The message that ITEM is; nil for nil."
+  "ITEM as a message; nil for nil."
   (and item
        (mvccpb:make-key-value :key (item-key item)
                               :value (if keys-only (make-octets 0) (item-value item))

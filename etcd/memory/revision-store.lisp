@@ -118,7 +118,7 @@ does not have."
         (t (record-tree (record-at store revision)))))
 
 (defun item-cost (item)
-  "The octets that ITEM is taken to need."
+  "The octets that ITEM is assumed to need."
   (+ 128 (length (item-key item)) (length (item-value item))))
 
 (defun forget-before (store revision)

@@ -74,9 +74,9 @@ START is marked by zero."
 concerns the watch. The examination takes some milliseconds, during which the lock is held.")
 
 (defun note-changes (watches store from)
-  "Make those watches of WATCHES, a tree, ready that are concerned by revisions of STORE from FROM
-on. When the checks would take too long, make all the rest ready. Return the listeners that must be
-called then, each once."
+  "Make ready those watches of WATCHES, a tree, that revisions of STORE from FROM on concern. When
+the checks would take too long, make all the rest ready. Return the listeners that must be called
+then, each once."
   (let ((newest (store-revision store)) (listeners '()) (left +most-looks+))
     (flet ((note (watch revision)
              (when (and (watch-caught-up watch) (<= (watch-next watch) newest))

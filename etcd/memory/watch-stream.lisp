@@ -1,7 +1,7 @@
-;;;; Watches. A stream of watches occupies no thread: its call is kept. The thread that has news of
-;;;; the store, of the client's requests or of room advances the stream. A watch records the
-;;;; revision that it sends next, and reads its changes from the store. So nothing is queued for a
-;;;; slow client; a client that is slower than the store forgets gets the error that its changes are
+;;;; Watches. A stream of watches occupies no thread: its call is kept. A thread that has news for
+;;;; it (a change of the store, a request, room) advances the stream. A watch records the revision
+;;;; that it sends next, and reads its changes from the store. So nothing is queued for a slow
+;;;; client; a client that is slower than the store forgets gets the error that its changes are
 ;;;; compacted. Requests of a client wait, as in all calls, while it leaves answers unread. A
 ;;;; request for progress is answered when all watches of the stream have sent all changes before
 ;;;; it.

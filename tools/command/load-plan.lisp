@@ -71,7 +71,7 @@ the address of the server."
     (protobuf:protobuf-error (error) (refuse "~A is not a descriptor set: ~A" file error))))
 
 (defun reflection-arguments (credentials connect-timeout)
-  "The arguments of MAKE-CHANNEL for questions to reflection: CREDENTIALS, and CONNECT-TIMEOUT in
+  "The arguments of MAKE-CHANNEL for requests to reflection: CREDENTIALS, and CONNECT-TIMEOUT in
 seconds if a channel accepts that value."
   (let ((seconds (max 1/10 (min 600 connect-timeout))))
     (list :credentials credentials :connect-timeout-seconds seconds

@@ -258,7 +258,7 @@ counts."
     (when (eq :csv format)
       (when compare (refuse "csv cannot show a comparison (--compare)"))
       (when workers (refuse "csv lists single calls, and workers do not")))
-    (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
+    (when output (call-with-output (constantly nil) output)) ; refused now, not after an hour
     (let* ((*failed-round* nil)
            (run (if (and (getf options :knee) (not workers))
                     (apply #'load-to-knee options)

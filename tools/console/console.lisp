@@ -73,7 +73,7 @@ returns an alist of strings to be shown with it, or nil; it is called on the cal
 not wait. PATH is the path of the page, with a slash at both ends. Unless REMOTE is true, only this
 machine may use it. A request for the page must have TOKEN, 16 to 256 letters, digits and -_.,
 random by default; nil means that any user of this machine may use it. Signal MISUSE for a wrong
-argument, as REMOTE without a TOKEN is. From any thread."
+argument, such as REMOTE without a TOKEN. From any thread."
   (unless (typep metrics '(or null metrics:metrics))
     (misuse ":metrics is a value of MAKE-METRICS, not ~S." metrics))
   (unless (typep exemplar '(or symbol function))

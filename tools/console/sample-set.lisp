@@ -1,7 +1,7 @@
 ;;;; The calls that the console keeps for display: the slowest of this minute and of the previous
 ;;;; one, two of each minute of the hour, and the last that failed. There is a sample set for each
 ;;;; loop, written with its baton held, and one for the threads without a loop, written under a
-;;;; lock. Any thread reads: a kept call never changes, and takes its place by one store.
+;;;; lock. Any thread reads: a kept call never changes, and takes its place by one write.
 ;;;;
 ;;;; Most calls cost two comparisons. Only two kinds of call cost more: a call that is slower than
 ;;;; the fastest of the slow ones, which is true of about 16 × ln(n / 16) of a minute's n calls; and

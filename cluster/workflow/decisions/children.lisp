@@ -47,7 +47,7 @@ ORIGIN. INPUT, octets, is the input of a child that has no input of its own."
                               :origin origin)))))
 
 (defun note-children-begun (draft count)
-  "The next COUNT children of the step that is under way have begun."
+  "Note that the next COUNT children of the step under way have begun."
   (let* ((step (draft-step draft)) (number (pb:step-state-number step))
          (children (pb:step-state-children step)) (begun (children-begun step)))
     (loop for place from begun below (+ begun count)
@@ -70,7 +70,7 @@ workflow with the parent's id."
          (< (pb:parent-origin former) (pb:parent-origin parent)))))
 
 (defun fail-children (draft number reason)
-  "Make the step NUMBER fail, whose children cannot be begun because of REASON."
+  "Make the step NUMBER fail, since its children cannot be begun, because of REASON."
   (let ((step (starting-step (draft-state draft))))
     (when (and step (= number (pb:step-state-number step)))
       (fail-at-step draft step reason)

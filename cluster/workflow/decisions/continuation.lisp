@@ -3,7 +3,7 @@
 ;;;; decisions in decision.lisp: it does not read the store.
 ;;;;
 ;;;; Fences, and the numbers of steps and changes, continue to grow, so data of an earlier run are
-;;;; never mistaken for those of this one. The keys of a run's payloads contain its number. The
+;;;; never mistaken for those of this run. The keys of a run's payloads contain its number. The
 ;;;; transaction that begins the next run removes the payloads and the history of the previous one.
 ;;;; Two kinds of signals are kept: those that no step has waited for yet; and all other signals of
 ;;;; the last eight runs that got any, so that a repeated signal counts once.

@@ -449,7 +449,8 @@ fail, too."
         t))))
 
 (defun give-back (draft fence)
-  "The worker that has the claim FENCE does not do the task. This does not count as an attempt."
+  "Note that the worker with the claim FENCE does not do the task. This does not count as an
+attempt."
   (let ((digest (digest "given back")))
     (when (check-fence draft fence digest)
       (let ((step (draft-step draft)))

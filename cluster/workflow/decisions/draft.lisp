@@ -4,7 +4,7 @@
 (in-package #:clgrpc.workflow)
 
 (defstruct (draft (:constructor %make-draft) (:copier nil))
-  "A change of a workflow that is being made up."
+  "A change of a workflow that is not complete yet."
   (old nil :type (or null pb:workflow-state) :read-only t) ; the state in the store, or nil
   (revision 0 :type (integer 0) :read-only t) ; the store's revision of OLD; 0 if OLD is nil
   (state nil :type pb:workflow-state :read-only t) ; the next state
@@ -37,7 +37,7 @@
   (reverse (mapcar #'pb:event-kind (draft-events draft))))
 
 (defun add-event (draft kind &key step (fence 0) (worker "") (text ""))
-  "KIND of event happens in DRAFT, to STEP, a StepState or nil."
+  "Note that an event of KIND happens in DRAFT, to STEP, a StepState or nil."
   (push (pb:make-event :kind kind :step (if step (pb:step-state-number step) 0)
                        :attempt (if step (pb:step-state-attempts step) 0)
                        :fence fence :worker worker :text (short-text text))

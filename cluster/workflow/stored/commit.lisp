@@ -137,7 +137,7 @@ is then counted as under way."
     (unless (loop:future-done-p (commit-future commit))
       (loop:reject-future (commit-future commit)
                           (make-condition 'etcd:unavailable :perhaps-done t
-                                          :text "a timeout or the like has stopped the sender"))))
+                                          :text "a non-local exit has stopped the sender"))))
   (when (more-to-send-p group)
     (etcd:run-in-background (node-etcd node) (lambda () (send-commits node group)))))
 

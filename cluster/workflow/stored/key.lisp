@@ -1,4 +1,4 @@
-;;;; Keys of the store. All of a namespace begin with its root; below it are
+;;;; Keys of the store. All keys of a namespace begin with its root; below it are
 ;;;;
 ;;;;   state/ID                          the head of a WorkflowState, see layout.lisp
 ;;;;   steps/ID/RUN-CHUNK                StoredSteps, which the head has not

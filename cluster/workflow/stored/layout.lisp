@@ -66,7 +66,7 @@ state."
     (and payload (pb:payload-octets payload))))
 
 (defun payload-keys (state begin end)
-  "A table of the keys of the payloads of the steps of STATE from BEGIN to before END."
+  "A table of the keys of the payloads of the steps of STATE from BEGIN on and before END."
   (let ((keys (make-hash-table :test 'equal)))
     (loop for i from begin below end
           for step = (elt (pb:workflow-state-steps state) i)
@@ -80,8 +80,8 @@ state."
                  (pb:workflow-state-payloads state)))
 
 (defun head-payloads (state begin end)
-  "The small payloads of STATE that belong in its head, whose steps are those from BEGIN to before
-END: all that belong to no chunk, and those of the head's steps and of the next task."
+  "The small payloads of STATE that belong in its head, whose steps are those from BEGIN on and
+before END: all that belong to no chunk, and those of the head's steps and of the next task."
   (let ((count (length (pb:workflow-state-steps state))))
     (if (and (zerop begin) (= end count))
         (pb:workflow-state-payloads state)
@@ -107,7 +107,7 @@ END: all that belong to no chunk, and those of the head's steps and of the next 
       head)))
 
 (defun stored-steps (state begin end)
-  "The contents of the chunk of the steps of STATE from BEGIN to before END."
+  "The contents of the chunk of the steps of STATE from BEGIN on and before END."
   (pb:make-stored-steps :steps (subseq (pb:workflow-state-steps state) begin end)
                         :payloads (payloads-of state (payload-keys state begin end))))
 

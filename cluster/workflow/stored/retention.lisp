@@ -15,7 +15,7 @@
 ;;;; The keeper, which does the check, has other work as well, so it waits for the watch a second at
 ;;;; most. Etcd (from 3.4.25 and 3.5.8 on) reports the progress of a watch only once all watches of
 ;;;; the client's stream have caught up, so a slow watch delays all reports. A check that has waited
-;;;; in vain deletes nothing; after some of these the sums are forgotten.
+;;;; in vain deletes nothing; after several such checks the sums are forgotten.
 
 (in-package #:clgrpc.workflow)
 
@@ -25,8 +25,8 @@ a period lasts some four seconds.")
 
 (defconstant +longest-progress-seconds+ 1 "How long a check waits for the watch of the sums.")
 (defconstant +most-vain-checks+ 3
-  "The number of checks in a row that have waited in vain for the watch after which everything is
-read again.")
+  "After this number of checks in a row that have waited in vain for the watch, everything is read
+again.")
 
 (defun period-of (root key)
   "The period of the workflow that has ended with KEY in the index: STATUS/ and the beginning of
@@ -51,7 +51,7 @@ lock is held."
       (remhash period sums))))
 
 (defun note-ended-change (retention root change)
-  "Have the sums of RETENTION follow CHANGE of the index."
+  "Update the sums of RETENTION by CHANGE of the index."
   (let ((entry (etcd:change-entry change)) (previous (etcd:change-previous change))
         (put (eq :put (etcd:change-kind change))))
     (sb-thread:with-mutex ((retention-lock retention))
