@@ -1,5 +1,5 @@
-;;;; Load clgrpc strictly: a compiler warning or style warning in our own code is an error, and so,
-;;;; in the SBCL that the code is written for, is a note about a hot function; one in a dependency
+;;;; Load clgrpc strictly: a compiler warning or style warning in our own code is an error. So is a
+;;;; note about a hot function, in the SBCL for which the code is written. A warning in a dependency
 ;;;; is not. Used by the build, the tests and the benchmarks; loaded, not compiled.
 
 (require :asdf)
@@ -28,12 +28,12 @@
   (uiop:string-prefix-p "clgrpc" name))
 
 (defun direct-needs (name)
-  "The names of the systems that the system NAME of ours names as what it needs."
+  "The names of the systems that the definition of NAME, a system of ours, lists as its
+dependencies."
   (mapcar #'asdf:coerce-name (asdf:system-depends-on (asdf:find-system name))))
 
 (defun needed-systems (name)
-  "The names of the systems that the system NAME stands on, and last NAME, each after those that it
-needs itself."
+  "The names of the systems on which NAME depends, and last NAME, each after its own dependencies."
   (let ((names '()))
     (labels ((visit (name)
                (unless (member name names :test #'string=)
@@ -60,7 +60,7 @@ needs itself."
     (nreverse files)))
 
 (defun fasls (system)
-  "The paths of what the sources of SYSTEM are compiled to."
+  "The paths of the fasls of SYSTEM's sources."
   (loop for file in (system-files system 'asdf:cl-source-file)
         collect (first (asdf:output-files 'asdf:compile-op file))))
 
@@ -93,7 +93,7 @@ of the systems that it names."
 out-of-line copy of an inline function returns an object.")
 
 (defun hot-note-text (note)
-  "If NOTE is about a hot function, what to say of it, else NIL. A function that accepts its notes
+  "A text about NOTE if it is about a hot function, else NIL. A function that accepts its notes
 declares (MUFFLE-CONDITIONS COMPILER-NOTE), with the reason in a comment."
   (let* ((context (sb-c::find-error-context nil))
          ;; the expander of a local macro in a hot function is a component of its own
@@ -152,8 +152,8 @@ about a hot function, say so and, if STRICT is true, exit with 1."
         (forget-fasls systems)
         (quit 1)))))
 
-;;; Of two systems whose needs are loaded the larger is compiled in a process of its own, forked
-;;; from this one, which meanwhile compiles the other, and loads the fasls when they are there.
+;;; Of two systems whose dependencies are loaded, a forked process compiles the larger. Meanwhile
+;;; this process compiles the other; it loads the larger's fasls when they are there.
 
 (defun posix (name &rest arguments)
   (apply #'uiop:symbol-call '#:sb-posix name arguments))
@@ -181,15 +181,14 @@ may hang at once, in a lock of qemu's own."
         sum (with-open-file (stream (asdf:component-pathname file)) (file-length stream))))
 
 (defun load-side-by-side (systems strict)
-  "Load SYSTEMS, which stand in an order in which they can be loaded, with a process beside this one
-that compiles some of them."
+  "Load SYSTEMS, each of which follows its dependencies; a second process compiles some of them."
   (let ((left systems) (beside nil) (pid nil)) ; BESIDE: the system that PID compiles
     (labels ((ready-p (system)
                (loop for need in (direct-needs system)
                      never (or (equal need beside) (member need left :test #'string=))))
              (take (system)
                (setf left (remove system left :test #'string=))
-               ;; what it needs is here, and need not be looked at
+               ;; its dependencies are loaded, and need no check
                (asdf:load-system system :force-not (remove system (needed-systems system)
                                                            :test #'string=)))
              (start (system)
@@ -199,7 +198,7 @@ that compiles some of them."
              (ended-p (options)
                (multiple-value-bind (ended status) (posix '#:waitpid pid options)
                  (when (= pid ended)
-                   (unless (zerop status) ; it has said why
+                   (unless (zerop status) ; it has printed the reason
                      (forget-fasls systems)
                      (quit 1))
                    t)))

@@ -19,7 +19,7 @@
    "base" "accounts-add-up"
    "src/base/memory/account.lisp" "(atomic-incf (account-held whole) change)"
    "(atomic-incf (account-held whole) 0)")
-  ("no input costs the server much more than its sender"
+  ("no input costs the server much more than it costs its sender"
    "rest" "queries-have-limits"
    "src/web/rest/query.lisp" "(when (> (incf count) +most-parameters+)"
    "(when (> (incf count) 1000000)"))
@@ -185,7 +185,7 @@
   ("With `:verify nil` a client verifies nothing"
    "client" "tls-without-verification"
    "src/os/tls-session.lisp" "(:none 0)" "(:none +ssl-verify-peer+)")
-  ("call credentials are not sent over such a channel, as over plaintext"
+  ("call credentials are not sent over such a channel, just as over plaintext"
    "client" "credentials-are-refused-on-plaintext"
    "src/rpc/credentials/call-credentials.lisp"
    "(unless (or (null channel) (some #'identity (multiple-value-list (channel-secure-p channel))))"
@@ -252,7 +252,7 @@ status 415"
    "client" "a-bad-config-leaves-the-good-one-in-force"
    "src/client/naming/current-config.lisp" "(or (core-config core) (core-default-config core))"
    "(core-default-config core)")
-  ("the longest that a call may take; the earlier of this and the stub's `:timeout` counts"
+  ("the longest time that a call may take; the earlier of this and the stub's `:timeout` counts"
    "client" "a-timeout-ends-waiting-calls"
    "src/client/naming/current-config.lisp"
    "(and timeout-ns
@@ -295,7 +295,7 @@ status 415"
   ("a call is refused only if the policy has no server left"
    "client" "breakers-leave-calls-to-other-servers"
    "src/client/picking/guarded-picker.lisp" "(if (picker-p picker) +picks-past-breakers+ 1)" "1")
-  ("the server with the fewest calls of some that are chosen at random (A48)"
+  ("of some servers chosen at random, the one with the fewest calls (A48)"
    "balance" "least-request-prefers-who-has-fewer-calls"
    "src/client/balance/least-request.lisp"
    "(and (< calls fewest) (breaker-passed-p subchannel call))" "(null best)")
@@ -315,7 +315,7 @@ status 415"
    "balance" "priorities-fail-over-and-back"
    "src/client/balance/priority.lisp" "(cond ((member (branch-state branch) '(:ready :idle))"
    "(cond ((member (branch-state branch) '(:idle))")
-  ("the same server for the same key, while it is there (A42, A76)"
+  ("the same server for the same key, while that server exists (A42, A76)"
    "balance" "few-keys-move"
    "src/client/balance/ring-hash.lisp"
    "(setf (aref hashes at) (entry-hash octets (1+ (length key)) number)"
@@ -346,7 +346,7 @@ status 415"
    "attempt" "policies-say-how-often"
    "src/rpc/attempt/retry.lisp"
    "(options-max-attempts options)" "most-positive-fixnum")
-  ("while half of them or fewer are left, no call is retried"
+  ("while half of the tokens or fewer are left, no call is retried"
    "attempt" "throttles-keep-within-their-limits"
    "src/rpc/attempt/retry.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
   ("a failed attempt takes one, a successful call adds `tokenRatio`"
@@ -390,7 +390,7 @@ status 415"
   ("a missing or second `host`"
    "http1" "hosts-are-said-once"
    "src/http/http1/body-framing.lisp" "(when (rest found) (bad-message" "(when nil (bad-message")
-  ("chunks whose length has other characters than up to ten hexadecimal digits"
+  ("chunks whose length is not a number of at most ten hexadecimal digits"
    "http1" "bad-chunks-are-refused"
    "src/http/http1/chunk.lisp" "(when (<= +most-length-digits+ (- at start))"
    "(when (<= (1+ +most-length-digits+) (- at start))"))
@@ -448,7 +448,7 @@ status 415"
    "transports" "deadlines-end-waits-for-credentials-over-in-process"
    "src/rpc/credentials/call-credentials.lisp"
    ":deadline-exceeded :ended-by :local" ":unavailable :ended-by :local")
-  ("all of several"
+  ("the tokens of several credentials, all sent"
    "client" "credentials-of-channel-and-call"
    "src/rpc/credentials/call-credentials.lisp" "(apply #'append answers)" "(first answers)"))
 
@@ -470,7 +470,7 @@ status 415"
    "(cond (entry (return value))"))
 
 (define-promises "doc/topics.md"
-  ("Every subscriber gets every message, in one order"
+  ("Every subscriber gets every message, all in the same order"
    "topic" "slow-subscribers-lose-messages"
    "src/rpc/topic/topic.lisp" "(enqueue-first message (subscription-queue subscription))"
    "(enqueue message (subscription-queue subscription))")
@@ -548,7 +548,7 @@ status 415"
    "trace" "the-first-of-two-members-with-a-key-stays"
    "src/observe/trace/trace-state.lisp"
    "(unless (loop for other in members thereis (same-key-p text place other))" "(progn")
-  ("one of more than 512 characters loses members"
+  ("a `tracestate` of more than 512 characters loses members"
    "trace" "long-tracestates-lose-members"
    "src/observe/trace/trace-state.lisp" "(loop while (> (state-length members) +most-state-octets+)"
    "(loop while (> (state-length members) 1024)")
@@ -578,7 +578,7 @@ status 415"
                          (gethash"
    "(or nil
                          (gethash")
-  ("neither is, on a client, `authorization`, which call credentials give"
+  ("on a client `authorization`, which call credentials give, is not logged either"
    "logs" "entries-have-what-they-should"
    "src/observe/logs/binary.lisp" "(remove \"authorization\"" "(remove \"authorisation\""))
 
@@ -601,7 +601,7 @@ status 415"
   ("Further servers are ignored, with a warning."
    "client" "so-many-subchannels-are-used"
    "src/client/subchannel.lisp" "((not (shiftf (core-crowded core) t))" "(nil")
-  ("is charged to one account for each connection, as long as it is kept"
+  ("is charged to an account of its connection while it is kept"
    "base" "accounts-tell-of-excess"
    "src/base/memory/account.lisp" "(< (account-most whole) (account-sum whole))"
    "(< (* 2 (account-most whole)) (account-sum whole))")
@@ -642,7 +642,7 @@ read between two of them"
    "etcd/discovery/service-watcher.lisp"
    "(tell service-watcher :failure \"no server is registered\")"
    "(tell service-watcher :addresses '() config)")
-  ("| all servers drain | they are used |"
+  ("| all servers drain | the draining servers are used |"
    "discovery" "endpoint-tables"
    "etcd/discovery/endpoint-table.lisp" "(or (remove :draining all :key #'endpoint-state) all)"
    "(remove :draining all :key #'endpoint-state)")
@@ -753,7 +753,7 @@ read between two of them"
    "raft" "a-stream-proves-each-sender"
    "cluster/raft/raft-service.lisp"
    "(same-name-p (v1:append-entries-request-sender request) sender)" "sender")
-  ("`add-group` and `remove-group` change them while it serves"
+  ("`add-group` and `remove-group` add and remove members while the service runs"
    "raft" "groups-of-one-service"
    "cluster/raft/raft-service.lisp" "(not (local-member-removed recent))" "recent"))
 
@@ -1027,7 +1027,7 @@ read between two of them"
    "(if policy (attempt-policy-codes policy) 0)" "(if policy (attempt-policy-codes policy) 65535)"))
 
 (define-promises "doc/guides/first-service.md"
-  ("A failed test is an error there, so the command exits with another code than 0"
+  ("A failed test signals an error, so the command exits with a code other than 0"
    "runner" "testing-a-system-signals-failures"
    "tests/support/programs/suite.lisp" "(when failed (error 'tests-failed :suites failed))" "nil"))
 

@@ -4,7 +4,7 @@
 ;;;;
 ;;;; - `serve` begins to serve and returns the `address`;
 ;;;; - `counters` returns the process's consumption: `octets` consed and `cpu_ns`;
-;;;; - `objects` makes `calls` calls of `case` between two heap histograms of the heap and returns
+;;;; - `objects` makes `calls` calls of `case` between two histograms of the heap and returns
 ;;;;   how many objects each has allocated, on both sides if the server is this process;
 ;;;; - `measure` makes calls of `case` to `address` for `milliseconds`, `callers` at once in the
 ;;;;   `manner` "threads" (threads that block) or "ahead" (one thread, which awaits the oldest of

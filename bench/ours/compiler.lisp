@@ -1,7 +1,7 @@
 ;;;; Compiles .proto files for bench/parts/compiler.py. Loaded after scripts/load.lisp, this prints
-;;;; `ready`, and answers each line of standard input, {"proto": PATH, "lisp": PATH}: it generates
-;;;; the Lisp source of the first, writes it to the second and compiles that. The answer is a line
-;;;; of JSON with the seconds of CPU, garbage collections included, for each step.
+;;;; `ready`, and answers each line of standard input, {"proto": PATH, "lisp": PATH}: it writes the
+;;;; Lisp source for the first file to the second, and compiles the second. The answer is a line of
+;;;; JSON with the seconds of CPU, garbage collections included, for each step.
 
 (in-package #:clgrpc.scripts)
 

@@ -1,6 +1,6 @@
-;;;; The plain TCP server of bench/parts/connections.py: `clgrpc-async` as its users have it. Each
-;;;; line that comes is answered with one CLGRPC_DELAY seconds later, on the same connection, which
-;;;; stays. Loaded after scripts/load.lisp; listens at CLGRPC_LISTEN, HOST:PORT, sharing the port,
+;;;; The plain TCP server of bench/parts/connections.py: `clgrpc-async` as its users use it. Each
+;;;; line is answered by a line CLGRPC_DELAY seconds later, on the same connection, which stays
+;;;; open. Loaded after scripts/load.lisp; listens at CLGRPC_LISTEN, HOST:PORT, sharing the port,
 ;;;; prints `listening on HOST:PORT`, and for each line on standard input collects its garbage as
 ;;;; `clgrpc serve --collect` does.
 

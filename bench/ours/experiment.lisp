@@ -1,5 +1,5 @@
 ;;;; The results of bench/experiment.py, as text, JSON and a page. CLGRPC_MANIFEST names the file
-;;;; that it has written, CLGRPC_RESULTS the directory for the results.
+;;;; that bench/experiment.py has written, CLGRPC_RESULTS the directory for the results.
 
 (load (merge-pathnames "../../scripts/load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)

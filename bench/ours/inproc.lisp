@@ -76,7 +76,7 @@
                      (t (error "There is no transport ~S." transport)))))))
 
 ;;; Cases. Each is a function of channel and request that returns two functions: one that makes an
-;;; operation, or as many as it returns, and one that is called after the last.
+;;; operation, or several, and returns how many; and one to call after the last.
 
 (defvar *cases* (make-hash-table :test 'equal))
 
@@ -166,7 +166,7 @@
 ;;; Measuring
 
 (defun operate-until (end case channel request latencies)
-  "Make operations of CASE until END; return how many. If LATENCIES is not nil it gets those."
+  "Make operations of CASE until END; return how many. Count their times in LATENCIES, unless nil."
   (declare (type base:nanoseconds end) (type (or null load:histogram) latencies)
            (type function case) (optimize (speed 1) (safety 1)))
   (multiple-value-bind (once done) (funcall case channel request)
@@ -184,8 +184,8 @@
       count)))
 
 (defun call-on-threads (count function)
-  "Call FUNCTION on COUNT threads, on this one if it is one, each with a function to be called
-before it begins, which returns once all have called theirs; return the list of its values."
+  "Call FUNCTION on COUNT threads, on this thread if COUNT is 1; return the list of its values. Its
+argument is a function to call before the work, which returns once all threads have called it."
   (let ((missing count) (lock (sb-thread:make-mutex)) (complete (sb-thread:make-waitqueue)))
     (flet ((gather ()
              (sb-thread:with-mutex (lock)
@@ -204,8 +204,8 @@ before it begins, which returns once all have called theirs; return the list of 
           collect (cons name (/ (load:histogram-quantile latencies share) 1d3)))))
 
 (defun measure (case channel &key octets callers latencies milliseconds)
-  "Return the results of one measurement, an alist. Its time is from when all callers are there
-until the last has made its last operation."
+  "Return the results of one measurement, an alist. Its time begins when all callers are ready, and
+ends with the last operation."
   (let* ((value (base:make-octets octets))
          (histograms '())
          (lock (sb-thread:make-mutex))
@@ -248,8 +248,8 @@ until the last has made its last operation."
                             :milliseconds (field "milliseconds")))))
 
 (defun touch-nursery ()
-  "Use the memory that is allocated between two collections until they leave it as it is: in a new
-process the first access to a page waits for the kernel."
+  "Allocate five times as much as between two collections, so that all pages of the nursery are in
+use: in a new process the first access to a page waits for the kernel."
   (let ((octets (base:make-octets 0)))
     (loop repeat (ceiling (* 5 (sb-ext:bytes-consed-between-gcs)) 1024)
           do (setf octets (base:make-octets 1000)))

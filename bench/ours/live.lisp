@@ -32,7 +32,7 @@
   (make-record :id id :name (name-of id) :price (float id 1d0)))
 
 (defun renew (records per-second)
-  "Replace RECORDS, a hundredth of those of a second at a time."
+  "Replace RECORDS, PER-SECOND of them a second, with a pause after each hundredth of that number."
   (loop for id = 0 then (mod (+ id 7919) (hash-table-count records))
         for i from 1
         do (setf (gethash id records) (new-record id))

@@ -31,7 +31,7 @@
           collect (nth (mod i (length loops)) loops))))
 
 (defun hold-to-core (core)
-  "Have this thread run on CORE only."
+  "Make this thread run on CORE only."
   (let ((mask (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
     (setf (ldb (byte 1 (mod core 8)) (aref mask (floor core 8))) 1)
     (sb-sys:with-pinned-objects (mask)
@@ -43,7 +43,8 @@
                       0 128 (sb-sys:vector-sap mask)))))))
 
 (defun call-in-threads (channels cores end)
-  "Return how many calls each of CHANNELS has made until END, from a thread on the one of CORES."
+  "Return how many calls each of CHANNELS has made until END, from a thread on its core, one of
+CORES."
   (mapcar #'sb-thread:join-thread
           (loop for channel in channels
                 for core in cores

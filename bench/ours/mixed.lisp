@@ -1,6 +1,6 @@
 ;;;; The server of bench/parts/mixed.py: grpc.testing.BenchmarkService, and a RouteGuide whose
-;;;; GetFeature computes as many microseconds as the latitude of the point says, both where
-;;;; START-SERVER has them by default. Loaded after scripts/load.lisp; prints `listening on
+;;;; GetFeature computes as many microseconds as the latitude of the point says, both on the threads
+;;;; that START-SERVER chooses by default. Loaded after scripts/load.lisp; prints `listening on
 ;;;; HOST:PORT`.
 
 (in-package #:clgrpc.scripts)

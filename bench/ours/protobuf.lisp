@@ -1,10 +1,10 @@
 ;;;; Encoding and decoding by generated coders, beside Go's (protobuf.go). Loaded after
-;;;; scripts/load.lisp by bench/parts/protobuf.py, this saves a program as CLGRPC_PROGRAM, as
-;;;; bin/clgrpc is one, and as Go's is built. The program writes the serialized form of every row's
-;;;; message to the directory that is its argument, prints "ready", and then answers lines of
-;;;; standard input.
+;;;; scripts/load.lisp by bench/parts/protobuf.py, this saves a program, as bin/clgrpc is one, in
+;;;; the file CLGRPC_PROGRAM; Go's side is a program, too. The program writes the serialized form of
+;;;; every row's message to the directory that is its argument, prints "ready", and then answers
+;;;; lines of standard input.
 ;;;;
-;;;; The nursery is small enough to stay in the cache, as the heap that Go begins with is: here a
+;;;; The nursery is small enough to stay in the cache, like the heap with which Go begins: here a
 ;;;; collection costs a quarter of a millisecond, and memory that is not in the cache costs more.
 ;;;;
 ;;;; A line is ROW OPERATION MILLISECONDS, where OPERATION is encode or decode; the answer is a line

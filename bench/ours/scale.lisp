@@ -39,7 +39,7 @@
 (defun note-failure () (sb-ext:atomic-incf **failures**))
 
 (defun waiting-channel (i)
-  "The channel for the waiting call number I, at each node by turns."
+  "The channel for the waiting call number I, at the nodes in turn."
   (let ((place (floor i +calls-per-channel+)))
     (loop while (<= (length *channels*) place)
           do (let ((address (elt *addresses* (mod (length *channels*) (length *addresses*)))))
@@ -71,7 +71,7 @@
                                            '((:signal "go")) :input "x" :call-timeout 60)))))
 
 (defun claim-again (channel session)
-  "Have a claim of SESSION wait, again and again, on a thread."
+  "Let a claim of SESSION wait, again and again, on a thread."
   (let ((request (v1:make-claim-request :session session :kinds '("none") :wait-ms +claim-ms+)))
     (sb-thread:make-thread (lambda ()
                              (loop (handler-case (methods:claim channel request :timeout 60)

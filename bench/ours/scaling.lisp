@@ -1,11 +1,11 @@
-;;;; The servers of bench/parts/scaling.py: `clgrpc serve bench` in an image that says what its
-;;;; collector does. Loaded after scripts/load.lisp with the arguments of `serve` in CLGRPC_SERVE.
+;;;; The servers of bench/parts/scaling.py: `clgrpc serve bench` in an image that reports the work
+;;;; of its collector. Loaded after scripts/load.lisp with the arguments of `serve` in CLGRPC_SERVE.
 ;;;; For each line on standard input it prints a line that begins with `figures` and goes on with
 ;;;; JSON. The answer to a line `totals` is, since the start, the octets consed, the milliseconds of
-;;;; CPU of all collections (SBCL 2.2.9 counts neither collections nor their time by the clock),
-;;;; and the context switches of all threads, ended ones included; and the octets of the nursery
-;;;; now. The answer to a line with a number is the clock's milliseconds of a collection of next to
-;;;; nothing beside so many threads that sleep, the least of a few.
+;;;; CPU of all collections (SBCL 2.2.9 counts neither collections nor their time by the clock), and
+;;;; the context switches of all threads, ended ones included; and the octets of the nursery now.
+;;;; The answer to a line with a number is the shortest of a few collections of almost nothing
+;;;; beside that many sleeping threads, in milliseconds of wall-clock time.
 
 (in-package #:clgrpc.scripts)
 

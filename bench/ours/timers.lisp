@@ -19,8 +19,9 @@
 
 (in-package #:clgrpc.bench.timers)
 
-(defconstant +callers+ 24 "That start workflows at once.")
-(defconstant +starts-per-second+ 400 "So many are started at least, or the moment is too early.")
+(defconstant +callers+ 24 "How many threads start workflows at once.")
+(defconstant +starts-per-second+ 400
+  "The least number of workflows started a second, from which the moment is computed.")
 
 (defvar *etcd* nil "A client of the store.")
 (defvar *due* 0 "The moment, in seconds since 1970.")

@@ -9,7 +9,7 @@
 (in-package #:clgrpc.tests.load)
 
 (defun numbered (due)
-  "DUE with the number in which calls come for theirs."
+  "DUE, which gets the number of a call in the order of arrival in place of the call's own."
   (let ((count (list -1)))
     (lambda (number now)
       (declare (ignore number))

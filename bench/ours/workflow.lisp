@@ -2,7 +2,7 @@
 ;;;; Loaded after scripts/load.lisp by bench/workflows with the arguments: etcd's endpoint, a
 ;;;; namespace, how many workflows, how many steps each has, and the octets of the input. Prints
 ;;;; "ready" once nodes and workers are there, waits for a line, does the workflows, and prints the
-;;;; seconds that took and the requests that were made to see how far they are.
+;;;; seconds that this took and the number of requests that asked for their progress.
 
 (in-package #:clgrpc.scripts)
 
@@ -15,7 +15,7 @@
 
 (in-package #:clgrpc.bench.workflow)
 
-(defconstant +callers+ 16 "That start workflows at once.")
+(defconstant +callers+ 16 "How many threads start workflows at once.")
 
 (defun start-all (channel count steps octets)
   "Start COUNT workflows of STEPS echo steps, with an input of OCTETS."

@@ -1,6 +1,6 @@
 ;;;; Run tests/cluster/faults as the variables CLGRPC_FAULTS… say; scripts/faults has the usage.
-;;;; Nodes and workers are processes of a core which another process saves first, since one that has
-;;;; run threads cannot.
+;;;; Nodes and workers are processes of a core which another process saves first, since a process
+;;;; that has run threads cannot save one.
 
 (load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
@@ -87,12 +87,12 @@
 (defvar *ending* nil "True once a signal has asked this process to end.")
 
 (defun end-in-order (code)
-  "Leave whatever the main thread does, so that all it has started is taken down, and end with CODE.
-A second signal waits for that."
+  "Unwind the main thread, so that everything it has started ends, and exit with CODE. A second
+signal waits for that end."
   (unless (shiftf *ending* t) (throw 'end code)))
 
 (defun end-at (signal code)
-  "Have SIGNAL end this process with CODE once all it has started is taken down."
+  "Make SIGNAL end this process with CODE, after everything that it has started."
   (sb-sys:enable-interrupt signal
                            (lambda (&rest arguments)
                              (declare (ignore arguments))

@@ -31,12 +31,12 @@
        (not (macro-function symbol))
        (not (special-operator-p symbol))
        (not (typep (fdefinition symbol) 'generic-function))
-       ;; not what structures are read and written with, nor what makes them
+       ;; neither accessors nor constructors of structures
        (not (sb-int:info :function :source-transform symbol))
        (not (eq :inline (sb-int:info :function :inlinep symbol)))))
 
 (defun replace-held (wrappers)
-  "Where an object of a structure of ours holds a function that has one of WRAPPERS, put that."
+  "In objects of our structures, replace each function that has one of WRAPPERS by its wrapper."
   (let ((objects '()))
     (sb-vm:map-allocated-objects
      (lambda (object type size)
@@ -56,7 +56,7 @@
             (when new (setf (sb-kernel:%instance-ref object index) new))))))))
 
 (defun wrap-functions ()
-  "Have all functions of ours note that they are called."
+  "Make all functions of ours note their calls."
   (let ((wrappers (make-hash-table :test 'eq)))
     (sb-ext:without-package-locks
       (dolist (package (our-packages))
@@ -105,14 +105,14 @@ order."
         when (funcall predicate thread) collect symbol))
 
 (defun from-wake-up (steps)
-  "The STEPS of a loop's thread from when it has events. Before that it ends the turn of the call
-before, and waits."
+  "The STEPS of a loop's thread from the time when it has events. Before that the thread ends the
+turn of the previous call, and waits."
   (or (member "NOTE-EPOLL-EVENTS" steps :key #'symbol-name :test #'string=) steps))
 
 (defun driven-call (address)
   "The steps of a unary call, the fifth on its connection to ADDRESS, and its steps on this thread;
-nil if another thread had the client's loop. That takes it when no caller has come for a while,
-which on a busy machine may be between two calls."
+nil if another thread had the client's loop. That thread takes the loop when no caller has come for
+a while, on a busy machine perhaps between two calls."
   (let ((channel (uiop:symbol-call '#:clgrpc '#:make-channel address))
         (request (uiop:symbol-call '#:helloworld '#:make-hello-request :name "Ada"))
         (here sb-thread:*current-thread*))

@@ -1,5 +1,5 @@
 ;;;; Soak for CLGRPC_SOAK_SECONDS and exit with 1 if something was wrong; see scripts/soak. With
-;;;; CLGRPC_SOAK_PROGRESS there is a line on standard error that says how far it is.
+;;;; CLGRPC_SOAK_PROGRESS a line on standard error shows its progress.
 
 (load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
@@ -11,7 +11,7 @@
     (and value (parse-integer value))))
 
 (defun show-progress (text)
-  "Show TEXT in a line that what is printed next takes the place of."
+  "Show TEXT in a line that the next output replaces."
   (format *error-output* "~C[K~A~C" #\Escape text #\Return)
   (finish-output *error-output*))
 

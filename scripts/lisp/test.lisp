@@ -1,13 +1,12 @@
 ;;;; Save an image with all tests, loaded strictly, as CLGRPC_OUTPUT; it runs them when it is
 ;;;; started, and exits with 1 if one failed. CLGRPC_SUITES, a list of words such as "hpack http2",
-;;;; chooses suites; otherwise all run. CLGRPC_SLOWEST is of how many tests to say what they took,
-;;;; CLGRPC_REPEATS how many tests that fail may be run again.
-;;;; Five suites run at once if there are two processors; one alone, or on one processor (taskset
-;;;; -c 0), runs in the image itself. CLGRPC_MUTANTS, the words of `scripts/mutants`, has the image
-;;;; judge mutants instead.
+;;;; chooses suites; otherwise all run. CLGRPC_SLOWEST is the number of slowest tests whose times
+;;;; are printed, CLGRPC_REPEATS the most failed tests that are run again. Five suites run at once
+;;;; if there are two processors; one alone, or on one processor (taskset -c 0), runs in the image
+;;;; itself. CLGRPC_MUTANTS, the words of `scripts/mutants`, makes the image judge mutants instead.
 ;;;;
 ;;;; A full collection, of which tests make thousands, takes a tenth of the time in a saved image:
-;;;; the collector neither moves nor, in processes forked from it, copies what was saved.
+;;;; the collector does not move saved objects, so forked processes share them.
 
 (load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)

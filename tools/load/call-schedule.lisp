@@ -1,8 +1,8 @@
 ;;;; The times at which calls begin. A SCHEDULE is a quantity, a rate or a number of workers, as a
 ;;;; function of the time since the run began, in ghz's terms: const, step and line. A PACER gives
 ;;;; the times of an open loop one by one: evenly spaced, or random like those of a Poisson process.
-;;;; Times are planned in advance and never depend on how calls proceed, which is what makes the
-;;;; loop open.
+;;;; Times are planned in advance and never depend on the progress of calls: that makes the loop
+;;;; open.
 ;;;;
 ;;;; For evenly spaced calls the tool wakes up once a call, for a burst of calls only once. But in a
 ;;;; burst each call except the first waits, in the server, for those before it. So calls are

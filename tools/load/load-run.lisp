@@ -35,7 +35,7 @@
          (loop:post (generator-loop generator) (lambda () (funcall function generator))))))
 
 (defun await-generators (control test seconds)
-  "Wait until TEST is true of all generators of CONTROL, or SECONDS have passed; return whether it
+  "Wait until TEST is true of all generators of CONTROL, or SECONDS have passed; return true if it
 is."
   (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
     (loop
@@ -141,7 +141,8 @@ at least one in a hundred of GENERATORS' calls; else nil."
               (plan-connections plan)))))
 
 (defun lateness-share (run share)
-  "The largest share of RUN's latency, at the quantile SHARE, that the tool's own lateness can be."
+  "The largest share of RUN's latency, at the quantile SHARE, that the tool's own lateness can
+account for."
   (let ((latency (histogram-quantile (run-all-latency run) share)))
     (/ (histogram-quantile (run-lateness run) share) (max 1 latency))))
 

@@ -167,7 +167,7 @@ and TEXT if that is not OK. The call was due at INTENDED-NS, and BACKEND is the 
       (keep-sample tally intended-ns latency code text))
     nil))
 
-;;; Making a run of tallies
+;;; Making a run from tallies
 
 (defun merge-seconds (tallies)
   "The SECOND-ROWs of all TALLIES together, and the number of seconds of each row."

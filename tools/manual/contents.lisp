@@ -1,5 +1,5 @@
 ;;;; The order of the manual: chapters for three readers, and subjects of the reference. The tests
-;;;; find a chapter and an exported name that are in neither.
+;;;; report a chapter or an exported name that is in neither.
 
 (in-package #:clgrpc.manual)
 
@@ -15,7 +15,7 @@
   (title "" :type string)
   ;; names of the home packages of the names that the page lists
   (packages '() :type list)
-  (chapters '() :type list))            ; paths below doc/ of chapters with the same in order
+  (chapters '() :type list))            ; paths below doc/ of chapters on it, in order
 
 (defparameter *parts*
   (list

@@ -2,7 +2,7 @@
 ;;;;
 ;;;; - prose, in which names of arguments and of other functions are written in capitals;
 ;;;; - rows, one for each argument or keyword: its name in capitals at the margin, two spaces or
-;;;;   more, and what it means, which goes on in indented lines;
+;;;;   more, and its meaning, which continues in indented lines;
 ;;;; - other indented lines, which are shown as they are;
 ;;;; - sentences that begin with "Signal", "Return" or "From any thread", about conditions, values
 ;;;;   and the threads that may call.
@@ -57,7 +57,7 @@
   (ppcre:create-scanner
    (concatenate 'string "^(From any thread|From (the|a) |In (the|a) [a-z' ]*thread|"
                 "On (the|a|any) [a-z' ]*(thread|loop)|Only (from|on|in) )"))
-  "How a sentence begins that gives the thread rule of a function.")
+  "The beginning of a sentence that gives the thread rule of a function.")
 
 (defun sentence-kind (sentence)
   "The subject of SENTENCE, of a docstring: :values, :conditions or :threads; nil for any other
@@ -73,8 +73,8 @@ subject."
       (loop for line = (read-line stream nil)
             while line do (setf blocks (add-line blocks line))))
     (flet ((prose-left (prose first-p)
-             "PROSE without the sentences that have a place of their own; FIRST-P says that
-it begins the docstring, whose first sentence stays."
+             "PROSE without the sentences that have a place of their own; FIRST-P is true if PROSE
+begins the docstring, whose first sentence stays."
              (let ((left '()))
                (dolist (sentence (ppcre:split *sentence-end* prose) (nreverse left))
                  (case (and (or left (not first-p)) (sentence-kind sentence))

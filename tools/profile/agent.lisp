@@ -217,7 +217,8 @@ frame, from the inside, its description and a place."
     (if (vectorp (first data)) (first data) (first (first data)))))
 
 (defun count-traces (traces)
-  "A table from lists of a thread's name and labels of frames, from the inside, to how often."
+  "A table from lists of a thread's name and labels of frames, from the inside, to numbers of
+samples."
   (let ((table (make-hash-table :test 'equal))
         (labels (make-hash-table :test 'eq)))
     (loop with start = 0

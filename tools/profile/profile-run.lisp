@@ -421,8 +421,8 @@ at a sample, have no name, the report mentions it and names a remedy.")
 wrong.")
 
 (defun unseen-lines (subject cpu events)
-  "What is missing in a profile of SUBJECT, whose data are CPU and EVENTS, and why: a vector of
-texts."
+  "The parts that a profile of SUBJECT, with the data CPU and EVENTS, lacks, and why: texts, a
+vector."
   (let ((unknown (max (share (member-of cpu "unknownFrames") (member-of cpu "frames"))
                       (- 1 (member-of cpu "explained"))))
         (samples (member-of cpu "samples")))

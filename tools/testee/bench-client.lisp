@@ -30,7 +30,7 @@
                                                 :name (format nil "caller ~D" i))))))
 
 (defun call-ahead-until (end channel in-flight)
-  "This thread alone, with IN-FLIGHT calls on their way: it awaits the oldest and makes another."
+  "This thread alone, with IN-FLIGHT calls under way: it awaits the oldest and makes another."
   (let ((latencies (load:make-histogram))
         (futures (make-array in-flight))
         (begins (make-array in-flight :element-type 'nanoseconds :initial-element 0)))

@@ -278,7 +278,8 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
   (error nil))
 
 (defun cancel-timing (compat-case)
-  "When to cancel the call of COMPAT-CASE: the value and which it is, or nil."
+  "Two values: the number in COMPAT-CASE's rule for cancelling, and the rule's kind; nil without
+one."
   (let ((cancel (connect:client-compat-request-cancel (compat-case-request compat-case))))
     (if cancel (connect:client-compat-request.cancel-cancel-timing cancel) (values nil nil))))
 

@@ -28,7 +28,7 @@ if it does not pass."
                             (mapcar #'car *interop-cases*)))))
 
 (defun expect-that (true control &rest arguments)
-  "Fail the case with the text that CONTROL and ARGUMENTS format unless TRUE."
+  "Unless TRUE, fail the case with the text that CONTROL and ARGUMENTS format."
   (unless true (apply #'fail-command control arguments)))
 
 (defun expect-status (status function)

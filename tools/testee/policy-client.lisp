@@ -1,7 +1,7 @@
 ;;;; `testee policy`: a client that a runner drives through scenarios of names, addresses, service
-;;;; configs, retries, hedging, balancing and limits. The client reads a JSON object a line, an op
-;;;; with its number, and writes another for each: its result. Many ops are under way at once, each
-;;;; on a thread of its own. The RPCs are those of grpc.testing.TestService.
+;;;; configs, retries, hedging, balancing and limits. From each line the client reads a JSON object,
+;;;; an op with its number, and writes another, its result. Many ops are under way at once, each on
+;;;; a thread of its own. The RPCs are those of grpc.testing.TestService.
 
 (in-package #:clgrpc.testee)
 

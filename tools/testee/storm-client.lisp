@@ -77,8 +77,8 @@ since STORM began, and the error."
             'vector)))
 
 (defun storm-report (storm cpu-seconds grace)
-  "The results of STORM, as JSON data. Failures that were due later than GRACE seconds after the
-first was known are counted apart."
+  "The results of STORM, as JSON data. Failed calls that were due more than GRACE
+seconds after the first failure was known are counted apart."
   (let* ((failures (sort (copy-list (storm-failures storm)) #'< :key #'first))
          (known-ns (reduce #'min failures :key #'second :initial-value most-positive-fixnum)))
     (flet ((milliseconds (share) (/ (load:histogram-quantile (storm-latencies storm) share) 1d6)))

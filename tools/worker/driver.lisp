@@ -134,9 +134,9 @@ as SIGTERM has come, which signals TERMINATION, a semaphore."
     (sb-sys:interactive-interrupt () :interrupted)))
 
 (defun tell-rows (calls begin-ns seconds progress termination over)
-  "Ask CALLS, whose measurement began at BEGIN-NS, once a second, SECONDS times, for what they have
-counted. Return a list of the answers, lists of ClientStats, and why it ended early, or nil: OVER if
-it has ended before the first second. PROGRESS and TERMINATION are as in DRIVE-WORKERS and
+  "Ask CALLS, whose measurement began at BEGIN-NS, once a second, SECONDS times, for their counts.
+Return a list of the answers, lists of ClientStats, and why it ended early, or nil: OVER if it has
+ended before the first second. PROGRESS and TERMINATION are as in DRIVE-WORKERS and
 SLEEP-UNLESS-ENDED."
   (let ((told '()))
     (loop for second from 1 to seconds

@@ -82,8 +82,7 @@ object. STOP ends the server or client."
                                               (worker-server-credentials service))))))
 
 (defun server-status (worker reset)
-  "The ServerStatus of WORKER, a LOAD-SERVER, since it was reset last, which it is now if RESET is
-true."
+  "The ServerStatus of WORKER, a LOAD-SERVER, since its last reset; if RESET is true, reset it now."
   (let* ((now (read-clocks)) (begin (load-server-begin worker))
          (address (grpc:server-address (load-server-server worker))))
     (when reset (setf (load-server-begin worker) now))
