@@ -48,7 +48,7 @@ other octets."
     (logxor state #xFFFFFFFF)))
 
 ;;; Of two parts. A second part of k bits multiplies the CRC of the first by x^k, modulo the
-;;; polynomial; the bits of a polynomial stand in a CRC in reverse, x^0 on top.
+;;; polynomial; a CRC has the bits of a polynomial in reverse, x^0 as the highest.
 
 (define-hot multiply-polynomials ((one crc) (other crc)) crc
   "The product of the polynomials ONE and OTHER modulo that of CRC-32C."

@@ -137,9 +137,8 @@ thread; end it with CLOSE-PEER."
  :ENTRIES and :OCTETS, of data sent;
  :LATENCY, the mean time to an answer in seconds, or nil;
  :STREAMS, begun by the pipeline;
- :QUEUED-ENTRIES, :QUEUED-OCTETS and :UNDER-WAY, what is in the pipeline now: entries, octets, and
-   the requests that are not answered.
-From any thread."
+ :QUEUED-ENTRIES, :QUEUED-OCTETS and :UNDER-WAY, the entries, octets and unanswered requests that
+the pipeline has now. From any thread."
   (let ((meter (peer-meter peer))
         (pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((meter-lock meter))

@@ -7,7 +7,7 @@
 ;;;;   it has claimed itself.
 ;;;; - The store is asked while there is no watch, and while more tasks can be claimed than are kept
 ;;;;   here.
-;;;; - The shards are visited by turns, beginning with those whose timers are the node's, so that
+;;;; - The shards are visited in turn, beginning with those whose timers are the node's, so that
 ;;;;   nodes do not try for the same tasks; within a shard the oldest task is first.
 
 (in-package #:clgrpc.workflow)

@@ -236,7 +236,7 @@ not know the session."
     (let ((record (find-record node session))) (and record (session-record-revision record)))))
 
 (defun fetch-revision (node session)
-  "As KNOWN-REVISION, of the store. Signal SESSION-LOST if SESSION does not exist."
+  "As KNOWN-REVISION, but read from the store. Signal SESSION-LOST if SESSION does not exist."
   (if-let ((entry (etcd:fetch (node-etcd node) (session-key node session))))
     (etcd:entry-changed entry)
     (refuse :session-lost "there is no session ~A" session)))

@@ -7,7 +7,7 @@
 ;;;; reports each task that becomes ready. For such a task a claim of its kind is woken, and one of
 ;;;; a few jobs tries that claim again, with this task only. The woken claim is the first whose
 ;;;; worker was given no task since it last ended one; if there is no such claim, the woken claim is
-;;;; the claim of the worker that was given the fewest. So a worker that takes tasks and does none
+;;;; that of the worker that was given the fewest tasks. So a worker that takes tasks and does none
 ;;;; leaves further tasks to others. Each task that becomes ready has one claim that is responsible
 ;;;; for it:
 ;;;;

@@ -314,8 +314,8 @@ so that another attempt is useless."
 ;;; A task that was lost with its worker again and again may itself end the worker. Such a task is
 ;;; done alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
 ;;; meanwhile are given back. An attempt that hangs may never end. So a task that has waited for
-;;; some time to be done alone is given back; the time doubles with each return. And a task whose
-;;; time is over does not count, even if its function has not returned.
+;;; some time to be done alone is given back; the time doubles with each return. A task whose time
+;;; is over does not count as under way, even if its function has not returned.
 
 (defun suspect-p (task)
   (<= +free-losses+ (task-losses task)))

@@ -107,11 +107,11 @@ WORKFLOW-RUNNING, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any
                       &key status type started-from started-before ended-from ended-before timeout)
   "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, the newest first.
 Keywords select workflows: STATUS is :running, :completed, :failed or :cancelled; TYPE is a string;
-they began at STARTED-FROM or later and before STARTED-BEFORE, and ended at ENDED-FROM or later and
-before ENDED-BEFORE, in seconds since 1970. The workflows are fetched in pages, each within TIMEOUT
-seconds (10). A workflow that begins, changes its status or is deleted meanwhile may be missed. If
-CHANNEL is a router, the workflows of one group come after those of the previous group. Signal a
-WORKFLOW-ERROR. From any thread."
+the workflows began at STARTED-FROM or later and before STARTED-BEFORE, and ended at ENDED-FROM or
+later and before ENDED-BEFORE, in seconds since 1970. The workflows are fetched in pages, each
+within TIMEOUT seconds (10). A workflow that begins, changes its status or is deleted meanwhile may
+be missed. If CHANNEL is a router, the workflows of one group come after those of the previous
+group. Signal a WORKFLOW-ERROR. From any thread."
   (declare (ignore status type started-from started-before ended-from ended-before))
   (dolist (channel (if (router-p channel) (router-channels channel) (list channel)))
     (loop with request = (apply #'search-request (alexandria:remove-from-plist search :timeout))

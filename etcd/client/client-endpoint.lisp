@@ -1,8 +1,8 @@
 ;;;; Endpoints: members, each a name or a numeric address, form one target of a channel,
 ;;;; "etcd-endpoints:" followed by the endpoints, separated by commas. The resolver of this target
 ;;;; has one resolver for each endpoint, and gives the channel all servers that these resolvers have
-;;;; found so far. An endpoint whose look-up fails removes no server; only if no server is known at
-;;;; all, the failure is reported. With TLS the certificate of a server must have the name of its
+;;;; found so far. An endpoint whose look-up fails removes no server; the failure is reported only
+;;;; if no server is known at all. With TLS the certificate of a server must have the name of its
 ;;;; own endpoint. Endpoints may be replaced while the channel runs; those that stay keep their
 ;;;; connections.
 

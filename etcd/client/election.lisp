@@ -80,7 +80,8 @@ there is no leader. Signal an ETCD-ERROR. From any thread."
     first))
 
 (defun note-standing (standing kind items)
-  "Update STANDING, an EQUALP table of entries by key, by KIND and ITEMS, in the form of a mirror."
+  "Update STANDING, an EQUALP table from keys to entries, by KIND and ITEMS, as a mirror passes
+them."
   (flet ((note (entry)
            (setf (gethash (entry-key-octets entry) standing) entry)))
     (ecase kind

@@ -7,8 +7,8 @@
 ;;;; that is cut off from the others refuses calls at once, instead of letting them wait.
 ;;;;
 ;;;; If the client has a user, calls have a token in their metadata. The token is fetched by
-;;;; Authenticate when it is first needed, and kept. etcd forgets tokens: when a token was not used
-;;;; for five minutes, and when etcd is restarted; tokens of the kind jwt expire. After a change of
+;;;; Authenticate when it is first needed, and kept. etcd forgets a token that was not used for five
+;;;; minutes, and all tokens when it is restarted; tokens of the kind jwt expire. After a change of
 ;;;; users and roles, etcd refuses older tokens. A call that was refused because of its token is
 ;;;; made again with a new token. This is not a repetition, since the refused call was not done.
 ;;;;

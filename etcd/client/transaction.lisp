@@ -132,13 +132,13 @@ OPERATOR LEASE). A missing entry has version and revisions 0. In place of KEY a 
 that range; if the range is empty, the comparison must be true of a missing entry. THEN and ELSE are
 lists of operations: (:get KEY), which returns an entry or nil; (:get-all :prefix PREFIX) or with
 :from and :to, a list of entries, with further keywords of MAP-ENTRIES (:limit, :order, :keys-only,
-:min-created and so on); (:count :prefix PREFIX), how many there are; (:put KEY VALUE) with :lease,
-:keep-lease, :keep-value and :previous as for PUT, nil or the previous entry; (:remove KEY) and
-(:remove-all :prefix PREFIX), the number of removed entries; (:transact :when … :then … :else …),
-another transaction, done at this place; its value is a list of a boolean, true if its comparisons
-were true, and the list of its operations' values. No key may be put twice. A transaction that only
-reads is repeated if no answer arrives, as FETCH is. Signal MISUSE for other forms, or an
-ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+:min-created and so on); (:count :prefix PREFIX), the number of entries; (:put KEY VALUE) with
+:lease, :keep-lease, :keep-value and :previous as for PUT, nil or the previous entry; (:remove KEY)
+and (:remove-all :prefix PREFIX), the number of removed entries; (:transact :when … :then … :else
+…), another transaction, done at this place; its value is a list of a boolean, true if its
+comparisons were true, and the list of its operations' values. No key may be put twice. A
+transaction that only reads is repeated if no answer arrives, as FETCH is. Signal MISUSE for other
+forms, or an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:txn (txn-request :when when :then then :else else) timeout
                        :twice (reads-only-p then else))))
     (multiple-value-bind (succeeded results) (txn-values response :then then :else else)

@@ -14,7 +14,7 @@
   (function nil :type (or null function)) ; a function of no arguments to call if a watch is ready
   (ready (make-fifo) :type fifo :read-only t) ; the watches that may have something to send
   (called nil :type boolean)            ; the engine's thread must call the listener
-  (noted 0 :type (signed-byte 64))      ; the revision at which NOTE-CHANGES has returned it last
+  (noted 0 :type (signed-byte 64))      ; when NOTE-CHANGES last returned the listener, a revision
   (due-ns most-positive-fixnum :type (integer 0)) ; when the listener must be called in any case
   (watch-count 0 :type index))          ; the listener's watches in the tree
 

@@ -1,8 +1,8 @@
 ;;;; perf: checking that it is installed and allowed, recording a process, and reading the record.
 ;;;; If the kernel allows it, perf samples whole processors by their clock, and the process's
 ;;;; samples are picked out afterwards. The timers of single threads stop while threads are
-;;;; switched; with them the cost of switches would be missing, a tenth of a server's time with one
-;;;; call at a time.
+;;;; switched; by those timers the cost of switches would be missing, a tenth of a server's time
+;;;; with one call at a time.
 
 (in-package #:clgrpc.profile)
 

@@ -1,5 +1,5 @@
 ;;;; Two profiles side by side: for each figure both values, their difference, and whether that is
-;;;; more than noise. A number of N samples varies by the root of N from run to run by chance alone;
+;;;; more than noise. A count of N samples varies from run to run by the root of N, by chance alone;
 ;;;; a difference counts if it is more than twice that noise of both profiles together. A single
 ;;;; pair of runs does not show other variation, such as that of the load. Profiles of several
 ;;;; rounds do: their figures are means of the calm half of the rounds, and the noise is that of

@@ -131,7 +131,7 @@ its length."
   (loop for child across (pb:step-state-children step) sum (+ 6 (pb:child-state-octets child))))
 
 (defun join-children (draft step results)
-  "Complete STEP. All its children have ended, with RESULTS, ChildResults in their order."
+  "Complete STEP, all of whose children have ended, with RESULTS, ChildResults in their order."
   (let* ((state (draft-state draft)) (number (pb:step-state-number step))
          (octets (protobuf:serialize (pb:make-child-results :results results))))
     (note-removal draft (payload-key state (format nil "child/~D/" number)))
