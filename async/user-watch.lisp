@@ -110,7 +110,7 @@ From any thread."
 (defun poll (descriptor function &key event-cb (poll-for '(:readable :writable)) socket
                                    (loop *event-loop*))
   "Call (FUNCTION events) on LOOP again and again while DESCRIPTOR is :readable or :writable. EVENTS
-lists which of these is true at present; those that the list POLL-FOR does not name are ignored.
+is the list of these states that hold at present; a state that the list POLL-FOR lacks is ignored.
 FREE-POLLER or CANCEL of the returned value ends this; call it before DESCRIPTOR is closed. EVENT-CB
 gets errors in FUNCTION. SOCKET has no effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched,
 or LOOP watches it already. On LOOP."

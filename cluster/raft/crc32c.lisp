@@ -51,7 +51,7 @@ other octets."
 ;;; polynomial; a CRC has the bits of a polynomial in reverse, x^0 as the highest.
 
 (define-hot multiply-polynomials ((one crc) (other crc)) crc
-  "The product of the polynomials ONE and OTHER modulo that of CRC-32C."
+  "The product of the polynomials ONE and OTHER modulo the polynomial of CRC-32C."
   (let ((product 0))
     (declare (type crc product))
     (loop for bit of-type (integer -1 31) downfrom 31 to 0

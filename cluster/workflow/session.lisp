@@ -239,7 +239,7 @@ answers."
 
 (defun close-session (node session)
   "End SESSION at the request of its worker. Other workers get the tasks that this worker has not
-reported; these tasks do not count as attempts. Signal SESSION-LOST if SESSION has ended."
+reported; their claims do not count as attempts. Signal SESSION-LOST if SESSION has ended."
   (check-session node session)
   (change-together node (session-claims node session)
                    (lambda (draft)

@@ -94,9 +94,9 @@ them."
              (remhash (entry-key-octets (change-entry change)) standing)))))))
 
 (defun identity-of (entry)
-  "A value that identifies ENTRY, for EQUALP: different entries have different values, and so has
-one entry before and after a change, even if the store has lost its data meanwhile and counts
-revisions from 1 again. ENTRY may be NIL."
+  "A value that identifies the state of ENTRY, for EQUALP: it differs between entries, and before
+and after a change of an entry, even if the store has lost its data meanwhile and counts revisions
+from 1 again. ENTRY may be NIL."
   (and entry
        (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
              (entry-value entry))))

@@ -118,8 +118,7 @@ entry is not compacted; nil if it did not exist.")
       (when (eq :put (change-kind change)) (setf (watch-mark watch) entry)))))
 
 (defun split-last-revision (changes)
-  "Two values: those of CHANGES that are of earlier revisions than the last, and those of the last
-revision."
+  "Two values: the CHANGES of all revisions but the last, and those of the last revision."
   (flet ((revision-of (change) (entry-changed (change-entry change))))
     (if-let ((at (and changes (position (revision-of (first (last changes))) changes
                                         :key #'revision-of))))

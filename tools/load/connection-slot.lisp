@@ -238,8 +238,8 @@ CONNECTION-SLOT."
 
 (defun leave-connection (connection-slot connection)
   "Let CONNECTION-SLOT stop making calls on CONNECTION, which worked so far, and connect again. The
-slot connects again at once, unless the peer has closed this connection and the one before it before
-any call."
+slot connects again at once, unless the peer has closed both this connection and the previous one
+before any call."
   (when (eq connection (connection-slot-connection connection-slot))
     (setf (connection-slot-connection connection-slot) nil)
     (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))
