@@ -86,8 +86,9 @@ def table(results):
     return "\n".join([
         "Workflows of echo steps, done by two nodes and two workers of 16 tasks each in one "
         "process, on %s with its default quota of 2 GB, of which workflows are started until 70 "
-        "%% are in use. The quota is exhausted first: without compaction after the minutes of the "
-        "table, with it after the workflows that are kept." % results["etcd"], "",
+        "%% are in use. The quota is exhausted first: without compaction after the minutes in the "
+        "table, with compaction when the store keeps the number of workflows in the table."
+        % results["etcd"], "",
         markdown.table(["workflows", "a second", "requests", "octets kept", "octets written",
                         "minutes until full", "kept when full"], map(line, results["rows"])),
         "{:,} timers due at one moment; each node is a process. The seconds from that moment "

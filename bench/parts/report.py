@@ -70,10 +70,10 @@ def aims(parts, found):
             lines.append([parts[name].TITLE, text, markdown.figure(bound),
                           markdown.figure(value), verdict,
                           "".join(markdown.figure(figure) for figure in floor if figure)])
-    return ("In the column C stands, for comparison, the figure of a C program that waits by epoll, "
-            "receives, sends the same octets as soon as they are due, and does nothing else, where "
-            "that is measured. The rest is the cost of a library; but under load a library that "
-            "answers later receives more with one system call, and may need less.\n\n"
+    return ("The column C has, for comparison, the figure of a C program, where that was "
+            "measured: it waits by epoll, receives, and sends the same octets as soon as they are "
+            "due. The rest is the cost of a library; but under load a library that answers later "
+            "receives more with one system call, and may need less.\n\n"
             + markdown.table(["part", "goal", "at most", "measured", "", series.FLOOR], lines,
                              text_columns=2))
 

@@ -102,8 +102,8 @@ def table(results):
     keys = ("began_seconds", "etcd_percent", "etcd_mb", "requests", "streams", "watches",
             "nodes_percent", "nodes_mb")
     return "\n".join([
-        "Two nodes and %s on one machine; each row adds more that waits. Requests are those to "
-        "etcd, streams those begun at it." % results["etcd"], "",
+        "Two nodes and %s on one machine; each row adds more waiting workers, workflows or "
+        "watchers. Requests are those to etcd, streams those begun at etcd." % results["etcd"], "",
         markdown.table(["", "began in s", "etcd's CPU %", "MB", "requests/s", "streams/s",
                         "watches", "the nodes' CPU %", "MB"],
                        ([row["stage"], *(markdown.figure(row[key]) for key in keys)]

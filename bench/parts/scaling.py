@@ -206,13 +206,15 @@ def table(results):
         "and each load has connections to both." % CONNECTIONS, "",
         markdown.table(["connections × streams", ""] + [name for _, name in FIGURES], lines,
                        text_columns=2),
-        "With two loops, %.0f MB of garbage are collected at once, in %.2f ms of CPU. A collection of "
-        "next to nothing takes %.2f ms of the clock, beside %d threads that sleep %.2f ms." % (
+        "With two loops, %.0f MB of garbage are collected at once, in %.2f ms of CPU. A "
+        "collection of almost nothing takes %.2f ms of wall-clock time, and beside %d threads "
+        "that sleep %.2f ms." % (
             results["nursery"] / 1e6, results["collection_ms"], few, THREADS[1], many), "",
         "Computed from these, of %s: a call is %.2f µs of work on its own loop, %.4f µs of the "
         "collector's CPU, in which no loop works, and %.6f µs for each loop that has to be stopped. "
-        "Nothing else is in the model, which [scaling](scaling.md) explains. Beside its calls a second "
-        "of each loop stand those a second of the server's CPU that were measured." % (
+        "Nothing else is in the model, which [scaling](scaling.md) explains. The table has the "
+        "calls a second of each loop by the model, and beside them the measured calls for a "
+        "second of the server's CPU." % (
             describe(results["rows"][0]), terms["work"], terms["collector"], terms["each"]), "",
         markdown.table(["loops, each with a core", "computed throughput, to one loop",
                         "computed calls/s of each", "measured"], computed, text_columns=0)])

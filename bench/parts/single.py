@@ -49,9 +49,9 @@ def comparisons(results):
 
 def table(results):
     return "\n".join([
-        "grpc-go's client with one call at a time; behind the method stands the number of messages "
-        "of a call. Each server has one thread. Of the notes of RouteChat 5 are sent one by one, "
-        "each when the one before has come back, and 100 without waiting.", "",
+        "grpc-go's client with one call at a time; the number after the method is that of the "
+        "messages of a call. Each server has one thread. RouteChat with 5 notes sends each note "
+        "when the previous one has come back; with 100 notes it does not wait.", "",
         markdown.comparison(results["rows"], "call", describe, FIGURES)])
 
 

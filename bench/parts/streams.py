@@ -60,7 +60,7 @@ def table(results):
     shapes = ["%(method)s %(messages)d" % row for row in ROWS if row["clients"] == 10]
     return "\n".join([
         "10 and 100 clients, each with one call at a time on its own connection, grpc-go's client on "
-        "one core, the server on the other. Messages per call: %s; RouteChat keeps %d on their way."
+        "one core, the server on the other. Messages per call: %s; RouteChat keeps %d in flight."
         % (", ".join(shapes), ROWS[2]["outstanding"]), "",
         markdown.comparison(results["rows"], "call, clients", describe, FIGURES)])
 
