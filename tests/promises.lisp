@@ -764,7 +764,7 @@ read between two of them"
   ("let nothing through between them for a while; packets wait"
    "sim" "a-partition-holds-everything-up"
    "sim/network.lisp" "((parted-p simulation host (socket-far-host socket))" "(nil")
-  ("limits what a host receives on each connection"
+  ("limits the octets that a host receives on each connection"
    "sim" "a-slow-host-gets-its-octets-late"
    "sim/network.lisp" "(if rate (floor (* octets +ns-per-second+) rate) 0)" "0"))
 

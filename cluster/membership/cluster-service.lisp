@@ -8,7 +8,7 @@
    (max-members :initarg :max-members :reader service-max-members) ; the most members that may join
    ;; the lease of a member that asks for none
    (lease-seconds :initarg :lease-seconds :reader service-lease-seconds)
-   (authority :initarg :authority :reader service-authority) ; decides which peers may do what
+   (authority :initarg :authority :reader service-authority) ; decides about the rights of peers
    (stopping :initform nil :accessor service-stopping)) ; true once its server stops
   (:documentation "The service clgrpc.cluster.v1.Cluster, see MAKE-CLUSTER-SERVICE."))
 

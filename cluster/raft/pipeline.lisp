@@ -12,8 +12,8 @@
 ;;;;    sent. The next request begins a new stream; it is sent only after all these functions were
 ;;;;    called.
 ;;;; 4. If answers are awaited and none arrives for the peer's timeout, the stream is given up. The
-;;;;    time counts from the last answer, or from when the pipeline was last empty: a request that
-;;;;    waits for others does not time out while these are answered in time.
+;;;;    time counts from the last answer, or from the moment when the pipeline was last empty: a
+;;;;    request that waits for others does not time out while these are answered in time.
 ;;;;
 ;;;; One thread at a time sends (PUMPING): the first that finds something to send, be it a thread
 ;;;; that adds a request or the loop that receives answers. The sender never waits for the stream: a
@@ -280,7 +280,7 @@ which requests that thread has sent."
         (sb-thread:with-mutex ((pipe-lock pipe))
           ;; pumping may not have begun yet, or may have ended
           (unless (eq claim (pipe-pumping pipe)) (return-from stop-pumping))
-          ;; at once, lest another thread begin a stream in between, and that stream be forgotten
+          ;; at once, so that no other thread begins a stream in between, which would be forgotten
           (setf (pipe-pumping pipe) nil)
           (if (pipe-call pipe)
               (pipe-call pipe)

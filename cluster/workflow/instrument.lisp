@@ -99,7 +99,7 @@ was opened last, and the namespace."
       (t "(none)"))))
 
 (defun count-draft (node draft)
-  "Count what has happened in DRAFT, which NODE has put into the store."
+  "Count the events in DRAFT, which NODE has put into the store."
   (note node #'instruments-changes "made")
   (dolist (event (draft-events draft))
     (let ((kind (pb:event-kind event)))

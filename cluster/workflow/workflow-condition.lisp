@@ -56,8 +56,8 @@ worker has reported another result before. Nothing was recorded.")
   (:invalid-request :invalid-argument "The request is invalid: a name that is empty or has a /, a
 step that does nothing, a negative time.")
   (:too-large :invalid-argument "Something is larger than a limit allows.")
-  (:backlog-full :resource-exhausted "A limit of the number of workflows, claims or the like is
-reached; try again later.")
+  (:backlog-full :resource-exhausted "A limit of the number of workflows, claims, sessions, tasks or
+  watches is reached; try again later.")
   (:store-unavailable :unavailable "The store has not answered in time, or changed too often
 meanwhile. The request may have been done; it can be sent again unchanged.")
   (:changes-compacted :out-of-range "The store has compacted changes since the requested revision,

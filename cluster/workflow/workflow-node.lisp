@@ -156,7 +156,7 @@ change."
    (root :initarg :root :reader node-root) ; the beginning of all keys
    (limits :initarg :limits :reader node-limits) ; the limits of workflows and calls
    (dates :reader node-dates)           ; the dates of its clock, and of other nodes'
-   ;; the roles of peers: which peers may do what
+   ;; the roles of peers, which give them rights
    (authority :initarg :authority :initform (authority:make-authority '()) :reader node-authority)
    (health :initarg :health :reader node-health) ; a health service that shows the state, or nil
    (instruments :initform nil :accessor node-instruments) ; the instruments, or nil

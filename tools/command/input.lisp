@@ -8,7 +8,7 @@
   (sb-sys:make-fd-stream 0 :input t :element-type 'octet :buffering :full))
 
 (defmacro refusing-unreadable ((name) &body body)
-  "The value of BODY, which reads the input called NAME; refuse what BODY cannot read."
+  "The value of BODY, which reads the input called NAME; refuse an input that BODY cannot read."
   `(handler-case (progn ,@body)
      (error (error) (refuse "~A cannot be read: ~A" ,name (report:error-reason error)))))
 

@@ -215,10 +215,9 @@ RUN-SERVER. Signal a FAILURE if the counts are not known."
                 when seconds collect (cons name (round (* +ns-per-second+ seconds)))))))
 
 (defun call-beside-server (url method function)
-  "Call FUNCTION, without arguments, and return its RUN. If URL is not nil, add to the RUN what the
-server has counted for METHOD meanwhile, according to its metrics at URL. If the server does not
-report that after the run, print the reason on standard error and return the RUN without these
-counts."
+  "Call FUNCTION, without arguments, and return its RUN. If URL is not nil, add to the RUN the
+server's counts for METHOD meanwhile, according to its metrics at URL. If the server does not report
+that after the run, print the reason on standard error and return the RUN without these counts."
   (if (null url)
       (funcall function)
       (let* ((name (subseq (method-path method) 1))

@@ -1,7 +1,7 @@
 ;;;; The rehearsal, which runs once before the command is saved. CLOS compiles discriminating
-;;;; functions and the like when a generic function is first called. Without the rehearsal this work
-;;;; takes 3 ms in the first call of a server, and 10 ms in the first call of a client. A core that
-;;;; is saved after some calls contains these functions.
+;;;; functions and similar ones when a generic function is first called. Without the rehearsal this
+;;;; work takes 3 ms in the first call of a server, and 10 ms in the first call of a client. A core
+;;;; that is saved after some calls contains these functions.
 
 (in-package #:clgrpc.tools)
 

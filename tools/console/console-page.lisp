@@ -1,5 +1,5 @@
-;;;; The page, and what it requests: the events, and the options. The page's files in page/ are
-;;;; compiled into the image and sent as one. Other systems can add pages, such as that of
+;;;; The page, and the data that it requests: the events, and the options. The page's files in page/
+;;;; are compiled into the image and sent as one. Other systems can add pages, such as that of
 ;;;; workflows. The policy of a page (Content-Security-Policy) lets it run its own script, which a
 ;;;; new nonce identifies each time, and send requests to the server that it came from; nothing
 ;;;; else.

@@ -27,7 +27,7 @@ the tally, connection slots.")
   (+ (floor total generators) (if (< number (mod total generators)) 1 0)))
 
 (defun prepare-generator (plan number loop on-event)
-  "A generator on LOOP, which need not run yet, with nothing begun."
+  "A new generator on LOOP, which need not run yet."
   (let* ((random (sb-ext:seed-random-state (loop:event-loop-random loop)))
          (generator (make-generator :plan plan :number number :loop loop :on-event on-event
                                     :connection-slots (make-generator-connection-slots plan number)

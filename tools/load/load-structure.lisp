@@ -1,6 +1,6 @@
 ;;;; The structures of a run under way. A GENERATOR is an event loop with its thread and the calls
 ;;;; that run on it. A generator has CONNECTION-SLOTS: places for one connection each, which is made
-;;;; again when it is lost. A LOAD-CALL is one call, from when it is due until it has ended; load
+;;;; again when it is lost. A LOAD-CALL is one call, from its due time until its end; load
 ;;;; calls are used again.
 ;;;;
 ;;;; Only a generator's loop reads and writes its data; except that the main thread reads a few

@@ -14,9 +14,9 @@
   (backends '() :type list)             ; SHARE-ROWs
   (methods #() :type simple-vector)     ; of a mix, SHARE-ROWs by REQUEST-NUMBER
   (wait (make-histogram) :type histogram) ; times from the sending of a request until its call ended
-  (send (make-histogram) :type histogram) ; times from when a request had a stream until it was sent
-  (queue (make-histogram) :type histogram) ; times from when a request was due until it had a stream
-  ;; times from when a call was due until it had a stream, of calls that waited for a connection
+  (send (make-histogram) :type histogram) ; times from getting a stream until a request was sent
+  (queue (make-histogram) :type histogram) ; times from a request's due time until it had a stream
+  ;; times from a call's due time until it had a stream, of calls that waited for a connection
   (connect (make-histogram) :type histogram)
   (lateness (make-histogram) :type histogram) ; how late calls were begun
   (message (make-histogram) :type histogram) ; times from one response of a stream to the next

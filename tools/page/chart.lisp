@@ -1,7 +1,7 @@
-;;;; Charts as SVG. A chart has an axis across and one upwards, and layers between them. Places
-;;;; across are shares of the width, whatever that is, while texts and heights keep their size: a
-;;;; chart is as readable at 400 pixels as at 1280. A chart also has a description in words, for
-;;;; readers who do not see it; a layer of titles shows figures at the pointer.
+;;;; Charts as SVG. A chart has an axis across and one upwards, and layers between them. Horizontal
+;;;; positions are shares of the width, while texts and heights keep their size: a chart is as
+;;;; readable at 400 pixels as at 1280. A chart also has a description in words, for readers who do
+;;;; not see it; a layer of titles shows figures at the pointer.
 ;;;;
 ;;;; The parts that move with the width are drawn 1000 units wide; the browser stretches them,
 ;;;; except the width of lines.

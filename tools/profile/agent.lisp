@@ -212,12 +212,12 @@ frame."
 
 (defun profiler-traces ()
   "The record of SBCL's profiler, a vector: for each sample (marker . end), the thread, and for each
-frame, from the inside, its description and a place."
+frame, innermost first, its description and a place."
   (let ((data (multiple-value-list (sb-sprof::convert-raw-data))))
     (if (vectorp (first data)) (first data) (first (first data)))))
 
 (defun count-traces (traces)
-  "A table from lists of a thread's name and labels of frames, from the inside, to numbers of
+  "A table from lists of a thread's name and labels of frames, innermost first, to numbers of
 samples."
   (let ((table (make-hash-table :test 'equal))
         (labels (make-hash-table :test 'eq)))
@@ -236,7 +236,7 @@ samples."
 
 (defun sample-stacks (mode milliseconds path)
   "Sample all threads by SBCL's profiler in MODE, :cpu or :alloc, for this time, and write to PATH a
-line for each stack: how often it was seen, the thread's name and the frames from the inside, with
+line for each stack: how often it was seen, the thread's name and the frames, innermost first, with
 tabs between."
   (sb-sprof:reset)
   (sb-sprof:start-profiling :mode mode :threads :all :max-samples 200000

@@ -233,7 +233,7 @@ visible through these.")
                 :phase (if (equal area "collector") "collection" (name-phase name)))))
 
 (defun stack-area (frames)
-  "The subsystem of a sample with the stack FRAMES, from the inside. All work of the collector,
+  "The subsystem of a sample with the stack FRAMES, innermost first. All work of the collector,
 including the kernel's part of it, is the collector's."
   (cond ((find "collector" frames :key #'frame-area :test #'equal) "collector")
         ((null frames) "unknown")
@@ -244,7 +244,7 @@ including the kernel's part of it, is the collector's."
                    (t "lisp"))))))
 
 (defun stack-phase (frames)
-  "The phase of a call in which a sample with the stack FRAMES, from the inside, was taken."
+  "The phase of a call in which a sample with the stack FRAMES, innermost first, was taken."
   (if (find "collector" frames :key #'frame-area :test #'equal)
       "collection"
       (let ((frame (find-if #'frame-phase frames)))

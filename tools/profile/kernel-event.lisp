@@ -107,7 +107,7 @@ LOCK_PI, with or without flags."
     (and operation (member (logand operation #x7f) '(0 6 9)) t)))
 
 (defun waiter (frames)
-  "A name for the waiting function with the stack FRAMES, from the inside: the innermost function of
+  "A name for the waiting function with the stack FRAMES, innermost first: the innermost function of
 ours or, if there is none, the innermost Lisp function."
   (flet ((found (predicate)
            (let ((frame (find-if predicate frames)))

@@ -6,7 +6,7 @@
 (in-package #:clgrpc.profile)
 
 (defun map-stacks (function root)
-  "Call FUNCTION with each stack of the tree ROOT, JSON, a list of names from the inside, and with
+  "Call FUNCTION with each stack of the tree ROOT, JSON, a list of names, innermost first, and with
 the nanoseconds of that stack itself."
   (declare (type function function))
   (labels ((visit (node stack)

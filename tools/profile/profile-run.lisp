@@ -220,8 +220,8 @@ have slept; nil without such stacks."
 
 (defun histogram-data (heap-histogram)
   "The agent's HEAP-HISTOGRAM per call; nil without one or without calls. Objects that were
-allocated while the heap was counted are in the kinds only, so the kinds are scaled to the sum of
-consed octets." (let* ((calls (member-of heap-histogram "calls"))
+allocated while the heap was counted are in the counts by kind only, so these counts are scaled to
+the sum of consed octets." (let* ((calls (member-of heap-histogram "calls"))
          (consed (member-of heap-histogram "consed"))
          (kinds (member-of heap-histogram "kinds"))
          (octets (reduce #'+ kinds :key (lambda (row) (member-of row "octets")))))

@@ -1,5 +1,5 @@
 ;;;; Samples in the output of `perf script`, as stacks of frames: for each sample a line with the
-;;;; thread's id and the time, then a line for each frame, from the inside, `ADDRESS FUNCTION
+;;;; thread's id and the time, then a line for each frame, innermost first, `ADDRESS FUNCTION
 ;;;; (IMAGE)`, and an empty line. Addresses in files are places in the file. Pure functions of a
 ;;;; stream.
 
@@ -98,7 +98,7 @@ memory; nil if there is none."
 
 (defun map-samples (function stream symbolizer)
   "Call FUNCTION with each sample in STREAM, the output of `perf script -F tid,time,ip,sym,dso`:
-with the thread's id, the time in nanoseconds and the frames, from the inside."
+with the thread's id, the time in nanoseconds and the frames, innermost first."
   (declare (type function function))
   (let ((tid nil) (ns 0) (frames '()))
     (flet ((end-sample ()
@@ -124,7 +124,7 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
   (alexandria:ensure-gethash frame (node-children node) (make-node frame)))
 
 (defun add-stack (root frames count)
-  "Count COUNT samples with the stack FRAMES, from the inside, in the tree below ROOT."
+  "Count COUNT samples with the stack FRAMES, innermost first, in the tree below ROOT."
   (incf (node-samples root) count)
   (let ((node root))
     (dolist (frame (reverse frames))
@@ -152,7 +152,7 @@ with the thread's id, the time in nanoseconds and the frames, from the inside."
   (root (make-node nil) :type node :read-only t))
 
 (defun add-sample (sums thread frames &optional (count 1))
-  "Count COUNT samples of THREAD, an id or a name, with the stack FRAMES, from the inside."
+  "Count COUNT samples of THREAD, an id or a name, with the stack FRAMES, innermost first."
   (flet ((add (key table) (incf (gethash key table 0) count)))
     (incf (sums-samples sums) count)
     (incf (sums-frames sums) (* count (length frames)))

@@ -1,5 +1,5 @@
 ;;;; Stacks of SBCL's own profiler, where there is no perf: a line for each stack, `COUNT THREAD
-;;;; FRAME …` with tabs between, the frames from the inside. The kernel is seen by the C library's
+;;;; FRAME …` with tabs between, the frames innermost first. The kernel is seen by the C library's
 ;;;; functions that call it. The same profiler samples allocation: a stack for each region of memory
 ;;;; that a thread is given, 32 KB as a rule. Pure functions of a stream.
 
@@ -36,7 +36,7 @@
 ;;; The code that has requested memory
 
 (defun allocator (frames)
-  "The one of FRAMES, from the inside, that has requested memory: the innermost frame of a Lisp
+  "The one of FRAMES, innermost first, that has requested memory: the innermost frame of a Lisp
 function that is not a part of SBCL's allocator."
   (find-if (lambda (frame)
              (and (eq :lisp (frame-kind frame))

@@ -74,8 +74,8 @@ of at least one real. Return a COMPARISON."
                      :outliers-after (outliers after better))))
 
 (defparameter *tail-figures* '("p99.9" "p99.99" "max")
-  "Figures that a few calls determine. An unclear verdict on such figures is no reason to measure
-again.")
+  "Figures that depend on a few calls only. An unclear verdict on such figures is no reason to
+measure again.")
 
 (defun unclear-p (comparison)
   "True if COMPARISON is unclear or unknown, and not about one of *TAIL-FIGURES*, which a run of

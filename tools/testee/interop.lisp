@@ -69,7 +69,7 @@ came uncompressed but EXPECTED is true. A nil EXPECTED checks nothing."
         (grpc:call-trailers call)))
 
 (defconstant +reporter-timeout+ 30
-  "The seconds that a call waits for another one to be done with setting reports.")
+  "The seconds that a call waits until another call has finished setting reports.")
 
 (defun become-reporter (service)
   "Wait until no other call sets the reports of SERVICE; then prevent others from doing so, and

@@ -1,5 +1,5 @@
 ;;;; `storm-client`: calls at a fixed rate, independent of earlier ones, for scripts/storm, which
-;;;; kills servers meanwhile. The latency of a call counts from when it was due, so that a client
+;;;; kills servers meanwhile. The latency of a call counts from its due time, so that a client
 ;;;; that makes calls too late does not hide this delay.
 
 (in-package #:clgrpc.testee)

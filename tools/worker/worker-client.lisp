@@ -95,7 +95,7 @@ the number of messages that the config gives."
 
 (defun begin-worker-calls (client request rate)
   "Begin calls of CLIENT, RATE a second at random times, on each channel in turn until it is
-stopped. Latencies count from when a call was due."
+stopped. Latencies count from a call's due time."
   (let ((due (monotonic-ns)) (random (make-random-state t)))
     (loop for worker-channels = (load-client-worker-channels client) then
           (or (rest worker-channels) (load-client-worker-channels client))

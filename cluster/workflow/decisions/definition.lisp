@@ -118,7 +118,7 @@ one of these lists:
    result of the previous step. The task is tried ATTEMPTS times (10), with pauses of BACKOFF
    seconds (1), then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take
    ATTEMPT-TIMEOUT seconds, by default the limit of the nodes (an hour);
- (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
+ (:wait SECONDS &key name), from the beginning of the step, or (:until UNIX-SECONDS &key name);
  (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is
    its result;
  (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its own, a child,

@@ -13,7 +13,7 @@
 
 (defun schedule-page (node after limit)
   "Two values: the entries of the next schedules after the id AFTER, at most LIMIT; and the id after
-which the next page begins, or \"\". If more entries follow, a page of nothing but entries of other
+which the next page begins, or \"\". If more entries follow, a page that has only entries of other
 programs, which have no ids, is skipped."
   (let* ((prefix (node-key node "schedules" ""))
          (from (if (string= "" after)

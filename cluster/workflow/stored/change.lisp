@@ -1,7 +1,7 @@
 ;;;; Changes of a workflow in the store: the state is read, a decision makes a draft of it, and one
 ;;;; transaction puts the draft if the state has not changed meanwhile. If the state has changed,
-;;;; all is done again with the present state. Decisions recognize what has happened before, so a
-;;;; caller that does not learn whether its change was made can ask for it again.
+;;;; all is done again with the present state. Decisions recognize events that have happened before,
+;;;; so a caller that does not learn whether its change was made can ask for it again.
 
 (in-package #:clgrpc.workflow)
 
