@@ -363,7 +363,7 @@ have not changed."
     (clamp (/ (reduce #'min all :key #'lease-ms) 16000) 1/8 1/2)))
 
 (defun attend-session-leases (node function)
-  "Call FUNCTION, of a job of NODE. Return the seconds until the job runs again, or nil."
+  "Call FUNCTION, the work of a job of NODE. Return the seconds until the job runs again, or nil."
   (handler-case (funcall function node)
     ;; the keeper logs that the store does not answer
     ((or etcd:etcd-error workflow-error) ())

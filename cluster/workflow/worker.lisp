@@ -184,8 +184,8 @@ error."
              (fail-unanswered call))))
 
 (defun send-heartbeat (worker session)
-  "Send a heartbeat of SESSION, WORKER's. Return its answer. A stream that has broken is replaced:
-another node may take the session. Signal a workflow error."
+  "Send a heartbeat of SESSION, the session of WORKER. Return its answer. A stream that has broken
+is replaced: another node may take the session. Signal a workflow error."
   (flet ((exchange (call)
            (exchange-heartbeat worker call
                                (pb:make-heartbeat-request :session session

@@ -419,6 +419,6 @@ An error of this workflow is logged, and nil returned; an error of the store is 
   (make-condition 'store-unavailable :text "the node is stopping"))
 
 (defmacro while-open ((node) &body body)
-  "Evaluate BODY unless NODE is closed; then signal STORE-UNAVAILABLE."
+  "Evaluate BODY; if NODE is closed, signal STORE-UNAVAILABLE instead."
   `(progn (when (task-queue-closed (node-task-queue ,node)) (error (stopping-condition)))
           ,@body))

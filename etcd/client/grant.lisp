@@ -34,7 +34,7 @@ the requested one. A lease with ID may belong to another client, so that request
            (error error)))))))
 
 (defun freshen-lease (lease end-ns)
-  "Renew LEASE once, until END-NS, if the answer that granted it arrived so late that perhaps less
+  "Renew LEASE once, until END-NS, if the answer that granted it arrived late, so that perhaps less
 than two thirds of its time remain. Signal an ETCD-ERROR if LEASE may have ended."
   (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
     (handler-case (renew-lease lease :timeout (loop:seconds-until end-ns))
@@ -47,7 +47,7 @@ than two thirds of its time remain. Signal an ETCD-ERROR if LEASE may have ended
   "Return a new lease of at least SECONDS, an integer; etcd's own minimum is 2 by default. ID is the
 lease's number, by default a random number. If KEEP-ALIVE is true, the default, the lease is renewed
 until it is revoked or ETCD is closed. ON-LOSS is called with an ETCD-ERROR if etcd reports the end
-of the lease, or if renewal fails for so long that the lease may have ended; see ON-LEASE-LOSS.
+of the lease, or if the lease may have ended because renewal has failed; see ON-LEASE-LOSS.
 Signal an ETCD-ERROR, LEASE-EXISTS if another lease has this ID. If a request with ID gets no
 answer, ETCD-ERROR-PERHAPS-DONE-P returns true if the lease may exist. From any thread."
   (check-type seconds (integer 1 9000000000))

@@ -9,7 +9,7 @@
 ;;;;    that it has ended. The callback waits for nothing.
 ;;;; 3. If an answer does not arrive in time, or the stream ends, the stream is abandoned. All
 ;;;;    requests on the stream have failed, and are repeated on another stream, perhaps to another
-;;;;    member. A lease that was not renewed for so long that it may have ended counts as lost.
+;;;;    member. A lease that may have ended, since it was not renewed in time, counts as lost.
 ;;;; 4. The stream ends with the last lease.
 
 (in-package #:clgrpc.etcd)

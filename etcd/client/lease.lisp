@@ -88,7 +88,7 @@ ended before."
 
 (defun on-lease-loss (lease function)
   "Call FUNCTION with an ETCD-ERROR when LEASE is lost: when etcd reports that it has ended, or when
-it was not renewed for so long that it may have ended. If LEASE is lost already, call it at once. A
+it may have ended, since it was not renewed in time. If LEASE is lost already, call it at once. A
 revoked lease is not lost; the loss of a lease that is not kept alive is not noticed. FUNCTION runs
 on a thread for the lease, and may wait, but must not call CLOSE-ETCD. From any thread."
   (let ((loss (with-lease (lease)

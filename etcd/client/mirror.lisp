@@ -67,7 +67,7 @@ not an error of etcd."
                entries)))
 
 (defun note-watch-end (mirror watch condition)
-  "Handle the end of WATCH, MIRROR's, with CONDITION."
+  "Handle the end of WATCH, the watch of MIRROR, with CONDITION."
   (with-mirror (mirror)
     (when (eq watch (mirror-watch mirror))
       (setf (mirror-watch mirror) nil

@@ -155,7 +155,8 @@ holds the lock."
 ;;; Joining the stream, and leaving it
 
 (defun open-stream (multiplex etcd token)
-  "Open a stream of MULTIPLEX, ETCD's, with TOKEN, and return it. The caller sends on it."
+  "Open a stream of MULTIPLEX, which belongs to ETCD, with TOKEN, and return it. The caller sends on
+it."
   (let ((call (watches:watch (etcd-channel etcd) :open
                              :wait-for-ready t
                              :metadata (append (token-metadata token) *require-leader*))))

@@ -78,7 +78,7 @@ call."
                    (mod (1+ (sample-set-remembered-next sample-set)) +remembered-calls+)))))
 
 (defun turn-page (sample-set now)
-  "Begin a new minute of SAMPLE-SET, NOW."
+  "Begin a new minute of SAMPLE-SET at NOW."
   (remember-slowest sample-set (sample-set-before sample-set))
   (setf (sample-set-before sample-set) (sample-set-slow sample-set)
         (sample-set-slow sample-set) (empty-places +slow-calls+)

@@ -246,8 +246,8 @@ request end our side of the stream."
     nil))
 
 (define-hot (output-full-p :inline t) ((connection connection)) boolean
-  "True if so much of CONNECTION's output is unsent, since the peer does not read, that no call may
-begin on CONNECTION."
+  "True if no call may begin on CONNECTION, because too much of its output is unsent: its peer does
+not read."
   (let ((socket (the loop:connection (connection-socket connection))))
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.load)
 
 (defstruct (termination (:copier nil))
-  "The state of the end by SIGTERM of the runs that a thread makes."
+  "A record of SIGTERM, for the runs that a thread makes."
   (loop nil :type loop:event-loop :read-only t) ; the loop on which the signal comes
   (noted nil :type boolean)             ; true once SIGTERM has come
   (function nil :type (or null function))) ; a function that ends the work under way; the loop's

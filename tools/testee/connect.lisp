@@ -34,7 +34,7 @@
   (:documentation "connectrpc.conformance.v1.ConformanceService."))
 
 (defun request-info (call requests)
-  "The request info of CALL, a handler's, with REQUESTS, a list of messages."
+  "The request info of the handler's CALL, with REQUESTS, a list of messages."
   (let ((seconds (grpc:time-remaining call)))
     (apply #'connect:make-conformance-payload.request-info
            :request-headers (metadata-headers (grpc:call-metadata call))
