@@ -244,7 +244,7 @@ status 415"
   ("All known fields are checked before the config takes effect"
    "config" "a-method-has-one-policy"
    "src/client/config/retry-policy.lisp" "(when (and retry hedging)" "(when nil")
-  ("An error names its position and what is allowed there"
+  ("An error names its position and the values that are allowed there"
    "config" "retry-policies"
    "src/client/config/retry-policy.lisp" "(member-path path name) \"must name"
    "path \"must name")
