@@ -32,8 +32,8 @@
         (t loop)))
 
 (defmacro on-loop ((loop) &body body)
-  "Evaluate BODY on LOOP: now if this thread runs LOOP, else when LOOP gets to it. Signal MISUSE if
-LOOP has stopped."
+  "Evaluate BODY on LOOP: now if this thread runs LOOP, else in a later turn of LOOP. Signal MISUSE
+if LOOP has stopped."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (loop:with-baton (,loop) (,function)

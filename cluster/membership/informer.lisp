@@ -11,8 +11,8 @@
 ;;;; that the watchers cannot get the next changes: their calls end with OUT_OF_RANGE, and the
 ;;;; watchers begin again.
 ;;;;
-;;;; LOCK guards all slots of the informer. Nothing waits while LOCK is held, and no code of users
-;;;; runs.
+;;;; LOCK guards all slots of the informer. A thread that holds LOCK waits for nothing, and runs no
+;;;; code of users.
 
 (in-package #:clgrpc.cluster)
 

@@ -265,7 +265,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
           (setf (pipe-ending pipe) nil))))))
 
 (defun fail-waiting (peer error)
-  "No stream to PEER can be begun: report that to the requests that wait for a stream."
+  "Report to the requests that wait for a stream that no stream to PEER can be begun."
   (let ((pipe (peer-pipe peer)))
     (tell-waiting peer
                   (sb-thread:with-mutex ((pipe-lock pipe)) (take-waiting pipe))

@@ -55,7 +55,7 @@
   "~A: ~D answered, ~D failed" (meter-name meter) (meter-messages meter) (meter-failures meter))
 
 (defun note-sent (meter message entries octets)
-  "A MESSAGE, its name, with ENTRIES and OCTETS of data was sent."
+  "Note that a MESSAGE, its name, with ENTRIES and OCTETS of data was sent."
   (sb-thread:with-mutex ((meter-lock meter))
     (incf (meter-entries meter) entries)
     (incf (meter-octets meter) octets))
@@ -66,7 +66,7 @@
       (when (plusp entries) (metrics:add (instruments-entries instruments) entries name)))))
 
 (defun note-answered (meter message status began-ns)
-  "A MESSAGE that was sent at BEGAN-NS has ended with STATUS, :ok or another keyword."
+  "Note that a MESSAGE that was sent at BEGAN-NS has ended with STATUS, :ok or another keyword."
   (let ((latency-ns (max 0 (- (loop:world-now) began-ns)))
         (instruments (meter-instruments meter)))
     (sb-thread:with-mutex ((meter-lock meter))

@@ -87,8 +87,8 @@ RPC-ERROR if HEADER is not complete by END-NS."
   (> (v1:install-snapshot-response-term response) (v1:snapshot-header-term header)))
 
 (defun check-end (peer header response)
-  "Return RESPONSE, PEER's to the last chunk of HEADER's snapshot. Signal an RPC-ERROR if PEER has
-neither installed nor refused the snapshot."
+  "Return RESPONSE, PEER's answer to the last chunk of HEADER's snapshot. Signal an RPC-ERROR if
+PEER has neither installed nor refused the snapshot."
   (unless (or (v1:install-snapshot-response-installed response) (refused-p response header))
     (error (local-error :internal "~A has received the snapshot and has not installed it"
                         (peer-name peer))))

@@ -123,7 +123,7 @@ lease to end.")
 ;;; Sessions that have ended
 
 (defun do-ended-sessions (node)
-  "Give the claims of the sessions whose end the watch has reported to other sessions."
+  "Give to other sessions the claims of the sessions whose end the watch has reported."
   (let ((wakeup (node-wakeup node)))
     (flet ((next-ended ()
              (sb-thread:with-mutex ((wakeup-lock wakeup)) (pop (wakeup-ended wakeup)))))
@@ -168,7 +168,7 @@ session has counted tasks since then."
         (unless (gethash key loads) (remhash key (task-queue-loads task-queue)))))))
 
 (defun sweep-sessions (node)
-  "Give the claims of sessions that have ended while no node watched to other sessions."
+  "Give to other sessions the claims of sessions that have ended while no node watched."
   (forget-ended-sessions node)
   (let ((sessions (claiming-sessions node)) (claiming (make-hash-table :test 'equal)))
     (dolist (session sessions) (setf (gethash session claiming) t))

@@ -455,7 +455,7 @@ only."
     (not (shiftf (waiting-over waiting) t))))
 
 (defun return-tasks (node tasks)
-  "The answer cannot reach the worker that has claimed TASKS: give them to others."
+  "Give TASKS to other workers: the answer cannot reach the worker that has claimed them."
   (dolist (task tasks)
     (handler-case
         (let ((fence (pb:task-fence task)))

@@ -96,7 +96,8 @@ guards the slots that change."
   (revision 0 :type (integer 0))        ; the revision of the last change of its key
   ;; the node's SESSION-LEASE with which the session's key ends, or nil
   (session-lease nil :type (or null session-lease))
-  ;; the stream of the heartbeat for which this node has begun to keep the session; nil after doubts
+  ;; the stream of the heartbeat for which this node has begun to keep the session; nil if that is
+  ;; uncertain
   (stream nil :type (or null heartbeat-stream))
   ;; the time of the worker's last heartbeat at this node, by STEADY-MS
   (heard-ms 0 :type integer))
@@ -382,7 +383,7 @@ alone.")
 (defconstant +most-stuck+ 10000 "How many workflows that could not be changed a node remembers.")
 
 (defun note-stuck (node id condition)
-  "The workflow ID cannot be changed at NODE, because of CONDITION."
+  "Note that the workflow ID cannot be changed at NODE, because of CONDITION."
   (log-event :error :workflow-stuck :workflow id :condition (bounded-text condition))
   (let ((stuck (node-stuck node)))
     (when (<= +most-stuck+ (hash-table-count stuck)) (clrhash stuck))

@@ -18,7 +18,7 @@
 (in-package #:clgrpc.etcd)
 
 (defparameter *require-leader* '(("hasleader" . "true"))
-  "Makes a member that has lost the leader end a stream, so that another member can be asked.")
+  "Metadata that make a member without a leader end a stream, so that another member can be asked.")
 
 (defconstant +first-repetition-seconds+ 1/20 "How long to wait before a call is made again.")
 (defconstant +longest-repetition-seconds+ 1/4 "The longest pause, in seconds; pauses double each

@@ -116,8 +116,8 @@ Interrupts are off meanwhile."
       (remove-ending (mirror-etcd mirror) (mirror-ending mirror)))))
 
 (defun meet-mirror-failure (mirror condition)
-  "MIRROR cannot continue because of CONDITION. Return the seconds until the mirror tries again, or
-nil if this failure has ended the mirror."
+  "Handle CONDITION, because of which MIRROR cannot continue. Return the seconds until the mirror
+tries again, or nil if this failure has ended the mirror."
   (let ((cause (if (typep condition 'function-failed) (function-failed-cause condition) condition)))
     (setf (mirror-page mirror) (max +shortest-mirror-page+ (floor (mirror-page mirror) 8)))
     (cond ((mirror-on-error mirror) (funcall (mirror-on-error mirror) cause))

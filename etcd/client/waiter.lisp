@@ -93,7 +93,7 @@ or it has lost its place."
                                        (waiter-key waiter)))))
 
 (defun pause-waiter (waiter end-ns)
-  "Wait until END-NS, or until WAITER is stirred, left or lost."
+  "Wait until END-NS, or until WAITER is woken, left or lost."
   (loop:await-until (waiter-waitqueue waiter) (waiter-lock waiter) end-ns
                     (lambda () (or (not (eq :waiting (waiter-state waiter)))
                                    (waiter-stirred waiter)))))
@@ -169,7 +169,7 @@ for later."
 already, leave it unchanged; then return false if its value differs from VALUE. Call this within
 WITH-WAITER-KEPT: from now on WAITER's lease, if it is WAITER's own, is kept alive, and its loss is
 noticed."
-  ;; before the cleanup of a place that was the same is forgotten
+  ;; before JOIN-PLACES forgets the cleanup of an earlier place with the same key
   (setf (waiter-asked waiter) t)
   (on-lease-loss (waiter-lease waiter) (waiter-loss-callback waiter))
   (if (waiter-own-lease waiter)

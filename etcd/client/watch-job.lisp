@@ -81,7 +81,7 @@ mark; HEADER is the header of the response with which the watch continues."
                (/= (pb:response-header-cluster-id header) (watch-cluster watch))))))
 
 (defun note-store (watch response)
-  "RESPONSE, a WatchResponse, contains the present revision and term of WATCH's store."
+  "Note the present revision and term of WATCH's store, which RESPONSE, a WatchResponse, contains."
   (when-let ((header (pb:watch-response-header response)))
     (when (and (pb:watch-response-created response) (suspicious-p watch header))
       (check-store watch))

@@ -195,7 +195,7 @@ then on WHAT, :servers or :config, counts as known."
   (when (eq :changes kind) (count-change service-watcher "service_config")))
 
 (defun note-read-failure (service-watcher condition)
-  "SERVICE-WATCHER's servers or config cannot be read because of CONDITION."
+  "Note that SERVICE-WATCHER's servers or config cannot be read, because of CONDITION."
   (note (service-watcher-meter service-watcher) #'meter-failures 1
         (service-watcher-name service-watcher) "read")
   (log-event (if (typep condition 'etcd:etcd-error) :warning :error)

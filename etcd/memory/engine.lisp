@@ -2,13 +2,13 @@
 ;;;; follow its changes (watch-stream.lisp). An engine is a service object with etcd's services:
 ;;;; call it through a channel within the image, or let a server serve it.
 ;;;;
-;;;; A request holds the lock while it is done; meanwhile nothing waits, and no code of a user runs.
-;;;; After that the thread that has made a new revision calls, without the lock, the listeners that
-;;;; the revision concerns, at most +CALLED-AT-ONCE+ of them. The engine's job calls the other
-;;;; listeners one after another. The job also continues the work of a listener that has stopped
-;;;; after doing enough at once. Leases end in the course of the next request, or by the engine's
-;;;; job. While there are leases or listeners the job checks the clock at least twice a second,
-;;;; since a test's clock may jump.
+;;;; A request holds the lock while it is done; meanwhile it waits for nothing, and runs no code of
+;;;; a user. After that the thread that has made a new revision calls, without the lock, the
+;;;; listeners that the revision concerns, at most +CALLED-AT-ONCE+ of them. The engine's job calls
+;;;; the other listeners one after another. The job also continues the work of a listener that has
+;;;; stopped after doing enough at once. Leases end in the course of the next request, or by the
+;;;; engine's job. While there are leases or listeners the job checks the clock at least twice a
+;;;; second, since a test's clock may jump.
 
 (in-package #:clgrpc.memory)
 

@@ -238,7 +238,7 @@ that."
     (setf (watching-room watching) t)))
 
 (defun send-answers (watching)
-  "Send the answers to requests; return false if the call has not room for all."
+  "Send the answers to requests; return false if the call has no room for some."
   (loop for answer = (first (fifo-items (watching-answers watching)))
         while answer
         always (try-response watching answer)

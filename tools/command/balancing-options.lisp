@@ -22,8 +22,8 @@
   (substitute #\_ #\- (string-downcase keyword)))
 
 (defun parse-policy-name (string)
-  "The keyword of the balancing policy that STRING names, as in a service config or without its
-_experimental."
+  "The keyword of the balancing policy that STRING names, as in a service config, or without the
+ending _experimental."
   (or (find (substitute #\_ #\- string) (config:known-policies)
             :key #'policy-text :test #'string-equal)
       (let ((policy (config:find-policy string)))

@@ -20,7 +20,7 @@
   "The OpenAPI document, as text, of the services of POOL that are called NAMES."
   (let ((methods (pool-methods pool names)) (index (pool-index pool)))
     (octets-string
-     ;; a router is made, since its making finds routes that hide others
+     ;; making a router finds routes that hide others
      (rest:openapi-document (rest:router-routes
                              (rest:make-router (rest:make-routes methods :rules rules)))
                             :title title :version version :methods (and connect methods)

@@ -277,7 +277,7 @@ not echoed."
     (stty "icanon" "echo")))
 
 (defun draw-lines (lines)
-  "Draw as many of LINES as the terminal has room for."
+  "Draw those of LINES for which the terminal has room."
   (multiple-value-bind (height width) (terminal-size)
     (format t "~C[H~:*~C[J~{~A~^~%~}" #\Escape (fit-lines lines height width))
     (finish-output)))

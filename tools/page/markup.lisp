@@ -4,9 +4,9 @@
 ;;;;
 ;;;;   (:p (:class "note") "p99 < " (:b () "10 ms"))  →  <p class="note">p99 &lt; <b>10 ms</b></p>
 ;;;;
-;;;; Names are written in lower case, those with capitals between bars, as :|viewBox|. The value of
-;;;; an attribute is a string, a real, T for one without a value, or NIL, which omits the attribute.
-;;;; All text is escaped, whatever its source: no string can become markup.
+;;;; Names are written in lower case; a name with capitals is between bars, such as :|viewBox|. The
+;;;; value of an attribute is a string, a real, T for one without a value, or NIL, which omits the
+;;;; attribute. All text is escaped, whatever its source: no string can become markup.
 
 (in-package #:clgrpc.page)
 

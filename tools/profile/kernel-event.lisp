@@ -119,8 +119,8 @@ ours or, if there is none, the innermost Lisp function."
         "(unknown)")))
 
 (defun begin-sleep (events tid ns frames)
-  "The thread TID gives up its processor, in FRAMES; the kernel's frames are the same for all
-threads."
+  "Note that the thread TID gives up its processor, in FRAMES; the kernel's frames are the same for
+all threads."
   (setf (gethash tid (events-asleep events))
         (cons ns (or (member :kernel frames :key #'frame-kind :test-not #'eq) frames))))
 

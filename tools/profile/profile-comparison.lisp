@@ -124,7 +124,7 @@ thousandth of a count."
                                 (max (/ mean 30) 1/1500))))))
 
 (defun figure-differences (before after)
-  "Differences of the figures of which a profile has only one."
+  "Differences of the figures that a profile has only once."
   (flet ((both (name unit function &optional (noise 1/100) (better :less))
            (difference name unit before after function
                        (lambda (mean rounds) (declare (ignore rounds)) (* noise mean)) better))

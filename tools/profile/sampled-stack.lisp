@@ -17,7 +17,8 @@
                   (t (make-lisp-frame label))))))
 
 (defun sum-stacks (stream &optional (part #'identity))
-  "The SUMS of the stacks in STREAM, of PART of each. Threads are known by their names."
+  "The SUMS of the stacks in STREAM; of each stack only the frames that PART returns count. Threads
+are known by their names."
   (let ((sums (make-sums)) (frames (make-hash-table :test 'equal)))
     (loop for line = (read-line stream nil)
           while line

@@ -1,4 +1,4 @@
-;;;; The figures of a run by name, which conditions and comparisons are about: percentiles such as
+;;;; The figures of a run by name, for conditions and comparisons: percentiles such as
 ;;;; p99.9, max, mean, errors, error-ratio, rps, cpu-per-call. All times are in nanoseconds and of
 ;;;; the calls that ended with OK.
 

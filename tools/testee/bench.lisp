@@ -10,7 +10,7 @@
 
 (declaim (inline place-word))
 (defun place-word (latitude longitude)
-  "The word of a place: its longitude and above it its latitude, 32 bits each."
+  "The word of a place: the latitude in the high 32 bits, the longitude in the low 32 bits."
   (declare (type (signed-byte 32) latitude longitude))
   (logior (ash (ldb (byte 32 0) latitude) 32) (ldb (byte 32 0) longitude)))
 

@@ -20,7 +20,7 @@
   (failures '() :type list))            ; (due-ns ended-ns text), latest first
 
 (defun note-end (storm due-ns error)
-  "A call of STORM that was due at DUE-NS has ended, with ERROR, a condition or nil."
+  "Note that a call of STORM that was due at DUE-NS has ended, with ERROR, a condition or nil."
   (let* ((now (monotonic-ns))
          (status (typecase error
                    (null :ok)

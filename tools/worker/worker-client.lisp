@@ -37,7 +37,7 @@
                                (if params (testing:simple-proto-params-req-size params) 0)))))
 
 (defun note-result (worker-channel status start-ns)
-  "A call of WORKER-CHANNEL that began at START-NS has ended with STATUS."
+  "Note that a call of WORKER-CHANNEL that began at START-NS has ended with STATUS."
   (let ((ns (- (monotonic-ns) start-ns)) (code (grpc:status-code status)))
     (sb-thread:with-mutex ((worker-channel-lock worker-channel))
       (when (eq :ok status) (load:record-value (worker-channel-latencies worker-channel) ns))
