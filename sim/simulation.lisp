@@ -65,7 +65,7 @@
 (defun add-host (name &optional boot)
   "Return a new host in the simulation of this thread. NAME, a string, is its name for channels and
 servers (\"NAME:PORT\"). BOOT, a function without arguments, is called now, and after each restart,
-in the host's process. FUNCTION returns the servers and channels that it has started, one or a list,
+in the host's process. BOOT returns the servers and channels that it has started, one or a list,
 which end with the process. The list may also have functions that end other objects; their argument
 is the seconds that they may take, nil if the process is killed."
   (let ((host (%make-host :simulation *simulation* :name name :boot boot

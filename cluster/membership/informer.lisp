@@ -44,7 +44,7 @@
   ;; watchers that get no catch-up: their calls end once LOCK is free
   (refused '() :type list)
   (mirror nil :type (or null etcd:mirror)) ; the mirror of the store, or nil
-  ;; the pauses before a catch-up is asked how far it is
+  ;; the pauses before a catch-up's progress is requested
   (pauses (loop:make-pauses +pause-seconds+ +pause-seconds+) :type loop:pauses :read-only t)
   (closed nil :type boolean))           ; true: the informer must end
 

@@ -327,9 +327,9 @@ it all requests on it. THEN runs on a loop, so it must not wait. If no further s
 function runs on the thread that detects this. A request may have been joined with others that
 follow it; then the answer is the answer to the joint request. If the pipeline of PEER is full, wait
 for room for WAIT seconds or, if that is nil, for the timeout of PEER; return false if there is
-still no room. With 0 this never waits. THEN must use 0, since no answer is received while it waits.
-Otherwise return true. Do not change REQUEST afterwards; it is sent with the address of PEER. From
-any thread; the requests of one thread are sent in its order."
+still no room. With 0 this never waits. Within THEN, WAIT must be 0, since no answer is received
+while THEN waits. Otherwise return true. Do not change REQUEST afterwards; it is sent with the
+address of PEER. From any thread; the requests of one thread are sent in its order."
   (check-type request v1:append-entries-request)
   (check-type then function)
   (let* ((pipe (peer-pipe peer))

@@ -42,7 +42,7 @@ thread."
 
 (defun worker-group-weight (name id)
   "A number for the workflow ID and the group NAME: the workflow belongs to the group with the
-greatest."
+greatest number."
   (loop with weight = 0
         for octet across (sb-md5:md5sum-string (format nil "~A/~A" name id)
                                                :external-format :utf-8)
