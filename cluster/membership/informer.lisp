@@ -59,7 +59,7 @@
 
 (defmacro telling-watchers ((informer) &body body)
   "Evaluate BODY, which may send to watchers, with the lock. Then end the calls of the watchers that
-were refused a catch-up: ON-CANCEL may be called on this thread, and takes the lock."
+were refused a catch-up: ON-CANCEL takes the lock too, and may be called on this thread."
   `(multiple-value-prog1 (with-informer (,informer) ,@body)
      (end-refused-informer ,informer)))
 

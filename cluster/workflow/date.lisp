@@ -25,7 +25,7 @@
   "The time, in ms, after which a node that is alone accepts a date of its machine that differs by
 more than +LONGEST-STEP-MS+.")
 (defconstant +common-proof-ms+ 30000
-  "The time, in ms, after which nodes that are not alone accept such dates of their machines. Each
+  "The time, in ms, after which nodes that are not alone accept a date that differs as much. Each
 node reports its machine's date three times in this period.")
 (defconstant +longest-outage-ms+ 86400000
   "The longest time, in ms, by which the date may be behind the machine's because of an outage.")

@@ -249,8 +249,8 @@ not exist would remain, and would get a share of the timers."
                  (abs (- (machine-ms (node-dates node)) told passed))))))))
 
 (defun tell-date (node)
-  "Report NODE's machine's date to the other nodes. The first of all nodes also stores the nodes'
-date."
+  "Report the date of NODE's machine to the other nodes. The first of all nodes also stores the date
+that the nodes share."
   (let* ((membership (node-membership node)) (own (own-name node)) (now (node-now node))
          (machine (machine-ms (node-dates node))))
     (etcd:put (node-etcd node) (node-key node "index/nodes" own) (format nil "~D ~D" machine now)

@@ -44,8 +44,8 @@ reported that revision.")
 lost its data or was restored from older data.")
   (lease-not-found "No lease has this number: it has ended, or never existed.")
   (lease-exists "Another lease has this number.")
-  (invalid-request "etcd does not accept such a request: an empty key, a key that a transaction
-changes twice, too many operations, too many octets. Or its answer has more octets than the client
+  (invalid-request "etcd does not accept the request: a key is empty, a transaction changes a key
+twice, or there are too many operations or octets. Or the answer has more octets than the client
 accepts, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (access-denied "The user may not do this, or is not known, or must authenticate first.")
   (space-exceeded "The store is full and takes no more until its operator makes room.")

@@ -11,7 +11,7 @@
 (in-package #:clgrpc.etcd)
 
 (defstruct (renewal (:constructor make-renewal (next-ns patience pauses)) (:copier nil))
-  "The keepalive's data of a lease that it keeps alive."
+  "The data of a keepalive about one of its leases."
   (next-ns 0 :type nanoseconds)         ; when a renewal is due, by the clock of the loops
   ;; when the renewal was requested, by LEASE-NOW-NS, until it is answered
   (asked-ns nil :type (or null nanoseconds))

@@ -122,7 +122,7 @@ does not have."
   (+ 128 (length (item-key item)) (length (item-value item))))
 
 (defun forget-before (store revision)
-  "Compact STORE up to REVISION, one that it has."
+  "Compact STORE up to REVISION, which must be a revision of STORE."
   (let ((records (store-records store))
         (known (max (store-first store) (1+ (store-compacted store)))))
     (loop for r from known to revision

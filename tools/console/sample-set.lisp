@@ -11,7 +11,7 @@
 
 (defconstant +slow-calls+ 16 "How many slow calls of a minute a sample set keeps.")
 (defconstant +remembered-calls+ 120
-  "How many slow calls of earlier minutes, together an hour, a sample set remembers.")
+  "How many slow calls of earlier minutes a sample set remembers: those of the last hour.")
 (defconstant +remembered-a-minute+ 2 "How many of these calls belong to one minute.")
 (defconstant +failed-calls+ 32 "How many failed calls a sample set keeps.")
 (defconstant +failures-per-second+ 10 "How many failed calls a sample set takes in a second.")

@@ -73,9 +73,9 @@ it is written like 5.0; nil if JSON cannot represent the number, as for NaN."
   "Rows for metrics: name, the side that counts, server or client, and the counted thing.")
 
 (defparameter *most-methods* 2000
-  "The most rows of methods that are read of a process: a client has a row for each method and
+  "The most rows of methods that are read from a process: a client has a row for each method and
 target.")
-(defparameter *most-buckets* 500 "The most buckets that are read of a method.")
+(defparameter *most-buckets* 500 "The most buckets of one method that are read.")
 
 (defun add-sample (reading what labels number)
   "Add NUMBER, a sample with LABELS, to the count WHAT of READING."

@@ -120,7 +120,7 @@ is given up: the steps of an hour.")
         (due-by-chance pacer))))
 
 (defun due-by-chance (pacer)
-  "NEXT-DUE where the rate changes, or chance spreads the calls."
+  "NEXT-DUE if the rate changes, or if chance spreads the calls."
   (when (and (eq :constant (pacer-arrival pacer)) (< 1 (pacer-count pacer)))
     (advance-pacer pacer))
   (let* ((ns (min +never-ns+ (floor (* 1d9 (pacer-at pacer)))))

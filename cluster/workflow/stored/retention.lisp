@@ -135,8 +135,8 @@ before it; or nil."
            (incf sum octets)))
 
 (defun ids-after (node period sum most)
-  "The ids of the ended workflows from PERIOD on, up to the oldest of its status, that exceed MOST
-octets together with newer workflows of SUM octets."
+  "The ids of ended workflows of one status, from PERIOD to the oldest, that do not fit into MOST
+octets, of which newer workflows take SUM."
   (let ((prefix (node-key node "by" (period-status period) "")) (ids '()))
     (etcd:map-entries (lambda (entry)
                         (let ((entry (entry-index-entry entry prefix)))
