@@ -79,8 +79,8 @@ CANCEL or REMOVE-INTERVAL; and the event. From any thread."
   (cancel function))
 
 (defun make-event (function &key event-cb (loop *event-loop*))
-  "Return an event of LOOP that calls FUNCTION each time that, after ADD-EVENT, it is due. From any
-thread."
+  "Return an event of LOOP. ADD-EVENT schedules the event; FUNCTION is called when it is due. From
+any thread."
   (%make-event :loop (the-loop loop) :function function :event-cb event-cb))
 
 (defun add-event (event &key timeout activate)

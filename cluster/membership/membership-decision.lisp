@@ -37,7 +37,8 @@ nil: :alive, :gone or :superseded."
         (t :superseded)))
 
 (defun require-life (existing name generation)
-  "Signal NOT-A-MEMBER or SUPERSEDED unless EXISTING, a member or nil, is NAME's of GENERATION."
+  "Signal NOT-A-MEMBER or SUPERSEDED unless EXISTING, a member or nil, is the member NAME of
+GENERATION."
   (ecase (decide-life existing generation)
     (:alive existing)
     (:gone (refuse-membership 'not-a-member "there is no member ~A" (printable-text name)))

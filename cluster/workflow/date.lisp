@@ -108,7 +108,7 @@ present offset, it is adopted only once such an offset has been requested for PR
 
 (defun begin-date (dates others stored)
   "Begin DATES with the values of the OTHERS, a list of (name its-machine's-date nodes'-date).
-Without others begin with the date STORED, unless that is nil."
+If there are no others, begin with the date STORED, unless that is nil."
   (let ((machine (machine-ms dates)) (steady (steady-ms)))
     (sb-thread:with-mutex ((dates-lock dates))
       (unless (dates-offset dates)

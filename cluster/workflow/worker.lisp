@@ -345,7 +345,7 @@ so that another attempt is useless."
   (eq task (worker-alone worker)))
 
 (defun attempt-alone (worker task)
-  "As ATTEMPT-TASK, when nothing else is under way."
+  "Like ATTEMPT-TASK, but wait until nothing else is under way."
   (with-worker (worker) (push task (worker-suspects worker)))
   (unwind-protect (if (enter-alone worker task)
                       (attempt-or-give-back worker task)

@@ -65,7 +65,7 @@ more."
     (replace (tally-seconds tally) rows)))
 
 (defun next-second (tally)
-  "Close the row under way, if one is, and open the next."
+  "Close the open row, if there is one, and open the next."
   (close-second tally)
   (when (= +most-rows+ (length (tally-seconds tally))) (halve-seconds tally))
   (setf (tally-second tally) (make-second-row)

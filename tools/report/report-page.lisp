@@ -405,8 +405,8 @@ neighbours in MARKS."
                                     (:cell "bar-cell" ,(share-bar share name))
                                     ,@(latency-cells histogram)))
               :label "Stages of calls"))
-       :note "Queue, connect and send: in the tool, until the request is on its way. Wait: from then
-until the answer is there."))))
+       :note "In the tool, before a request is on its way (queue, connect, send), and after
+that, until the answer is there (wait)."))))
 
 (defun share-table (title column rows)
   "A card with the title TITLE and a table of ROWS, SHARE-ROWs of a run; nil if there are fewer than

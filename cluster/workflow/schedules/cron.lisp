@@ -84,7 +84,7 @@ TEXT denotes no such number."
         cron))))
 
 (defun cron-day-p (cron day month weekday)
-  "True if CRON means the DAY of MONTH, a WEEKDAY from Sunday."
+  "True if CRON selects the DAY of MONTH, which is a WEEKDAY; Sunday is 0."
   (flet ((in-p (number bits) (logbitp number bits)))
     (and (in-p month (cron-months cron))
          (let ((day (in-p day (cron-days cron))) (weekday (in-p weekday (cron-weekdays cron))))

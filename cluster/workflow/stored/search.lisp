@@ -88,9 +88,9 @@ stops."
 ;;; The index
 
 (defun read-part (node entries prefix &key to limit revision)
-  "Two values: the index-entries in ENTRIES, the first LIMIT before TO in a part of the index whose
-keys begin with PREFIX; and true if there may be more. If other programs have put all entries that
-were read, the next ones are read, as they were at REVISION."
+  "Return two values: the index-entries in ENTRIES, and true if there may be more. ENTRIES are the
+first LIMIT before TO in the part of the index whose keys begin with PREFIX. If other programs have
+put all entries that were read, the next ones are read, as they were at REVISION."
   (loop
     (let ((found (loop for entry in entries
                        for index-entry = (entry-index-entry entry prefix)
