@@ -1,8 +1,7 @@
 ;;;; cl-async's verbs on the event loop, for its users (doc/event-loop.md): timers, sockets,
-;;;; servers, streams, signals, look-ups and everything else that a program on a loop needs. The
-;;;; loop itself, its futures and its conditions come from clgrpc.loop and are exported here as
-;;;; well, so that a program on a loop uses this package alone. Nothing else of clgrpc uses this
-;;;; package.
+;;;; servers, streams, signals, look-ups and all else that a program on a loop needs. The loop
+;;;; itself, its futures and its conditions come from clgrpc.loop and are exported here, too, so
+;;;; such a program needs no other package. No other part of clgrpc uses this package.
 
 (defpackage #:clgrpc.async
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -282,7 +282,7 @@ or nil."
       (metrics:record (meters-members meters) (informer-count (node-informer node)) cluster name))))
 
 (defun note-changes (node changes)
-  "Check the own entry of NODE after CHANGES of the cluster, a list."
+  "Check NODE's own entry after CHANGES of the cluster, a list."
   (count-changes node changes)
   (let ((own (find (node-name node) changes :from-end t :test #'string=
                    :key (lambda (change) (member-name (change-member change))))))

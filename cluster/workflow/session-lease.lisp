@@ -29,8 +29,7 @@
 ;;;;   as if it had died. When the node continues it finds other revisions, and gives up the
 ;;;;   sessions that other nodes keep. If the node's leases have ended, a renewal reports this, and
 ;;;;   the node drops all sessions that it kept by them. Heartbeats may have waited in its sockets,
-;;;;   so a session that seems to be over gets two more seconds by 3, in which these heartbeats are
-;;;;   handled.
+;;;;   so a session that seems over gets two more seconds by 3, to handle these heartbeats.
 ;;;; - Worker and node die together: the lease ends by itself after L. If a worker hangs, and its
 ;;;;   node dies before step 3, the session lasts 3/2 S at most. This case and the next are the only
 ;;;;   ones in which a session exceeds its time by more than two seconds while the store works.

@@ -378,8 +378,7 @@ signal SPACE-EXCEEDED at the end. So removals that follow a put are done, and ma
 ;;; A workflow that cannot be changed, because of its data in the store or for a fault of ours,
 ;;; delays no other: it is left alone for a while, and tried again.
 
-(defconstant +stuck-seconds+ 10 "The time for which a workflow that could not be changed is left
-alone.")
+(defconstant +stuck-seconds+ 10 "How long a workflow that could not be changed is left alone.")
 (defconstant +most-stuck+ 10000 "How many workflows that could not be changed a node remembers.")
 
 (defun note-stuck (node id condition)

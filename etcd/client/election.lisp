@@ -80,8 +80,7 @@ there is no leader. Signal an ETCD-ERROR. From any thread."
     first))
 
 (defun note-standing (standing kind items)
-  "Update STANDING, an EQUALP table from keys to entries, by KIND and ITEMS, as a mirror passes
-them."
+  "Update STANDING, an EQUALP table from keys to entries, by a mirror's KIND and ITEMS."
   (flet ((note (entry)
            (setf (gethash (entry-key-octets entry) standing) entry)))
     (ecase kind

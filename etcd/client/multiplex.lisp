@@ -93,8 +93,8 @@ Interrupts are off meanwhile."
   (when (watch-number watch) (remhash (watch-number watch) (multiplex-watches multiplex))))
 
 (defun begun-watch (multiplex number)
-  "The number of the watch that etcd has begun or refused: NUMBER or, if NUMBER is not known, that
-of the watch that was requested first. The caller holds the lock of MULTIPLEX."
+  "The number of the watch that etcd has begun or refused: NUMBER or, if NUMBER is not known, the
+number of the watch that was requested first. The caller holds the lock of MULTIPLEX."
   (let ((opening (multiplex-opening multiplex)))
     (loop for first = (and (fifo-items opening) (car (dequeue opening)))
           while first
@@ -155,8 +155,7 @@ holds the lock."
 ;;; Joining the stream, and leaving it
 
 (defun open-stream (multiplex etcd token)
-  "Open a stream of MULTIPLEX, which belongs to ETCD, with TOKEN, and return it. The caller sends on
-it."
+  "Open a stream to ETCD for MULTIPLEX, with TOKEN, and return it. The caller sends on it."
   (let ((call (watches:watch (etcd-channel etcd) :open
                              :wait-for-ready t
                              :metadata (append (token-metadata token) *require-leader*))))

@@ -142,7 +142,7 @@ at least one in a hundred of GENERATORS' calls; else nil."
 
 (defun lateness-share (run share)
   "The largest share of RUN's latency, at the quantile SHARE, that the tool's own lateness can
-account for."
+explain."
   (let ((latency (histogram-quantile (run-all-latency run) share)))
     (/ (histogram-quantile (run-lateness run) share) (max 1 latency))))
 

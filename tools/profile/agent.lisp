@@ -217,8 +217,7 @@ frame, innermost first, its description and a place."
     (if (vectorp (first data)) (first data) (first (first data)))))
 
 (defun count-traces (traces)
-  "A table from lists of a thread's name and labels of frames, innermost first, to numbers of
-samples."
+  "A table from lists of a thread's name and labels of frames, innermost first, to counts."
   (let ((table (make-hash-table :test 'equal))
         (labels (make-hash-table :test 'eq)))
     (loop with start = 0

@@ -11,8 +11,8 @@
 
 (defclass interop-service (testing:test-service load-report-service)
   ((reporter :initform (sb-thread:make-mutex :name "clgrpc reporter") :reader service-reporter))
-  (:documentation "grpc.testing.TestService and OpenRcaService; the call that sets the report of the
-latter holds REPORTER."))
+  (:documentation "grpc.testing.TestService and OpenRcaService; a call that sets OpenRcaService's
+report holds the lock REPORTER."))
 
 (defparameter *interop-execution*
   '((grpc.testing.test-service:empty-call . :inline)

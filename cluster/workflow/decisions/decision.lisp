@@ -449,8 +449,7 @@ fail, too."
         t))))
 
 (defun give-back (draft fence)
-  "Note that the worker with the claim FENCE does not do the task. This does not count as an
-attempt."
+  "Note that the worker with the claim FENCE does not do the task; no attempt is counted."
   (let ((digest (digest "given back")))
     (when (check-fence draft fence digest)
       (let ((step (draft-step draft)))
