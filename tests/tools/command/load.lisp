@@ -151,6 +151,14 @@ standard input."
            (is (= 6 (load:run-messages-sent (clgrpc.report:parse-run output))))))
        (base:octets-of 0 0 2 8 1)))))
 
+(test the-text-of-the-standard-input-has-a-limit
+  (flet ((text (most)
+           (let ((*standard-input* (make-string-input-stream "abc")))
+             (tools::read-standard-text :most most))))
+    (is (string= "abc" (text 3)))
+    (with-signalled (failure error (text 2))
+      (is (search "longer than 2 characters" (princ-to-string failure))))))
+
 (defclass listener (clgrpc.examples:greeter)
   ((heard :initform '() :accessor heard))
   (:documentation "Keeps the metadata x-a of calls."))

@@ -30,3 +30,13 @@
                   (clgrpc.loop:call-user loop #'identity argument))
       nil)
     (is-true (call-with-sleeper (lambda () (make-turn-of loop))))))
+
+(test a-failure-to-return-memory-leaves-the-watchdog-its-lock
+  (with-logged (events :giving-back-error)
+    (sb-thread:with-mutex (clgrpc.loop::**watchdog-lock**)
+      (clgrpc.loop::without-lock
+       (lambda ()
+         (is-false (sb-thread:holding-mutex-p clgrpc.loop::**watchdog-lock**))
+         (error 'mishap)))
+      (is-true (sb-thread:holding-mutex-p clgrpc.loop::**watchdog-lock**)))
+    (is (= 1 (length (events))))))
