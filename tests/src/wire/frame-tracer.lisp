@@ -17,6 +17,10 @@
                  (setf (tracers) "http")
                  (memory:hears '(:ping 2) '(:ping 3))
                  (is (equal '("PING" "PING") (remove-if-not #'stringp (frames :frame-received))))
+                 ;; short frames of a message, which the core would take as one
+                 (calls 1)
+                 (apply #'memory:hears (loop repeat 3 collect `(:data 1 ,(octets-of 0))))
+                 (is (equal '("HEADERS" "DATA" "DATA" "DATA") (frames :frame-received)))
                  (let ((octets (dialogue:frames-octets (memory:peer-of memory:*end*)
                                                        '((:ping 4)))))
                    (loop for octet across octets
