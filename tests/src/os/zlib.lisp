@@ -45,6 +45,14 @@
             (is (equalp octets (decompressed format (compressed format octets :level level))))
             (is (equalp octets (decompressed format (compressed format octets) length)))))))))
 
+(define-zlib-test zlib-levels
+  ;; each message is compressed by its own level, whatever that of the last one was
+  (let ((octets (ascii-octets (format nil "~{~R ~}" (loop for i below 2000 collect i)))))
+    (flet ((size (level) (length (compressed :gzip octets :level level))))
+      (let ((sizes (mapcar #'size '(1 6))))
+        (is (apply #'> sizes))
+        (is (equal sizes (mapcar #'size '(1 6))))))))
+
 (define-zlib-test zlib-places
   ;; only the octets asked for are read, and room is left in front
   (let ((octets (octets-of 9 9 1 2 3 9)))

@@ -44,6 +44,12 @@
  ] { a: 3 } }"))
     (is (message= (holder :any (any (clgrpc.test:make-inner :a 3)))
                   (parse-text-message "clgrpc.test.textual.Holder" text))))
+  (loop for (more . failure) in '(("type_url: ''" . "type_url occurs twice")
+                                  ("[a.b/clgrpc.test.Inner] { }" . "an Any holds one message"))
+        for text = (format nil "any { [a.b/clgrpc.test.Inner] { } ~A }" more)
+        do (with-signalled (error message-text-error
+                                  (parse-text-message "clgrpc.test.textual.Holder" text))
+             (is (search failure (princ-to-string error)))))
   (is (message= (base "count" 3)
                 (parse-text-message "clgrpc.test.extension.Base"
                                     "[clgrpc . test.extension.count]: 3"))))
