@@ -27,6 +27,19 @@
     (is (< 0 (os:certificate-serial-number certificate) (expt 2 64)))
     (is (search "CN=client" (princ-to-string certificate)))))
 
+(test certificates-leave-no-foreign-memory
+  "However the function ends that gets them."
+  (os:open-openssl)
+  (let ((text (certificate-text "client.pem")) (before 0))
+    (flet ((get-certificates (count function)
+             (dotimes (i count)
+               (catch 'found (os::call-with-certificates function text "text")))))
+      (get-certificates 1 (constantly nil))
+      (setf before (support:foreign-octets))
+      (get-certificates 100 (constantly nil))
+      (get-certificates 100 (fn (_x509 _index) (throw 'found nil)))
+      (is (> 100000 (- (support:foreign-octets) before))))))
+
 (defun der-element (tag &rest parts)
   "The DER of TAG and PARTS, octets, of 65,536 octets at least."
   (let* ((contents (apply #'concatenate 'octets parts)) (length (length contents)))

@@ -248,12 +248,16 @@
   (sees '(:close :enhance-your-calm)))
 
 (define-dialogue block-as-large-as-may-be (:server :max-header-block-octets 4096)
-  "With its frames' headers a block may have exactly as many octets as the option says."
-  (hears '(:headers 1 :none :open) (list :continuation 1 (make-octets (- 4096 9 9)) :open))
+  "With its frames' headers a block may have exactly as many octets as the option says. Its stream,
+if there is one, ends with that reason."
+  (hears '(:headers 1 :post))
+  (sees '(:headers 1 "/greeter/hello" nil))
+  (hears '(:headers 1 :none :open :end-stream)
+         (list :continuation 1 (make-octets (- 4096 9 9)) :open))
   (silent)
   (hears (list :continuation 1 (octets-of) :open))
-  (says '(:goaway 0 :enhance-your-calm))
-  (sees '(:close :enhance-your-calm)))
+  (says '(:goaway 1 :enhance-your-calm))
+  (sees '(:reset 1 :enhance-your-calm :local) '(:closed 1) '(:close :enhance-your-calm)))
 
 (define-dialogue blocks-we-split (:server)
   "Our block is split at the peer's largest frame; exactly that size needs no CONTINUATION."

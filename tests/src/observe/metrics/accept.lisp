@@ -32,5 +32,6 @@
   (dolist (accept '(nil "" "identity" "br, deflate" "gzip;q=0" "gzip;q=0, *" "*;q=0"
                     "gzip;q=0.4, identity;q=0.5"))
     (is-false (metrics:gzip-wanted-p accept) "~S" accept))
-  (dolist (accept '("gzip" "x-gzip" "GZIP" "deflate, gzip;q=0.5, br" "*" "gzip;q=0.5, *;q=0"))
+  (dolist (accept '("gzip" "x-gzip" "GZIP" "deflate, gzip;q=0.5, br" "*" "gzip;q=0.5, *;q=0"
+                    "gzip;q=0.5, identity;q=0.5"))
     (is-true (metrics:gzip-wanted-p accept) "~S" accept)))
