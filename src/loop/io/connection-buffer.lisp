@@ -71,11 +71,15 @@ buffer."
     (unless (or (null account) (account-closed-p account))
       (charge-own account (- kept (shiftf (connection-kept connection) kept))))))
 
+(define-hot (keeps-input-p :inline t) ((connection connection)) boolean
+  "True if CONNECTION may keep input, or is charged with memory. A TLS session may keep some."
+  (or (and (connection-leftover connection) t)
+      (plusp (connection-kept connection))
+      (typep (byte-channel-state (connection-byte-channel connection)) 'tls)))
+
 (define-hot (note-kept :inline t) ((connection connection)) null
   "Charge the account of CONNECTION, which has just been flushed, with the memory that it still
 keeps."
-  (when (or (connection-leftover connection)
-            (connection-buffer connection)
-            (plusp (connection-kept connection)))
+  (when (or (connection-buffer connection) (keeps-input-p connection))
     (charge-kept connection))
   nil)

@@ -43,7 +43,6 @@ read. On the loop. If BYTE-CHANNEL cannot be watched, close it and signal SOCKET
       (error 'socket-error :operation "watch the connection to" :reason (os:errno-text result)
                            :address (byte-channel-peer byte-channel)))
     (count-byte-channel byte-channel loop)
-    (charge-kept connection)
     connection))
 
 (defun limit-silence (loop byte-channel seconds)
@@ -380,9 +379,8 @@ other function has added any."
       (setf (connection-read-unsent connection) (connection-unsent connection))
       (when (connection-filled connection) (setf (connection-filled connection) nil)))
     (when (connection-write-wants-read connection) (go-on-writing connection))
-    ;; output that is sent by the end of the turn is not charged
-    (when (or (connection-leftover connection) (plusp (connection-kept connection)))
-      (charge-kept connection)))
+    ;; output that is sent by the end of the turn does not count
+    (when (keeps-input-p connection) (charge-kept connection)))
   nil)
 
 (define-hot write-again ((connection connection)) null
