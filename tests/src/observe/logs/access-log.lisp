@@ -194,6 +194,10 @@
                                    (if (< i logs::+peers-per-second+)
                                        1
                                        (return))))
+           (setf (logs::failures-end-ns failures) (ash 1 60))
+           (with-replaced (('grpc:call-peer (constantly "192.0.2.1:5")))
+             (dotimes (i 2) (is-true (logs::log-failure-p failures nil))))
+           (is (eql 2 (gethash "others" (logs::failures-counts failures))))
            (setf (gethash "10.0.0.0" (logs::failures-counts failures)) 15)
            (logs::tell-failures failures)
            (is (equal '((:warning :calls-not-logged :what "5 of 10.0.0.0")) told))

@@ -111,6 +111,7 @@ the image, both traced by TRACING."
           (last (grpc:make-tracing :sampler :always-on)))
       (dolist (tracing (list first last)) (setf (trace::tracing-offset-ns tracing) 0))
       (mapc #'funcall (intersection sb-ext:*init-hooks* '(trace::renew-offset)))
+      (is-false (trace::renew-offset nil) "an image without tracing")
       (is (dated-p last) "the last one has it as soon as the image starts")
       (with-probe (channel :options (list :observer first)) (:ask #'double)
         (is (dated-p first) "others from their first server or channel on")))))
