@@ -108,6 +108,7 @@
       (setf (client::connection-set-connect-rounds (connection-set-of subchannel)) '())
       (client::change-state (connection-set-of subchannel) :ready)
       (client::pause-widening (connection-set-of subchannel) "refused")
+      (is (= 1 (client::connection-set-failed-connects (connection-set-of subchannel))))
       (is (eq :ready (client:core-state core)))
       (client::ask-for-link subchannel)
       (is (null (client::connection-set-connect-rounds (connection-set-of subchannel)))
