@@ -196,6 +196,15 @@ end does not hear that the program is ready."
          (is-true (passed-p begun))
          (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60)))))))
 
+(test a-reload-that-is-ended-by-force-is-no-last-one
+  (with-replaced (('program::tell-serving #'list))
+    (call-with-unasked
+     (lambda (ending)
+       (let ((reloader (program::make-reloader ending nil (list (lambda () (throw 'ended nil))))))
+         (setf (program::reloader-state reloader) :under-way)
+         (catch 'ended (program::reload-as-wanted reloader))
+         (is (eq :idle (program::reloader-state reloader))))))))
+
 (test sighup-without-anything-to-reload
   "Ends the process, as a terminal that is closed wants. What has started the tests may ignore the
 signal, and a program of theirs would inherit that."
