@@ -110,6 +110,7 @@ front of a probe with HANDLERS."
 have the threads of their own server."
   (with-gateway (channel server :service service) (:chat #'echo)
     (is-true (grpc:stop-server (grpc:start-server service) :drain 5))
+    (signals grpc:misuse (grpc:start-server (list service (grpc:make-gateway-service channel))))
     (let ((call (chat channel :open)))
       (grpc:send call (note 1))
       (is (= 1 (number-of (grpc:receive call))))

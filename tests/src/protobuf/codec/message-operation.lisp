@@ -241,11 +241,11 @@
     (is (message= message (all :f3 1)))))
 
 (test delimited-messages
-  (let* ((messages (list (all :f3 1) (all) (all :f14 (make-string 200 :initial-element #\x))))
+  (let* ((messages (list (all :f3 1) (all) (all :f14 (make-string 253 :initial-element #\x))))
          (octets (make-octets 300))
          (end 0))
     (dolist (message messages) (setf end (write-delimited message octets :start end)))
-    (is (= (+ 3 1 205) end))
+    (is (= (+ 3 1 258) end))
     (let ((at 0) (back '()))
       (loop
         (multiple-value-bind (message next)
