@@ -144,11 +144,22 @@ and a node that was a member is one of a later generation."
   (declare (ignore request))
   call)
 
+(defclass full-cluster (pb:cluster) ()
+  (:documentation "A service that has no room for followers."))
+
+(defmethod methods:watch ((service full-cluster) request &key call)
+  (declare (ignore request call))
+  (grpc:fail :resource-exhausted "full"))
+
 (test followers-give-up-nodes-that-hang
-  (let ((server (grpc:start-server (make-instance 'hanging-cluster))))
-    (unwind-protect
-         (grpc:with-channel (channel (grpc:server-address server))
-           (let ((thread (follow-in-thread channel (constantly nil) :patience-seconds 1/2)))
-             (is (typep (sb-thread:join-thread thread :default nil :timeout +patience+)
-                        'grpc:unavailable))))
-      (grpc:stop-server server :drain 0))))
+  "And nodes that refuse, with their last error."
+  (loop for (class error) in '((hanging-cluster grpc:unavailable)
+                               (full-cluster grpc:resource-exhausted))
+        do (let ((server (grpc:start-server (make-instance class))))
+             (unwind-protect
+                  (grpc:with-channel (channel (grpc:server-address server))
+                    (let ((thread (follow-in-thread channel (constantly nil)
+                                                    :patience-seconds 1/2)))
+                      (is (typep (sb-thread:join-thread thread :default nil :timeout +patience+)
+                                 error))))
+               (grpc:stop-server server :drain 0)))))

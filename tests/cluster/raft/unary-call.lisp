@@ -27,6 +27,13 @@
       (is (= 2 (member-term member)))
       (eventually (= 1 (getf (raft:peer-statistics peer) :messages))))))
 
+(test a-loop-that-no-other-thread-can-run-waits-for-no-turn
+  (let ((pipe (raft::make-pipe)) (end-ns (clgrpc.loop:notice-end 10)))
+    (with-replaced (('clgrpc.loop:prepare-to-wait (constantly nil)))
+      (sb-thread:with-mutex ((raft::pipe-lock pipe))
+        (is-false (raft::await-pipe pipe (constantly nil) end-ns))))
+    (is (< (clgrpc.loop:world-now) end-ns))))
+
 (test entries-sent-alone-are-in-order
   "Those of several threads go one after the other: the member never has two at once."
   (let* ((running 0) (most 0)
