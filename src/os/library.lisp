@@ -1,8 +1,8 @@
 ;;;; Libraries that are opened when they are first needed, and never otherwise. DEFINE-LIBRARY
 ;;;; declares a library's functions; OPEN-LIBRARY finds them. A library's functions may be called
-;;;; only after OPEN-LIBRARY has returned true. A saved core has no library open. A process of the
-;;;; core opens libraries again when it needs them; its machine may have other versions.
-;;;; DEFINE-CALLABLE defines a Lisp function that a library calls.
+;;;; only after OPEN-LIBRARY has returned true. A saved core has no library open. A process that
+;;;; starts from the core opens libraries again when it needs them; its machine may have other
+;;;; versions. DEFINE-CALLABLE defines a Lisp function that a library calls.
 
 (in-package #:clgrpc.os)
 

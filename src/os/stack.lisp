@@ -2,7 +2,7 @@
 ;;;; after the guard page, and removes that page's protection. SBCL restores the protection only
 ;;;; when the page before the guard page is touched on the way back, and then only the next time
 ;;;; that the stack is as deep as that. If the thread ends before that, SBCL 2.2.9 gives its stack
-;;;; to another thread without the protection, and the process dies at its next overflow.
+;;;; to another thread without the protection, and the process dies when this stack overflows.
 ;;;;
 ;;;; The last three pages, each of os_vm_page_size octets, are the return guard page, the guard page
 ;;;; and the hard guard page. On x86-64 a stack grows downwards, on arm64 upwards.

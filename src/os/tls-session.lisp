@@ -164,7 +164,7 @@ it."
 
 ;;; A session may be resumed while all certificates that vouched for its peer are valid. A ticket
 ;;; does not contain these certificates. So a server's ticket contains the end of this time, as a
-;;; universal time, from which the next ticket of a client that resumes with it is made.
+;;; universal time, for the new tickets of sessions that are resumed with it.
 
 (defun chain-end (chain)
   "The time until which all certificates of CHAIN are valid, a universal time, or NIL without a

@@ -48,7 +48,7 @@
   "Write to PATH, a string, the place of each function of this image in the form that perf reads,
 and return PATH. The table lacks functions that are compiled, or moved by a collection, later. From
 any thread."
-  ;; all users can write to the folder, so the file must be new and have a name that none can know
+  ;; all users can write to the folder, so the file must be new and have a name that no user knows
   (let ((new (format nil "~A.~36R" path (random (expt 36 12) (make-random-state t)))))
     (with-open-file (stream new :direction :output :if-exists :error :external-format :utf-8)
       (map-functions (lambda (name address octets)

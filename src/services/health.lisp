@@ -31,8 +31,8 @@ the watcher's call ends.")
   "The number of watchers that are notified before other threads get the lock for +PAUSE-SECONDS+.")
 
 (defconstant +pause-seconds+ 1/20000
-  "The length of such a pause: a loop that waits for the lock gets it, and loops send the messages
-to watchers.")
+  "The length of such a pause, in which a loop that waits for the lock gets it, and loops send the
+messages to watchers.")
 
 (defstruct (entry (:constructor make-entry (status)) (:copier nil))
   "A name that a health service knows, with its status and watchers."

@@ -413,7 +413,7 @@ that are deferred for them run next. Return the number of these functions."
       admitted)))
 
 (define-hot note-caused ((loop event-loop) (caused-at nanoseconds)) null
-  "Note that the functions deferred by functions, which began at CAUSED-AT, have returned."
+  "Note that the functions that others have deferred, begun at CAUSED-AT, have returned."
   (let* ((now (funcall (event-loop-clock loop)))
          (taken (max 0 (- now caused-at))))
     (declare (type nanoseconds now taken))

@@ -82,8 +82,8 @@ ATTEMPT. Only interceptors may call this, before ATTEMPT is sent to its server."
 ;;; Attempts within the image are calls of their own
 
 (defun attempt-of (call)
-  "The call of which CALL is an attempt within the image, or CALL itself. A transport stores the
-former as the value on each attempt with the key ATTEMPT-OF."
+  "The call of which CALL is an attempt within the image, or CALL itself. A transport stores that
+call on each attempt, as the value of the key ATTEMPT-OF."
   (values (call-value call 'attempt-of call)))
 
 ;;; The beginning and end of attempts

@@ -37,7 +37,7 @@ image the channel's target. From any thread.")
 
 (defun credentials-request-secure-p (request)
   "True if the metadata are sent over TLS to a server that has proved its name, or stay in the
-image. If false, the channel's user allows to send them nevertheless. From any thread."
+image. If false, the channel's :plaintext-credentials allows sending them. From any thread."
   (credentials-request-secure request))
 
 (define-printer (request credentials-request)
