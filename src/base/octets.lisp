@@ -62,8 +62,7 @@ place may be past the end of OBJECT: any memory may be there."
 (define-leaf (%copy-few :inline t) ((from octets) (start index) (to octets) (at index)
                                     (count index))
     null
-  "As %COPY-OCTETS, for few octets: copy them by words; the last word may overlap the one before
-it."
+  "As %COPY-OCTETS, for few octets: copy them by words; the last two words may overlap."
   (if (< count 8)
       (loop for i of-type index below count
             do (setf (aref to (+ at i)) (aref from (+ start i))))
@@ -124,8 +123,8 @@ Signal an error if either range is out of bounds."
   (sb-kernel:%shrink-vector octets (- end start)))
 
 (define-leaf %octets-equal ((a octets) (b octets) (start index)) boolean
-  "True if A equals as many octets of B from START. They are compared by words; the last word may
-overlap the one before it."
+  "True if A equals as many octets of B from START. They are compared by words; the last two words
+may overlap."
   (let ((count (length a)))
     (if (< count 8)
         (loop for i of-type index below count

@@ -156,9 +156,8 @@ non-local exit, end the call as if its client had left it."
            (setf ,done t))))))
 
 (defun make-up-call-pair (call)
-  "Give CALL, which has no call pair, another end and a call pair. CALL is the end of a
-handler that runs on its client's thread, or of a client whose call had ended before it got a call
-pair."
+  "Give CALL, which has no call pair, another end and a call pair. CALL belongs to a handler that
+runs on its client's thread, or to a client whose call had ended before it got a call pair."
   (let* ((inproc-core (call-inproc-core call))
          (callee (inproc-core-callee inproc-core))
          (method (call-rpc-method call))

@@ -38,7 +38,7 @@ at least 2 MB long."
 
 (defun tally-open (tally)
   "The number of calls counted in TALLY that are under way."
-  ;; the ended ones first: a call must not count as ended but not as begun
+  ;; ended calls are read first, so that no call counts as ended but not as begun
   (let ((ended (total tally 1)))
     (sb-thread:barrier (:read))
     (- (total tally 0) ended)))

@@ -203,7 +203,7 @@ interceptors, or nil."
 
 (defun attempt-options (client observer)
   "The options of an attempt of the call whose client's end is CLIENT: the call's limits for
-messages; and, if the attempt is reported to an OBSERVER, which may be nil, the call as a value."
+messages; and, unless OBSERVER is nil, the call itself, for the reports about the attempt."
   (multiple-value-bind (send receive) (rpc:own-limits client)
     (append (and observer (list :values (list 'attempt:attempt-of client)))
             (and send (list :max-send-octets send))

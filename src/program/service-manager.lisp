@@ -106,9 +106,9 @@ has begun to end. Only one thread at a time may call this."
              (unless started (setf (reloader-state reloader) :idle)))))))
 
 (defun reload-at-hang-up (ending server &rest functions)
-  "At SIGHUP reload on a new thread by those of FUNCTIONS, which have no arguments, that are not
-nil. If there are no such functions, and no service manager, the signal still ends the process, as
-when a terminal is closed."
+  "At SIGHUP reload on a new thread by calling FUNCTIONS without arguments; ignore nil among them.
+If there are no such functions, and no service manager, the signal still ends the process, as when a
+terminal is closed."
   (let ((functions (remove nil functions)))
     (when (or functions (manager-address))
       (let ((reloader (make-reloader ending server functions)))

@@ -70,8 +70,8 @@ nil."
   (when exporter (otlp:stop-exporter exporter :timeout 5)))
 
 (defun telemetry-lines (trace-sample otlp)
-  "Lines about the share of recorded traces, as MAKE-TRACING takes it, and the data that go to the
-collector at OTLP, if that is not nil."
+  "Lines about TRACE-SAMPLE, the share of traces that are recorded, or nil, and about the data that
+go to the collector at OTLP, an address or nil."
   (append (when (or trace-sample otlp)
             (list (format nil "recording ~F of the traces that begin here~:[, for the log only~;~]"
                           (or trace-sample 1) otlp)))

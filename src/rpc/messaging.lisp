@@ -291,8 +291,8 @@ before those of an inner one, and outgoing messages after them. Return CALL."
          t)))
 
 (defun after (call seconds function)
-  "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, as soon as possible if
-SECONDS is negative, unless CALL has ended before. AFTER is meant for handlers that have returned
+  "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL ends before. If
+SECONDS is negative, call it as soon as possible. AFTER is meant for handlers that have returned
 their call and hold no thread. Signal MISUSE for other arguments. From any thread."
   (check-callback 'after call function)
   (unless (realp seconds) (misuse "SECONDS of AFTER is a real number, not ~S." seconds))

@@ -85,9 +85,9 @@ else return true."
           (t t))))
 
 (define-hot hold ((call wire-call) (count index) &optional (until-closed boolean nil)) boolean
-  "Charge CALL's link with COUNT octets that CALL keeps: if UNTIL-CLOSED is true, until CALL's
-stream, which must be open, is closed; else until they are delivered. If the sum exceeds a limit,
-end CALL and return false. On the loop."
+  "Charge CALL's link with COUNT octets that CALL keeps until they are delivered or, if UNTIL-CLOSED
+is true, until CALL's stream, which must be open, is closed. If the sum exceeds a limit, end CALL
+and return false. On the loop."
   (if until-closed
       (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
       (incf (wire-inbound-held (ensure-wire-inbound call)) count))

@@ -133,8 +133,8 @@ more, it ends at once, and the second value is true."
        (call-with-bounded-text ,limit #',function))))
 
 (defun bounded-text (object &key (limit +visible-characters+) escape)
-  "Return OBJECT as PRINC, or with ESCAPE as PRIN1, prints it: at most LIMIT characters, then … if
-there are more. The result is always a string, which may be unsafe to show."
+  "Return the text that PRINC, or with ESCAPE PRIN1, prints for OBJECT: at most LIMIT characters,
+then … if there are more. The result is always a string, which may be unsafe to show."
   (or (with-log-guard ()
         (multiple-value-bind (text cut)
             (if (and (stringp object) (not escape))

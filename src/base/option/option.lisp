@@ -271,9 +271,9 @@ returned as octets arrive, even if their calls do not read, until half of max-he
    (max-held-octets 67108864 65536 1099511627776 "octets"
     "Memory that one connection may hold: header lists of open calls, received messages that are
 incomplete (with their buffers, up to 32 times the octets that have arrived) or not yet taken,
-output, tables and caches (doc/limits.md, \"One account\"). While messages not yet taken are at most
-half of it, only their calls get no more window; above half, the connection gets none either, so
-that the rest is left for incomplete messages. A call that would exceed the limit ends with
+output, tables and caches (doc/limits.md, \"One account\"). While messages not yet taken fill at
+most half of this, only their calls get no more window; above half the whole connection gets no
+more, so that the rest is left for incomplete messages. A call that would exceed the limit ends with
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
     "Memory, as counted by max-held-octets, that all connections of a server or of a channel may
@@ -380,8 +380,8 @@ addresses. If the process has fewer descriptors than max-connections needs, one 
 the available ones at most.")
    (max-handshakes 2000 1 1000000 "connections"
     "Connections of a server that have not yet sent their preface and SETTINGS, or finished their
-TLS handshake. When a server has this many, each new connection closes the oldest of them that
-belongs to the peer with the most.")
+TLS handshake. When a server has this many, each new connection closes another: the oldest of the
+peer that has the most of them.")
    (spare-descriptors 256 0 1000000 "descriptors"
     "How many of the descriptors that the process may have (RLIMIT_NOFILE) a server leaves to
 others, such as clients, files and logs; at most a quarter of them. Descriptors that are open when
@@ -391,10 +391,9 @@ the server starts are not counted.")
 limit, up to the hard limit. Programs that the process starts inherit it.")
    (max-calls 100000 1 10000000 "calls"
     "Calls that a server has under way at once; one more ends with :resource-exhausted before
-anything is done for it. A peer may begin another call while it has at most 7 times the number of
-calls that are free beyond a sixteenth: one peer alone may have 82,000 of 100,000, each of two peers
-43,750. That sixteenth is reserved for peers without a call, and half of it for connections without
-a call.")
+anything is done for it. A sixteenth is reserved for peers without a call, half of this for
+connections without a call. A peer may begin another call while it has at most 7 times the calls
+that are free besides: one peer alone may have 82,000 of 100,000, each of two peers 43,750.")
    (max-fallback-body-octets 1048576 0 1073741824 "octets"
     "The longest body of a request that is not gRPC, for `start-server`'s :http and :fallback; a
 longer one is answered with 413.")
@@ -430,8 +429,8 @@ connection is closed.")
 head of its answer is sent, since clients and proxies may wait for the head. In REST, an error
 before the head sets the HTTP status; a later error is in the body.")
    (max-running-handlers 1000 1 1000000 "handlers"
-    "Handlers of one connection that run on reserve threads or wait for one, including those of
-calls that were reset while they ran. More calls end with :resource-exhausted. The default equals
+    "Handlers of one connection that run on reserve threads or wait for a thread, including handlers
+whose calls were reset. More calls end with :resource-exhausted. The default equals
 max-concurrent-streams, so that a decent client never reaches it; reserve-threads bounds how many
 run at once.")
    (decompression-percent 25 1 100000 "percent"
@@ -448,11 +447,11 @@ connections of a server together hold half of max-total-held-octets, each is lim
   (:reserve
    (reserve-threads 256 1 4096 "threads"
     "Threads for handlers that block. They start when needed and end after idling
-(reserve-idle-seconds). A connection may take another thread while it has at most 4 times the number
-of threads that are free beyond a quarter: of 256 threads, one connection alone may have 110, and
-with more connections each gets fewer. A quarter is kept for connections without a thread, a
-sixteenth for peers without one, and a sixteenth for handlers that begin on the loop. With fewer
-than 16 threads none is kept for these handlers, but one more may be started for them. One more
+(reserve-idle-seconds). A quarter is kept for connections without a thread, a sixteenth for peers
+without a thread, and a sixteenth for handlers that begin on the loop. A connection may take another
+thread while it has at most 4 times the threads that are free beyond that quarter: of 256, one
+connection alone may have 110; with more connections each gets fewer. With fewer than 16 threads
+none is kept for handlers that begin on the loop, but one more may be started for them. One more
 thread may also run for each loop that a reserve thread has taken over for good.")
    (reserve-queue 10000 0 1000000 "calls"
     "Calls that may wait for a reserve thread; a further one is refused with :resource-exhausted.")
@@ -485,12 +484,12 @@ resend-octets). Above this limit a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long an attempt to connect to one address may take (gRPC connection back-off document).")
    (connection-attempt-delay-seconds 0.25 0.1 2 "seconds"
-    "How long after the beginning of an attempt to connect to one of several addresses an attempt to
-the next address begins in parallel (gRFC A61).")
+    "If a server has several addresses, the time from an attempt to connect to one address until an
+attempt to the next begins in parallel (gRFC A61).")
    (backoff-initial-seconds 1 0.001 600 "seconds"
     "The wait after the first failed attempt to connect (gRPC connection back-off document).")
    (backoff-factor 1.6 1 10 "times"
-    "By how much the wait between attempts to connect grows with each failed one.")
+    "The factor by which the wait between attempts to connect grows with each failed attempt.")
    (backoff-jitter 0.2 0 1 "of the wait"
     "The random part of the wait between attempts to connect, so that clients do not all connect
 again at once.")
@@ -506,9 +505,9 @@ sooner than this after the last look-up that had an answer.")
     "How many addresses of its target a channel uses: the first ones that its resolver reports. A
 warning is logged if there are more: round_robin and some others connect to each of them.")
    (max-subchannels 4000 1 1000000 "subchannels"
-    "How many servers all balancers of a channel together may have, including removed ones that
-finish their last calls: a service config may have many targets, each with all addresses. Further
-servers are ignored, with a warning.")
+    "How many servers all balancers of a channel together may have, with removed servers that finish
+their last calls: a service config may have many targets, each with all addresses. Further servers
+are ignored, with a warning.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
 (gRFC A2). Most names have no such record, and each look-up of the name costs one more query.")

@@ -8,8 +8,8 @@
 ;;;; The decoder works in steps of 8 bits, with step tables of 256 entries. If a code ends in the
 ;;;; next 8 bits, their entry has its symbol and the number of the bits that belong to it; if the
 ;;;; code is longer, the entry names the table for the 8 bits that follow. Most text needs one step
-;;;; per symbol; all tables together take a few kilobytes. A string ends with fewer than 8 bits, all
-;;;; ones, the beginning of EOS; EOS itself is an error.
+;;;; per symbol; all tables together take a few kilobytes. A string is padded with fewer than 8
+;;;; bits, all ones, as EOS begins; EOS itself is an error.
 
 (in-package #:clgrpc.hpack)
 

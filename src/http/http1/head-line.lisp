@@ -21,7 +21,7 @@ contains another CR, or an LF without a CR, or does not end before END."
 ;;; The first line
 
 (defun version-minor (octets start end)
-  "The minor number of the version, which must be HTTP/1.x, in the octets."
+  "The minor number of the HTTP version in the octets, which must be HTTP/1.x."
   (unless (and (= 8 (- end start))
                (loop for character across "HTTP/"
                      for i from start

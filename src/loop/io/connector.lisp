@@ -211,7 +211,7 @@ the failure."
       (candidate-failed connector (byte-channel-peer byte-channel) (bounded-text failure)))))
 
 (defun candidate-failed (connector peer text)
-  "The connection to PEER, text, a candidate of CONNECTOR's, has ended because of TEXT. Continue
+  "Note that the connection to PEER, a candidate of CONNECTOR, has ended because of TEXT. Continue
 with the other addresses. On the loop."
   (unless (connector-done connector)
     (setf (connector-candidates connector)

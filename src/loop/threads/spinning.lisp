@@ -67,8 +67,8 @@ raises the balance by 1.")
   "The longest pause between trials, in waits, of a loop that a caller drives. While the caller
 spins, this is also the pause between the trials that it makes other loops begin.")
 (defconstant +smaller+ 16
-  "The number of sendings in a row, much smaller than those of the last failed trial, after which a
-caller begins the next trial.")
+  "A caller begins its next trial after this many sends in a row that are much smaller than the
+sends of its last failed trial.")
 (defconstant +wins+ 256
   "The number of waits that spinning must have shortened so that, when it ceases to be useful, the
 next trial begins soon.")

@@ -123,8 +123,8 @@ timer idle, the timer runs again after a while."
 
 (defun call-after-closing (loop function)
   "Register FUNCTION, which is called with LOOP at the end of a turn, as by CALL-LAST, for each
-connection of LOOP that has been closed. A function that is added twice is called once for each. On
-the loop, or before it is started."
+connection of LOOP that has been closed. A function that is registered twice is called once for each
+connection. On the loop, or before it is started."
   (pushnew function (event-loop-after-closing loop))
   nil)
 

@@ -71,8 +71,8 @@ further items. Zero or less means none."
           (t 0))))
 
 (defun free-for (quota reader free)
-  "How many more items of the kind that READER counts QUOTA may have, by the rule for QUOTA and all
-its ancestors, if FREE items are free in all."
+  "How many more items QUOTA may have, by the rule for QUOTA and all its ancestors, if FREE items
+are free in all. READER returns how many a quota has."
   (declare (type function reader))
   (if (quota-parent quota)
       (child-free quota (funcall reader quota) (free-for (quota-parent quota) reader free))

@@ -31,17 +31,15 @@ due or newcomers should be admitted. The number begins with
 +FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. Once the watchdog has found
 the turn long, the loop checks after each function.")
 (defconstant +functions-caused+ 16
-  "Functions that deferred functions have deferred run in the same turn if both kinds together are
+  "When deferred functions defer further functions, these run in the same turn if both together are
 at most this many.")
 (defconstant +caused-ns+ 50000
-  "If functions that deferred functions have deferred take longer than this, such functions wait for
-the next turn during the next +APART-TIMES+ times that duration: otherwise finished output would
-wait for them.")
+  "If functions that other functions have deferred take longer than this, later ones wait for the
+next turn, for +APART-TIMES+ times that duration: otherwise finished output would wait for them.")
 (defconstant +apart-times+ 20
-  "If functions that deferred functions have deferred were slow (+CAUSED-NS+), further ones wait for
-the next turn during this many times their duration. So finished output waits for such functions at
-most a twentieth of the time, and a thread that was interrupted once for 100 µs sends separately for
-2 ms.")
+  "If functions that other functions have deferred were slow (+CAUSED-NS+), later ones wait for the
+next turn for this many times that duration. So finished output waits for them at most a twentieth
+of the time, and a thread that was interrupted once for 100 µs sends separately for 2 ms.")
 (defconstant +apart-ns+ +ns-per-second+
   "The longest duration that is recorded for functions that other functions have deferred, and the
 longest time for which these then wait for the next turn. Until the functions have returned, this is
@@ -358,9 +356,9 @@ that are due in this turn may answer, and then one send suffices for both."
   nil)
 
 (define-hot flush-large ((loop event-loop)) nanoseconds
-  "In the middle of a turn, run the timers that are due and send output. If output was last sent
-for all connections, or the turn has begun, more than +FLUSH-INTERVAL-NS+ ago, send for all; but in
-the first +HOLD-NS+ of the turn only what FLUSH-ANSWERS sends. Otherwise send only for connections
+  "In the middle of a turn, run the timers that are due and send output. If the turn began, or
+output was last sent for all connections, more than +FLUSH-INTERVAL-NS+ ago, send for all; but in
+the first +HOLD-NS+ of the turn, send only by FLUSH-ANSWERS. Otherwise send only for connections
 with +FLUSH-OCTETS+ or more. Return the time."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))

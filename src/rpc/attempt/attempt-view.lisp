@@ -125,8 +125,8 @@ loop's or, in process, the caller's."
        t))
 
 (defun view-attempt (call number retries peer metadata interceptors)
-  "Call those of INTERCEPTORS that are for CALL's method for an attempt of CALL, which has RETRIES
-or nil. NUMBER other attempts came before this one, which is sent to PEER with METADATA. Return two
+  "Call the INTERCEPTORS that apply to CALL's method for an attempt of CALL. RETRIES is CALL's, or
+nil. NUMBER other attempts came before this one, which is sent to PEER with METADATA. Return two
 values: the ATTEMPT for the interceptors, or nil without interceptors; and nil, or the RPC-ERROR
 with which the interceptors make the attempt fail."
   (let ((own (interceptors-for interceptors (call-rpc-method call))))
